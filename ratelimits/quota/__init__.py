@@ -1,3 +1,3 @@
-"""Answer requests: find the rules that apply, let the engine decide, and answer without it if Redis cannot be asked."""
+"""Answer requests: find the rules that apply, and let the engine decide. Without Redis, follow the failure policies."""
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Count the requests that a block refused or an allow exempted.
 
-Blocks and allows are rows that staff edit. A block refuses the requests of a key or network, an allow exempts them from
-all rules. Both are applied before any rule, without asking Redis.
+Blocks and allows are rows that people edit. A block refuses the requests of a key or network. An allow exempts them
+from all rules. Both are applied before any rule, without asking Redis.
 
-Once a second the number of blocked requests is sent to Redis, to be counted as denied. The reply contains the version
-of the rules in force. In this way a process that asks Redis for no decisions learns of an edit. The process totals also
-count the requests of each block and each allow, by its key or network.
+Once a second the number of blocked requests is sent to Redis, which counts them as denied. The reply contains the
+version of the rules in force. So a process that asks Redis for no decisions also learns of an edit. The process totals
+count the requests of each block and each allow too.
 """
 
 from __future__ import annotations
@@ -24,48 +24,47 @@ from ratelimits.quota.prepared import ANONYMOUS
 from ratelimits.rules import AccessRow, RulesUnavailable, Snapshot
 from ratelimits.rules.keyed import NEVER
 
-#: Maximum length of `_decided`. The request that reaches it adds the items to the counters.
+#: Maximum length of `_decided`. When this length is reached, its items are added to the counters.
 _MAX_DECIDED = 10_000
-#: A block with this HTTP status tells the client when it ends.
+#: A block with this HTTP status tells the client when the block ends.
 TOO_MANY = 429
-#: The subject of exempted requests, which are not counted as denied.
-_NOTHING: tuple[None, None, tuple[()]] = None, None, ()
+#: Stands for all exempted requests in `take`. They are not counted as denied.
+_EXEMPTED: tuple[None, None, tuple[()]] = None, None, ()
 
 
 Costs = tuple[tuple[str, int], ...]
-#: Requests with the same subject are counted together: the row's target (a key or network), whether the row is a block,
-#: the request's account, its API key or user, and its costs by meter.
+#: The row's target (a key or network), whether the row is a block, the request's account, its API key or user, and its
+#: cost in each meter. Requests for which all of these are equal have one counter.
 _Subject = tuple[str, bool, str | None, str | None, Costs]
 
 _lock = threading.Lock()
+#: Requests that are not in the two counters yet.
 _decided: deque[_Subject] = deque()
+#: Requests that were not sent to Redis yet, and requests that are not in the process totals yet.
 _unsent: Counter[_Subject] = Counter()
 _untotalled: Counter[_Subject] = Counter()
-#: The rules by which the last request was decided. They contain the billing periods of accounts.
+#: The snapshot with which the last request was decided. It knows the billing periods of accounts.
 _snapshot: Snapshot | None = None
 
 
 def count(row: AccessRow, snapshot: Snapshot, identity: Identity, costs: Costs) -> bool:
     """Count a request that a block refused or an allow exempted.
 
-    Return whether it is the first since the last sending.
+    Return whether it is the only one that is not in the counters yet. Then start the threads that read them.
     """
     global _snapshot
     account = identity.account
     # Appending needs no lock.
     _decided.append((row.target, row.blocks, account, identity.api_key or identity.user, costs))
     _snapshot = snapshot
-    waiting = len(_decided)
-    if waiting >= _MAX_DECIDED:
+    length = len(_decided)
+    if length >= _MAX_DECIDED:
         _add_up()
-    return waiting == 1
+    return length == 1
 
 
 def seconds_left(row: AccessRow) -> float | None:
-    """Return in how many seconds a block with the status 429 ends; None if it has no end.
-
-    A block with the status 403 does not tell the client when it ends.
-    """
+    """Return the seconds until a block ends; None if it has no end."""
     if row.valid_until == NEVER:
         return None
     return max(row.valid_until / MICROSECONDS - time.time(), 1 / MICROSECONDS)
@@ -79,10 +78,10 @@ def _add_up() -> None:
 
 
 def take() -> list[Counted]:
-    """Return the refusals since the last call, to be counted as denied.
+    """Return the requests that were blocked since the last call. The caller sends them to Redis.
 
-    If there were only exempted requests, return one item that counts nothing. It is sent only because the reply tells
-    the version in force.
+    If there were only exempted requests, return one item that counts nothing. It is sent because the reply of Redis
+    contains the version of the rules.
     """
     _add_up()
     with _lock:
@@ -90,9 +89,9 @@ def take() -> list[Counted]:
         _unsent.clear()
     refused: Counter[tuple[str | None, str | None, Costs]] = Counter()
     for (_target, blocked, account, key, costs), requests in unsent.items():
-        refused[(account, key if account else None, costs) if blocked else _NOTHING] += requests
+        refused[(account, key if account else None, costs) if blocked else _EXEMPTED] += requests
     if len(refused) > 1:
-        refused.pop(_NOTHING, None)
+        refused.pop(_EXEMPTED, None)
     return [
         Counted(_usage(account, key or ANONYMOUS, costs), tuple(cost for _meter, cost in costs), 0, 0, requests)
         for (account, key, costs), requests in refused.items()
@@ -104,7 +103,7 @@ def _usage(account: str | None, key: str, costs: Costs) -> Usage:
     try:
         timezone, anchor, kept, periods = _snapshot.billing(account)
     except (RulesUnavailable, RuntimeError):
-        # The account's billing periods cannot be read now. Use the default ones: denied requests are not billed.
+        # The account's billing periods cannot be read now. Denied requests are not billed, so use the default periods.
         timezone, anchor, kept, periods = _snapshot.billing(None)
     owner = account[len("account:") :] if account else ""
     return Usage(owner, key, tuple(Meter(name) for name, _cost in costs), periods, timezone, anchor, kept)
@@ -121,7 +120,7 @@ def _add_totals() -> None:
 
 
 def clear() -> None:
-    """Forget all counts. A forked process does this, since the counts belong to its parent."""
+    """Forget all counts. A forked process calls this, because the counts belong to its parent."""
     global _lock
     _lock = threading.Lock()
     _decided.clear()

@@ -1,6 +1,7 @@
-"""Answer a request: find the rules that apply, and let the engine decide. If it cannot, follow the failure policies.
+"""Answer a request: find the rules that apply, and let the engine decide.
 
-Every entry point (the DRF throttle, the middleware, the decorators) calls `check` or `acheck`.
+If the engine cannot decide, the failure policies of the rules answer. Every entry point (the throttle class, the
+middleware, the decorators) calls `check` or `acheck`.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from ratelimits.rules import AccessRow, AppliedRule, RulesUnavailable
 
 logger = logging.getLogger(__name__)
 
-#: The cost of a request by default.
+#: The default cost of a request, as a mapping and as items.
 ONE_REQUEST: Mapping[str, int] = {"requests": 1}
 ONE_ITEM = tuple(ONE_REQUEST.items())
-#: A decision is repeated if the rules were too old, or if too many permits were asked for. After this number of
-#: repetitions the failure policy decides.
+#: Redis is asked again if the rules were too old, or if a prefetch asked for too many permits. After this number of
+#: repetitions the failure policy answers.
 RELOADS = 3
 
 breaker = Breaker()
@@ -52,7 +53,7 @@ os.register_at_fork(after_in_child=local.clear)
 def _load_version(version: int) -> None:
     """Load the rules of a version that Redis reported when it counted refusals.
 
-    A process that only repeats refusals learns of an edit only in this way, because it asks Redis for no decisions.
+    A process that only repeats refusals asks Redis for no decisions. So it learns of an edit only in this way.
     """
     try:
         rules.reload(version)
@@ -69,9 +70,9 @@ class Answer(NamedTuple):
     allowed      whether the request may proceed
     decision     the engine's decision; None if a failure policy, a block or an allow answered
     prepared     the rules that apply; None if they could not be read
-    retry_after  seconds until the same request would be admitted; None if it can never be
+    retry_after  seconds until the same request would be admitted; None if it would never be admitted
     wait         seconds that the caller must wait before the request proceeds
-    unavailable  True if a failure policy refused the request, because there was no decision
+    unavailable  true if there was no decision and a failure policy refused the request
     access       the block that refused the request, or the allow that exempted it; None if rules decided
     """
 
@@ -97,7 +98,7 @@ class Answer(NamedTuple):
         if binding is not None and decision is not None and prepared is not None:
             remaining, reset = decision.remaining, retry_after
             if allowed or reset is None:
-                # A limit with capacity 0 never has permits, so it has no reset.
+                # A limit with capacity 0 never has permits. So there is no time at which it has more.
                 reset = decision.reset_after if remaining or decision.limit != 0 else None
             fields["RateLimit-Policy"] = prepared.policies
             fields["RateLimit"] = headers.standing(prepared.quoted[binding], remaining, reset)
@@ -132,13 +133,13 @@ def check(
     """Decide and count one request.
 
     identity  who makes the request
-    scope     the scope of the view, by which rules are chosen
+    scope     the scope of the view, on which the rules depend
     method    the HTTP method
     costs     the cost of the request in each meter
-    at_once   refuse a request that would have to wait, without charging it
+    at_once   refuse the request if it would have to wait. It is not charged then
 
     If all rules that apply allow prefetching, the request spends prefetched permits and is not counted as usage. If
-    Redis cannot be asked, the rules' failure policies decide. Raise WrongCost for costs that are not valid.
+    Redis cannot be asked, the rules' failure policies answer. Raise WrongCost for costs that are not valid.
     """
     costs = costs if costs is ONE_REQUEST else valid(costs)
     cache_key = _begin_request(identity, scope, method, costs, at_once)
@@ -246,7 +247,7 @@ async def acheck(
 def _begin_request(
     identity: Identity, scope: str, method: str, costs: Mapping[str, int], at_once: bool
 ) -> tuple[object, ...]:
-    """Return the cache key of a request. Two requests with the same key can be decided by the same command.
+    """Return the cache key of a request. Requests with the same cache key are decided by the same command.
 
     Record the request first, if the project records requests.
     """
@@ -274,7 +275,7 @@ def _recorded(
 ) -> Answer | None:
     """Record prefetched permits, and return the answer to this request.
 
-    Return None if the fetch was refused but asked for permits of several requests: the caller then fetches again.
+    Return None if a fetch for several requests was refused. Then the caller fetches again for one request.
     """
     answer = Answer(decision.allowed, PrefetchedDecision(decision.call, decision.reply), prepared)
     if not permits.record(fetch, decision, answer):
@@ -284,7 +285,7 @@ def _recorded(
 
 def _refused(decision: Decision, prepared: Prepared, cache_key: tuple[object, ...]) -> Answer:
     seconds = conf.DENY_CACHE_SECONDS
-    # Keep a refusal only if it has a version: without one, Redis cannot report that the rules have changed.
+    # Store a refusal only if the rules have a version. Without a version, Redis cannot report that they have changed.
     if seconds > 0 and decision.call.version is not None:
         sender.start()
         denials.keep(cache_key, decision, seconds, prepared)
@@ -292,7 +293,7 @@ def _refused(decision: Decision, prepared: Prepared, cache_key: tuple[object, ..
 
 
 def _blocked(decision: Decision, prepared: Prepared) -> Answer:
-    """Return the refusal of a rule with capacity 0. Count it like a repeated refusal, since Redis is not asked."""
+    """Return the refusal of a rule with capacity 0. Count it like a repeated refusal, because Redis is not asked."""
     denials.count(decision)
     sender.start()
     return Answer(False, decision, prepared, None)
@@ -301,9 +302,9 @@ def _blocked(decision: Decision, prepared: Prepared) -> Answer:
 def by_row(
     commands: PreparedCommands, identity: Identity, costs: Mapping[str, int] = ONE_REQUEST, *, again: bool = True
 ) -> Answer | None:
-    """Return the answer of the block or allow that applies to a request, and count it; None if there is none.
+    """Return the answer of a request's block or allow, and count the request; None if it has neither.
 
-    Redis is not asked. With `again`, read the rules again first if this process has edited some since it read them.
+    Redis is not asked. If `again` is true and this process has edited rules since it read them, first read them again.
     """
     snapshot = commands.snapshot
     assert snapshot is not None
@@ -317,8 +318,8 @@ def by_row(
         process_totals.start()
     if not row.blocks:
         return Answer(True, None, None, 0.0, 0.0, False, row)
-    left = access.seconds_left(row) if row.status == access.TOO_MANY else None
-    return Answer(False, None, None, left, 0.0, False, row)
+    retry_after = access.seconds_left(row) if row.status == access.TOO_MANY else None
+    return Answer(False, None, None, retry_after, 0.0, False, row)
 
 
 async def _aby_row(commands: PreparedCommands, identity: Identity, costs: Mapping[str, int]) -> Answer | None:
@@ -331,7 +332,7 @@ async def _aby_row(commands: PreparedCommands, identity: Identity, costs: Mappin
 
 
 def _reread(commands: PreparedCommands) -> bool:
-    """Read the rules again, because this process has edited some. Return whether the rules have changed."""
+    """Read the rules again after this process has edited some. Return whether they differ from those of `commands`."""
     commands.publications = publications()
     try:
         return rules.reload() is not commands.snapshot
@@ -351,11 +352,11 @@ async def _areread(commands: PreparedCommands) -> bool:
 
 
 def _repeated(denied: Denied) -> Answer:
-    """Return the answer of a repeated refusal. Its retry_after is the time that is left now."""
-    left = denied.decision.retry_after
-    if left is not None:
-        left = max(left - (denials.clock() - denied.since), 1 / MICROSECONDS)
-    return Answer(False, denied.decision, denied.payload, left)
+    """Return the answer of a repeated refusal. Subtract the time that has passed from its retry_after."""
+    retry_after = denied.decision.retry_after
+    if retry_after is not None:
+        retry_after = max(retry_after - (denials.clock() - denied.since), 1 / MICROSECONDS)
+    return Answer(False, denied.decision, denied.payload, retry_after)
 
 
 def _note(error: BaseException, identity: Identity, costs: Mapping[str, int], metered: bool) -> None:
@@ -363,13 +364,13 @@ def _note(error: BaseException, identity: Identity, costs: Mapping[str, int], me
 
     If the caller was cancelled or stopped, the engine's error is the `__cause__` of the caller's error.
     """
-    answered = isinstance(error, (RulesUnavailable, Unavailable, ResponseError))
-    cause = error if answered else error.__cause__
+    policy_answers = isinstance(error, (RulesUnavailable, Unavailable, ResponseError))
+    cause = error if policy_answers else error.__cause__
     if isinstance(cause, Unavailable) and not isinstance(cause, (NodeUnavailable, Interrupted)):
         breaker.failed(cause.event)
     if isinstance(cause, Unanswered) and metered:
         process_totals.unanswered(identity.owner, usage_key(identity), costs)
-    if not answered:
+    if not policy_answers:
         raise error
     logger.error("There is no decision, so the failure policy decides: %s", error)
 
@@ -377,19 +378,19 @@ def _note(error: BaseException, identity: Identity, costs: Mapping[str, int], me
 def _answer_without_decision(
     prepared: Prepared | None, identity: Identity, costs: Mapping[str, int], metered: bool
 ) -> Answer:
-    """Return the answer of the rules' failure policies; of the setting FAILURE_POLICY if the rules cannot be read."""
+    """Return the answer of the rules' failure policies, or of the setting FAILURE_POLICY if no rules can be read."""
     applied = [rule for rule in prepared.rules if rule.mode is Mode.ENFORCE] if prepared is not None else []
     if any(rule.algorithm.closed and costs[rule.meter] > 0 for rule in applied):
         return Answer(False, None, prepared, None)
-    choices = {rule.on_failure for rule in applied} if prepared is not None else {conf.FAILURE_POLICY}
-    asked = [
+    policies = {rule.on_failure for rule in applied} if prepared is not None else {conf.FAILURE_POLICY}
+    local_limits = [
         (getattr(identity, rule.key_kind, None) or rule.key_kind, rule.name, rule.algorithm, costs[rule.meter])
         for rule in applied
         if rule.on_failure == "local"
     ]
-    if prepared is not None and any(one.refuses and costs[one.meter] > 0 for one in prepared.unreadable):
-        choices = {"deny"}
-    if "deny" in choices or not local.admits(asked):
+    if prepared is not None and any(rule.refuses and costs[rule.meter] > 0 for rule in prepared.unreadable):
+        policies = {"deny"}
+    if "deny" in policies or not local.admits(local_limits):
         return Answer(False, None, prepared, 1.0, unavailable=True)
     if metered:
         process_totals.unmetered(identity.owner, usage_key(identity), costs)

@@ -1,4 +1,4 @@
-"""Check the costs of a request by meter."""
+"""Check a request's cost in each meter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_METERS = 100
 
 
 class WrongCost(ValueError):
-    """The costs of a request are not valid. The view that gives these costs must be corrected."""
+    """The costs of a request are not valid. Correct the view that sets them."""
 
 
 def valid(costs: Mapping[str, int]) -> Mapping[str, int]:
@@ -31,7 +31,7 @@ def valid(costs: Mapping[str, int]) -> Mapping[str, int]:
             raise WrongCost(f"the cost in {shown(meter)} must be a whole number from 0 to 2**40, not {shown(cost)}")
     if all(type(cost) is int for cost in costs.values()):
         return costs
-    # Convert other number types, because some cannot be added to each other, such as a float and a Decimal.
+    # Convert other types to int, because Python cannot add numbers of some types, such as a float and a Decimal.
     return {meter: int(cost) for meter, cost in costs.items()}
 
 

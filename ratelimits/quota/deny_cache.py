@@ -1,10 +1,10 @@
-"""Keep refusals in memory, and repeat them without asking Redis.
+"""Store refusals in memory, and repeat them without asking Redis.
 
 A refusal is repeated until its retry_after has passed, but for at most DENY_CACHE_SECONDS. An edit, a reset or a refund
 that would admit the request takes effect after this time at the latest.
 
-Redis does not see the repeated refusals, nor the refusals of limits with capacity 0, for which it is not asked. This
-module counts them, and sends the counts to Redis every second and when the process ends.
+Redis does not count the repeated refusals, and it is not asked about limits with capacity 0. This module counts the
+refusals of both kinds. It sends their numbers to Redis every second and when the process ends.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from ratelimits.engine.transport.connection import NotSent, Unavailable
 
 logger = logging.getLogger(__name__)
 
-#: Maximum number of refusals that are kept. If it is reached, all refusals are forgotten, but not their counts.
+#: Maximum number of stored refusals. When this number is reached, all refusals are forgotten, but not their counts.
 MAX_REFUSALS = 50_000
-#: The counts are sent every INTERVAL seconds.
+#: Seconds between two sendings of the counts.
 INTERVAL = 1.0
 
 
 class Denied:
     """A refusal that may be repeated.
 
-    since     when it was decided, in seconds of the cache's clock
-    until     until when it may be repeated, in seconds of the cache's clock
+    since     the moment of the decision, in seconds of the cache's clock
+    until     the moment until which it may be repeated, in seconds of the cache's clock
     payload   an object that the caller of `keep` gets back
-    repeated  a list with one item for each repetition, since appending to a list needs no lock
+    repeated  a list with one item for each repetition that is not counted yet. Appending to a list needs no lock
     """
 
     __slots__ = ("decision", "payload", "repeated", "since", "until")
@@ -54,7 +54,7 @@ class Denied:
         self.repeated: list[None] = []
 
     def counted(self) -> int:
-        """Return how often the refusal was repeated since the last call of this method."""
+        """Return the number of repetitions since the last call of this method."""
         count = len(self.repeated)
         del self.repeated[:count]
         return count
@@ -67,16 +67,17 @@ class DenyCache:
         self.clock = clock
         self._lock = threading.Lock()
         self._known: dict[Hashable, Denied] = {}
+        #: Refusals that are not repeated any more, but whose last repetitions may not be counted yet.
         self._ended: list[Denied] = []
         self._unsent: list[Counted] = []
         self._decided: deque[Decision] = deque()
 
     def count(self, decision: Decision) -> None:
-        """Count a refusal that no server has counted. The same decision may be counted many times."""
+        """Count a refusal that was decided without Redis. The same decision may be counted many times."""
         self._decided.append(decision)
 
     def look(self, cache_key: Hashable) -> Denied | None:
-        """Return the refusal to repeat for a request, and count the repetition; None if the server must decide."""
+        """Return the refusal that this request gets again, and count the repetition. Return None if there is none."""
         denied = self._known.get(cache_key)
         if denied is None or self.clock() >= denied.until:
             return None
@@ -84,9 +85,9 @@ class DenyCache:
         return denied
 
     def keep(self, cache_key: Hashable, decision: Decision, seconds: float, payload: Any = None) -> None:
-        """Keep a refusal, to be repeated for at most `seconds`.
+        """Store a refusal. It is repeated for at most `seconds`.
 
-        Do not keep it if the limit may admit again at any moment, as a concurrency limit may.
+        Do not store the refusal of a limit that can admit again at any moment, such as a concurrency limit.
         """
         number = decision.binding
         if seconds <= 0 or number is None:
@@ -99,32 +100,33 @@ class DenyCache:
             if len(self._known) >= MAX_REFUSALS:
                 self._ended += self._known.values()
                 self._known.clear()
-            before = self._known.get(cache_key)
-            if before is not None:
-                self._ended.append(before)
+            replaced = self._known.get(cache_key)
+            if replaced is not None:
+                self._ended.append(replaced)
             self._known[cache_key] = Denied(decision, payload, now, until)
 
     def take(self) -> list[Counted]:
         """Return all counts since the last call, and forget refusals that have ended."""
-        # Forget a refusal only some time after its end: a thread that looked it up before may still count a repetition.
-        ended = self.clock() - INTERVAL
+        # Forget a refusal only some time after its end. Another thread may have found it before its end, and may still
+        # count a repetition.
+        forget_before = self.clock() - INTERVAL
         with self._lock:
             unsent, self._unsent = self._unsent, []
-            every = [*self._ended, *self._known.values()]
-            self._ended = [denied for denied in self._ended if denied.until > ended]
+            all_refusals = [*self._ended, *self._known.values()]
+            self._ended = [denied for denied in self._ended if denied.until > forget_before]
             for cache_key, denied in list(self._known.items()):
-                if denied.until <= ended:
+                if denied.until <= forget_before:
                     self._known.pop(cache_key, None)
         counts = Counter(self._decided.popleft() for _ in range(len(self._decided)))
-        for denied in every:
+        for denied in all_refusals:
             counts[denied.decision] += denied.counted()
-        asked = [(decision, count, decision.call.usage) for decision, count in counts.items()]
+        refused = [(decision, count, decision.call.usage) for decision, count in counts.items()]
         return unsent + [
-            _counted(decision, usage, count) for decision, count, usage in asked if count and usage is not None
+            _counted(decision, usage, count) for decision, count, usage in refused if count and usage is not None
         ]
 
     def put_back(self, unsent: list[Counted]) -> None:
-        """Keep counts that were not sent, so that the next `take` returns them: at most MAX_REFUSALS."""
+        """Store counts that were not sent. The next `take` returns them. Drop the oldest above MAX_REFUSALS."""
         with self._lock:
             self._unsent += unsent
             if len(self._unsent) > MAX_REFUSALS:
@@ -132,7 +134,7 @@ class DenyCache:
                 del self._unsent[:-MAX_REFUSALS]
 
     def clear(self) -> None:
-        """Forget all refusals and counts. A forked process does this, since they belong to its parent."""
+        """Forget all refusals and counts. A forked process calls this, because they belong to its parent."""
         self._lock = threading.Lock()
         self._known.clear()
         self._ended.clear()
@@ -150,29 +152,29 @@ def _counted(decision: Decision, usage: Usage, requests: int) -> Counted:
 def send(server: Server, counted: list[Counted], on_version: Callable[[int], object] | None = None) -> list[Counted]:
     """Count refusals in the open batches in Redis. Return the counts that were certainly not sent.
 
-    If the server does not answer, do not send the rest. If a reply was lost, log an error: the counts are not sent
-    again, since they may have arrived. Call `on_version` with the version of the rules that the server has.
+    If the server does not answer, do not send the rest. If a reply was lost, log an error. Do not send these counts
+    again, because the server may have counted them. Call `on_version` with the version of the rules in Redis.
     """
     version = 0
-    together: dict[tuple[int, tuple[int, ...]], list[Counted]] = {}
-    for one in counted:
-        together.setdefault((home(server.keyspace, one.usage), one.usage.periods), []).append(one)
+    groups: dict[tuple[int, tuple[int, ...]], list[Counted]] = {}
+    for item in counted:
+        groups.setdefault((home(server.keyspace, item.usage), item.usage.periods), []).append(item)
     unsent: list[Counted] = []
-    away = False
-    for (shard, _periods), some in together.items():
-        if away:
-            unsent += some
+    no_answer = False
+    for (shard, _periods), group in groups.items():
+        if no_answer:
+            unsent += group
             continue
-        command = Count(server.keyspace.head(shard), server.keyspace.open(shard), some[0].usage)
-        for one in some:
-            command.add(one)
+        command = Count(server.keyspace.head(shard), server.keyspace.open(shard), group[0].usage)
+        for item in group:
+            command.add(item)
         try:
             version = max(version, server.wire.call(command, nonce()))
         except (Unavailable, ResponseError) as error:
             # Other nodes of a cluster may answer.
-            away = isinstance(error, Unavailable) and not isinstance(error, NodeUnavailable)
+            no_answer = isinstance(error, Unavailable) and not isinstance(error, NodeUnavailable)
             if isinstance(error, NotSent):
-                unsent += some
+                unsent += group
             else:
                 logger.error("Refusals that this process repeated may not be counted as denied: %s", error)
     if version and on_version is not None:
@@ -181,10 +183,10 @@ def send(server: Server, counted: list[Counted], on_version: Callable[[int], obj
 
 
 class Sender:
-    """Sends the counts of a cache every INTERVAL seconds and when the process ends. The first refusal starts it.
+    """Sends the counts of a cache every INTERVAL seconds and when the process ends. `start` starts it.
 
-    on_version  called with the version of the rules that the server has, but not when the process ends
-    more        returns counts from elsewhere, to be sent too
+    on_version  called with the version of the rules in Redis, but not when the process ends
+    more        returns further counts, which are sent too
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A limiter in the memory of this process. It decides for rules with the failure policy "local" if Redis fails."""
+"""A limiter in the memory of this process. If Redis fails, it decides for rules with the failure policy "local"."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Callable
 from ratelimits.algorithms.limits import Algorithm
 from ratelimits.algorithms.parsing import MICROSECONDS
 
-#: Maximum number of limits that are kept. The limits that were not used for the longest time are forgotten first.
+#: Maximum number of limits in memory. The limits that were not used for the longest time are forgotten first.
 MAX_KEYS = 100_000
 
 
 class LocalLimiter:
-    """Limits the requests of this process with a bucket: its size is the limit's quota, and it refills in one window.
+    """Limits the requests of this process. Each limit has a bucket with the size of its quota, filled once in a window.
 
-    It protects a service while Redis does not answer. It is not exact, and its requests are not counted as usage.
+    The limiter protects a service while Redis does not answer. It is not exact, and it does not count usage.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -25,16 +25,19 @@ class LocalLimiter:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the spent permits and make a new lock. A forked process does this: both belong to its parent."""
+        """Forget the spent permits and make a new lock. A forked process calls this: both belong to its parent."""
         self._lock = threading.Lock()
         self._spent: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
 
-    def admits(self, asked: list[tuple[str, str, Algorithm, int]]) -> bool:
-        """Charge all of these limits (key, name, algorithm, cost) and return True. If one refuses, charge none."""
+    def admits(self, limits: list[tuple[str, str, Algorithm, int]]) -> bool:
+        """Charge all limits and return True. If a limit refuses, charge none and return False.
+
+        A limit is given as (key, name, algorithm, cost).
+        """
         now = self._clock()
         with self._lock:
             charged: dict[tuple[str, str], float] = {}
-            for key, name, algorithm, cost in asked:
+            for key, name, algorithm, cost in limits:
                 quota, micros = algorithm.quota
                 spent, at = self._spent.get((key, name), (0.0, now))
                 seconds = (micros or 60 * MICROSECONDS) / MICROSECONDS

@@ -1,10 +1,10 @@
 """Finish an admitted request: end its leases, and refund it after a server error.
 
-Leases (places under a limit on concurrency) end when the response is made. The leases of a streaming response end when
-its stream has ended or was closed. At the latest, leases end when Django closes the request after it has sent the
-response. This also ends the leases of a DRF throttle, since a throttle does not see the response.
+A lease is a place under a `concurrency` limit. Leases end when the response is made. The leases of a streaming response
+end when its stream has ended or was closed. At the latest, leases end when Django closes the request, after it has sent
+the response. The throttle class does not see the response, so its leases end in this way.
 
-If a refund or a release fails, the functions here log an error instead of raising it: the response must still be sent.
+If a refund or a release fails, the functions here log the error and do not raise it: the response must still be sent.
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ logger = logging.getLogger(__name__)
 _Step = Callable[[Receipt], Decision]
 _Steps = list[tuple[_Step, Receipt]]
 _AWAITED: dict[_Step, Callable[[Receipt], Awaitable[Decision]]] = {refund: arefund, release: arelease}
-#: The errors that end a request if its client has closed the connection.
+#: The errors that end a request after its client has closed the connection.
 _CLIENT_GONE = (asyncio.CancelledError, concurrent.futures.CancelledError)
-#: The errors of a failed step. Stale occurs if another calendar window begins at this moment.
+#: The errors of a failed refund or release. Stale occurs if a new calendar window begins at this moment.
 _FAILURES = (Unavailable, ResponseError, Stale)
+#: Attributes of Django's request: its _Open object, and whether its client has closed the connection.
 _OPEN = "_ratelimits_open"
 _ABANDONED = "_ratelimits_abandoned"
 
 
 class _Open:
-    """The answers to a request that may still have to be refunded (`charged`) or whose leases must end (`leased`).
+    """The answers to a request that is not finished: `charged` may be refunded, the leases of `leased` must end.
 
-    Several entry points may finish one request. Each answer is taken out of its list, so that this happens once.
+    Several entry points may finish the same request. The first of them removes an answer from its list, so that each
+    answer is refunded or released only once.
     """
 
     __slots__ = ("charged", "leased", "watched")
@@ -50,7 +52,7 @@ class _Open:
     def __init__(self) -> None:
         self.charged: list[Answer] = []
         self.leased: list[Answer] = []
-        #: The streaming response whose end also ends the leases, if there is one.
+        #: The streaming response whose end also ends the leases; None if there is no such response.
         self.watched: HttpResponseBase | None = None
 
 
@@ -70,7 +72,7 @@ def begin(request: Any, answer: Answer) -> None:
 
 
 def _close(request: Any) -> None:
-    # Remove this method from the request, so that request.close() below calls the method of the class.
+    # Remove this function from the request. Then request.close() below calls the method of the class.
     vars(request).pop("close", None)
     try:
         end(request)
@@ -81,7 +83,7 @@ def _close(request: Any) -> None:
 def finish(request: HttpRequest, response: HttpResponseBase) -> None:
     """Finish a request that has a response. Refund it if the status is 500 or above and BILL_ERRORS is not set.
 
-    End its leases, unless the response streams: then the leases end with the stream.
+    End its leases. If the response streams, its leases end later, with the stream.
     """
     _run(_steps(request, failed=response.status_code >= 500, ended=not _streams(request, response)))
 
@@ -94,7 +96,7 @@ async def afinish(request: HttpRequest, response: HttpResponseBase) -> None:
 def leave(request: HttpRequest, response: HttpResponseBase) -> None:
     """End the leases of a request whose view has returned.
 
-    Do not refund it: the middleware does, by the final status.
+    Do not refund the request. The middleware does this, because it knows the final status.
     """
     _run(_steps(request, ended=_made(response) and not _streams(request, response)))
 
@@ -117,7 +119,7 @@ async def aend(request: Any) -> None:
 def fail(request: HttpRequest, error: BaseException) -> None:
     """Finish a request that ends without a response.
 
-    End its leases. Refund it, unless the client has closed the connection: then the work was begun, so it is charged.
+    End its leases. Refund it, but not if the client has closed the connection: the work for it was begun.
     """
     _run(_steps(request, failed=not isinstance(error, _CLIENT_GONE)))
 
@@ -125,8 +127,8 @@ def fail(request: HttpRequest, error: BaseException) -> None:
 async def afail(request: HttpRequest, error: BaseException) -> None:
     """Do the same as `fail`, in async code, even if the caller is cancelled.
 
-    If a sync view still runs in its thread, wait for its end. If the view has not begun, because its request is still
-    being decided or waits, it will not begin.
+    If a sync view still runs in its thread, wait until it ends. If the request is still being decided or waits, its
+    view will not begin.
     """
     if isinstance(error, _CLIENT_GONE):
         vars(request)[_ABANDONED] = True
@@ -152,7 +154,7 @@ async def agive_back(answer: Answer) -> None:
 
 
 def _steps(request: Any, *, failed: bool = False, ended: bool = True) -> _Steps:
-    """Return the refunds and releases that a failed or ended request needs. Each of them is returned only once."""
+    """Return the refunds and releases that a request needs after it has failed or ended. Return each only once."""
     open_: _Open | None = vars(request).get(_OPEN)
     if open_ is None:
         return []
@@ -165,10 +167,12 @@ def _steps(request: Any, *, failed: bool = False, ended: bool = True) -> _Steps:
 
 
 def refunded(request: Any, receipt: Receipt) -> None:
-    """Note that a request's view has refunded a receipt, so that its end does not refund it again."""
+    """Note that a view has refunded a receipt. The receipt is not refunded again when the request ends."""
     open_: _Open | None = vars(getattr(request, "_request", request)).get(_OPEN)
     if open_ is not None:
-        open_.charged[:] = [each for each in open_.charged if each.decision is None or each.decision.receipt != receipt]
+        open_.charged[:] = [
+            answer for answer in open_.charged if answer.decision is None or answer.decision.receipt != receipt
+        ]
 
 
 def _taken(answers: list[Answer], step: _Step) -> Iterator[tuple[_Step, Receipt]]:
@@ -203,7 +207,7 @@ async def _arun(steps: _Steps) -> None:
             except _FAILURES as error:
                 _log(step, receipt, error)
     except asyncio.CancelledError:
-        # Repeat all steps. This is safe, because each step takes effect only once.
+        # Do all steps again, because some may be missing. This is safe: each step takes effect only once.
         await _surely(partial(_run, steps, again=True))
         raise
 
@@ -225,9 +229,9 @@ _running: set[asyncio.Future[None]] = set()
 
 
 async def _surely(do: Callable[[], None]) -> None:
-    """Call `do` in the request's thread, after the work that still runs there, even if the caller is cancelled."""
+    """Call `do` in the request's thread after the work that runs there. Do this even if the caller is cancelled."""
     task = asyncio.ensure_future(sync_to_async(do)())
-    _running.add(task)  # an event loop does not keep its tasks alive
+    _running.add(task)  # a reference is needed: an event loop has only weak references to its tasks
     task.add_done_callback(_running.discard)
     await asyncio.shield(task)
 
@@ -238,12 +242,11 @@ def _made(response: Any) -> bool:
 
 
 def _streams(request: Any, response: Any) -> bool:
-    """Return whether the leases end with the response's stream. If so, change the stream so that it ends them."""
+    """Return whether the leases end with the response's stream. If they do, change the stream so that it ends them."""
     open_: _Open | None = vars(request).get(_OPEN)
     if not getattr(response, "streaming", False) or open_ is None or not open_.leased:
         return False
-    # A WSGI server may send a file itself, without this stream. It closes the response afterwards, which ends the
-    # leases.
+    # A WSGI server may send a file itself, without this stream. Afterwards it closes the response, and the leases end.
     by_server = isinstance(request, WSGIRequest) and getattr(response, "file_to_stream", None) is not None
     if open_.watched is not response and not by_server:
         open_.watched = response
@@ -259,8 +262,8 @@ def _watched(request: Any, content: Iterator[bytes]) -> Iterator[bytes]:
         # Django's ASGI handler does not close a response whose stream fails.
         end(request)
         raise
-    # Under ASGI the handler reads the whole stream before it sends anything. So the leases end when it closes the
-    # response.
+    # Django's ASGI handler reads all of such a stream before it sends anything. There the leases end when the handler
+    # closes the response.
     if isinstance(request, WSGIRequest):
         end(request)
 

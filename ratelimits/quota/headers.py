@@ -1,7 +1,7 @@
 """Write decisions as HTTP: the RateLimit fields, and the problem document of a refusal.
 
-The fields follow draft-ietf-httpapi-ratelimit-headers-10. The draft may still change, so only this module writes its
-syntax (RFC 9651).
+The fields follow draft-ietf-httpapi-ratelimit-headers-10. The draft may still change, so only this module writes these
+fields. Their syntax is defined in RFC 9651.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class Policy(NamedTuple):
 def policy(name: str, algorithm: Algorithm) -> Policy:
     """Return the policy of a rule. The window is the time in which the whole quota comes back, rounded up to seconds.
 
-    A quota of 0 has no window, since nothing comes back.
+    A quota of 0 has no window, because no permits come back.
     """
     quota, micros = algorithm.quota
     return Policy(name, quota, None if micros is None or not quota else max(ceil(micros / MICROSECONDS), 1))
 
 
-#: Characters that a String of RFC 9651 cannot have.
+#: A character that is not allowed in a String of RFC 9651.
 _UNPRINTABLE = re.compile("[^ -~]")
 
 
 def quoted(value: str) -> str:
-    """Return a text as a String of RFC 9651. Characters that it cannot have are percent-encoded."""
+    """Return a text as a String of RFC 9651. Characters that are not allowed there are percent-encoded."""
     value = _UNPRINTABLE.sub(lambda found: quote(found[0], errors="replace"), value)
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
@@ -58,7 +58,8 @@ def policies(all_policies: Sequence[Policy]) -> str:
 def standing(name: str, remaining: int, reset: float | None) -> str:
     """Return the RateLimit field for the binding limit.
 
-    `name` is its quoted name, `remaining` the permits left, `reset` the seconds until there are more (None: never).
+    `name` is the quoted name of the limit. `remaining` is the number of permits left. `reset` is the number of seconds
+    until there are more permits (None: never).
     """
     if reset is None:
         return f"{name};r={remaining}"
@@ -66,12 +67,12 @@ def standing(name: str, remaining: int, reset: float | None) -> str:
 
 
 def retry_after(seconds: float) -> str:
-    """Return the Retry-After field in whole seconds, rounded up like `t` in the RateLimit field."""
+    """Return the Retry-After field in whole seconds, rounded up in the same way as `t` in the RateLimit field."""
     return str(max(ceil(seconds), 1))
 
 
 def legacy(limit: float, remaining: int, reset: float | None) -> dict[str, str]:
-    """Return the older X-RateLimit fields. `reset` is in seconds from now; if it is None, leave its field out."""
+    """Return the older X-RateLimit fields. `reset` is in seconds from now; if it is None, there is no reset field."""
     fields = {"X-RateLimit-Limit": str(limit), "X-RateLimit-Remaining": str(remaining)}
     if reset is not None:
         fields["X-RateLimit-Reset"] = str(ceil(reset))
@@ -79,19 +80,19 @@ def legacy(limit: float, remaining: int, reset: float | None) -> dict[str, str]:
 
 
 def unavailable() -> dict[str, Any]:
-    """Return the body of a refusal by a failure policy, because Redis could not be asked."""
+    """Return the body of a refusal by a failure policy."""
     return {"title": "The quota of this request cannot be checked now", "status": 503}
 
 
 def blocked(status: int, message: str) -> dict[str, Any]:
-    """Return the body of a refusal by a block. The message is the reason for the client, or ""."""
+    """Return the body of a refusal by a block. `message` tells the client the reason; "" for no reason."""
     return {"title": HTTPStatus(status).phrase, "status": status} | ({"detail": message} if message else {})
 
 
 def problem(violated: Sequence[str], seconds: float | None) -> dict[str, Any]:
     """Return the body of a refusal by rules, as application/problem+json (RFC 9457).
 
-    `violated` are the names of the rules. The request would be admitted in `seconds` (None: never).
+    `violated` are the names of the rules. `seconds` is the time until the request would be admitted (None: never).
     """
     detail = (
         "This request can never be admitted." if seconds is None else f"Try again in {max(ceil(seconds), 1)} seconds."

@@ -1,4 +1,7 @@
-"""Functions for all entry points (DRF throttle, middleware, decorators): a view's cost and scope, and its responses."""
+"""Read a view's cost and scope, and write its responses. All entry points use these functions.
+
+The entry points are the throttle class, the middleware and the decorators.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ Cost = int | Mapping[str, int]
 def costs_of(cost: Cost | Callable[..., Cost] | None, *about: Any) -> Mapping[str, int]:
     """Return a view's costs by meter.
 
-    None means one request. A number is the cost in the meter "requests". A callable is called with `about` and returns
-    one of these.
+    None means one request. A number is the cost in the meter "requests". A callable is called with the arguments
+    `about`, and returns a value of one of the other kinds.
     """
     if callable(cost):
         cost = cost(*about)
@@ -37,7 +40,7 @@ def wrong_cost(error: WrongCost, view: object) -> WrongCost:
 
 
 def scope_of(scope: object, view: object) -> str:
-    """Return a view's scope as a str, also if it is a lazy text. Raise ImproperlyConfigured if it is not a text."""
+    """Return a view's scope as a str. It may be a lazy text. Raise ImproperlyConfigured if it is not a text."""
     if isinstance(scope, str):
         return scope
     if isinstance(scope, Promise):
@@ -64,7 +67,7 @@ def refusal(answer: Answer) -> HttpResponse:
 
 
 def with_headers(response: HttpResponseBase, answer: Answer) -> HttpResponseBase:
-    """Set the RateLimit fields of a response, except those that it has already. Return the response."""
+    """Add the RateLimit fields to a response. Do not change a field that it already has. Return the response."""
     for field, value in answer.headers().items():
         response.headers.setdefault(field, value)
     return response

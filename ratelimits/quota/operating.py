@@ -1,6 +1,6 @@
-"""Show how much one key has left under its limits, and reset a limit of the key.
+"""Show how many permits a key has left under its limits, and reset a limit of the key.
 
-A reset is recorded with who did it.
+The database stores each reset, with its reason and the user who did it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ratelimits.models.status.totals import DAY, newest_days
 from ratelimits.quota.standings import Choice, standings, uncounted
 from ratelimits.rules import AppliedRule, Selection, Snapshot
 
-#: To find the account of a key, the usage of this many newest days is searched, today among them.
+#: The account of a key is taken from the usage of the newest days. This is their number, with today.
 SEEN_DAYS = 3
 #: Maximum number of accounts that an error names.
 _MAX_NAMED = 5
-#: Stands for the account of a key that has none.
+#: A text that people give instead of an account, if a key has no account.
 NO_ACCOUNT = "-"
 
 
@@ -38,7 +38,7 @@ class NotOperatedError(Exception):
 
 
 class UnknownAccountError(NotOperatedError):
-    """The account of a key is not known; `accounts` are those that have used it lately, if there are several."""
+    """The account of a key is not known. If several accounts have used the key lately, `accounts` contains them."""
 
     def __init__(self, message: str, accounts: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -46,11 +46,11 @@ class UnknownAccountError(NotOperatedError):
 
 
 def identity_of(key: str, account: str = "") -> Identity:
-    """Return the identity of a key, with its account. If no account is given, take the account from the latest usage.
+    """Return the identity of a key with its account. If `account` is "", take the account from the latest usage.
 
     NO_ACCOUNT means that the key has no account. Raise ValidationError if the text is not a key. Raise
-    UnknownAccountError if the latest usage of a user or API key does not name exactly one account: the key's limits are
-    stored with the account, so they would not be found.
+    UnknownAccountError if the latest usage of a user or API key names no account or several. The limits of a key are
+    stored in the account's shard, so they cannot be found without the account.
     """
     validate_key(key)
     kind, _colon, name = key.partition(":")
@@ -70,7 +70,7 @@ def _account_of(key: str) -> str:
     kind, _colon, name = key.partition(":")
     if kind == "user" and conf.ACCOUNT is None:
         return name
-    # Totals, since they have one row for a whole day's usage of a key.
+    # Read the totals of days: they have only one row for all usage of a key on a day.
     used = KeyTotal.objects.using(conf.DATABASE).filter(span=DAY, start__in=newest_days(time.time(), SEEN_DAYS))
     used = used.filter(key=ledger_name(key)).exclude(account="")
     accounts = sorted(used.order_by().values_list("account", flat=True).distinct()[:_MAX_NAMED])
@@ -97,15 +97,15 @@ def _rule_named(name: str) -> Choice:
 
 
 def counted_under(key: str, rule: str, account: str = "") -> list[tuple[AppliedRule, str, Standing]]:
-    """Return the rules with this name that count exactly this key, and what is left.
+    """Return the rules with this name that count exactly this key, each with the key and what it has left.
 
     Raise the errors of `identity_of`, NotOperatedError if no rule with this name counts the key, or one of UNAVAILABLE.
     """
-    # Read the newest rules first: if no known rule applies to the key, the server is not asked and cannot name newer
-    # ones.
+    # Read the newest rules first. If the known rules do not apply to the key, Redis is not asked, and cannot report
+    # that there are newer rules.
     rules.reload()
     rules_of_name = standings(identity_of(key, account), _rule_named(rule))
-    counted = [one for one in rules_of_name if one[1] == key]
+    counted = [found for found in rules_of_name if found[1] == key]
     if not counted:
         text = _("No rule “%(rule)s” counts %(key)s: its permits cannot be reset.")
         raise NotOperatedError(text % {"rule": rule, "key": key})
@@ -113,25 +113,27 @@ def counted_under(key: str, rule: str, account: str = "") -> list[tuple[AppliedR
 
 
 def reset(key: str, rule: str, reason: str, *, account: str = "", by: Any = None) -> KeyReset:
-    """Delete the state of a key under a rule, as if the key was never used, and record this. Do not change the usage.
+    """Delete the state of a key under a rule, and save a KeyReset row. The key then has all its permits again.
 
-    A process may still repeat an earlier refusal for at most DENY_CACHE_SECONDS. Raise ValidationError for a wrong key
-    or reason, NotOperatedError if the rule does not count the key, or one of the errors UNAVAILABLE.
+    The usage does not change. A process may repeat an earlier refusal for up to DENY_CACHE_SECONDS. Raise
+    ValidationError for a wrong key or reason, NotOperatedError if the rule does not count the key, or one of the errors
+    UNAVAILABLE.
     """
     identity = identity_of(key, account)
     row = KeyReset(key=key, account=identity.owner, rule=rule, reason=reason, by=by)
     row.full_clean(exclude=["by"])
     counted_under(key, rule, account)
 
-    def choose(snapshot: Snapshot, who: Identity) -> Iterable[Selection]:
-        for selection in _rule_named(rule)(snapshot, who):
-            keys = selection.keys(who)
-            own = tuple(one for one, its in zip(selection.rules, keys, strict=True) if its == key)
-            yield replace(selection, rules=own)
+    def choose(snapshot: Snapshot, identity: Identity) -> Iterable[Selection]:
+        for selection in _rule_named(rule)(snapshot, identity):
+            keys = selection.keys(identity)
+            counting_key = tuple(
+                applied for applied, counted_key in zip(selection.rules, keys, strict=True) if counted_key == key
+            )
+            yield replace(selection, rules=counting_key)
 
     with transaction.atomic(using=conf.DATABASE):
-        # Save the record first, so that nothing is reset without a record. If the reset fails, the record is rolled
-        # back.
+        # Save the row first, so that no reset is without a row. If the reset fails, the transaction removes the row.
         row.save(using=conf.DATABASE)
         uncounted(identity, choose, Op.RESET)
     return row

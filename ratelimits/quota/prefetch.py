@@ -1,10 +1,10 @@
-"""Prefetched permits: a process takes permits for several requests in one call, and later spends them without a call.
+"""Prefetch permits: take permits for several requests in one call, and later spend them without asking Redis.
 
 This works only for fixed and calendar windows whose start depends on the clock alone. All permits of such a window come
-back at its end. The reply of the server names this moment, and prefetched permits end before it. Other algorithms give
-permits back one by one, so new permits and prefetched permits together could exceed the limit.
+back at its end. The reply of Redis says when this is, and prefetched permits end earlier. With other algorithms permits
+come back one by one. Then new permits and prefetched permits together could exceed the limit.
 
-Permits that were not spent in time are given back to the server.
+Permits that were not spent in time are given back to Redis.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from ratelimits.engine.transport.connection import NotSent, Unavailable
 
 logger = logging.getLogger(__name__)
 
-#: The clocks of this machine and of the server differ. So prefetched permits end earlier than their window: by MARGIN
-#: seconds, and by the part DRIFT of the time until the window ends.
+#: The clocks of this machine and of Redis differ. So prefetched permits end before their window ends. The difference is
+#: MARGIN seconds, plus the fraction DRIFT of the time that the window has left.
 MARGIN, DRIFT = 0.001, 0.001
 #: A process takes at most 1/SHARE of the permits that a limit has left, because other processes need permits too.
 SHARE = 8
-#: Permits that were not spent in time are given back every INTERVAL seconds.
+#: Seconds between two times at which unspent permits are given back.
 INTERVAL = 1.0
-#: Seconds for which the server remembers that permits were given back, so that this does not happen twice.
+#: Seconds for which Redis remembers that permits were given back, so that they are not given back twice.
 REMEMBERED = 60.0
 
 
 class Fetch(NamedTuple):
     """The command that takes the permits of `size` requests.
 
-    `asked` is the moment when it was made, in seconds of the clock of PrefetchedPermits.
+    `asked` is the moment at which the command was made, in seconds of the clock of PrefetchedPermits.
     """
 
     size: int
@@ -53,7 +53,7 @@ class Fetch(NamedTuple):
 
 
 class PrefetchedDecision(Decision):
-    """A decision on several requests at once. It has no receipt, because a single request cannot be refunded."""
+    """A decision about several requests together. It has no receipt, so none of these requests can be refunded."""
 
     __slots__ = ()
 
@@ -65,8 +65,8 @@ class PrefetchedDecision(Decision):
 class _Fetched:
     """The permits that one fetch took, for `size` requests.
 
-    The permits for `left` of these requests are not spent yet. They can be spent until `until`, in seconds of the
-    clock.
+    `left` is the number of these requests whose permits are not spent yet. They can be spent before the moment `until`,
+    in seconds of the clock.
     """
 
     __slots__ = ("left", "payload", "receipt", "size", "until")
@@ -83,7 +83,7 @@ class PrefetchedPermits:
     """The prefetched permits of this process for one kind of request. `call` decides one such request.
 
     A fetch takes permits for 1, 2, 4, … requests, but for at most `maximum`. If all permits of the last fetch were
-    spent, the next one takes twice as many. Otherwise the next one takes as many as were spent. Unspent permits end
+    spent, the next fetch takes twice as many. Otherwise the next fetch takes as many as were spent. Unspent permits end
     after `seconds`. `clock` returns seconds and never goes back.
     """
 
@@ -103,12 +103,12 @@ class PrefetchedPermits:
             _all.add(self)
 
     def clear(self) -> None:
-        """Forget all permits. A forked process does this, since they belong to its parent."""
+        """Forget all permits. A forked process calls this, because the permits belong to its parent."""
         self._lock = threading.Lock()
         self._fetched: deque[_Fetched] = deque()
 
     def spend(self) -> Any:
-        """Spend the permits of one request. Return the payload given to `record`, or None if no permits are left."""
+        """Spend the permits of one request. Return the `payload` of `record`, or None if no permits are left."""
         waiting = self._fetched
         while waiting:
             with self._lock:
@@ -123,10 +123,10 @@ class PrefetchedPermits:
         return None
 
     def next_fetch(self, *, again: bool = False) -> Fetch:
-        """Return the next fetch. It takes the permits of this request and of later ones.
+        """Return the next fetch, which takes the permits of this request and of later requests.
 
-        With `again` it takes only the permits of this request. Use this after a fetch was refused: the limit may have
-        too few permits for many requests, but enough for one.
+        If `again` is true, it takes only the permits of this request. Use this after a refused fetch: the limit may
+        have too few permits for many requests, but enough for one.
         """
         size = 1 if again else _power(min(self._size, self._room, self._maximum))
         command = self._commands.get(size)
@@ -136,10 +136,10 @@ class PrefetchedPermits:
         return Fetch(size, command, self._clock())
 
     def record(self, fetch: Fetch, decision: Decision, payload: Any) -> bool:
-        """Record the permits that a fetch took, and spend those of this request.
+        """Record the permits that a fetch took, and spend the permits of this request.
 
-        `spend` returns `payload` for the other requests. Return False if the fetch was refused but asked for permits of
-        several requests: then fetch again for one request.
+        `spend` returns `payload` for the other requests. Return False if a fetch for several requests was refused. Then
+        the caller fetches again, for one request.
         """
         with self._lock:
             if not decision.allowed:
@@ -147,8 +147,8 @@ class PrefetchedPermits:
                 return fetch.size == 1
             cost = max(self._call.costs, default=1) or 1
             self._room = decision.remaining // (SHARE * cost)
-            # The server measures reset_after from its decision, which was after `asked`. So `until` is before the
-            # window's end.
+            # reset_after begins at the moment of the decision, which is after `asked`. So `until` is before the end of
+            # the window.
             window = min(standing.reset_after for standing in decision.standings)
             until = fetch.asked + min(self._seconds, window * (1 - DRIFT) - MARGIN)
             receipt = decision.receipt if fetch.size > 1 else None
@@ -161,9 +161,9 @@ class PrefetchedPermits:
         return True
 
     def end(self, fetched: _Fetched, *, now: bool = False) -> int | None:
-        """Return the number of requests whose permits ended unspent; None if the permits can still be spent.
+        """Return the number of requests whose permits have ended and were not spent; None if they have not ended.
 
-        With `now` the permits end at once.
+        If `now` is true, the permits end at once.
         """
         with self._lock:
             if now:
@@ -171,10 +171,10 @@ class PrefetchedPermits:
             return fetched.left if self._clock() >= fetched.until else None
 
     def give_back(self, fetched: _Fetched, left: int) -> None:
-        """Give the permits of `left` requests back to the server.
+        """Give the permits of `left` requests back to Redis.
 
-        If the server refuses, nobody can use these permits until the window ends. Raise Unavailable if it does not
-        answer.
+        If Redis answers with an error, nobody can use these permits until the window ends. Raise Unavailable if Redis
+        does not answer.
         """
         assert fetched.receipt is not None
         spent = tuple((fetched.size - left) * cost for cost in self._call.costs)
@@ -185,23 +185,23 @@ class PrefetchedPermits:
 
 
 def _power(size: int) -> int:
-    """Return the greatest power of two up to `size`, at least 1."""
+    """Return the greatest power of two that is not above `size`; at least 1."""
     return 1 << max(size, 1).bit_length() - 1
 
 
 def give_back(*, everything: bool = False) -> None:
-    """Give back the permits that were not spent in time; with `everything` also those that could still be spent.
+    """Give back the permits that were not spent in time. If `everything` is true, give back all unspent permits.
 
-    If the server does not answer, leave the rest for the next time. If a command was certainly not sent, send it again
-    the next time.
+    If Redis does not answer, give back the rest at the next call. Send a command again only if it was certainly not
+    sent.
     """
     global _returnable
     with _lock:
         returnable, _returnable = _returnable, []
-    unfinished, away = [], False
+    unfinished, no_answer = [], False
     for permits, fetched in returnable:
         left = permits.end(fetched, now=everything)
-        if left is None or (left and away):
+        if left is None or (left and no_answer):
             unfinished.append((permits, fetched))
         elif left:
             try:
@@ -209,7 +209,7 @@ def give_back(*, everything: bool = False) -> None:
             except Unavailable as error:
                 logger.info("Unspent permits of %s requests were not given back: %s", left, error)
                 # Other nodes of a cluster may answer.
-                away = not isinstance(error, NodeUnavailable)
+                no_answer = not isinstance(error, NodeUnavailable)
                 if isinstance(error, NotSent):
                     unfinished.append((permits, fetched))
     with _lock:

@@ -1,6 +1,6 @@
-"""Prepared commands: for each kind of request the rules that apply, and the Redis command that decides such a request.
+"""Prepare commands: find the rules for one kind of request, and make the Redis command that decides such requests.
 
-They are made once and kept in memory, so that the next request of the same kind only sends the command.
+A prepared command stays in memory. The next request of the same kind only sends this command.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from ratelimits.quota import headers
 from ratelimits.quota.prefetch import Fetch, PrefetchedPermits
 from ratelimits.rules import AppliedRule, Selection, Snapshot, UnreadableRule
 
-#: Maximum number of prepared commands that a process keeps. If it is reached, the cache is emptied.
+#: Maximum number of prepared commands in a process. When this number is reached, the cache is emptied.
 MAX_COMMANDS = 8192
-#: Maximum number of Prepared objects that are cached for one selection, one for each combination of meters. There may
-#: be many combinations, since a view may take the names of meters from its clients. If it is reached, the cache is
-#: emptied.
+#: Maximum number of Prepared objects in the cache of a selection, which has one for each combination of meters. A view
+#: may take the names of meters from its clients, so there may be many combinations. When this number is reached, the
+#: cache is emptied.
 MAX_METERINGS = 64
+#: The key under which usage without an account is counted.
 ANONYMOUS = "anonymous"
 
 
@@ -36,15 +37,15 @@ class Prepared:
     """The rules that limit one kind of request, and the data that all requests of this kind have in common.
 
     program      the rules, compiled for the engine
-    fields       the attributes of Identity that contain the program's keys; "global" stands for itself
+    fields       for each key of the program the attribute of Identity that contains the key, or "global"
     meters       the meters that count the request
     waits        whether a rule may let a request wait
     leases       whether a rule gives leases, which end with the request
-    prefetch     for how many requests one fetch may take permits at most; 0 if a rule does not allow it
+    prefetch     maximum number of requests for which one fetch takes permits; 0 if a rule does not allow prefetching
     policies     the RateLimit-Policy header
     quoted       the names of the rules as they appear in headers
     unreadable   rules that cannot be read. Their failure policies decide instead
-    undecidable  why the rules cannot be decided together, or "". If not "", all their failure policies decide
+    undecidable  the reason why the rules cannot be decided together. Their failure policies decide then. "" if they can
     """
 
     rules: tuple[AppliedRule, ...]
@@ -61,11 +62,11 @@ class Prepared:
 
     def unavailable(self, costs: Mapping[str, int]) -> bool:
         """Return whether a failure policy decides a request with these costs, even if Redis answers."""
-        return bool(self.undecidable) or any(one.refuses and costs[one.meter] > 0 for one in self.unreadable)
+        return bool(self.undecidable) or any(rule.refuses and costs[rule.meter] > 0 for rule in self.unreadable)
 
 
 def prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
-    """Return the rules of a selection that limit these meters, prepared. The result is cached in the selection."""
+    """Return the Prepared object for those rules of a selection that limit these meters. The selection caches it."""
     prepared: Prepared | None = selection.cache.get(meters)
     if prepared is None:
         if len(selection.cache) >= MAX_METERINGS:
@@ -91,11 +92,12 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
         )
         for rule in applied
     )
-    bills = {rule.meter: rule for rule in reversed(applied) if rule.bills and rule.mode is Mode.ENFORCE}
-    billed = tuple(
-        Meter(name, bills[name].rule, bills[name].version) if name in bills else Meter(name) for name in meters
+    billing_rules = {rule.meter: rule for rule in reversed(applied) if rule.bills and rule.mode is Mode.ENFORCE}
+    counted_meters = tuple(
+        Meter(name, billing_rules[name].rule, billing_rules[name].version) if name in billing_rules else Meter(name)
+        for name in meters
     )
-    shown = [headers.policy(rule.name, rule.algorithm) for rule in applied if rule.mode is Mode.ENFORCE]
+    shown_policies = [headers.policy(rule.name, rule.algorithm) for rule in applied if rule.mode is Mode.ENFORCE]
     waits = any(rule.max_wait > 0 for rule in applied)
     leases = any(rule.algorithm.leases for rule in applied)
     quoted = tuple(headers.quoted(rule.name) for rule in applied)
@@ -106,19 +108,19 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
         compiled = program(terms)
     except ValueError as error:
         compiled, prefetch, undecidable = program(()), 0, str(error)
-    policies = headers.policies(shown)
+    policies = headers.policies(shown_policies)
     return Prepared(
-        applied, compiled, fields, billed, waits, leases, prefetch, policies, quoted, unreadable, undecidable
+        applied, compiled, fields, counted_meters, waits, leases, prefetch, policies, quoted, unreadable, undecidable
     )
 
 
 def _may_prefetch(rule: AppliedRule) -> bool:
-    """Return whether a rule's permits may be prefetched. Check this here too: a row may have bypassed the form."""
+    """Return whether a rule's permits may be prefetched. The form checks this too, but raw SQL can write a rule."""
     return rule.mode is Mode.ENFORCE and not rule.bills and rule.algorithm.may_prefetch
 
 
 class PreparedCommand(NamedTuple):
-    """The command for the requests of one identity in one scope with the same costs.
+    """The command for requests with one identity, one scope and the same costs.
 
     `fetch` contains the command. `permits` are the prefetched permits; None if the rules do not allow prefetching.
     """
@@ -126,19 +128,19 @@ class PreparedCommand(NamedTuple):
     prepared: Prepared
     fetch: Fetch
     permits: PrefetchedPermits | None
-    #: The refusal by a rule with capacity 0, for which Redis is not asked; None if there is no such rule.
+    #: If a rule has capacity 0, the refusal of every request, which needs no answer of Redis. Otherwise None.
     blocked: Decision | None
 
 
 class PreparedCommands:
-    """The prepared commands for one snapshot (the rules of one version). A newer snapshot gets an empty cache."""
+    """The prepared commands for one snapshot (the rules at one version). A newer snapshot needs new commands."""
 
     def __init__(self, snapshot: Snapshot | None = None) -> None:
         self.snapshot = snapshot
         #: Whether any rule may let a request wait. True until the rules are known.
         self.waits = snapshot is None or snapshot.waits
         self.by_key: dict[tuple[object, ...], PreparedCommand] = {}
-        #: How many versions this process had published when the snapshot was read.
+        #: The number of versions that this process had published when the snapshot was read.
         self.publications = publications()
 
     @property
@@ -147,7 +149,7 @@ class PreparedCommands:
         return self.publications == publications()
 
     def add(self, cache_key: tuple[object, ...], shape: RequestShape, selection: Selection) -> PreparedCommand:
-        """Prepare the command for requests of this shape, and keep it. `selection` are the rules that apply to them."""
+        """Prepare and store the command for requests of this shape. `selection` has the rules for these requests."""
         if len(self.by_key) >= MAX_COMMANDS:
             self.by_key.clear()
         prepared = prepare(selection, tuple(shape.costs))
@@ -158,10 +160,10 @@ class PreparedCommands:
         if prepared.undecidable:
             self.snapshot.log_once(f"Failure policies decide some requests: {prepared.undecidable}")
         if prepared.unavailable(shape.costs):
-            # The failure policy decides. Ask Redis only whether these rules are still the newest.
+            # The failure policy decides. Ask Redis only whether it has newer rules.
             call = call._replace(program=program(()), keys=(), op=Op.PEEK)
         elif prepared.prefetch and conf.PREFETCH_SECONDS > 0:
-            # Do not count prefetched permits as usage: Redis does not see whether they are spent.
+            # Do not count prefetched permits as usage, because Redis does not learn how many of them are spent.
             unmetered = call._replace(usage=None)
             permits = PrefetchedPermits(server, unmetered, prepared.prefetch, conf.PREFETCH_SECONDS)
         fetch = Fetch(1, Command(server.keyspace, call))
@@ -169,7 +171,10 @@ class PreparedCommands:
 
 
 class RequestShape(NamedTuple):
-    """The properties that select a prepared command: requests with equal shapes have the same one."""
+    """The properties of a request that its prepared command depends on.
+
+    `at_once` is true for a request that may not wait: it is refused if it would have to wait.
+    """
 
     identity: Identity
     scope: str
@@ -205,5 +210,5 @@ def _call(snapshot: Snapshot, version: int | None, prepared: Prepared, shape: Re
 
 
 def usage_key(identity: Identity) -> str:
-    """Return the key under which usage is counted. All usage without an account is counted under ANONYMOUS."""
+    """Return the key under which a request's usage is counted: its narrowest key, or ANONYMOUS without an account."""
     return (identity.narrowest if identity.account is not None else None) or ANONYMOUS

@@ -1,9 +1,9 @@
-"""The totals that this process counts itself. Reports compare them with the ledger, which is counted in Redis.
+"""Count requests in this process. Reports compare these totals with the ledger, which was counted in Redis.
 
 There are five kinds of totals:
 
 admitted    requests that Redis admitted, by account. The ledger must contain at least these requests
-unanswered  requests whose reply was lost, by key. The ledger may or may not contain them
+unanswered  requests whose reply was lost, by key. It is not known whether the ledger contains them
 unmetered   requests that a failure policy let through, by key. The ledger does not contain them
 blocked     requests that a block refused, by the key or network of the block
 exempt      requests that an allow exempted, by the key or network of the allow
@@ -31,7 +31,8 @@ from ratelimits.models.testcase import tests
 Kind = Literal["admitted", "unanswered", "unmetered", "blocked", "exempt"]
 Totals = dict["TotalKey", tuple[int, int]]
 
-#: Totals are counted for each bin (15 minutes). They are kept for this many seconds, in case a late request is counted.
+#: Each bin (15 minutes) has its own totals. They stay in memory for this many seconds after the bin, because a request
+#: of the bin may be counted late.
 _KEPT = 2 * BIN_SECONDS
 
 
@@ -39,7 +40,7 @@ class TotalKey(NamedTuple):
     """The name of a total.
 
     key  the counted key; "" for the kind "admitted"
-    bin  start of the 15 minutes in which it counts, in seconds since 1970 UTC
+    bin  start of the bin (15 minutes), in seconds since 1970 UTC
     """
 
     kind: Kind
@@ -50,20 +51,24 @@ class TotalKey(NamedTuple):
 
 
 _lock = threading.Lock()
-#: By key: requests, units, written requests, written units.
+#: Each value is a list: requests, units, written requests, written units.
 _totals: dict[TotalKey, list[int]] = {}
-#: If a process has more totals than this after writing them, it forgets them and continues under a new process name.
+#: Maximum number of totals after they were written. Above this number, the process forgets all written totals and
+#: continues under a new process name.
 MAX_WRITTEN = 50_000
-#: Maximum number of totals while they cannot be written. If it is reached, new accounts are counted together.
+#: Maximum number of totals while they cannot be written. When this number is reached, all new accounts have one total.
 MAX_UNWRITTEN = 200_000
 #: Admitted requests that are not added to the totals yet: account, costs, moment (µs since 1970 UTC).
 _granted: deque[tuple[str | None, Mapping[str, int], int]] = deque()
 _MAX_GRANTED = 10_000
 #: Totals of bins before this moment (seconds since 1970 UTC) were written and forgotten.
 _forgotten = 0
+#: The name of this process, and the id of the process to which this name belongs.
 _process = ""
 _pid = 0
+#: The function that stores totals.
 _write: Callable[[str, Totals], None] | None = None
+#: Functions that are called before the totals are read.
 _adders: list[Callable[[], None]] = []
 
 
@@ -91,7 +96,7 @@ def _add(total_key: TotalKey, cost: int, requests: int = 1) -> None:
     if total is None:
         if len(_totals) >= MAX_UNWRITTEN:
             if total_key.kind == "admitted":
-                return  # safe to leave out: reports only check that the ledger contains at least these requests
+                return  # reports only check that the ledger has at least the counted requests, so this is safe
             total_key = total_key._replace(account="", key="anonymous")
         total = _totals.setdefault(total_key, [0, 0, 0, 0])
     total[0] += requests
@@ -99,17 +104,17 @@ def _add(total_key: TotalKey, cost: int, requests: int = 1) -> None:
 
 
 def add(kind: Kind, account: str, key: str, costs: Mapping[str, int], requests: int) -> None:
-    """Count `requests` requests that have the same costs, in the present bin."""
+    """Count a number of requests that have the same costs, in the present bin."""
     start = int(time.time()) // BIN_SECONDS * BIN_SECONDS
     with _lock:
-        # Do not count in a bin that was written and forgotten, even if the clock steps back.
+        # If the clock steps back, do not count in a bin whose totals were written and forgotten.
         start = max(start, _forgotten)
         for meter, cost in costs.items():
             _add(TotalKey(kind, ledger_name(account), ledger_name(key), ledger_name(meter), start), cost, requests)
 
 
 def before_totals(add_more: Callable[[], None]) -> None:
-    """Call `add_more` each time before the totals are read. It calls `add` for requests that were counted elsewhere."""
+    """Call `add_more` each time before the totals are read. It calls `add` for requests that another module counts."""
     _adders.append(add_more)
 
 
@@ -122,13 +127,13 @@ def start() -> None:
 def _count(kind: Kind, account: str, key: str, costs: Mapping[str, int]) -> None:
     add(kind, account, key, costs, 1)
     _start()
-    # Write it at once: this request is recorded nowhere else, and the process may end.
+    # Write at once: the request is recorded nowhere else, and the process may end.
     _background.wake()
 
 
 def admitted(account: str | None, costs: Mapping[str, int], now: int) -> None:
     """Count a request that Redis admitted at `now` (µs since 1970 UTC). `account` has the form "account:7"."""
-    # This runs for every request, so only append an item: this is fast and needs no lock.
+    # This function runs for every request. To append an item is fast and needs no lock.
     _granted.append((account, costs, now))
     if len(_granted) >= _MAX_GRANTED:
         _add_up()
@@ -137,7 +142,7 @@ def admitted(account: str | None, costs: Mapping[str, int], now: int) -> None:
 
 
 def _add_up() -> None:
-    """Add the admitted requests, and the requests that were counted elsewhere, to the totals."""
+    """Add the admitted requests, and the requests that other modules have counted, to the totals."""
     for add_more in _adders:
         add_more()
     with _lock:
@@ -160,7 +165,7 @@ def unmetered(account: str, key: str, costs: Mapping[str, int]) -> None:
 
 
 def totals() -> Totals:
-    """Return this process' totals: requests and units by TotalKey."""
+    """Return the totals of this process: for each TotalKey the number of requests and of units."""
     _add_up()
     with _lock:
         return {total_key: (requests, units) for total_key, (requests, units, *_written) in _totals.items()}
@@ -202,7 +207,7 @@ def write() -> None:
 
 
 def _rename() -> None:
-    """Continue under a new process name. Forget the written totals; keep only what was counted since."""
+    """Continue under a new process name. Forget all that was written. Keep only what was counted after that."""
     global _process
     _process = nonce().decode()
     for total_key, (requests, units, *written) in list(_totals.items()):
@@ -213,7 +218,7 @@ def _rename() -> None:
 
 
 def _start() -> None:
-    # Do not start in tests: the thread would write into a database that a test empties, or into the project's real one.
+    # Do not start the thread in tests. It would write to a database that a test empties, or to the project's database.
     if _write is not None and conf.PROCESS_TOTALS_INTERVAL > 0 and not tests.possible:
         _background.start()
 

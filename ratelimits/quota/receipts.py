@@ -1,7 +1,7 @@
-"""Functions for views: refund an admitted request, or settle it, which means to charge what it really used.
+"""Functions for views: refund an admitted request, or settle it. To settle means to charge the true cost.
 
-They use the answer that an entry point has set as `request.quota`. A request can be refunded or settled only once. The
-functions return None if this is not possible: the request was not admitted, or Redis did not decide it.
+The functions use the answer that an entry point has set as `request.quota`. A request can be refunded or settled only
+once. The functions return None if the request was not admitted, or if Redis did not decide it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def receipt_of(request: Any) -> Receipt | None:
 
 
 def _to_settle(request: Any) -> Receipt | None:
-    """Return the receipt of a request that a view settles or refunds. Log a warning if it spent prefetched permits."""
+    """Return the receipt of a request. If it has none because its permits were prefetched, log a warning."""
     receipt, answer = receipt_of(request), getattr(request, "quota", None)
     if receipt is None and answer is not None and answer.allowed and isinstance(answer.decision, PrefetchedDecision):
         logger.warning(
@@ -37,7 +37,7 @@ def _to_settle(request: Any) -> Receipt | None:
 
 
 def true_costs(receipt: Receipt, costs: Mapping[str, int]) -> tuple[int, ...]:
-    """Return a cost for each meter of the receipt: the given cost, or the charged cost if none is given.
+    """Return the true cost in each meter of the receipt. If `costs` does not name a meter, this is the charged cost.
 
     Raise ValueError for a meter in which the request was not charged.
     """
@@ -49,7 +49,7 @@ def true_costs(receipt: Receipt, costs: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def settle(request: Any, costs: Mapping[str, int]) -> Decision | None:
-    """Charge the true costs of a request, by meter, even if they exceed a limit: `settle(request, {"tokens": 312})`.
+    """Charge the true cost of a request in each meter, even above a limit: `settle(request, {"tokens": 312})`.
 
     A settled request is not refunded when its response is a server error. Raise AlreadySettled if it was settled or
     refunded before, and engine.Unavailable if Redis cannot be asked.
@@ -95,6 +95,6 @@ async def async_refund(request: Any) -> Decision | None:
 
 
 def _note(request: Any, receipt: Receipt, true: tuple[int, ...] = ()) -> None:
-    """If the request is charged nothing now, note that it must not be refunded again when it ends."""
+    """If a request has no charge any more, note that it must not be refunded when it ends."""
     if not any(true):
         finishing.refunded(request, receipt)

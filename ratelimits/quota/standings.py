@@ -1,6 +1,6 @@
-"""Ask how much an identity has left under its limits, without counting usage.
+"""Ask how many permits an identity has left under its limits, without counting usage.
 
-Use this module only to report what is left, as the API's page `/usage/` does. `quota.checking` decides requests.
+Use this module only to show what is left, as the API's page `/usage/` does. `quota.checking` decides requests.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ratelimits.rules.selection import GLOBAL_KEY
 #: The errors that are raised if the rules cannot be read or Redis cannot be asked.
 UNAVAILABLE = (RulesUnavailable, Unavailable, ResponseError)
 
-#: Maximum number of rules in one call when all rules of an identity are asked for. More would take long to compile.
+#: Maximum number of rules in one call of `live_limits`. A call with more rules would take long to compile.
 _TOGETHER = 60
-#: Maximum number of refusing rules for which `live_limits` asks how long to wait: each needs a call of its own.
+#: Maximum number of refusing rules for which `live_limits` asks how long to wait. Each of them needs a separate call.
 _MAX_WAITS = 50
 
 #: A function that chooses the rules to ask for.
@@ -40,16 +40,17 @@ Choice = Callable[[Snapshot, Identity], Iterable[Selection]]
 
 def billing_rules(snapshot: Snapshot, identity: Identity) -> list[Selection]:
     """Return the rules that bill this identity, in every scope."""
-    bills = [row for row in snapshot.rows.rules.values() if row.bills]
-    scopes = {(row.scope, min(row.methods, default="")) for row in bills}
-    chosen = [snapshot.select(scope, method, identity) for scope, method in sorted(scopes)]
-    return [replace(one, rules=tuple(rule for rule in one.rules if rule.bills)) for one in chosen]
+    billing_rows = [row for row in snapshot.rows.rules.values() if row.bills]
+    scopes = {(row.scope, min(row.methods, default="")) for row in billing_rows}
+    selections = [snapshot.select(scope, method, identity) for scope, method in sorted(scopes)]
+    return [replace(selection, rules=tuple(rule for rule in selection.rules if rule.bills)) for selection in selections]
 
 
 def uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Decision | None]:
-    """Run `op` on the chosen rules, without counting usage. The decision is None if no rule was chosen.
+    """Run an operation on the chosen rules, without counting usage. The decision is None if no rule was chosen.
 
-    `Op.PEEK` changes nothing, `Op.RESET` deletes the limits' states. Raise one of the errors UNAVAILABLE.
+    `op` is `Op.PEEK`, which changes nothing, or `Op.RESET`, which deletes the limits' states. Raise one of the errors
+    UNAVAILABLE.
     """
     for _attempt in range(1 + RELOADS):
         snapshot = rules.current()
@@ -61,7 +62,7 @@ def uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Dec
         prepared = prepare(Selection(tuple(applied.values()), version), meters)
         call = _call(prepared, identity, version, op)
         if not applied or prepared.undecidable:
-            # There is nothing to decide. Ask Redis only whether these rules are still the newest.
+            # There is nothing to decide. Ask Redis only whether it has newer rules.
             call = call._replace(program=program(()), keys=call.keys or (identity.account or GLOBAL_KEY,), op=Op.PEEK)
         try:
             decision = decide_call(current_server(), call)
@@ -79,19 +80,19 @@ def uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Dec
 
 
 def _call(prepared: Prepared, identity: Identity, version: int | None, op: Op, *, at_once: bool = True) -> Call:
-    """Return the call that asks for one permit of each meter, without counting usage."""
+    """Return a call with the cost 1 in each meter, which does not count usage."""
     keys = tuple(getattr(identity, field, field) for field in prepared.fields)
     costs = (1,) * len(prepared.meters)
     return Call(prepared.program, keys, costs, identity.owner, version=version, op=op, at_once=at_once)
 
 
 class LiveLimit(NamedTuple):
-    """A rule that applies to an identity, why it applies, and where it stands.
+    """A rule that applies to an identity, why it applies, and what it has left.
 
-    key          what the rule counts, such as "user:42"; "" if the rule is off or cannot be read
+    key          the key that the rule counts, such as "user:42"; "" if the rule is off or cannot be read
     standing     None if the rule is off or cannot be read, or if Redis did not answer
-    wait         seconds that one more request would have to wait before it proceeds; 0 if it would not have to
-    retry_after  seconds until one more request would be admitted; 0 if now, None if never or not known
+    wait         seconds that one more request would wait before it proceeds; 0 if it would not wait
+    retry_after  seconds until one more request would be admitted: 0 means now, None means never or not known
     """
 
     why: ExplainedRule
@@ -104,12 +105,12 @@ class LiveLimit(NamedTuple):
 def live_limits(identity: Identity) -> tuple[list[LiveLimit], Exception | None]:
     """Return all rules that apply to an identity in some scope, by name; and the error if Redis did not answer.
 
-    Nothing is charged. However many rules there are, a server that hangs is waited for no longer than TIMEOUT
-    altogether. Raise RulesUnavailable.
+    Nothing is charged. All calls together take at most TIMEOUT, even if there are many rules and Redis hangs. Raise
+    RulesUnavailable.
     """
     end = time.monotonic() + conf.TIMEOUT
-    # Read the newest rules first: if no known rule applies to the key, the server is not asked and cannot name newer
-    # ones.
+    # Read the newest rules first. If the known rules do not apply to the identity, Redis is not asked, and cannot
+    # report that there are newer rules.
     snapshot = rules.reload()
     for _attempt in range(1 + RELOADS):
         asking = _Asking(identity, snapshot)
@@ -123,7 +124,7 @@ def live_limits(identity: Identity) -> tuple[list[LiveLimit], Exception | None]:
 
 
 class _Asking:
-    """The rules of an identity in one snapshot, and the answers of Redis so far, which a thread adds."""
+    """The rules of an identity in one snapshot, and the answers of Redis. A thread adds the answers one by one."""
 
     def __init__(self, identity: Identity, snapshot: Snapshot) -> None:
         self._identity = identity
@@ -134,7 +135,7 @@ class _Asking:
         self._waits: dict[str, tuple[float, float | None]] = {}
 
     def ask(self, seconds: float) -> Exception | None:
-        """Ask, and return the error if some answers are missing. Raise Stale."""
+        """Ask Redis for at most this time. Return the error if some answers are missing. Raise Stale."""
         try:
             within(seconds, self._ask, "ratelimits-standings")
         except (TimeoutError, Unavailable, ResponseError) as error:
@@ -142,30 +143,30 @@ class _Asking:
         return None
 
     def limits(self) -> list[LiveLimit]:
-        """Return all rules, each with its answers so far."""
-        return [self._limit(one) for one in self._found]
+        """Return all rules, each with the answers that have come."""
+        return [self._limit(why) for why in self._found]
 
     def _limit(self, why: ExplainedRule) -> LiveLimit:
         if not isinstance(why.rule, AppliedRule):
             return LiveLimit(why, "")
         standing = self._standings.get(why.rule.name)
-        at_once = 0.0 if standing is not None and standing.allowed else None
+        retry_after = 0.0 if standing is not None and standing.allowed else None
         key = str(getattr(self._identity, why.rule.key_kind, why.rule.key_kind))
-        return LiveLimit(why, key, standing, *self._waits.get(why.rule.name, (0.0, at_once)))
+        return LiveLimit(why, key, standing, *self._waits.get(why.rule.name, (0.0, retry_after)))
 
     def _ask(self) -> None:
         for start in range(0, len(self._rules), _TOGETHER):
-            some = self._rules[start : start + _TOGETHER]
-            found = self._decide(some, at_once=True).standings
-            self._standings.update(zip((rule.name for rule in some), found, strict=True))
+            group = self._rules[start : start + _TOGETHER]
+            found = self._decide(group, at_once=True).standings
+            self._standings.update(zip((rule.name for rule in group), found, strict=True))
         refusing = [rule for rule in self._rules if not self._standings[rule.name].allowed]
         for rule in refusing[:_MAX_WAITS]:
-            # A decision says nothing of the waits of shadow rules.
+            # A decision does not contain the wait of a shadow rule, so let the rule enforce.
             decision = self._decide([replace(rule, mode=Mode.ENFORCE)], at_once=False)
             self._waits[rule.name] = decision.wait, decision.retry_after
 
-    def _decide(self, some: Sequence[AppliedRule], *, at_once: bool) -> Decision:
-        prepared = prepare(Selection(tuple(some), self._version), tuple(dict.fromkeys(rule.meter for rule in some)))
+    def _decide(self, group: Sequence[AppliedRule], *, at_once: bool) -> Decision:
+        prepared = prepare(Selection(tuple(group), self._version), tuple(dict.fromkeys(rule.meter for rule in group)))
         if prepared.undecidable:
             raise NotSent(prepared.undecidable)
         call = _call(prepared, self._identity, self._version, Op.PEEK, at_once=at_once)
@@ -173,7 +174,7 @@ class _Asking:
 
 
 def standings(identity: Identity, choose: Choice = billing_rules) -> list[tuple[AppliedRule, str, Standing]]:
-    """Return each chosen rule, with the key that it counts for this identity, and what is left.
+    """Return each chosen rule, with the key that it counts for this identity, and its standing (what is left).
 
     Raise one of the errors UNAVAILABLE.
     """

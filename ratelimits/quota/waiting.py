@@ -28,12 +28,12 @@ class Waiters:
         self.clear()
 
     def clear(self) -> None:
-        """Start again with 0 and a new lock. A forked process does this: both belong to its parent."""
+        """Start again with 0 and a new lock. A forked process calls this: both belong to its parent."""
         self._lock = threading.Lock()
         self._count = 0
 
     def enter(self) -> bool:
-        """Count one more request and return True; return False if MAX_WAITING are counted."""
+        """Count one more request and return True. If MAX_WAITING requests are counted already, return False."""
         with self._lock:
             if self._count >= conf.MAX_WAITING:
                 return False
@@ -55,16 +55,16 @@ def check_and_wait(
 ) -> Answer:
     """Decide a request as `quota.checking.check` does. If it is admitted for a later moment, wait until then.
 
-    If MAX_WAITING requests of this process wait already, refuse a request that would have to wait, without a charge. If
-    the wait is interrupted, give back the permits of the request. `request` is Django's request: if its client closes
-    the connection, end the wait and raise asyncio.CancelledError, so that the view does not run. Raise WrongCost for
-    costs that are not valid.
+    If MAX_WAITING requests of this process wait already, refuse a request that would have to wait, and do not charge
+    it. If the wait is interrupted, give back the permits of the request. `request` is Django's request. If its client
+    closes the connection, end the wait and raise asyncio.CancelledError, so that the view does not run. Raise WrongCost
+    for costs that are not valid.
     """
-    # Count the request only if some known rule lets requests wait.
-    crowded = prepared.may_wait()
-    entered = crowded and waiters.enter()
+    # Count the request only if a known rule lets requests wait.
+    may_wait = prepared.may_wait()
+    entered = may_wait and waiters.enter()
     try:
-        answer = checking.check(identity, scope, method, costs, at_once=crowded and not entered)
+        answer = checking.check(identity, scope, method, costs, at_once=may_wait and not entered)
         if answer.wait or (answer.allowed and finishing.is_abandoned(request)):
             try:
                 _hold_back(answer.wait, request)
@@ -79,15 +79,15 @@ def check_and_wait(
 
 def _hold_back(seconds: float, request: HttpRequest | None) -> None:
     if isinstance(request, ASGIRequest) and not _runs_a_loop():
-        # If the request of a sync view is cancelled, asgiref cancels the coroutine that its thread awaits. It could not
-        # stop time.sleep.
+        # If the request of a sync view is cancelled, asgiref cancels the coroutine for which the view's thread waits.
+        # It could not interrupt time.sleep.
         async_to_sync(_ahold_back)(seconds, request)
     else:
         time.sleep(seconds)
 
 
 async def _ahold_back(seconds: float, request: HttpRequest) -> None:
-    # If the request was cancelled before this coroutine began, nobody cancels the coroutine.
+    # If the request was cancelled before this coroutine began, asgiref does not cancel the coroutine.
     if finishing.is_abandoned(request):
         raise asyncio.CancelledError
     await asyncio.sleep(seconds)
@@ -104,10 +104,10 @@ def _runs_a_loop() -> bool:
 
 async def acheck_and_wait(identity: Identity, scope: str, method: str, costs: Mapping[str, int]) -> Answer:
     """Do the same as `check_and_wait`, in async code. Other requests of the event loop continue during the wait."""
-    crowded = prepared.may_wait()
-    entered = crowded and waiters.enter()
+    may_wait = prepared.may_wait()
+    entered = may_wait and waiters.enter()
     try:
-        answer = await checking.acheck(identity, scope, method, costs, at_once=crowded and not entered)
+        answer = await checking.acheck(identity, scope, method, costs, at_once=may_wait and not entered)
         if answer.wait:
             try:
                 await asyncio.sleep(answer.wait)
