@@ -1,3 +1,3 @@
-"""The algorithms with their parameters, and the calendar. They do no I/O, and all other packages may use them."""
+"""The algorithms with their parameters, and the calendar. This package does no I/O. All other packages may use it."""
 
 from __future__ import annotations

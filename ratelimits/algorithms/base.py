@@ -1,4 +1,7 @@
-"""The base class of all algorithms: the parameters of a limit, their checks, and their form for the Lua script."""
+"""The base class of all algorithms.
+
+An algorithm has the parameters of a limit. It checks them, and writes them as numbers for the Lua script.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ Params = tuple[int, ...]
 class Storage(NamedTuple):
     """Where the state of a limit is stored in Redis. engine/keys.py makes the Redis keys.
 
-    packed    whether some of the state is in the string that all limits of one key share (the packed state)
-    own       the letter in the name of the limit's own Redis key; "" if it has none
-    endings   suffixes for further Redis keys. The Lua file writes each of them as "${name}" with its name here
+    packed    whether some of the state is in the packed state, a string that several limits of one key share
+    own       the letter in the name of the Redis key that belongs to the limit alone; "" if there is no such key
+    endings   suffixes of further Redis keys, by name. The Lua file writes "${name}" instead of the suffix
     """
 
     packed: bool = True
@@ -28,7 +31,12 @@ class Storage(NamedTuple):
 
 
 class FastPath(NamedTuple):
-    """A limit in the form for lua/fast.lua: size and struct format of its record in a packed state, and its numbers."""
+    """A limit as lua/fast.lua reads it.
+
+    size     size in bytes of the algorithm's data in a packed state
+    format   struct format of these data
+    numbers  the numbers of the limit, which lua/fast.lua lists at ARGV[5]
+    """
 
     size: int
     format: str
@@ -37,10 +45,10 @@ class FastPath(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Algorithm(ABC):
-    """The numbers of a limit, and everything that differs between algorithms.
+    """The parameters of a limit, and everything that differs between algorithms.
 
     A new algorithm needs a subclass, a Lua file and a line in algorithms/limits.py. All other code uses only the
-    attributes below, and never asks which algorithm a limit has.
+    attributes and methods below, so it does not depend on a single algorithm.
     """
 
     #: The algorithm's name in the database and in rule files (JSON).
@@ -49,25 +57,26 @@ class Algorithm(ABC):
     label: ClassVar[str]
     #: One sentence for people who choose an algorithm; "" if there is none.
     explanation: ClassVar[str] = ""
-    #: The number that stands for the algorithm in Redis, from 1 to 255. Never use a number again for another algorithm.
+    #: The number of the algorithm in Redis, from 1 to 255. Never use the number of another algorithm, even of a removed
+    #: one.
     code: ClassVar[int]
     #: The name of the Lua file in lua/algorithms.
     script: ClassVar[str]
-    #: Names of the Lua files that must be loaded before it.
+    #: Names of Lua files that must be loaded before that file.
     builds_on: ClassVar[tuple[str, ...]] = ()
-    #: Whether lua/fast.lua can decide the algorithm, at least with some parameters.
+    #: Whether lua/fast.lua can decide limits with this algorithm, at least with some parameters.
     has_fast_path: ClassVar[bool] = False
     #: Where the state is stored.
     storage: ClassVar[Storage] = Storage()
-    #: Whether an admitted request holds a lease, which ends with the request.
+    #: Whether an admitted request gets a lease, which ends with the request.
     leases: ClassVar[bool] = False
-    #: Whether a refusal stays right until its retry_after has passed. If so, a process may repeat it from memory.
+    #: Whether a refusal stays right until its retry_after has passed. Then a process may repeat it from memory.
     refusals_stand: ClassVar[bool] = True
-    #: Says whether a process may take permits in advance (prefetch). None means never, {} means always. Other values
-    #: mean: only if each of these fields has one of these values. All permits must come back at one moment. If they
+    #: With which parameters a process may take permits in advance (prefetch). None: never. {}: always. Otherwise: if
+    #: each named field has one of its values. Prefetching is safe only if all permits come back at one moment. If they
     #: came back one by one, new permits and prefetched permits together could exceed the limit.
     prefetch_where: ClassVar[Mapping[str, tuple[str, ...]] | None] = None
-    #: Whether a request can be admitted for a later moment. Only then a rule can have a max_wait.
+    #: Whether a request can be admitted for a later moment. If not, a rule cannot have a max_wait.
     may_wait: ClassVar[bool] = False
     #: Whether a rule must have a max_wait.
     needs_max_wait: ClassVar[bool] = False
@@ -95,14 +104,11 @@ class Algorithm(ABC):
     @property
     @abstractmethod
     def quota(self) -> tuple[int, int | None]:
-        """Return the numbers for clients: permits, and the µs in which all of them come back (None: no fixed time)."""
+        """Return the numbers for clients: the permits, and the µs until all have come back (None: no fixed time)."""
 
     @abstractmethod
     def sentence(self, words: Wording, unit: str) -> list[str]:
-        """Return the parts of a sentence that describes the limit.
-
-        `unit` is the word for permits, such as "requests".
-        """
+        """Return the parts of a sentence that describes the limit. `unit` is a word for permits, such as "requests"."""
 
     @property
     def may_prefetch(self) -> bool:
@@ -112,7 +118,7 @@ class Algorithm(ABC):
 
     @property
     def undoable(self) -> bool:
-        """Return whether giving permits back fully restores the earlier state."""
+        """Return whether a refund fully restores the state before the charge."""
         return True
 
     @property
@@ -127,18 +133,18 @@ class Algorithm(ABC):
 
     @abstractmethod
     def params(self, now: int) -> Params:
-        """Return the numbers for the script, at most eight, valid at `now` (µs since 1970 UTC)."""
+        """Return the numbers for the Lua script at `now` (µs since 1970 UTC). There are at most eight."""
 
     def valid_span(self, now: int) -> tuple[int, int] | None:
-        """Return start and end (µs since 1970 UTC) of the time for which `params(now)` is valid; None: always."""
+        """Return start and end (µs since 1970 UTC) of the time for which `params(now)` is valid (None: always)."""
         return None
 
     def fast_path(self, params: Params) -> FastPath | None:
-        """Return the limit's form for lua/fast.lua; None if lua/fast.lua cannot decide a limit with these `params`."""
+        """Return the limit as lua/fast.lua reads it; None if lua/fast.lua cannot decide a limit with these `params`."""
         return None
 
     def month_at(self, moment: int) -> tuple[int, int] | None:
-        """Return start and end (µs) of the month around a moment; None if the limit is not for calendar months."""
+        """Return start and end (µs) of the month that contains a moment; None if the limit has no calendar months."""
         return None
 
 

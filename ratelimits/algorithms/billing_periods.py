@@ -1,15 +1,16 @@
 """Find the billing periods of an account.
 
-A billing period is a month in the account's time zone, from the account's anchor (its day and time of the month) on. If
-the time zone or the anchor changes, the billing period of that moment keeps its start and end. It is the kept period.
+A billing period is a month in the account's time zone. It begins at the account's anchor, a day and time of the month.
+If the time zone or the anchor changes, the billing period of that moment does not change its start and end. This period
+is called the *kept period*.
 """
 
 from __future__ import annotations
 
 from ratelimits.algorithms.calendar import boundaries
 
-#: If the first period after a kept period would be shorter than this (µs), it is joined with the next month. Clocks of
-#: two time zones differ by at most 26 hours, so a new time zone alone does not make an extra short period.
+#: Minimum length (µs) of the first period after a kept period. If this period would be shorter, it is joined with the
+#: next month. Clocks of two time zones differ by at most 26 hours, so a new time zone alone makes no short period.
 SHORTEST = 2 * 86_400_000_000
 
 #: Start and end, in µs since 1970 UTC.
@@ -18,10 +19,10 @@ Four = tuple[int, int, int, int]
 
 
 def periods_around(timezone: str, anchor: str | None, kept: Span | None, now: int) -> Four:
-    """Return the starts of the previous billing period, the one around `now`, and the next two, in µs since 1970 UTC.
+    """Return the starts of four billing periods, in µs since 1970 UTC: the one before `now`, the present, the next two.
 
-    Periods are the months of `timezone` from `anchor`. If there is a `kept` period, the next period starts at its end.
-    Raise the errors of `boundaries`.
+    Periods are months of `timezone` that begin at `anchor`. If there is a `kept` period, the next period starts at its
+    end. Raise the errors of `boundaries`.
     """
     if kept is None:
         return boundaries("month", timezone, anchor, now)

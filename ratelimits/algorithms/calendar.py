@@ -1,9 +1,9 @@
 """Find the start and the end of the hour, day, week, month or year around a moment.
 
-An anchor is a local date and time at which one period starts. The other periods start at the same local time, also
-after a change to daylight saving time. If a month does not have the anchor's day, its period starts on its last day.
-Without an anchor, hours start at the full hour, days at midnight, weeks on Monday, months on the 1st, years on 1
-January.
+An anchor is a local date and time at which one period starts. The other periods start at the same local time, even
+after a change to daylight saving time. If a month does not have the anchor's day, the period starts on the month's last
+day. Without an anchor, hours start at the full hour, days at midnight, weeks on Monday, months on the 1st, years on
+1 January.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ UNITS = ("hour", "day", "week", "month", "year")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HOUR = 3_600_000_000
 _MICROSECOND = timedelta(microseconds=1)
-# A Monday and the 1st of January: the default anchor of every unit.
-_DEFAULT_ANCHOR = datetime(2001, 1, 1)  # noqa: DTZ001 (local to whichever zone is asked)
+# The default anchor of every unit: this day is both a Monday and a 1 January.
+_DEFAULT_ANCHOR = datetime(2001, 1, 1)  # noqa: DTZ001 (a local time in any time zone)
 
 
 def zone(name: str) -> ZoneInfo:
@@ -31,7 +31,7 @@ def zone(name: str) -> ZoneInfo:
 
 
 def parse_anchor(text: str) -> datetime:
-    """Return an anchor as a naive local date-time, from ISO 8601 text such as '2026-01-31T06:00'. Raise ValueError."""
+    """Return the anchor of a text in ISO 8601 such as '2026-01-31T06:00', as a naive datetime. Raise ValueError."""
     try:
         anchor = datetime.fromisoformat(text)
     except (ValueError, TypeError) as error:
@@ -64,37 +64,37 @@ def _start(unit: str, tz: ZoneInfo, anchor: datetime, number: int) -> int:
 
 
 def _offset(tz: ZoneInfo, moment: int) -> int:
-    """Return by how many µs the local clock is ahead of UTC."""
+    """Return local time minus UTC at a moment, in µs."""
     return ((_EPOCH + timedelta(microseconds=moment)).astimezone(tz).utcoffset() or timedelta()) // _MICROSECOND
 
 
 def _hour(tz: ZoneInfo, now: int) -> tuple[int, int]:
-    """Return start and end of the local clock's hour around a moment.
+    """Return start and end of the hour of local time that contains a moment.
 
-    The hour ends early if the clock changes by a part of an hour.
+    If the offset to UTC changes by a part of an hour, the hour ends or starts at this change.
     """
     offset = _offset(tz, now)
 
-    def edge(other: int, near: int) -> int:
-        # Return the moment between the two at which the offset changes.
-        low, high = sorted((other, near))
-        after = _offset(tz, high)
+    def change_between(one: int, other: int) -> int:
+        """Return the moment between two moments at which the offset changes."""
+        low, high = sorted((one, other))
+        later_offset = _offset(tz, high)
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if _offset(tz, middle) == after else (middle, high)
+            low, high = (low, middle) if _offset(tz, middle) == later_offset else (middle, high)
         return high
 
     start = now - (now + offset) % _HOUR
     end = start + _HOUR
     if (_offset(tz, end - 1) - offset) % _HOUR:
-        end = edge(end - 1, now)
+        end = change_between(now, end - 1)
     if (_offset(tz, start) - offset) % _HOUR:
-        start = edge(start, now)
+        start = change_between(start, now)
     return start, end
 
 
 def _number(unit: str, anchor: datetime, local: date) -> int:
-    """Return the number of the period with a local date, counted from the anchor. It may be wrong by one."""
+    """Return the number of the period that contains a local date, counted from the anchor. It may be wrong by one."""
     if unit == "day":
         return (local - anchor.date()).days
     if unit == "week":
@@ -104,24 +104,24 @@ def _number(unit: str, anchor: datetime, local: date) -> int:
 
 
 def boundaries(unit: str, timezone: str, anchor: str | None, now: int) -> tuple[int, int, int, int]:
-    """Return the starts of the previous period, the period around `now`, and the next two, in µs since 1970 UTC.
+    """Return the starts of four periods, in µs since 1970 UTC: the one before `now`, the present, and the next two.
 
-    A period includes its start and excludes its end. Raise ValueError for an unknown unit, time zone or anchor, and for
-    a moment outside the years 1 to 9999.
+    The start of a period belongs to it, its end does not. Raise ValueError for an unknown unit, time zone or anchor,
+    and for a moment outside the years 1 to 9999.
     """
     if unit not in UNITS:
         raise ValueError(f"unknown calendar_unit {unit!r}: use one of {', '.join(UNITS)}")
     tz = zone(timezone)
-    fixed = parse_anchor(anchor) if anchor else None
+    parsed_anchor = parse_anchor(anchor) if anchor else None
     try:
         local = (_EPOCH + timedelta(microseconds=now)).astimezone(tz)
         if unit == "hour":
-            if fixed is None:
+            if parsed_anchor is None:
                 current, following = _hour(tz, now)
                 return _hour(tz, current - 1)[0], current, following, _hour(tz, following)[1]
-            current = now - (now - instant(fixed.replace(tzinfo=tz))) % _HOUR
+            current = now - (now - instant(parsed_anchor.replace(tzinfo=tz))) % _HOUR
             return current - _HOUR, current, current + _HOUR, current + 2 * _HOUR
-        start = fixed or _DEFAULT_ANCHOR
+        start = parsed_anchor or _DEFAULT_ANCHOR
         number = _number(unit, start, local.date()) + 1
         while _start(unit, tz, start, number) > now:
             number -= 1

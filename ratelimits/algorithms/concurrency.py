@@ -1,4 +1,4 @@
-"""The algorithm that counts requests in flight. Each request holds a lease until it ends."""
+"""The algorithm that limits how many requests run at once. Each request has a lease until the request ends."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from ratelimits.algorithms.wording import Wording, amount, gettext_noop
 
 @dataclass(frozen=True, slots=True)
 class Concurrency(Bounded):
-    """At most `capacity` requests at once. A request's lease ends with the request, or after `lease_ttl` seconds."""
+    """At most `capacity` requests at once.
+
+    The lease of a request ends with the request, or earlier, after `lease_ttl` seconds.
+    """
 
     id = "concurrency"
     label = gettext_noop("concurrency")
     explanation = gettext_noop(
-        "Limits how many requests are under way at the same moment; each gives its place back when it ends."
+        "Limits how many requests run at the same moment. A request gives its place back when it ends."
     )
     code = 11
     script = "concurrency"

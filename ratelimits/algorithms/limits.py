@@ -1,8 +1,8 @@
 """The list of all algorithms, and the limit of a request.
 
-Every algorithm is a frozen dataclass. Its fields have the names of the admin form and of rule files (JSON). A value
-that is not valid raises ValueError with a sentence that says what to write instead. Decimals such as `rate` have at
-most six places and are exact. Times are in seconds in the fields, and in whole microseconds for the Lua script.
+Every algorithm is a frozen dataclass. Its fields have the same names as in the admin form and in rule files (JSON). For
+a value that is not valid, ValueError is raised with a sentence that says what to write instead. Decimals such as `rate`
+are exact and have at most six places. The fields give times in seconds; the Lua script gets them in whole microseconds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Mode(IntEnum):
-    """The mode of a limit. ENFORCE: its refusal refuses the request. SHADOW: its refusal is only recorded."""
+    """The mode of a limit. A refusal with ENFORCE refuses the request. A refusal with SHADOW is only recorded."""
 
     ENFORCE = 0
     SHADOW = 1
@@ -60,7 +60,7 @@ _REGISTERED: tuple[type[Algorithm], ...] = (
 )
 ALGORITHMS: dict[str, type[Algorithm]] = {kind.id: kind for kind in _REGISTERED}
 
-#: Fields of the admin form that belong to no algorithm. They may be in a rule file, and the simulator ignores them.
+#: Fields of the admin form that do not belong to an algorithm. A rule file may have them. They are ignored here.
 _FORM = {"name", "plan", "scope", "key_kind", "meter", "mode", "bills", "on_failure", "max_wait", "prefetch"}
 
 
@@ -72,7 +72,7 @@ def fields_of(algorithm: str) -> tuple[str, ...]:
 
 
 def algorithm_from_json(data: Any) -> Algorithm:
-    """Return the algorithm of a rule file: a dict of the admin form's fields. Raise ValueError for a mistake."""
+    """Return the algorithm of a rule file, a dict of the admin form's fields. Raise ValueError for a mistake."""
     if not isinstance(data, dict):
         raise ValueError(
             'a rule is an object such as {"algorithm": "token_bucket", "capacity": 10, "rate": 5, "period": 1}'
@@ -84,16 +84,16 @@ def algorithm_from_json(data: Any) -> Algorithm:
     kind = ALGORITHMS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ValueError(f"unknown algorithm {name!r}: use one of {', '.join(ALGORITHMS)}")
-    known = fields_of(name)
-    every = {field for other in ALGORITHMS for field in fields_of(other)} | _FORM
+    parameters = fields_of(name)
+    known_fields = {field for other in ALGORITHMS for field in fields_of(other)} | _FORM
     for field in rest:
-        if field not in every:
-            raise ValueError(f"unknown field {field!r}: {name} takes {', '.join(known)}")
-    given = {field: rest[field] for field in known if rest.get(field) is not None}
-    missing = [field.name for field in fields(kind) if field.name not in given and field.default is MISSING]
+        if field not in known_fields:
+            raise ValueError(f"unknown field {field!r}: {name} takes {', '.join(parameters)}")
+    values = {field: rest[field] for field in parameters if rest.get(field) is not None}
+    missing = [field.name for field in fields(kind) if field.name not in values and field.default is MISSING]
     if missing:
         raise ValueError(f"{name} needs {' and '.join(missing)}")
-    return kind(**given)
+    return kind(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +102,12 @@ class Limit:
 
     key      who is limited, such as "user:42"
     name     the name of the limit's state. Two limits of one key need different names
-    cost     permits that the request takes
+    cost     the permits that the request takes
     mode     whether a refusal refuses the request or is only recorded
-    rule     id of the rule, recorded with the usage; 0 if the limit is not from a rule
+    rule     id of the rule, recorded with the usage; 0 if the limit does not come from a rule
     version  version of the rule, recorded with the usage
-    since    when these parameters came into force, in µs since 1970 UTC; 0: the moment of the decision. If the state
-             was stored with other parameters, these count for the time before
+    since    the moment from which these parameters hold, in µs since 1970 UTC; 0: the moment of the decision. Before
+             this moment, the parameters hold with which the state was stored
     """
 
     key: str

@@ -1,6 +1,6 @@
 """Check numbers that people write: exact decimals, whole numbers, lengths of time.
 
-A value that is not valid raises ValueError with a sentence that says what to write instead.
+For a value that is not valid, the functions raise ValueError with a sentence that says what to write instead.
 """
 
 from __future__ import annotations
@@ -8,14 +8,15 @@ from __future__ import annotations
 from decimal import Decimal, InvalidOperation
 
 MICROSECONDS = 1_000_000
-#: Maximum length of a time in µs. The Lua script adds it to the present time in doubles, which are exact up to 2**53.
+#: Maximum length of a time in µs. The Lua script adds such a time to the present time in doubles. They are exact up to
+#: 2**53.
 HORIZON = 2**52
 #: Maximum capacity.
 MAX_PERMITS = 10**12
 
 
 def exact(name: str, value: object, least: Decimal | int = 0, *, above: bool = False) -> Decimal:
-    """Return an exact decimal with at most six places. It is at least `least`; with `above` it is greater."""
+    """Return a value as a decimal with at most six places. It must be `least` or more; if `above` is true, more."""
     try:
         if isinstance(value, str) and ("_" in value or not value.isascii()):
             raise InvalidOperation  # Decimal would accept "1_0" and digits of other writing systems
@@ -34,7 +35,7 @@ def exact(name: str, value: object, least: Decimal | int = 0, *, above: bool = F
 
 
 def whole(name: str, value: object, least: int = 0, most: int = MAX_PERMITS) -> int:
-    """Return a whole number from `least` to `most`."""
+    """Return a value as a whole number. It must be from `least` to `most`."""
     number = exact(name, value)
     if number % 1:
         raise ValueError(f"{name} must be a whole number, not {value}")
@@ -44,7 +45,7 @@ def whole(name: str, value: object, least: int = 0, most: int = MAX_PERMITS) -> 
 
 
 def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
-    """Return a value that is one of `choices`."""
+    """Return a value as a str. It must be one of `choices`."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
     return str(value)

@@ -1,4 +1,4 @@
-"""Algorithms with a rate: `rate` permits per `period` seconds. The time that one permit takes is an exact fraction."""
+"""Algorithms with a rate: `rate` permits per `period` seconds. The time that a permit takes is an exact fraction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ratelimits.algorithms.parsing import HORIZON, MAX_PERMITS, exact, length, m
 from ratelimits.algorithms.wording import Wording, gettext_noop, number
 
 
-def _countable(interval: Fraction, permits: int) -> None:
+def _check_countable(interval: Fraction, permits: int) -> None:
     """Raise ValueError unless this number of permits at this rate can be counted exactly."""
     if interval * permits > HORIZON:
         raise ValueError(
@@ -43,11 +43,13 @@ class _Paced(Algorithm):
         """Raise ValueError unless this number of permits can be counted exactly."""
         self._set("rate", exact("rate", self.rate, above=True))
         self._set("period", length("period", self.period))
-        _countable(self.interval, permits)
+        _check_countable(self.interval, permits)
 
 
 @dataclass(frozen=True, slots=True)
 class _Level(_Paced, Bounded):
+    """A limit that lua/algorithms/level.lua decides: each charge adds to a debt, which becomes smaller with time."""
+
     rate: Decimal
     period: Decimal
 
@@ -66,36 +68,37 @@ class _Level(_Paced, Bounded):
     def quota(self) -> tuple[int, int | None]:
         return self.capacity, ceil(self.interval * self.capacity)
 
-    def _params(self, room: int, extra: int) -> Params:
-        limit = self.interval * room
-        full, part = divmod(
-            limit.numerator * (self.interval.denominator // limit.denominator), self.interval.denominator
+    def _params(self, permits: int, last_param: int) -> Params:
+        """Return the numbers that lua/algorithms/level.lua describes. The room is the time that `permits` take."""
+        room = self.interval * permits
+        whole_room, part = divmod(
+            room.numerator * (self.interval.denominator // room.denominator), self.interval.denominator
         )
-        return *_split(self.interval), full, part, self.capacity, extra
+        return *_split(self.interval), whole_room, part, self.capacity, last_param
 
     def params(self, now: int) -> Params:
         return self._params(self.capacity, 0)
 
     def fast_path(self, params: Params) -> FastPath | None:
-        q, r, n, full, part, _capacity, extra = params
-        if extra or n >= 2**32:
+        q, r, n, whole_room, part, _capacity, last_param = params
+        if last_param or n >= 2**32:
             return None
         if n == 1:
-            return FastPath(21, "I7I7I7", (q, full, 1))
-        return FastPath(33, "I7I7I4I4I7I4", (q, full, n, r, part, 0))
+            return FastPath(21, "I7I7I7", (q, whole_room, 1))
+        return FastPath(33, "I7I7I4I4I7I4", (q, whole_room, n, r, part, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBucket(_Level):
-    """A bucket of at most `capacity` tokens, with `initial` tokens at the start. It gets `rate` tokens per `period`.
+    """A bucket for at most `capacity` tokens, with `initial` tokens at the start. It gets `rate` tokens per `period`.
 
-    A request takes tokens, and is refused if there are too few.
+    A request takes tokens. If there are too few, the request is refused.
     """
 
     id = "token_bucket"
     label = gettext_noop("token bucket")
     explanation = gettext_noop(
-        "Permits come back at a steady rate and are saved up to the capacity, so short bursts pass: the usual choice."
+        "The usual choice. Permits come back at a steady rate, and are saved up to the capacity. So short bursts pass."
     )
     code = 1
     may_wait = True
@@ -105,7 +108,7 @@ class TokenBucket(_Level):
         _Level._check(self)
         if self.initial not in ("full", "empty"):
             try:
-                # An override may set the capacity to 0 and not change `initial`: then the bucket starts empty.
+                # An override may set the capacity to 0 without changing `initial`. Then the bucket starts empty.
                 initial = whole("initial", self.initial, 0, self.capacity or MAX_PERMITS)
                 self._set("initial", min(initial, self.capacity))
             except ValueError as error:
@@ -134,7 +137,7 @@ class Gcra(_Level):
     id = "gcra"
     label = gettext_noop("GCRA")
     explanation = gettext_noop(
-        "The same limit as a token bucket, stored as one moment; choose it if you know it from redis-cell."
+        "The same limit as a token bucket. Choose it if you know this algorithm from redis-cell."
     )
     code = 2
     may_wait = True
@@ -142,15 +145,15 @@ class Gcra(_Level):
 
 @dataclass(frozen=True, slots=True)
 class LeakyBucket(_Level):
-    """A bucket that each request fills and that drains by `rate` per `period`.
+    """A bucket that loses `rate` permits per `period`. Each request adds its permits.
 
-    A request that would overflow is refused.
+    A request is refused if the bucket would then have more than `capacity` permits.
     """
 
     id = "leaky_bucket"
     label = gettext_noop("leaky bucket")
     explanation = gettext_noop(
-        "Each request fills a bucket that drains at a steady rate; what would overflow is refused."
+        "Each request adds to a bucket, which empties at a steady rate. A request that does not fit is refused."
     )
     code = 3
 
@@ -163,14 +166,14 @@ class LeakyBucket(_Level):
 class LeakyBucketQueue(_Level):
     """A leaky bucket as a queue: one request proceeds every period/rate seconds, and at most `capacity` requests wait.
 
-    The first `delay_after` requests do not wait. This is nginx's limit_req with burst=capacity and delay=delay_after.
-    There is one difference: with capacity 0 no request passes, as for every algorithm here.
+    The first `delay_after` requests do not wait. This is limit_req of nginx with burst=capacity and delay=delay_after,
+    with one difference: with capacity 0 no request passes, as for every algorithm here.
     """
 
     id = "leaky_bucket_queue"
     label = gettext_noop("leaky bucket as a queue")
     explanation = gettext_noop(
-        "Requests wait in a queue and proceed one by one at an even pace; those that find the queue full are refused."
+        "Requests wait in a queue, and proceed one by one at a steady rate. If the queue is full, a request is refused."
     )
     code = 4
     may_wait = True
@@ -193,8 +196,8 @@ class LeakyBucketQueue(_Level):
         return None
 
     @property
-    def _room(self) -> int:
-        """Return how many requests are accepted at once: one proceeds, the others wait."""
+    def _places(self) -> int:
+        """Return the number of requests that can be admitted together: one proceeds, `capacity` wait."""
         return self.capacity + 1 if self.capacity else 0
 
     @property
@@ -203,14 +206,16 @@ class LeakyBucketQueue(_Level):
 
     @property
     def quota(self) -> tuple[int, int | None]:
-        return self._room, ceil(self.interval * self._room)
+        return self._places, ceil(self.interval * self._places)
 
     def params(self, now: int) -> Params:
-        return self._params(self._room, self.delay_after)
+        return self._params(self._places, self.delay_after)
 
 
 @dataclass(frozen=True, slots=True)
 class _Smooth(_Paced):
+    """A limit of Guava, with a store: permits that were saved while no request came (see lua/algorithms/smooth.lua)."""
+
     rate: Decimal
     period: Decimal
 
@@ -234,11 +239,11 @@ class _Smooth(_Paced):
 
     @property
     def max_cost(self) -> int:
-        """Return the number of permits that take 142 years (HORIZON): times above this would not be exact."""
+        """Return the number of permits that take 142 years (HORIZON). Longer times would not be exact."""
         return int(HORIZON / self.interval)
 
     def _check_stored(self, field: str, time: Fraction) -> None:
-        """Raise ValueError unless the largest store, as a `time` in µs, can be counted exactly."""
+        """Raise ValueError unless the largest store can be counted exactly. `time` is the time of its permits in µs."""
         if time > HORIZON:
             raise ValueError(f"{field} is too long: the saved permits would take more than 142 years")
         if time / self.interval > MAX_PERMITS:
@@ -247,15 +252,15 @@ class _Smooth(_Paced):
 
 @dataclass(frozen=True, slots=True)
 class SmoothBursty(_Smooth):
-    """Guava's SmoothBursty: a request passes at once, but the next one waits for the time of the first one's permits.
+    """Guava's SmoothBursty: a request passes at once, and the next request waits for the time that its permits take.
 
-    Permits of up to `max_burst_seconds` without requests are saved.
+    While no request comes, permits are saved, up to those of `max_burst_seconds`.
     """
 
     id = "smooth_bursty"
     label = gettext_noop("smooth, with bursts")
     explanation = gettext_noop(
-        "Requests wait until the rate allows them; permits of quiet seconds are saved for a burst (as in Guava)."
+        "Requests wait until the rate allows them. While no request comes, permits are saved for a burst (as in Guava)."
     )
     code = 9
     max_burst_seconds: Decimal = Decimal(1)
@@ -281,14 +286,14 @@ class SmoothBursty(_Smooth):
 class SmoothWarmingUp(_Smooth):
     """Guava's SmoothWarmingUp: after a time without requests, the rate rises slowly.
 
-    It begins at rate/cold_factor and reaches `rate` after `warm_up` seconds.
+    The rate begins at rate/cold_factor, and reaches `rate` after `warm_up` seconds.
     """
 
     id = "smooth_warming_up"
     label = gettext_noop("smooth, warming up")
     explanation = gettext_noop(
-        "Requests wait until the rate allows them, and after a pause the rate climbs slowly: for servers that"
-        " need to warm up."
+        "Requests wait until the rate allows them. After a time without requests the rate rises slowly. Choose it for"
+        " servers that need to warm up."
     )
     code = 10
     script = "smooth_warming_up"
@@ -320,11 +325,11 @@ class SmoothWarmingUp(_Smooth):
         """Return the eight numbers that lua/algorithms/smooth_warming_up.lua describes."""
         cold = Fraction(self.cold_factor)
         gain = Fraction(5 + cold, 2 * (1 + cold))
-        ceiling = micros(self.warm_up) * gain
-        finest = lcm(self.interval.denominator, 2, gain.denominator, ceiling.denominator)
+        largest_store = micros(self.warm_up) * gain
+        common_denominator = lcm(self.interval.denominator, 2, gain.denominator, largest_store.denominator)
         return (
             *_split(self.interval),
-            finest // self.interval.denominator,
+            common_denominator // self.interval.denominator,
             micros(self.warm_up),
             micros(self.cold_factor),
             gain.numerator,

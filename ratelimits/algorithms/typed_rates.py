@@ -1,6 +1,6 @@
 """Read lengths of time and rates that people type: "1 day", "5 min", "10/5min", "100 per hour".
 
-A text that could mean two things is refused with a sentence that says what to write instead.
+For a text that could mean two things, the functions raise an error that says what to write instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NO_FIXED_LENGTH = gettext_noop(
 
 
 class Mistyped(ValueError):
-    """A text cannot be read as a time or a rate. The message is `template % values`; `template` can be translated."""
+    """A text cannot be read as a time or a rate. The message is `template % values`. `template` can be translated."""
 
     def __init__(self, template: str, text: str) -> None:
         self.template = template
@@ -52,7 +52,7 @@ class TypedRate(NamedTuple):
 def seconds(text: str) -> Decimal:
     """Return the number of seconds for a text such as "90", "1.5 h" or "1 day 12 h".
 
-    Raise Mistyped for any other text. "1 m" is refused, since it may mean a minute or a month.
+    Raise Mistyped for any other text, also for "1 m", which may mean a minute or a month.
     """
     plain = text.strip().lower()
     if _NUMBER.fullmatch(plain):
@@ -72,8 +72,8 @@ def is_rate(text: str) -> bool:
 def rate(text: str) -> TypedRate:
     """Return the rate of a text such as "10/s", "100 per hour" or "10/5min".
 
-    Raise Mistyped for any other text. A rate without a unit of time ("10", "10/60") is refused, and so is "10/m", since
-    it may mean a minute or a month.
+    Raise Mistyped for any other text, also for a rate without a unit of time ("10", "10/60"), and for "10/m", which may
+    mean a minute or a month.
     """
     found = _RATE.fullmatch(text.strip().lower())
     if found is None or not _NUMBER.fullmatch(found["permits"]) or _NUMBER.fullmatch(found["time"]):
@@ -89,9 +89,9 @@ def rate(text: str) -> TypedRate:
 
 
 def length_and_unit(length: Decimal) -> tuple[str, str]:
-    """Return a length in seconds as a number and a unit that `seconds` can read: "s", "min", "h", "day" or "week"."""
+    """Return a length in seconds as a number and a unit: "s", "min", "h", "day" or "week". `seconds` can read them."""
     for size, unit in ((604_800, "week"), (86_400, "day"), (3_600, "h"), (60, "min")):
-        # Only a length of exactly one week is called a week: people say 14 days and 30 days.
+        # Write weeks only for exactly one week, because people say "14 days" and not "2 weeks".
         if length > 0 and not length % size and (unit != "week" or length == size):
             return f"{length // size:f}", unit
     return f"{length.normalize():f}", "s"

@@ -19,22 +19,23 @@ _UNITS = {
     "month": gettext_noop("calendar month"),
     "year": gettext_noop("calendar year"),
 }
-# Size and struct format of a state of lua/algorithms/window.lua.
+# Size and struct format of the data that lua/algorithms/window.lua stores.
 _RECORD_SIZE, _RECORD = 27, "i7i7I7I6"
 
 
 @dataclass(frozen=True, slots=True)
 class FixedWindow(Bounded):
-    """At most `capacity` permits per window of `period` seconds.
+    """At most `capacity` permits in each window of `period` seconds.
 
-    Windows follow each other since 1970, or a window begins with the first request after the last window.
+    With the `window_start` "epoch", one window follows another since 1970. With "first_hit", a window begins with the
+    first request after the last window has ended.
     """
 
     id = "fixed_window"
     label = gettext_noop("fixed window")
     explanation = gettext_noop(
-        "Counts requests in windows of a fixed length, each from 0; around the end of a window up to twice the"
-        " capacity can pass."
+        "Counts requests in windows of a fixed length. Each window starts from 0. So in a short time around the end of"
+        " a window, up to twice the capacity can pass."
     )
     code = 5
     script = "window"
@@ -59,7 +60,7 @@ class FixedWindow(Bounded):
 
     @property
     def undoable(self) -> bool:
-        # A refund does not close the window that the first request has opened.
+        # If the first request has opened the window, the window stays open after a refund.
         return self.window_start == "epoch"
 
     def fast_path(self, params: Params) -> FastPath | None:
@@ -72,16 +73,16 @@ class FixedWindow(Bounded):
 
 @dataclass(frozen=True, slots=True)
 class CalendarWindow(Bounded):
-    """At most `capacity` permits per calendar hour, day, week, month or year of a time zone.
+    """At most `capacity` permits in each hour, day, week, month or year of a time zone's calendar.
 
-    `anchor` is a local date and time at which one of these periods starts; None: they start as in the calendar.
+    `anchor` is a local date and time at which one of these periods starts. None: periods start as in the calendar.
     """
 
     id = "calendar_window"
     label = gettext_noop("calendar window")
     explanation = gettext_noop(
-        "Counts requests per hour, day, week, month or year of the calendar, in a time zone: for quotas such as"
-        " 100,000 per month."
+        "Counts requests in each hour, day, week, month or year of the calendar, in a time zone. Choose it for quotas"
+        " such as 100,000 per month."
     )
     code = 6
     script = "window"
@@ -127,14 +128,14 @@ class CalendarWindow(Bounded):
 class SlidingWindow(Bounded):
     """At most `capacity` permits per `period`, counted in `sub_windows` buckets (like LeapArray of Alibaba's Sentinel).
 
-    With time the window moves on by one bucket. `weighted` also counts the bucket that is partly outside of the window,
-    by the share that is inside. With one sub-window this is the well-known approximation with two counters.
+    When a new bucket begins, the window moves by one bucket. `weighted` also counts the bucket that is partly outside
+    of the window, by the share that is inside. With one sub-window this is the known approximation with two counters.
     """
 
     id = "sliding_window"
     label = gettext_noop("sliding window")
     explanation = gettext_noop(
-        "Counts the requests of the last period, which slides in steps: no jump at the end of a window, and"
+        "Counts the requests of the last period. The period moves in small steps, so its end brings no jump. It needs"
         " little memory."
     )
     code = 7
@@ -179,14 +180,14 @@ class SlidingWindow(Bounded):
 class SlidingLog(Bounded):
     """At most `capacity` permits in any interval of `period` seconds.
 
-    It is exact, but stores the time of each request.
+    This is exact, but the time of each request is stored.
     """
 
     id = "sliding_log"
     label = gettext_noop("sliding log")
     explanation = gettext_noop(
-        "In any stretch of time as long as the period at most the capacity passes; exact, but it stores the time"
-        " of every request."
+        "At most the capacity passes in any interval as long as the period. This is exact, but the time of every"
+        " request is stored."
     )
     code = 8
     script = "sliding_log"

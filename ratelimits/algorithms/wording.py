@@ -1,4 +1,4 @@
-"""Write numbers, times and amounts for people. The sentences that describe rules are made of them."""
+"""Write numbers, times and amounts for people. These texts are parts of the sentences that describe rules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from decimal import Decimal
 
 
 def gettext_noop(text: str) -> str:
-    """Return the text unchanged. The function's name marks the text for translators."""
+    """Return the text unchanged. Django's `makemessages` finds the texts to translate by the name of this function."""
     return text
 
 
@@ -26,28 +26,29 @@ def amount(value: Decimal | int, unit: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """The translation into one language, by functions like Django's `gettext` and `ngettext`."""
+    """Writes texts in one language. `gettext` and `ngettext` translate texts, as Django's functions do."""
 
     gettext: Callable[[str], str]
     ngettext: Callable[[str, str, int], str]
 
     def span(self, seconds: Decimal, *, bare: bool = False) -> str:
-        """Return a length of time as text: "30 days". With `bare`, a single unit has no number, as in "per day"."""
-        for size, one, many in _SPANS:
+        """Return a length of time as text: "30 days". If `bare` is true, one unit has no number, as in "per day"."""
+        for size, unit_of, number_of in _SPANS:
             count = seconds / size
             if count == 1 and bare:
-                return one(self)
-            # Only a length of exactly one week is called a week: people say 14 days and 30 days.
+                return unit_of(self)
+            # Write weeks only for exactly one week, because people say "14 days" and not "2 weeks".
             if count >= 1 and not count % 1 and (size < 604_800 or count == 1):
-                return many(self, int(count)) % {"n": number(count)}
-        return many(self, 2) % {"n": number(seconds)}
+                return number_of(self, int(count)) % {"n": number(count)}
+        return number_of(self, 2) % {"n": number(seconds)}
 
     def pace(self, rate: Decimal, period: Decimal, unit: str) -> str:
-        """Return units per time: "5 requests per second"."""
+        """Return a rate as text: "5 requests per second"."""
         shown = {"amount": amount(rate, unit), "span": self.span(period, bare=True)}
         return self.gettext("%(amount)s per %(span)s") % shown
 
 
+#: For each unit of time: its length in seconds, its name, and a number of units.
 _SPANS: tuple[tuple[int, Callable[[Wording], str], Callable[[Wording, int], str]], ...] = (
     (604_800, lambda words: words.gettext("week"), lambda words, n: words.ngettext("%(n)s week", "%(n)s weeks", n)),
     (86_400, lambda words: words.gettext("day"), lambda words, n: words.ngettext("%(n)s day", "%(n)s days", n)),
