@@ -381,7 +381,7 @@ def test_who_slept_between_claiming_and_sending_sends_nothing(stripe: Fake) -> N
     assert claimed is not None
     for slept in (151, -1):
         with pytest.raises(NoneAccepted):
-            sending._exchange(receiver("stripe"), replace(claimed, at=time() - slept))
+            sending._exchange(receiver("stripe"), replace(claimed, claimed_at=time() - slept))
     assert stripe.requests == []
     assert sending._exchange(receiver("stripe"), claimed).accepted
 

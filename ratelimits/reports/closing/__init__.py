@@ -1,3 +1,3 @@
-"""Closing: billing periods with complete usage get reports, and later changes get new versions of them."""
+"""Close billing periods: write a report when the usage is complete, and a new version of it for each later change."""
 
 from __future__ import annotations

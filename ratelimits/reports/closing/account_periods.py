@@ -1,4 +1,4 @@
-"""The billing periods of one account, which follow from its usage, adjustments and reports."""
+"""Find the billing periods of one account from its usage, its adjustments and its reports."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SHORTEST = 27 * 86_400 * SECOND
 class AccountPeriods:
     """The billing periods of an account.
 
-    `counted` are the starts (µs) of further periods with usage, which `data` does not contain. Methods that need the
-    account's time zone raise ValueError if that zone no longer exists; with `lenient` they use UTC.
+    `counted` are the starts (µs) of further periods with usage, which `data` does not contain. Some methods need the
+    account's time zone. If this zone no longer exists, they raise ValueError, or use UTC if `lenient` is true.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class AccountPeriods:
 
     @cached_property
     def billing_periods(self) -> list[BillingPeriod]:
-        """The billing periods that have usage, adjustments or a report, sorted by their starts."""
+        """Return the billing periods with usage, adjustments or a report, sorted by their starts."""
         used: dict[int, int] = {}
         for usage in self._data.usage(self._account):
             start = usage.period * SECOND
@@ -51,7 +51,7 @@ class AccountPeriods:
         return [period for period in self.billing_periods if not period.closed]
 
     def open_by_member(self) -> dict[int, tuple[BillingPeriod, Period]]:
-        """Return the billing periods without a report, by the starts (µs) of their members (see BillingPeriod)."""
+        """Return the billing periods without a report, by the starts (µs) of their counted periods."""
         return {
             start: entry
             for period in self.open()
@@ -78,7 +78,7 @@ class AccountPeriods:
         return [adjustment for adjustment in adjustments if _is_of(start_of(adjustment), billing_period)]
 
     def around(self, start: int) -> BillingPeriod | None:
-        """Return the billing period to which an adjustment with this start (µs) belongs; None if there is none yet."""
+        """Return the billing period of an adjustment whose period starts at `start` (µs); None if there is none yet."""
         return next((period for period in self.billing_periods if _is_of(start, period)), None)
 
     def oldest(self) -> int:
@@ -87,12 +87,15 @@ class AccountPeriods:
         return min((row.period * SECOND for row in usage if row.covered is None), default=0)
 
     def _end(self, start: int) -> int:
-        """Return the end (µs) of a period whose end is not stored. It follows from the account's terms at that time."""
+        """Return the end (µs) of a period whose end is not stored: compute it from the account's terms at that time."""
         terms = self._terms(start, None)
         return period_from(terms.timezone, terms.anchor, start, self._data.terms(self._account, None).kept).end
 
     def _terms(self, start: int, otherwise: int | None) -> Terms:
-        """Return the account's terms by which a billing month starts at `start`; else its terms at `otherwise`."""
+        """Return terms of the account by which a billing month starts at `start`.
+
+        If there are no such terms, return the account's terms at the moment `otherwise`; None means now.
+        """
         candidates = [self._data.terms(self._account, at) for at in (start, start + SHORTEST, None)]
         matching = (terms for terms in candidates if period_at(terms.timezone, terms.anchor, start).start == start)
         try:
@@ -103,6 +106,7 @@ class AccountPeriods:
             raise
 
     def _last_used(self, starts: Collection[int]) -> dict[int, int]:
+        """Return the time (s) of the last usage in each of these counted periods, by the period's start (µs)."""
         lines = Line.objects.using(self._data.using).filter(account=self._account)
         lines = lines.filter(period__in=[start // SECOND for start in starts])
         bins = lines.values_list("period").order_by().annotate(Max("bin"))

@@ -1,7 +1,7 @@
-"""Closing: write reports for billing periods with complete usage, and new versions for later changes.
+"""Close billing periods: write reports for periods with complete usage, and new versions for later changes.
 
-A shard is a part of the accounts. The ledger stores the batches of each shard as a chain of digests. A report covers
-its account's lines up to a position in this chain, so it can be computed again from these lines.
+A shard is a part of the accounts. The ledger stores the batches of each shard as a chain of digests. A report contains
+the lines of its account up to a position in this chain. So the report can be computed again from these lines.
 
 Accounts of one shard are closed together, in one transaction that holds the lock of the shard's row. If one account
 fails, the others are closed without it.
@@ -85,7 +85,7 @@ def finalise_each(now: int | None = None, *, account: str | None = None) -> Iter
 def ended(now: int) -> Q:
     """Return the condition for usage of periods that ended, or may have ended, before `now` (µs since 1970 UTC).
 
-    The end of a period is not stored in older rows. Such a period may have ended SHORTEST after its start.
+    Older rows do not have the end of their period. Such a period may have ended SHORTEST after its start.
     """
     return Q(period_end__lte=now // SECOND) | Q(period_end=None, period__lte=(now - SHORTEST) // SECOND)
 
@@ -103,20 +103,20 @@ def in_chunks(names: Iterable[str]) -> Iterator[list[str]]:
             yield chunk
 
 
-def _close_each(using: str, names: list[str], now: int, gapped: Starts, failed: set[str]) -> list[Report]:
+def _close_each(using: str, names: list[str], now: int, with_new_gaps: Starts, failed: set[str]) -> list[Report]:
     """Close these accounts together. If that fails, try each half of them, and so on, down to single accounts.
 
     Add each account that cannot be closed to `failed`.
     """
     try:
-        return close_together(using, names, now, gapped)
+        return close_together(using, names, now, with_new_gaps)
     except Exception as error:
         if isinstance(error, OperationalError | InterfaceError) and not _is_overflow(error):
             raise  # The database failed, so closing fewer accounts would not help.
         if len(names) > 1:
             half = len(names) // 2
             halves = (names[:half], names[half:])
-            return [report for part in halves for report in _close_each(using, part, now, gapped, failed)]
+            return [report for part in halves for report in _close_each(using, part, now, with_new_gaps, failed)]
         failed.add(names[0])
         logger.exception("Account %r cannot be closed; other accounts are closed", names[0])
         return []
@@ -127,12 +127,12 @@ def _is_overflow(error: Exception) -> bool:
     return "integer overflow" in str(error)
 
 
-def close_together(using: str, names: list[str], now: int, gapped: Starts = _NONE) -> list[Report]:
+def close_together(using: str, names: list[str], now: int, with_new_gaps: Starts = _NONE) -> list[Report]:
     """Close all periods of these accounts that can be closed, in one transaction. If one account fails, close none.
 
-    `gapped` has, for each account, the starts of closed periods in which a gap was declared after they were closed.
+    `with_new_gaps` has, for each account, the starts of closed periods for which a gap was declared after the closing.
     """
-    # Read before the transaction: SQLite does not let a transaction write if its first statement was a read.
+    # Read this before the transaction: SQLite does not let a transaction write if its first statement was a read.
     shards = shards_of(using, names)
     to_lock = locked_with(using, shards)
     written: list[Report] = []
@@ -142,7 +142,7 @@ def close_together(using: str, names: list[str], now: int, gapped: Starts = _NON
         crash.reached("close:locked")
         writer = ReportWriter(using)
         for name in names:
-            written += Closing(data, name, shards[name], now, gapped.get(name, ()), writer).close()
+            written += Closing(data, name, shards[name], now, with_new_gaps.get(name, ()), writer).close()
         writer.flush()
         mark(using, written)
         crash.reached("close:marked")
@@ -162,27 +162,31 @@ def shards_of(using: str, names: list[str]) -> dict[str, list[int]]:
 
 
 def locked_with(using: str, shards: Mapping[str, list[int]]) -> list[int]:
-    """Return the sorted shards to lock for closing these accounts: their shards and those of the accounts' other names.
+    """Return the shards to lock for closing these accounts, sorted.
 
-    The names of one account share an allowance, so two of them must not be closed at the same time.
+    They are the shards of the accounts, and the shards of their other names. The names of one account share an
+    allowance, so two of them must not be closed at the same time.
     """
-    own = {shard for group in shards.values() for shard in group}
+    shards_of_accounts = {shard for group in shards.values() for shard in group}
     history: Any = Account.history
-    named = history.using(using).filter(identifier__in=list(shards)).values("id")
-    others = history.using(using).filter(id__in=named).exclude(identifier__in=list(shards)).order_by()
-    names = others.values_list("identifier", flat=True).distinct()
-    return sorted(own.union(map(home_shard, names)))
+    ids = history.using(using).filter(identifier__in=list(shards)).values("id")
+    others = history.using(using).filter(id__in=ids).exclude(identifier__in=list(shards)).order_by()
+    other_names = others.values_list("identifier", flat=True).distinct()
+    return sorted(shards_of_accounts.union(map(home_shard, other_names)))
 
 
 def mark(using: str, reports: list[Report]) -> None:
-    """Mark the usage that reports cover, and the positions where they end: compaction joins no batches across these."""
+    """Write into the totals up to which positions reports contain them, and mark the positions where reports end.
+
+    Compaction does not join the batches before a mark with the batches after it.
+    """
     mark_ends(using, [report.chain for report in reports])
     by_chain: dict[tuple[tuple[str, int], ...], dict[tuple[str, ...], list[str]]] = {}
     for report in reports:
         by_chain.setdefault(tuple(report.chain.items()), {}).setdefault(tuple(report.since), []).append(report.account)
     for chain, accounts in by_chain.items():
         usage = [Q(account__in=names, period__in=map(int, periods)) for periods, names in accounts.items()]
-        # Several statements, because databases limit the depth of a condition.
+        # There are several statements, because databases limit the depth of a condition.
         for first in range(0, len(usage), _MAX_CONDITIONS):
             rows = PeriodUsage.objects.using(using).filter(reduce(or_, usage[first : first + _MAX_CONDITIONS]))
             for shard, position in chain:

@@ -1,4 +1,4 @@
-"""The data that closing needs, read for many accounts at once, because a query for each account would be slow."""
+"""Read the data for closing many accounts at once, because a query for each account would be slow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ratelimits.models import Account, Adjustment, PeriodUsage, Report, ShardSta
 from ratelimits.reports import cross_check, signing
 from ratelimits.reports.adjusting import unreported
 from ratelimits.reports.build import Group, between, grouped
-from ratelimits.reports.closing.ahead import Around, GroupsAhead
+from ratelimits.reports.closing.ahead import GroupsAhead, SpanCache
 from ratelimits.reports.gaps import Gaps
 from ratelimits.reports.included import Included, IncludedBook
 from ratelimits.reports.limits import Limits
@@ -24,9 +24,9 @@ from ratelimits.reports.unknown import KeyAndMeter, Unknown
 
 
 class ClosingData:
-    """The totals, reports, adjustments and terms of some accounts, each read only once.
+    """The totals, reports, adjustments and terms of some accounts. Each is read only once.
 
-    Make it in the transaction that closes the accounts, after their shards are locked.
+    Make this object in the transaction that closes the accounts, after their shards are locked.
     """
 
     def __init__(self, using: str, accounts: list[str], states: Mapping[int, ShardState]) -> None:
@@ -44,10 +44,10 @@ class ClosingData:
         self._names = cache(self._read_names)
         self._terms = AccountTerms(using, accounts)
         self._included = cache(IncludedBook(self._terms).of)
-        self._gaps = Around(lambda start, end: Gaps.between(using, start, end, shards=[*states], accounts=accounts))
-        self._unknown = Around(lambda start, end: Unknown(using, start, end, accounts))
+        self._gaps = SpanCache(lambda start, end: Gaps.between(using, start, end, shards=[*states], accounts=accounts))
+        self._unknown = SpanCache(lambda start, end: Unknown(using, start, end, accounts))
         self._compared: dict[tuple[int, int], dict[str, list[cross_check.Comparison]]] = defaultdict(dict)
-        self._ahead = cache(lambda chain: GroupsAhead(using, self._unreported(), dict(chain)))
+        self._groups_ahead = cache(lambda chain: GroupsAhead(using, self._unreported(), dict(chain)))
         self._heads = cache(lambda chain: signing.chain_head(dict(chain), using))
 
     def usage(self, account: str) -> list[PeriodUsage]:
@@ -71,7 +71,7 @@ class ClosingData:
         return dict(rows.values_list("identifier", "name"))
 
     def terms(self, account: str, at: int | None) -> Terms:
-        """Return an account's terms at a moment (µs since 1970 UTC); None stands for now."""
+        """Return an account's terms at a moment (µs since 1970 UTC); None means now."""
         return self._terms.at(account, at)
 
     def included(self, account: str, start: int, end: int) -> Included:
@@ -93,7 +93,7 @@ class ClosingData:
     def _comparisons(self, account: str, start: int, end: int) -> list[cross_check.Comparison]:
         compared = self._compared[start, end]
         if account not in compared:
-            # Compare all accounts with usage from the same start at once: they need the same period.
+            # Compare all accounts with usage in this period at once, because they will be asked for too.
             names = {
                 account,
                 *(row.account for rows in self._usage.values() for row in rows if row.period * SECOND == start),
@@ -102,13 +102,13 @@ class ClosingData:
         return compared[account]
 
     def groups(self, account: str, period: int, since: Mapping[str, int], chain: Mapping[str, int]) -> Iterable[Group]:
-        """Return the groups of ledger lines of an account's period, given by its start (s since 1970 UTC).
+        """Return the groups of an account's ledger lines in the period that starts at `period` (s since 1970 UTC).
 
-        The lines are those of batches after the positions `since` and up to the positions `chain`.
+        Use only lines of batches after the positions `since`, up to the positions `chain`.
         """
-        ahead = None if since else self._ahead(tuple(chain.items())).of(account, period)
-        if ahead is not None:
-            return ahead
+        groups = None if since else self._groups_ahead(tuple(chain.items())).of(account, period)
+        if groups is not None:
+            return groups
         return grouped(Q(account=account, period=period) & between(since, chain), self.using)
 
     def _unreported(self) -> dict[str, set[int]]:

@@ -1,7 +1,7 @@
 """Check whether the ledger has all usage of a shard until a moment.
 
-A shard's watermark is the moment until which the drain has written all its usage. Tallying, which adds the usage to the
-totals of accounts, follows later.
+The watermark of a shard is the moment before which all its usage is in the ledger. Later, this usage is tallied: it is
+added to the totals of accounts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ratelimits.usage.watermark import is_ahead
 
 
 def incomplete_because(state: ShardState, end: int, now: int) -> str:
-    """Return why a shard's usage is not complete until `end` (µs since 1970 UTC), as a sentence; "" if it is."""
+    """Return why a shard's usage until `end` (µs since 1970 UTC) is not complete, as a sentence; "" if it is."""
     name = f"shard {state.shard:02d}"
     if state.frozen:
         return f"{name} has a quarantined batch: accept or discard it"

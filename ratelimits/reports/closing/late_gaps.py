@@ -1,4 +1,4 @@
-"""Find closed periods in which a gap was declared or changed after they were closed.
+"""Find closed periods for which a gap was declared or changed after the closing.
 
 A gap is a span of time in which usage may be missing.
 """
@@ -22,9 +22,9 @@ Starts = Mapping[str, Collection[int]]
 
 
 class LateGaps:
-    """The gaps that changed since closed periods were last checked for gaps; they are read once.
+    """The gaps that were declared or changed since the last closing, and the closed periods that they overlap.
 
-    starts  by account: the starts (µs since 1970 UTC) of the closed periods that these gaps touch
+    The database is read once. `starts` has the starts (µs since 1970 UTC) of these periods, by account.
     """
 
     def __init__(self, using: str) -> None:
@@ -42,20 +42,20 @@ class LateGaps:
 
     def _find_periods(self, gaps: list[DurabilityGap]) -> None:
         self._accounts = {gap.pk: set() for gap in gaps}
-        own: dict[str, list[DurabilityGap]] = defaultdict(list)
+        by_account: dict[str, list[DurabilityGap]] = defaultdict(list)
         for gap in gaps:
             if gap.account:
-                own["" if gap.account == ANONYMOUS else gap.account].append(gap)
-        if own:
+                by_account["" if gap.account == ANONYMOUS else gap.account].append(gap)
+        if by_account:
             _await_closings(self._using)
-        for names in _in_chunks(own):
-            gaps_of_names = [gap for name in names for gap in own[name]]
-            for report in _closed(self._using, gaps_of_names, account__in=names):
-                self._note(report, own[report.account])
-        shared = [gap for gap in gaps if not gap.account]
-        # Gaps of whole shards are mostly declared for times that no report covers yet, so this finds few reports.
-        for report in _closed(self._using, shared) if shared else ():
-            self._note(report, (gap for gap in shared if gap.shard is None or str(gap.shard) in report.chain))
+        for names in _in_chunks(by_account):
+            gaps_of_names = [gap for name in names for gap in by_account[name]]
+            for report in _overlapping(self._using, gaps_of_names, account__in=names):
+                self._note(report, by_account[report.account])
+        of_shards = [gap for gap in gaps if not gap.account]
+        # This finds few reports, because most gaps of whole shards are declared before a report of their time exists.
+        for report in _overlapping(self._using, of_shards) if of_shards else ():
+            self._note(report, (gap for gap in of_shards if gap.shard is None or str(gap.shard) in report.chain))
 
     def _note(self, report: Report, gaps: Iterable[DurabilityGap]) -> None:
         for gap in gaps:
@@ -64,24 +64,25 @@ class LateGaps:
                 self._accounts[gap.pk].add(report.account)
 
     def forget(self, done: Collection[str]) -> None:
-        """Delete the changes of gaps that the reports contain now. `done` are the accounts that were closed."""
+        """Forget the gaps that the reports contain now. `done` are the accounts that were closed."""
         reported = [pk for pk, accounts in self._accounts.items() if accounts <= set(done)]
         for pks in _in_chunks(reported):
             self._changes().filter(gap__in=pks).delete()
 
 
 def _await_closings(using: str) -> None:
-    """Wait for the closings that are running now, by taking the lock of each shard once.
+    """Wait until the closings that are running now have ended: take the lock of each shard once.
 
-    Such a closing may have read the gaps before these gaps were declared, and may not have written its reports yet.
-    Gaps of whole shards need no waiting: they are declared under the shard's lock.
+    A running closing may have read the gaps before the new ones were declared, and may not have written its reports
+    yet. A gap of a whole shard is declared under the shard's lock, so it needs no waiting.
     """
     for shard in ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True):
         with transaction.atomic(using=using):
             ShardState.lock(using, shard)
 
 
-def _closed(using: str, gaps: list[DurabilityGap], **filters: Any) -> Iterator[Report]:
+def _overlapping(using: str, gaps: list[DurabilityGap], **filters: Any) -> Iterator[Report]:
+    """Return the reports that overlap the time from the first of these gaps to the last."""
     first, last = min(gap.since for gap in gaps), max(gap.until for gap in gaps)
     reports = Report.objects.using(using).filter(
         **filters, period_start__gt=first - MAX_LENGTH, period_start__lte=last, period_end__gt=first
@@ -96,10 +97,10 @@ def _in_chunks(items: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def says_more(before: str, now: str) -> bool:
-    """Return whether `now` contains a declared gap that `before` does not contain. Both are texts about gaps."""
+    """Return whether the text `now` contains a declared gap that the text `before` does not contain."""
     return bool(_declared(now) - _declared(before))
 
 
 def _declared(text: str) -> set[str]:
-    """Return the declared gaps in a report's text. The cross-check's results are left out: they change often."""
-    return {part for part in text.split("; ") if part and not part.startswith("witness ")}
+    """Return the declared gaps in a report's text. Leave out the results of the cross-check: they change often."""
+    return {gap for gap in text.split("; ") if gap and not gap.startswith("witness ")}

@@ -1,4 +1,4 @@
-"""Billing periods that are over but have no report: the reason why each is open, and closing one by force."""
+"""Find billing periods that have ended but have no report, with the reason; close one of them by force."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class OpenPeriod:
     """A period of an account that starts at `start` (µs since 1970 UTC) and has no report.
 
     period       the period with its end; None if the account's time zone cannot be read
-    over         whether the period and its GRACE_SECONDS have ended by this machine's clock
+    over         whether the period has ended and GRACE_SECONDS have passed since, by this machine's clock
     why          the reason why the period is open, as a sentence
-    units        billable units so far, by meter, with adjustments
+    units        billable units so far, by meter; they include adjustments
     quarantined  the account's shards that have a quarantined batch
     """
 
@@ -50,7 +50,8 @@ class OpenPeriod:
 def open_periods(now: int | None = None, *, account: str | None = None) -> Iterator[OpenPeriod]:
     """Yield the periods that may have ended and have no report, sorted by shard and account.
 
-    `now` is µs since 1970 UTC, by default this machine's clock. With `account`, only its periods are read.
+    `now` is in µs since 1970 UTC; the default is the time of this machine. With `account`, yield only the periods of
+    this account.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
@@ -101,8 +102,9 @@ def _described(closing: Closing, billing_period: BillingPeriod, now: int, units:
 def force(account: str, start: int, by: str, reason: str, now: int | None = None) -> Report:
     """Close a period with the usage that the ledger has, and declare on its report that usage may be missing.
 
-    `start` is µs since 1970 UTC; `by` names the person. Usage that arrives afterwards is treated as late usage. Raises
-    NotForcedError if the period is not over, has a report or has nothing to report, or if the reason is empty.
+    `start` is in µs since 1970 UTC; `by` names the person. Usage that arrives afterwards is treated as late usage.
+    Raises NotForcedError if the period has not ended, if it has a report, if it has nothing to report, or if the reason
+    is empty.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now

@@ -1,4 +1,4 @@
-"""Write finalised reports: many short reports together; a long report in chunks, while its lines are made."""
+"""Write finalised reports: short reports are written together, and a long one is written while its lines are made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ratelimits.usage import crash
 
 
 class ReportWriter:
-    """A writer that collects reports and writes them in the order in which they were finalised.
+    """Collects reports, and writes them in the order in which they were finalised.
 
     Call `flush` before reading reports or their lines from the database.
     """
@@ -22,7 +22,7 @@ class ReportWriter:
         self._adjusted: list[tuple[Report, Sequence[Adjustment]]] = []
 
     def add(self, report: Report, lines: list[ReportLine], adjustments: Sequence[Adjustment]) -> None:
-        """Add a complete report. It is written with others once there are enough lines, or by `flush`."""
+        """Add a complete report. It is written by `flush`, or when the added reports have enough lines."""
         self._reports.append(report)
         self._lines += lines
         self._adjusted.append((report, adjustments))

@@ -106,7 +106,7 @@ def effect_of(adjustment: Adjustment, using: str | None = None) -> Effect:
     closing = Closing(data, account, [], 0)
     billing_period = closing.periods.around(start_of(adjustment))
     if billing_period is not None and billing_period.closed:
-        period = _final(using, data, billing_period, closing.left(billing_period), adjustment)
+        period = _final(using, data, billing_period, closing.allowance_after_reports(billing_period), adjustment)
     else:
         period = _provisional(using, data, closing.periods, billing_period, adjustment)
     allowance, record = period.allowance, period.record
