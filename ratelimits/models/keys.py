@@ -28,7 +28,7 @@ class KeyKind(models.TextChoices):
 
 #: The key of all requests whose address cannot be read.
 UNKNOWN_ADDRESS = "ip:unknown"
-#: For each kind of key: this kind, and the kinds whose keys belong to exactly one such key. An API key has one user.
+#: For each kind of key: this kind, and the kinds of keys that belong to such a key. An API key belongs to one user.
 COVERS: dict[str, frozenset[str]] = {
     "api_key": frozenset({"api_key"}),
     "user": frozenset({"user", "api_key"}),

@@ -35,12 +35,12 @@ SUBJECT = ("account", "key", "meter", "rule", "version", "period", "bin")
 
 
 def moment(microseconds: int) -> datetime:
-    """Return the aware UTC datetime of a moment in microseconds since 1970 UTC."""
+    """Return a moment in microseconds since 1970 UTC as a `datetime` with the time zone UTC."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
 
 
 def when(microseconds: int) -> str:
-    """Return a moment as a text. A number that was tampered with may be outside of the calendar."""
+    """Return a moment as a text, also if somebody tampered with it and it is outside of the calendar."""
     try:
         return f"{moment(microseconds):%Y-%m-%d %H:%M:%S} UTC"
     except OverflowError:
@@ -48,9 +48,9 @@ def when(microseconds: int) -> str:
 
 
 class ShardState(models.Model):
-    """The newest batch of one shard that is in the ledger, and the watermark of the shard.
+    """The state of one shard in the ledger: its newest batch and its watermark.
 
-    A drain locks this row, so drains of one shard run one after another.
+    A drain locks this row. So several drains write the batches of a shard one after another.
     """
 
     shard = models.PositiveIntegerField(_("shard"), primary_key=True)
@@ -105,7 +105,7 @@ class ShardState(models.Model):
 class Batch(models.Model):
     """One sealed batch, or several batches that compaction joined.
 
-    A batch is identified by its shard, its incarnation and its number. Redis sets them when it opens the batch.
+    A batch is identified by its shard, its incarnation and its number. It gets all three when it is opened in Redis.
     """
 
     shard = models.PositiveIntegerField(_("shard"))
@@ -184,7 +184,7 @@ class TimeIndex(models.Index):
 
 
 class Line(models.Model):
-    """The usage of one key, meter and rule version in one bin (15 minutes) of one batch."""
+    """The usage of one key, meter and rule version in 15 minutes (a bin), as far as one batch contains it."""
 
     id = models.BigIntegerField(primary_key=True)
     # Needs no constraint and no index: a line is written in one transaction with its batch, and read by primary key.
@@ -225,7 +225,7 @@ class Line(models.Model):
 
 
 class GapKind(models.TextChoices):
-    """Why usage may be missing."""
+    """The reason why usage may be missing."""
 
     RESTART = "restart", _("the server restarted or was replaced")
     INCARNATION = "incarnation", _("counting began anew")
@@ -271,7 +271,7 @@ class DurabilityGap(models.Model):
 
 
 class GapChange(models.Model):
-    """A mark that a gap was declared or changed, and that final reports do not contain this yet."""
+    """A mark that a gap was declared or changed. Final reports must still be compared with the gap."""
 
     gap = models.ForeignKey(
         DurabilityGap, models.CASCADE, related_name="+", db_constraint=False, verbose_name=_("durability gap")
@@ -286,7 +286,7 @@ class GapChange(models.Model):
 
 
 class ProcessTotal(models.Model):
-    """Requests and units that one process counted by itself. Each write replaces the numbers by newer totals."""
+    """A total of requests and units that one process counted by itself. A write replaces the total by a newer one."""
 
     process = models.CharField(_("process"), max_length=64)
     kind = models.CharField(_("kind"), max_length=16)
@@ -368,7 +368,7 @@ class ArchivedRange(models.Model):
 
 
 class QuarantinedBatch(models.Model):
-    """A batch that cannot be written to the ledger. The row has all its fields, so that a person can decide later."""
+    """A batch that cannot be written to the ledger. Its content is stored until a person decides what to do with it."""
 
     shard = models.PositiveIntegerField(_("shard"))
     name = models.CharField(_("batch"), max_length=200)

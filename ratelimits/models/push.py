@@ -1,8 +1,8 @@
 """The delivery ledger: the report lines that are sent to billing systems, and the responses.
 
 An *event* is the message about one report line to one billing system (the *receiver*). Each row of `PushDelivery` is
-about one event. Once the event may have arrived, its text never changes. An event can arrive twice: the `line_id` in it
-tells the billing system that both are the same.
+about one event. Once the event may have arrived, its text never changes. If an event arrives twice, the billing system
+recognises it by its `line_id`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class PushDelivery(models.Model):
     """The event about one report line for one receiver. Sending is repeated until the state is no longer WAITING."""
 
     class State(models.TextChoices):
-        """WAITING: the event must still be sent. The other states say why it is not sent (again)."""
+        """WAITING: the event must still be sent. Each other state says why nothing is sent any more."""
 
         WAITING = "waiting", _("waiting")
         ACCEPTED = "accepted", _("accepted")
@@ -114,7 +114,7 @@ class PushDelivery(models.Model):
         verbose_name_plural = _("push deliveries")
         ordering = ["-pk"]
         constraints = [models.UniqueConstraint(fields=["line_id", "receiver"], name="ratelimits_push_once")]
-        # Not limited to waiting rows: SQLite would not use such a partial index.
+        # The indexes contain all rows: SQLite would not use an index of only the waiting rows.
         indexes = [
             models.Index(fields=["receiver", "state", "id"], name="ratelimits_push_state"),
             models.Index(fields=["receiver", "state", "unsure_since"], name="ratelimits_push_unsure"),

@@ -15,7 +15,7 @@ from ratelimits.models.ledger import moment
 
 
 def _day(microseconds: int) -> str:
-    """Return the date of a moment in µs since 1970 UTC. If the row was tampered with, this may be only a number."""
+    """Return the date of a moment in µs since 1970 UTC. Return the number itself if it is outside of the calendar."""
     try:
         return f"{moment(microseconds):%Y-%m-%d}"
     except OverflowError:

@@ -26,7 +26,7 @@ from ratelimits.models.versions import Edit, Tombstone, Versioned
 
 
 def _has_required_fields() -> Q:
-    """Return the condition for rows in which no field is empty that the algorithm requires."""
+    """Return the condition for complete rows. A row is complete if it has all fields that its algorithm requires."""
     condition = Q()
     for algorithm, algorithm_class in ALGORITHMS.items():
         complete = Q(algorithm=algorithm)

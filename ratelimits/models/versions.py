@@ -50,7 +50,7 @@ class ConfigVersion(models.Model):
     """The version of the configuration, in the only row of this table; 0 or no row before the first edit."""
 
     version = models.BigIntegerField(_("version"), default=0)
-    #: A process with an older version than this reads all rows again: tombstones do not show all changes before it.
+    #: A process with an older version than this reads all rows again, because tombstones do not show all changes.
     complete = models.BigIntegerField(_("complete from version"), default=0)
 
     class Meta:
@@ -68,7 +68,7 @@ class ConfigVersion(models.Model):
 
     @classmethod
     def read(cls, using: str) -> tuple[int, int]:
-        """Return the version in force, and the oldest version after which single changes can be read."""
+        """Return the version in force, and the oldest version from which a process can read only what changed."""
         row = cls.objects.using(using).filter(pk=_ROW).values_list("version", "complete").first()
         return row or (0, 0)
 

@@ -1,7 +1,7 @@
 """Applying a batch: write the batch and its lines to the ledger exactly once.
 
-All of it is done in one transaction, under the lock of the shard's row. A shard is a part of the accounts. The
-watermark of a shard is the moment before which all usage of the shard is in the ledger.
+The function `apply` does this in one transaction, under the lock of the shard's row. A shard is a part of the accounts.
+The watermark of a shard is the moment before which all usage of the shard is in the ledger.
 """
 
 from __future__ import annotations
@@ -101,7 +101,10 @@ def _is_archived(using: str, packet: Packet) -> bool:
 
 
 def _was_missing(using: str, packet: Packet) -> bool:
-    """Return whether a gap declares this batch missing. If this was its last missing batch, the gap is recovered."""
+    """Return whether a gap declares this batch missing.
+
+    If no other batch of the gap is missing, mark the gap as recovered.
+    """
     numbering = {"shard": packet.shard, "incarnation": packet.incarnation}
     missing = DurabilityGap.objects.using(using).filter(
         kind=GapKind.MISSING, first_seq__lte=packet.seq, last_seq__gte=packet.seq, **numbering
@@ -162,7 +165,7 @@ def quarantine(
 ) -> BatchOutcome:
     """Store a complete batch for a person's decision, and freeze the shard's watermark.
 
-    The caller must hold the lock of the shard's row, and saves `state`.
+    The caller must hold the lock of the shard's row, and must save `state`.
     """
     content: Any = [line.decode() for line in packet.lines] if packet else fields
     quarantined, _new = QuarantinedBatch.objects.using(using).get_or_create(
@@ -186,7 +189,7 @@ def checksum_of(fields: Any) -> str:
 def insert(using: str, state: ShardState, packet: Packet, fence: str) -> None:
     """Write a batch and its lines at the end of its shard's chain.
 
-    The caller must hold the lock of the shard's row, and saves `state`.
+    The caller must hold the lock of the shard's row, and must save `state`.
     """
     state.position += 1
     digest = chained(state.head, packet.content)

@@ -200,7 +200,7 @@ def _read_ahead(server: Server, with_batches: list[Pending]) -> Generator[_Read]
 def _drain_lanes(server: Server, using: str, with_batches: list[Pending], drained: Drained) -> bool:
     """Drain several shards at the same time if the database allows this. Return whether more batches wait."""
     connection = connections[using]
-    # In an open transaction, such as that of a test, the connections of other threads would not see its writes.
+    # The connections of other threads would not see the writes of an open transaction, such as the one of a test.
     parallel = connection.features.has_select_for_update and not connection.in_atomic_block
     count = min(_LANES if parallel else 1, len(with_batches))
     if count < 2:
@@ -288,8 +288,8 @@ def _fields(client: redis.Redis, key: str) -> Iterable[tuple[bytes, bytes]]:
 def _handle_unreadable(server: Server, using: str, pending: Pending, name: str, reason: str) -> BatchOutcome:
     """Return the outcome for a batch that could not be read.
 
-    If the batch is no longer in Redis, another process has drained the batch, or it is lost: declare the loss. If the
-    batch is in Redis, quarantine its fields without a change.
+    If the batch is no longer in Redis, another process has drained it, or it is lost. A loss is declared. If the batch
+    is still in Redis, its fields are quarantined without a change.
     """
     client: Any = server.wire.client_of(server.keyspace, pending.shard)
     key = server.keyspace.batch(pending.shard, name)

@@ -1,7 +1,7 @@
 """Declaring gaps: spans of time in which usage may be missing. An event that is noticed many times gives only one row.
 
 Words in this module: a run is one life of a server, until it restarts. An incarnation is a numbering of a shard's
-batches. When the server was restarted or has lost the shard's data, a new incarnation starts at 1.
+batches. After the server was restarted or has lost the shard's data, a new incarnation starts at 1.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ CUM_MODULUS = 10**15
 _MAX_COUNT = 2**63 - 1
 
 _NUMBER = re.compile(rb"0|[1-9][0-9]{0,17}")
-#: By the two letters of a field: the indexes of the counters of a line to which the field adds. The first letter is the
-#: kind of request (a: admitted, d: denied, r: refunded, s: refused in shadow mode). The second letter says what the
-#: field counts (1: requests of one unit each, n: requests, u: units).
+#: The name of a field starts with the kind of requests (a: admitted, d: denied, r: refunded, s: refused in shadow mode)
+#: and ends with what it counts (1: requests of one unit each, n: requests, u: units). For each start and end: the
+#: indexes of the counters of a line to which the field adds.
 _COUNTER_INDEXES = {
     f"{kind}{count}".encode(): indexes
     for number, kind in enumerate("adrs")
@@ -39,8 +39,7 @@ _SPECIAL = bytes(range(32)).replace(b"\n", b"") + b"%\\"
 _DIGITS = 19
 _ZEROS = b"\t0" * 6
 _LINE = b"%b" + b"\t%d" * 8
-#: Maximum lengths of the fields with the texts of a batch's identity: `incarnation`, `run`, `sealed_run` and `follows`
-#: of a `Packet`.
+#: The fields for `incarnation`, `run`, `sealed_run` and `follows` of a `Packet`, with their maximum lengths.
 _MAX_LENGTHS = {b"#i": 64, b"#r": 128, b"#x": 128, b"#f": 100}
 
 
@@ -53,9 +52,9 @@ class Packet:
     """A complete and checked sealed batch. Moments are in µs since 1970 UTC."""
 
     shard: int
-    #: The numbering of the shard's batches in which this batch has its number.
+    #: The numbering of the shard's batches to which this batch belongs.
     incarnation: str
-    #: The number of the batch.
+    #: The number of the batch in its incarnation.
     seq: int
     #: The running sum of all counters before this batch.
     previous_cum: int
@@ -98,7 +97,7 @@ def checksum(line: bytes) -> int:
 
 
 def content_digester(header: Sequence[str | int]) -> hashlib._Hash:
-    """Return a SHA-256 object to which a batch's header was added. The caller adds a line feed and each line."""
+    """Return a SHA-256 object with a batch's header. For each line, the caller adds a line feed and the line."""
     return hashlib.sha256(canonical(header))
 
 
@@ -180,22 +179,22 @@ def _lines(counters: dict[bytes, bytes]) -> tuple[list[bytes], int]:
     counts = list(map(int, counters.values()))
     if max(counts) > _MAX_COUNT:
         raise Unreadable("a counter is too large for 64 bits")
-    letters = list(map(add, kinds, count_kinds))
-    if unknown := set(letters) - _COUNTER_INDEXES.keys():
+    starts_and_ends = list(map(add, kinds, count_kinds))
+    if unknown := set(starts_and_ends) - _COUNTER_INDEXES.keys():
         raise Unreadable(f"a field has an unknown kind: {sorted(unknown)[0][:40]!r}")
     subjects = list(map(b"\t".join, zip(accounts, keys, meters, rules, versions, periods, bins, strict=True)))
-    if set(letters) == {b"a1"} and len(set(subjects)) == len(subjects):
+    if set(starts_and_ends) == {b"a1"} and len(set(subjects)) == len(subjects):
         # Most batches contain only admitted requests of one unit each.
         pairs = zip(subjects, counts, strict=True)
         return sorted([b"%b\t%d\t%d%b" % (subject, count, count, _ZEROS) for subject, count in pairs]), 2 * sum(counts)
     rows: dict[bytes, list[int]] = {}
     find = rows.get
-    for subject, two_letters, count in zip(subjects, letters, counts, strict=True):
+    for subject, start_and_end, count in zip(subjects, starts_and_ends, counts, strict=True):
         # A subject has several fields. Two different names can also give the same subject after decoding.
         row = find(subject)
         if row is None:
             row = rows[subject] = [0, 0, 0, 0, 0, 0, 0, 0]
-        for index in _COUNTER_INDEXES[two_letters]:
+        for index in _COUNTER_INDEXES[start_and_end]:
             row[index] += count
     if max(map(max, rows.values())) > _MAX_COUNT:
         raise Unreadable("a counter is too large for 64 bits")

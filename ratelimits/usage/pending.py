@@ -38,19 +38,19 @@ class Pending:
     batches: tuple[str, ...]
     #: This machine's time after the server's reply.
     clock: int
-    #: The time of the machine that sealed, when it last sealed; 0 if unknown.
+    #: The sealing machine's time at the last seal; 0 if unknown.
     sealed_clock: int
-    #: The moment of the shard's first seal that the server's present data knows; 0 if unknown.
+    #: The moment of the shard's first seal after the server last lost its data; 0 if unknown.
     first_sealed: int
     #: Whether a batch is open.
     is_open: bool
 
     @property
     def lead(self) -> int:
-        """Return by how many µs the last seal, by the server's clock, is ahead of the clocks of other machines.
+        """Return by how many µs the server's clock was ahead at the last seal.
 
-        There are two other clocks: the clock of the machine that sealed, at the seal, and the clock of this machine,
-        now. The earlier time of the two is taken.
+        The server's time is compared with two other times: the sealing machine's time at the seal, and this machine's
+        present time. The earlier of these two times is taken.
         """
         return self.sealed_at - min(self.clock, self.sealed_clock or self.clock)
 

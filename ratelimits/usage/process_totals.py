@@ -52,7 +52,7 @@ def write(process: str, totals: Totals) -> None:
         for total_key, (requests, units) in sorted(totals.items())
     ]
     try:
-        # One transaction, so that no total is stored without its gap if the process dies in between.
+        # Both are one transaction. So no total is stored without its gap, even if the process dies in between.
         with transaction.atomic(using=using):
             rows = _save(using, rows)
             for kind, account, start in sorted({(row.kind, row.account, row.bin) for row in rows}):

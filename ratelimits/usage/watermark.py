@@ -2,8 +2,8 @@
 
 If a server's clock is ahead, the server counts and seals usage at times in the future. Such a time must not become a
 watermark: after the clock is corrected, new usage would be before the watermark. So the server's clock is compared with
-this machine's clock. If it is ahead, the watermark does not advance until both clocks agree again, and a gap declares
-that usage was counted at wrong times.
+this machine's clock. If the server's clock is ahead, the watermark does not advance until both clocks agree again, and
+a gap declares that usage was counted at wrong times.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _correct(using: str, state: ShardState, pending: Pending) -> None:
 
 
 def _sealed_before(using: str, shard: int, clock: int) -> int:
-    """Return the time of the last seal until `clock` whose batch is in the ledger; 0 if there is none."""
+    """Return when the last batch that is in the ledger was sealed, up to the time `clock`; 0 if there is none."""
     rows = Batch.objects.using(using).filter(shard=shard, sealed_at__lte=clock).order_by("-position")
     return rows.values_list("sealed_at", flat=True).first() or 0
 

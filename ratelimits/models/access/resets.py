@@ -1,4 +1,4 @@
-"""The record of resets: who deleted the state of a key under a rule, and why."""
+"""The table of resets. A row says who deleted the state of a key under a rule, and why."""
 
 from __future__ import annotations
 

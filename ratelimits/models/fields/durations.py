@@ -32,7 +32,7 @@ def seconds(text: str) -> Decimal:
 
 
 def mistyped(error: Mistyped) -> ValidationError:
-    """Return the error for a form, in the reader's language, that says the same as a parser's error."""
+    """Return a form's error with the message of a parser's error, in the reader's language."""
     return ValidationError(_(error.template), code="invalid", params=error.values)
 
 

@@ -8,9 +8,10 @@ SCOPE = re.compile(r"(?P<scope>\*|[^\s:,*]+)(:(?P<methods>[A-Z]+(,[A-Z]+)*))?")
 
 
 def split_scope(text: str) -> tuple[str, frozenset[str]]:
-    """Return the scope and the methods in a text: ("search", {"POST"}) for "search:POST". An empty set is all methods.
+    """Return the scope and the methods in a text: ("search", {"POST"}) for "search:POST".
 
-    An invalid text may mean anything. So return all methods, and also all scopes ("*") if the scope is invalid.
+    An empty set means all methods. For an invalid text, return all methods. If its scope is invalid, return the scope
+    "*", which means all scopes.
     """
     scope, _colon, methods = text.partition(":")
     if SCOPE.fullmatch(text):

@@ -17,7 +17,7 @@ ENDS_BEFORE_IT_STARTS = _("This ends before it starts: choose a moment after the
 
 
 def validate_period(valid_from: Any, valid_until: Any) -> None:
-    """Raise ValidationError if the time in which a row is in force does not end after its start."""
+    """Raise ValidationError if a row ends at or before its start."""
     if valid_from is not None and valid_until is not None and valid_until <= valid_from:
         raise ValidationError({"valid_until": ENDS_BEFORE_IT_STARTS})
 

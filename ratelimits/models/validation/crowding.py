@@ -32,7 +32,7 @@ class _Row(NamedTuple):
 
 
 def too_many(rules: QuerySet[Rule], edited: Rule | None = None) -> Crowd | None:
-    """Return the largest number of these rules that can apply to one request. Return None if it is small enough.
+    """Return the largest number of these rules that can apply to one request. Return None if at most `MAX_LIMITS` can.
 
     With `edited`, an unsaved rule, look only at requests to which this rule would apply. A request may have two plans,
     the plan of its key and the plan of its account. The rules of these plans apply together with the default rules, but
@@ -62,7 +62,7 @@ def too_many(rules: QuerySet[Rule], edited: Rule | None = None) -> Crowd | None:
 
 
 def _requests(rows: list[_Row], edited_row: _Row | None) -> Iterator[tuple[str, str]]:
-    """Yield each (scope, method) to which other rules may apply than to the rest. "" is a method that no rule names."""
+    """Yield (scope, method) pairs that stand for all requests. The method "" stands for all methods without a rule."""
     scopes = {row.scope for row in rows} | {"*"}
     if edited_row is not None and edited_row.scope != "*":
         scopes = {edited_row.scope}
@@ -106,6 +106,6 @@ def _largest(rows: list[_Row], scope: str, method: str, edited_row: _Row | None)
         sizes = sorted(map(len, added_by_plan.values()), reverse=True)
         added = sum(sizes[:2])
         if len(default_names) + added > MAX_LIMITS and len(sizes) > 1:
-            # Two plans may have rules of the same names, so the sum may be too large. Comparing all pairs is slower.
+            # The sum counts rules of the same name in two plans twice. So compare all pairs of plans, which is slower.
             added = max(len(first | second) for first, second in combinations(added_by_plan.values(), 2))
     return Crowd(len(default_names) + added, scope)

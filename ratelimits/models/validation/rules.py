@@ -83,7 +83,7 @@ def _not_above_zero(rule: Rule) -> Errors:
 
 
 def _at_field(message: str) -> Errors:
-    """Return an algorithm's error message at its field. Most messages start with the name of the field."""
+    """Return an algorithm's message as the error of one field. Most messages start with the name of the field."""
     first_word = re.split(r"\W", message, maxsplit=1)[0]
     if message.startswith("unknown time zone"):
         first_word = "timezone"

@@ -214,7 +214,7 @@ def _archive_errors(path: Path) -> Iterator[None]:
 
 
 def check(using: str, path: Path) -> str:
-    """Compare a file with the digest that the ledger recorded when it was written, and return this digest.
+    """Compare a file with the digest that the ledger recorded for it, and return this digest.
 
     Raise ArchiveError if the file is another one. Call this before the file's content is used. The digest in a forged
     file may match its content, but does not match the digest in the ledger.

@@ -74,7 +74,7 @@ def _still_differs(using: str, state: ShardState) -> bool:
 
 
 def _clock_was_ahead(using: str, state: ShardState) -> bool:
-    """Return whether a gap declares that the clock of a shard's server was ahead since the shard's watermark."""
+    """Return whether a gap after the shard's watermark declares that the clock of the shard's server was ahead."""
     gaps = DurabilityGap.objects.using(using).filter(kind=GapKind.CLOCK, shard=state.shard)
     return gaps.filter(until__gte=state.watermark - TOLERANCE).exists()
 

@@ -99,7 +99,8 @@ def _verify_shard(using: str, shard: int, archive: bool, checked: Counter[str]) 
 def _verify_batches(using: str, shard: int, archive: bool, counted: Counter[str]) -> Iterator[str]:
     batches = Batch.objects.using(using).filter(shard=shard).order_by("position")
     before: Batch | None = None
-    #: By incarnation: the highest number so far, with the running sum. Numbers are not sorted if a batch came late.
+    #: By incarnation: the highest number of a batch so far, with the running sum after this batch. If a batch came
+    #: late, its number is lower than the number of the batch before it.
     newest: dict[str, tuple[int, int]] = {}
     for batch in batches.iterator(chunk_size=100):
         findings = [*_verify_lines(batch), *_verify_parts(batch), *_verify_digest(batch)]
