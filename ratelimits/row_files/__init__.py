@@ -1,3 +1,3 @@
-"""Import of many memberships, overrides or accounts from a CSV file, as one edit; and their export."""
+"""Import and export of memberships, overrides and accounts as CSV files. An import is one edit."""
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Read the cells of a line with the fields of a form: they accept the same texts, and give the same messages."""
+"""Read the cells of a line with the fields of a form.
+
+So a cell accepts the same texts as the form in the admin, and has the same messages.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from ratelimits.row_files.tables import FileTable, Known
 
 
 class Cells:
-    """Reads the cells of one table."""
+    """Reads the cells of lines that belong to one table."""
 
     def __init__(self, table: FileTable, known: Known) -> None:
         self._known = known
@@ -37,9 +40,9 @@ class Cells:
             return None
         plan = self._known.plans.get(value)
         if plan is None:
-            shown = ", ".join(sorted(self._known.plans)[:20]) or "–"
-            message = _("There is no plan with the slug “%(slug)s”. These exist: %(known)s.")
-            raise ValidationError(message % {"slug": value, "known": shown})
+            slugs = ", ".join(sorted(self._known.plans)[:20]) or "–"
+            message = _("There is no plan with the slug “%(slug)s”. These slugs exist: %(known)s.")
+            raise ValidationError(message % {"slug": value, "known": slugs})
         return plan
 
 
@@ -49,10 +52,11 @@ def _form_field(table: FileTable, name: str) -> forms.Field:
         return forms.CharField(required=not column.null)
     field: forms.Field = column.formfield()
     if name in ("valid_from", "valid_until"):
-        field.error_messages["invalid"] = _("Write a moment such as 2026-12-01T00:00:00+00:00, or leave it empty.")
+        field.error_messages["invalid"] = _(
+            "Write a moment such as 2026-12-01T00:00:00+00:00, or leave the cell empty."
+        )
     elif column.choices:
-        shown = ", ".join(str(value) for value, _label in column.flatchoices if value)
-        field.error_messages["invalid_choice"] = _("Write one of these, or leave it empty: %(known)s.") % {
-            "known": shown
-        }
+        choices = ", ".join(str(value) for value, _label in column.flatchoices if value)
+        message = _("Write one of these words, or leave the cell empty: %(known)s.")
+        field.error_messages["invalid_choice"] = message % {"known": choices}
     return field

@@ -1,7 +1,7 @@
-"""Compare the lines of a file with the rows of its table: which lines are new, change a row, or are wrong.
+"""Compare the lines of a file with the rows of its table, and find the effect of each line.
 
-Lines with the same key are checked together, in any order, because their rows may be valid one after another. If one of
-them is wrong, none of them is imported. Each portion of lines takes one query.
+Several rows may have the same key, if they are valid at different times. So all lines with the same key are checked
+together. If one of these lines is wrong, none of them is imported. Each portion of lines takes one query.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ratelimits.row_files.cells import Cells
 from ratelimits.row_files.reading import Source, SourceLine
 from ratelimits.row_files.tables import FileTable, Known, written
 
-#: Approximate number of lines that are compared with one query. Lines with the same key stay together.
+#: Approximate number of lines in a portion. All lines with the same key are in the same portion.
 PORTION = 500
 
 
@@ -37,7 +37,7 @@ class LineState(StrEnum):
 
 
 class FieldChange(NamedTuple):
-    """A field that a line would change, with its values as texts."""
+    """A field that a line would change. `before` and `after` are its values as texts."""
 
     field: str
     before: str
@@ -48,10 +48,11 @@ class FieldChange(NamedTuple):
 class ComparedLine:
     """A line and its effect.
 
-    number    its number in the file
-    name      the key, and the rule if there is one
-    stored    the row that the line changes, as it is in the database; None for a new row
-    row       the row after the import
+    number    the number of the line in the file
+    name      the key of the row, and its rule if it has one
+    stored    the row that the line changes, as the database has it; None for a new row
+    row       the row as it will be after the import
+    changes   the fields that the import changes
     """
 
     number: int
@@ -63,15 +64,15 @@ class ComparedLine:
     errors: list[str] = field(default_factory=list)
 
     def fail(self, *errors: str) -> None:
-        """Add errors, so that the line is not imported."""
+        """Add errors to the line. A line with errors is not imported."""
         self.state = LineState.ERROR
         self.errors.extend(error for error in errors if error not in self.errors)
 
 
 def compare(table: FileTable, source: Source, using: str) -> Iterator[list[ComparedLine]]:
-    """Yield the lines of a file in portions, each with its effect. The rows are read from the database `using`.
+    """Yield the lines of a file in portions. Each line has its effect. `using` is the database of the rows.
 
-    A portion may be written before the next portion is compared, because no key is in two portions.
+    The caller may write a portion before it takes the next one, because no key is in two portions.
     """
     return _Comparison(table, source, using).portions()
 
@@ -101,7 +102,7 @@ class _Comparison:
 
     def _identity(self, line: SourceLine) -> tuple[str, ...]:
         if line.problem:
-            return "", str(line.number)  # so that no other line has the same identity
+            return "", str(line.number)  # No other line has this identity.
         return tuple(line.cells[index].strip() for index in self.identity)
 
     def _portion(self, groups: dict[tuple[str, ...], list[SourceLine]]) -> list[ComparedLine]:
@@ -112,28 +113,31 @@ class _Comparison:
         return compared
 
     def _stored(self, names: set[str]) -> dict[tuple[str, ...], list[Any]]:
-        """Return the rows of these keys, or identifiers, by their identity."""
-        # No database stores a NUL character, and PostgreSQL refuses to search for one.
-        wanted = {name for name in names if name and "\0" not in name}
-        rows: Any = self.table.model._base_manager.using(self.using).filter(**{f"{self.table.identity[0]}__in": wanted})
+        """Return the stored rows of these keys or account identifiers, by the identity of the row."""
+        # No database stores a NUL character. PostgreSQL refuses to search for a text with a NUL character.
+        searched = {name for name in names if name and "\0" not in name}
+        rows: Any = self.table.model._base_manager.using(self.using).filter(
+            **{f"{self.table.identity[0]}__in": searched}
+        )
         if "plan" in self.table.columns:
             rows = rows.select_related("plan")
-        found: dict[tuple[str, ...], list[Any]] = defaultdict(list)
+        by_identity: dict[tuple[str, ...], list[Any]] = defaultdict(list)
         for row in rows.order_by("pk"):
-            found[tuple(getattr(row, name) for name in self.table.identity)].append(row)
-        return found
+            by_identity[tuple(getattr(row, name) for name in self.table.identity)].append(row)
+        return by_identity
 
     def _group(self, identity: tuple[str, ...], lines: list[SourceLine], stored: list[Any]) -> list[ComparedLine]:
-        """Return the lines with the same key, checked together."""
+        """Compare and check all lines with the same key."""
         compared = [self._line(" · ".join(identity), line, stored) for line in lines]
         if len(compared) > 1:
-            self._fail_twins(compared)
+            self._fail_duplicates(compared)
         if self.table.dated:
             self._fail_overlaps(compared, stored)
-        wrong = next((line.number for line in compared if line.state is LineState.ERROR), None)
+        wrong_number = next((line.number for line in compared if line.state is LineState.ERROR), None)
         for line in compared:
-            if wrong is not None and line.state in (LineState.NEW, LineState.CHANGED):
-                line.fail(_("Line %(line)s has the same key and is wrong: correct that line first.") % {"line": wrong})
+            if wrong_number is not None and line.state in (LineState.NEW, LineState.CHANGED):
+                text = _("Line %(line)s has the same key and is wrong: correct line %(line)s first.")
+                line.fail(text % {"line": wrong_number})
         return compared
 
     def _line(self, name: str, line: SourceLine, stored: list[Any]) -> ComparedLine:
@@ -145,7 +149,7 @@ class _Comparison:
         if not errors:
             matching = self._matching(values, stored)
             if len(matching) > 1:
-                text = _("%(count)s rows with this key are valid now or later: write “valid_from” of the one you mean.")
+                text = _("%(count)s rows with this key are valid now or later: write the “valid_from” of one of them.")
                 errors.append(text % {"count": len(matching)})
             compared.stored = matching[0] if len(matching) == 1 else None
         if errors:
@@ -155,9 +159,9 @@ class _Comparison:
         return compared
 
     def _matching(self, values: dict[str, Any], stored: list[Any]) -> list[Any]:
-        """Return the rows that a line may mean; more than one if the line does not say which.
+        """Return the rows that a line can mean. If the line does not say which row it means, there are several.
 
-        A row with the same start and end as the line is preferred, even if it has ended.
+        If a row has the same start and end as the line, return only this row, even if its end has passed.
         """
         if not self.table.dated:
             return stored
@@ -169,12 +173,13 @@ class _Comparison:
         return [row for row in rows if row.valid_until is None or row.valid_until > self.now]
 
     def _fill(self, compared: ComparedLine, cells: dict[str, str], values: dict[str, Any]) -> None:
-        """Make the row that a line describes, and list its differences to the stored row."""
+        """Make the row that a line describes. List the differences between this row and the stored row."""
         stored = compared.stored
         row = compared.row = copy.copy(stored) if stored is not None else self.table.model()
         for name, value in values.items():
             before = getattr(stored, name) if stored is not None else None
-            # If the cell has the text that an export would write, the value stays, even if the form would change it.
+            # If the cell has the text that an export writes for the stored value, the value does not change. (A form
+            # could make another value of the same text.)
             if stored is not None and (value == before or cells[name] == written(before)):
                 continue
             setattr(row, name, value)
@@ -190,24 +195,24 @@ class _Comparison:
         except ValidationError as error:
             compared.fail(*_sentences(error))
 
-    def _fail_twins(self, compared: Sequence[ComparedLine]) -> None:
-        """Refuse lines that mean the same row as an earlier line."""
-        first: dict[Any, ComparedLine] = {}
+    def _fail_duplicates(self, compared: Sequence[ComparedLine]) -> None:
+        """Refuse a line if an earlier line means the same row."""
+        first_lines: dict[Any, ComparedLine] = {}
         for line in compared:
             if line.row is None:
                 continue
-            about = (line.stored and line.stored.pk) or tuple(
+            row_id = (line.stored and line.stored.pk) or tuple(
                 getattr(line.row, name, None) for name in ("valid_from", "valid_until")
             )
-            if other := first.get(about):
+            if other := first_lines.get(row_id):
                 line.fail(
                     _("Line %(line)s is about the same row: leave one of the two lines out.") % {"line": other.number}
                 )
             else:
-                first[about] = line
+                first_lines[row_id] = line
 
     def _fail_overlaps(self, compared: Sequence[ComparedLine], stored: Sequence[Any]) -> None:
-        """Refuse lines whose row would be in force at the same time as another row after the import."""
+        """Refuse a line if its row and another row would be valid at the same time after the import."""
         lines = {id(line.row): line for line in compared if line.row is not None and line.state is not LineState.ERROR}
         replaced = {line.stored.pk for line in lines.values() if line.stored is not None}
         rows = [line.row for line in lines.values()] + [row for row in stored if row.pk not in replaced]
@@ -220,9 +225,11 @@ class _Comparison:
 
 def _overlap(other: Any, line: ComparedLine | None) -> str:
     if line is not None and line.state is not LineState.UNCHANGED:
-        text = _("It is valid at the same time as line %(line)s: give one of the two another start or end.")
+        text = _("This row is valid at the same time as line %(line)s: change the start or the end of one of them.")
         return text % {"line": line.number}
-    text = _("It is valid at the same time as a row that is there (%(span)s): end that row, or write its “valid_from”.")
+    text = _(
+        "This row is valid at the same time as a stored row (%(span)s): end the stored row, or write its “valid_from”."
+    )
     return text % {"span": _span(other.valid_from, other.valid_until)}
 
 

@@ -1,4 +1,4 @@
-"""Find out what a file would change, and import it as one edit: either everything or nothing."""
+"""Show what a file would change, and import it as one edit: either the whole file or nothing."""
 
 from __future__ import annotations
 
@@ -15,25 +15,30 @@ from ratelimits.row_files.comparing import ComparedLine, LineState, compare
 from ratelimits.row_files.reading import Source
 from ratelimits.row_files.tables import FileTable
 
-#: A function that is called for each portion, with the rows that were added and the rows that were changed.
+#: A function that is called for each portion. Its arguments are the rows that were added and the rows that were
+#: changed.
 Written = Callable[[Sequence[Any], Sequence[Any]], None]
 
 
 class Seen(NamedTuple):
-    """What a user was shown: the digest of a FileDifference, and the version of the configuration at that time."""
+    """The effect of a file that a user has seen.
+
+    digest   the digest of the `FileDifference` that was shown
+    version  the version of the configuration at that time
+    """
 
     digest: str
     version: int
 
 
 class NotImportedError(Exception):
-    """Raised if nothing was imported, because lines are wrong and the user did not choose to leave them out."""
+    """Raised if nothing was imported, because lines are wrong and the user did not choose to leave these lines out."""
 
 
 class ChangedSinceError(Exception):
-    """Raised if nothing was imported, because the file would now make other changes than were shown.
+    """Raised if nothing was imported, because the file would now make other changes than the user has seen.
 
-    `lines` are the lines whose row was changed meanwhile.
+    `lines` are the lines whose rows have changed since then.
     """
 
     def __init__(self, lines: list[ComparedLine]) -> None:
@@ -43,9 +48,10 @@ class ChangedSinceError(Exception):
 
 @dataclass(slots=True)
 class FileDifference:
-    """The effect of a file: the number of lines of each state, and a digest of all their changes.
+    """The effect of a file.
 
-    `version` is the version of the configuration before the file was compared.
+    version  the version of the configuration before the file was compared
+    counts   the number of lines with each state
     """
 
     version: int
@@ -53,7 +59,7 @@ class FileDifference:
     _sha256: Any = field(default_factory=sha256)
 
     def add(self, line: ComparedLine) -> None:
-        """Count a line."""
+        """Add a line to the counts and to the digest."""
         self.counts[line.state] += 1
         stored = None if line.stored is None else (line.stored.pk, line.stored.version)
         plan = getattr(line.row, "plan_id", None)
@@ -61,19 +67,19 @@ class FileDifference:
 
     @property
     def digest(self) -> str:
-        """Return the digest of the lines' changes and of the versions of the rows that they change."""
+        """Return a digest of all changes, and of the versions of the rows that would be changed."""
         return str(self._sha256.hexdigest())
 
     @property
     def good(self) -> int:
-        """Return the number of lines that would be written."""
+        """Return the number of lines that an import would write."""
         return self.counts[LineState.NEW] + self.counts[LineState.CHANGED]
 
 
 def differences(table: FileTable, source: Source, using: str) -> tuple[FileDifference, Iterator[ComparedLine]]:
-    """Return the effect of a file and its compared lines. Nothing is written.
+    """Return the effect of a file, and an iterator over its compared lines. Nothing is written.
 
-    The effect is complete only after all lines are read from the iterator.
+    The effect is complete only when all lines were read from the iterator.
     """
     difference = FileDifference(ConfigVersion.read(using)[0])
 
@@ -89,35 +95,36 @@ def differences(table: FileTable, source: Source, using: str) -> tuple[FileDiffe
 def import_rows(
     table: FileTable, source: Source, using: str, seen: Seen, *, good_only: bool, written: Written
 ) -> FileDifference:
-    """Write the rows of a file in one edit, and return the effect. `seen` is what the user was shown before.
+    """Write the rows of a file in one edit, and return the effect. `seen` is the effect that the user has seen.
 
-    Raises ChangedSinceError if the effect would now be another one. Raises NotImportedError if lines are wrong, unless
-    `good_only` leaves them out. Raises IntegrityError if the database refuses a row. In these cases nothing is written.
-    A file that changes nothing makes no new version of the configuration.
+    With `good_only`, lines that are wrong are left out. A file that changes nothing makes no new version of the
+    configuration. In each of these cases nothing is written: Raises ChangedSinceError if the effect would now be
+    another one. Raises NotImportedError if lines are wrong and `good_only` is not set. Raises IntegrityError if the
+    database refuses a row.
     """
     with editing(using) as edit:
-        done = FileDifference(edit.version)
+        difference = FileDifference(edit.version)
         changed_since = []
         for portion in compare(table, source, using):
             for line in portion:
-                done.add(line)
+                difference.add(line)
                 if line.stored is not None and line.stored.version > seen.version:
                     changed_since.append(line)
             _write(table, portion, using, written)
-        if done.digest != seen.digest:
+        if difference.digest != seen.digest:
             raise ChangedSinceError(changed_since)
-        if done.counts[LineState.ERROR] and not good_only:
+        if difference.counts[LineState.ERROR] and not good_only:
             raise NotImportedError
-        if not done.good:
+        if not difference.good:
             transaction.set_rollback(True, using=using)
-    return done
+    return difference
 
 
 def _write(table: FileTable, portion: Sequence[ComparedLine], using: str, written: Written) -> None:
     changed = [line.row for line in portion if line.state is LineState.CHANGED]
     new = [line.row for line in portion if line.state is LineState.NEW]
     rows: Any = table.model._default_manager.using(using)
-    # Write the changes first: they may end a row, so that the new row after it does not overlap it.
+    # First change rows, then add rows. A change may end a row, so that a new row of the same key can follow.
     if changed:
         rows.bulk_update(changed, {change.field for line in portion if line.stored for change in line.changes})
     if new:

@@ -1,4 +1,4 @@
-"""Read the bytes of a CSV file into lines of cells. An error of the whole file is one sentence."""
+"""Read a CSV file into lines of cells. If the file cannot be read, one sentence says why."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ _SEPARATORS = ",;\t"
 
 
 class BadFileError(ValueError):
-    """Raised if a file cannot be read; the message says what to do."""
+    """Raised if a file cannot be read. The message says what to do."""
 
 
 class SourceLine(NamedTuple):
-    """A line of a file: its number in a text editor, and its cells. `problem` says if it has too many or too few."""
+    """A line of a file.
+
+    number   its number in a text editor
+    problem  a sentence if the line has too many or too few cells, else ""
+    """
 
     number: int
     cells: tuple[str, ...]
@@ -40,18 +44,18 @@ class Source:
 
 
 def too_large(size: int) -> str:
-    """Return a sentence that says that the file is too large; "" if it is small enough."""
+    """Return a sentence if a file of `size` bytes is too large, else ""."""
     if size <= MAX_BYTES:
         return ""
-    text = _("This file has %(size)s MB, and at most %(most)s MB are read at once: split it into several files.")
+    text = _("This file has %(size)s MB, but a file may have at most %(most)s MB: split it into several files.")
     return text % {"size": f"{size / 2**20:.1f}", "most": MAX_BYTES // 2**20}
 
 
 def read(raw: bytes, table: FileTable) -> Source:
-    """Return the lines of a CSV file. Raises BadFileError if it cannot be read.
+    """Return the lines of a CSV file. Raises BadFileError if the file cannot be read.
 
-    A byte order mark is skipped. The separator of the header (comma, semicolon or tab) separates the cells. Empty lines
-    are left out.
+    The file may begin with a byte order mark. Its cells are separated by the character that separates the cells of the
+    header: comma, semicolon or tab. Empty lines are left out.
     """
     if message := too_large(len(raw)):
         raise BadFileError(message)
@@ -70,7 +74,7 @@ def read(raw: bytes, table: FileTable) -> Source:
             raise BadFileError(message % {"most": f"{MAX_LINES:,}"})
         lines.append(_line(number, cells, columns))
     if not lines:
-        raise BadFileError(_("This file has no line below its header: nothing to import."))
+        raise BadFileError(_("This file has no lines below its header, so there is nothing to import."))
     return Source(columns, lines)
 
 
@@ -79,12 +83,12 @@ def _decoded(raw: bytes) -> str:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         number = raw.count(b"\n", 0, error.start) + 1
-        message = _("Line %(line)s is not written in UTF-8: save the file as “CSV UTF-8”, then choose it again.")
+        message = _("Line %(line)s is not written in UTF-8: save the file as “CSV UTF-8”, then choose this file again.")
         raise BadFileError(message % {"line": number}) from error
 
 
 def _records(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield each record with the number of its first line."""
+    """Yield each record of the file, with the number of the record's first line."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     number = 1
     try:
@@ -92,7 +96,7 @@ def _records(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
             yield number, cells
             number = reader.line_num + 1
     except csv.Error as error:
-        message = _("Line %(line)s cannot be read (%(error)s): look for a quotation mark that has no partner.")
+        message = _("Line %(line)s cannot be read (%(error)s): a quotation mark may be missing in this line.")
         raise BadFileError(message % {"line": number, "error": error}) from error
 
 
@@ -100,13 +104,13 @@ def _columns(names: list[str], table: FileTable) -> tuple[str, ...]:
     columns = tuple(name.strip().casefold() for name in names)
     known = ", ".join(table.columns)
     if not set(columns) & set(table.columns):
-        raise BadFileError(_("The first line must name the columns. They can be: %(known)s.") % {"known": known})
+        raise BadFileError(_("The first line must name the columns. The columns can be: %(known)s.") % {"known": known})
     for name in columns:
         if name not in table.columns:
-            message = _("There is no column “%(name)s”: take it out of the file. Columns can be: %(known)s.")
+            message = _("There is no column “%(name)s”: remove it from the file. The columns can be: %(known)s.")
             raise BadFileError(message % {"name": name, "known": known})
         if columns.count(name) > 1:
-            raise BadFileError(_("The column “%(name)s” is there twice: take one of the two out.") % {"name": name})
+            raise BadFileError(_("The file has two columns “%(name)s”: remove one of them.") % {"name": name})
     for name in table.needed:
         if name not in columns:
             raise BadFileError(_("The column “%(name)s” is missing: add it to the file.") % {"name": name})

@@ -1,4 +1,4 @@
-"""The tables that can be imported and exported: their columns, and how a row is written as a line of cells."""
+"""The tables that can be imported and exported, with their columns. A row is written as a line of cells."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ratelimits.models.versions import Versioned
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The plans, by slug, and the rules, by name, that lines can refer to."""
+    """The plans (by slug) and the rules (by name) that a line can name."""
 
     plans: dict[str, Plan]
     rules: dict[str, list[Rule]]
 
     @classmethod
     def read(cls, using: str) -> Known:
-        """Read all plans and rules, by one query each."""
+        """Return all plans and rules. There are two queries."""
         rules: dict[str, list[Rule]] = {}
         for rule in Rule.objects.using(using).select_related("plan"):
             rules.setdefault(rule.name, []).append(rule)
@@ -33,10 +33,10 @@ class Known:
 class FileTable:
     """A table whose rows can be imported and exported.
 
-    columns   its columns, in the order of the file
-    identity  the columns that identify the row of a line
+    columns   the columns, in the order of the file
+    identity  the columns that say which row a line is about
     needed    the columns that a file must have
-    check     raises ValidationError if a row is not valid, without a query
+    check     a function that raises ValidationError if a row is not valid. It makes no query
     """
 
     model: type[Versioned]
@@ -52,12 +52,12 @@ class FileTable:
 
     @property
     def dated(self) -> bool:
-        """Return whether several rows can have the same identity, at different times."""
+        """Return whether rows have a start and an end. If so, several rows with the same identity are possible."""
         return "valid_from" in self.columns
 
     @property
     def numbers(self) -> set[str]:
-        """Return the columns whose texts are never formulae."""
+        """Return the columns with numbers and moments. A spreadsheet never reads their texts as formulae."""
         return {"valid_from", "valid_until", "capacity", "rate", "period"} & {*self.columns}
 
 
@@ -90,7 +90,10 @@ TABLES = {
 
 
 def written(value: Any) -> str:
-    """Return a value as the text of a cell: moments in UTC, a plan by its slug, nothing as ""."""
+    """Return the text of a cell for a value. The text of a plan is its slug, the text of None is "".
+
+    Moments are written in UTC.
+    """
     if value is None:
         return ""
     if isinstance(value, Plan):
@@ -103,6 +106,6 @@ def written(value: Any) -> str:
 
 
 def lines(table: FileTable, rows: Iterable[Any]) -> Iterator[list[str]]:
-    """Yield rows as lines of cells, without formulae. A file of these lines is read as the same rows."""
+    """Yield the cells of each row. A spreadsheet reads no cell as a formula; an import makes the same rows again."""
     for row in rows:
         yield [restorable(written(getattr(row, name))) for name in table.columns]

@@ -1,4 +1,4 @@
-"""Tags for the admin's index: the strip with the status above it, and the order of its tables."""
+"""Template tags for the admin's index: a strip with the status, and the order of the app's tables."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 def ratelimits_status(context: dict[str, Any]) -> dict[str, Any]:
     """Show each fact of the status in one word, with a link to the status page.
 
-    Show nothing to users who may not view the status, or if the admin site has no status page. If the database fails,
-    for example because the tables do not exist yet, show the error: the rest of the index must still work.
+    Show nothing if the user may not view the status, or if the admin site has no status page. If the database fails,
+    show the error, because the rest of the index must still work. (The tables may not exist yet.)
     """
     request = context["request"]
     try:
@@ -40,6 +40,9 @@ def ratelimits_status(context: dict[str, Any]) -> dict[str, Any]:
 
 @register.simple_tag(takes_context=True)
 def ratelimits_groups(context: template.Context) -> str:
-    """Put the app's tables into groups, in the order of work, in `app_list` for the rest of the block."""
+    """Put the app's tables into groups, in the order in which people use them.
+
+    This changes the variable `app_list` for the rest of the template block.
+    """
     context["app_list"] = in_groups(context["app_list"])
     return ""

@@ -1,6 +1,6 @@
-"""Warn of names in a row that refer to nothing: a scope or meter that no view has, or a key that nobody has.
+"""Warn of unknown names in a row: a scope or meter that no view has, or a key that nobody has.
 
-They are not errors, because a view or a user may be added later.
+Unknown names are not errors, because a view or a user with this name may be added later.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _METHODS = frozenset(map(str.upper, View.http_method_names))
 
 
 def in_row(row: Model) -> Iterator[str]:
-    """Yield a sentence for each name in a saved row that refers to nothing."""
+    """Yield a sentence for each unknown name in a saved row."""
     if isinstance(row, Rule):
         yield from in_rule(row.scope, row.meter)
     elif isinstance(row, Plan):
@@ -38,7 +38,7 @@ def in_row(row: Model) -> Iterator[str]:
 
 
 def in_document(document: as_code.Document) -> Iterator[tuple[str, str]]:
-    """Yield a plan or rule of a document (rules as code), and a sentence for each name in it that refers to nothing."""
+    """Yield each unknown name in a document of rules as code, as (the plan or rule, a sentence about the name)."""
     for slug, plan in document["plans"].items():
         for meter in sorted({*plan.get("includes", {}), *plan.get("prices", {})}):
             yield from ((f"plan “{slug}”", sentence) for sentence in in_rule("*", meter))
@@ -48,17 +48,17 @@ def in_document(document: as_code.Document) -> Iterator[tuple[str, str]]:
 
 
 def in_rule(scope: str, meter: str) -> Iterator[str]:
-    """Yield a sentence for a scope or meter that no view of the URLconf names, and for each unknown method."""
-    named, (scope, methods) = named_by_views(), split_scope(scope)
-    if scope != "*" and named.scopes is not None and scope not in named.scopes:
+    """Yield a sentence for a scope or a meter that no view of the URLconf names, and for each unknown HTTP method."""
+    in_views, (scope, methods) = named_by_views(), split_scope(scope)
+    if scope != "*" and in_views.scopes is not None and scope not in in_views.scopes:
         text = _("No view has the scope “%(scope)s”, so the rule limits nothing yet. Scopes of views: %(known)s.")
-        yield text % {"scope": scope, "known": ", ".join(sorted(named.scopes - {"*"})) or "–"}
+        yield text % {"scope": scope, "known": ", ".join(sorted(in_views.scopes - {"*"})) or "–"}
     for method in sorted(methods - _METHODS):
         text = _("HTTP has no method “%(method)s”. Methods: %(known)s.")
         yield text % {"method": method, "known": ", ".join(sorted(_METHODS))}
-    if named.meters is not None and meter not in named.meters | conf.UNITS.keys():
-        text = _("No view has a cost in “%(meter)s”, so nothing is counted by it yet. Meters of views: %(known)s.")
-        yield text % {"meter": meter, "known": ", ".join(sorted(named.meters))}
+    if in_views.meters is not None and meter not in in_views.meters | conf.UNITS.keys():
+        text = _("No view has a cost in “%(meter)s”, so this meter counts nothing yet. Meters of views: %(known)s.")
+        yield text % {"meter": meter, "known": ", ".join(sorted(in_views.meters))}
 
 
 def in_key(key: str) -> Iterator[str]:
@@ -78,10 +78,10 @@ def _is_user(name: str) -> bool:
         pk = users._meta.pk.to_python(name)
     except ValidationError:
         return False
-    # Requests of user 7 have the key user:7; another spelling such as user:07 matches no request.
+    # Requests of user 7 have the key user:7. No request has a key with another spelling, such as user:07.
     return str(pk) == name and users._base_manager.filter(pk=pk).exists()
 
 
 def _is_account(name: str) -> bool:
-    """Return whether there is an account with this identifier; without RATELIMITS["ACCOUNT"] each user is one."""
+    """Return whether an account has this identifier. Without RATELIMITS["ACCOUNT"], each user is an account too."""
     return Account.objects.filter(identifier=name).exists() or (conf.ACCOUNT is None and _is_user(name))

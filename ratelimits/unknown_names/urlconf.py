@@ -8,21 +8,28 @@ from typing import Any
 
 from django.urls import URLPattern, URLResolver, get_resolver
 
-#: The meter that QuotaThrottle and `limited` count if a view names no cost.
+#: If a view names no cost, `QuotaThrottle` and `limited` count in this meter.
 _DEFAULT_METER = "requests"
 
 
 @dataclass(frozen=True, slots=True)
 class ViewNames:
-    """The names in all views. A field is None if some view computes its scope or cost for each request."""
+    """The scopes and meters of all views.
+
+    A field is None if a view computes its scope or cost for each request: then other names are possible too.
+    """
 
     scopes: frozenset[str] | None
     meters: frozenset[str] | None
 
 
 @dataclass(slots=True)
-class _Found:
-    """The names in the code of views, and whether all views have their names in the code."""
+class _NamesInCode:
+    """The scopes and meters that are written in the code of views.
+
+    every_scope  whether the scopes of all views are written in the code
+    every_meter  whether the meters of all views are written in the code
+    """
 
     scopes: set[str]
     meters: set[str]
@@ -32,44 +39,50 @@ class _Found:
 
 def named_by_views() -> ViewNames:
     """Return the scopes and meters of all views of ROOT_URLCONF."""
-    found = _found()
+    names = _names_in_code()
     return ViewNames(
-        frozenset(found.scopes) if found.every_scope else None, frozenset(found.meters) if found.every_meter else None
+        frozenset(names.scopes) if names.every_scope else None, frozenset(names.meters) if names.every_meter else None
     )
 
 
 def written_in_views() -> tuple[frozenset[str], frozenset[str]]:
-    """Return the scopes and meters in the code of views of ROOT_URLCONF. Others may be computed for each request."""
-    found = _found()
-    return frozenset(found.scopes), frozenset(found.meters)
+    """Return the scopes and the meters that are written in the code of views of ROOT_URLCONF.
+
+    Views may compute other scopes and meters for each request.
+    """
+    names = _names_in_code()
+    return frozenset(names.scopes), frozenset(names.meters)
 
 
-def _found() -> _Found:
-    found = _Found(set(), {_DEFAULT_METER}, every_scope=True, every_meter=True)
-    for scope, cost in _governed(get_resolver().url_patterns):
+def _names_in_code() -> _NamesInCode:
+    names = _NamesInCode(set(), {_DEFAULT_METER}, every_scope=True, every_meter=True)
+    for scope, cost in _scopes_and_costs(get_resolver().url_patterns):
         if scope is None or isinstance(scope, str):
-            found.scopes.add(scope or "*")
+            names.scopes.add(scope or "*")
         else:
-            found.every_scope = False
+            names.every_scope = False
         if isinstance(cost, Mapping):
-            found.meters |= {meter for meter in cost if isinstance(meter, str)}
+            names.meters |= {meter for meter in cost if isinstance(meter, str)}
         elif cost is not None and not isinstance(cost, int):
-            found.every_meter = False
-    return found
+            names.every_meter = False
+    return names
 
 
-def _governed(patterns: list[URLPattern | URLResolver]) -> Iterator[tuple[Any, ...]]:
-    """Yield the scope and cost of each limited view: from attributes of DRF's views, and from the decorator."""
+def _scopes_and_costs(patterns: list[URLPattern | URLResolver]) -> Iterator[tuple[Any, ...]]:
+    """Yield the scope and the cost of each limited view.
+
+    They are attributes of a view of Django REST framework, or arguments of the decorator.
+    """
     for pattern in patterns:
         if isinstance(pattern, URLResolver):
-            yield from _governed(pattern.url_patterns)
+            yield from _scopes_and_costs(pattern.url_patterns)
             continue
         view: Any = pattern.callback
         decorated = [view]
         view_class = getattr(view, "cls", None) or getattr(view, "view_class", None)
         if view_class is not None:
             options = getattr(view, "initkwargs", {})
-            names = ("throttle_scope", "throttle_cost")
-            yield tuple(options.get(name, getattr(view_class, name, None)) for name in names)
+            attributes = ("throttle_scope", "throttle_cost")
+            yield tuple(options.get(name, getattr(view_class, name, None)) for name in attributes)
             decorated += [getattr(view_class, method, None) for method in ("dispatch", *view_class.http_method_names)]
         yield from (func.ratelimits for func in decorated if isinstance(getattr(func, "ratelimits", None), tuple))

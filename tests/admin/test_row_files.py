@@ -88,7 +88,7 @@ def test_500_memberships_with_3_wrong_lines(plans: tuple[Plan, Plan]) -> None:
     said = text(page)
     for part in ("Wrong lines: 3", "Rows that change: 50", "New rows: 397", "Unchanged rows: 50"):
         assert part in said
-    assert "112 user:110 plan: There is no plan with the slug “gold”. These exist: free, pro." in said
+    assert "112 user:110 plan: There is no plan with the slug “gold”. These slugs exist: free, pro." in said
     assert "2 user:0 plan: free → pro" in said
     assert len(rows()) == 100
     refused = confirmed(client, page, change_reason="OPS-17")
@@ -134,10 +134,10 @@ def test_what_somebody_changed_meanwhile_is_said_and_nothing_is_imported(plans: 
 def test_a_bad_file_is_refused_on_the_form() -> None:
     client = importer()
     page = upload(client, MEMBERSHIPS, "key,colour", "user:1,red")
-    assert "There is no column “colour”: take it out of the file." in text(page)
+    assert "There is no column “colour”: remove it from the file." in text(page)
     assert "This field is required." in text(client.post(f"{MEMBERSHIPS}import/"))
     large = upload(client, MEMBERSHIPS, "key,plan", "x" * 20_000_000)
-    assert "This file has 19.1 MB, and at most 10 MB are read at once: split it into several files." in text(large)
+    assert "This file has 19.1 MB, but a file may have at most 10 MB: split it into several files." in text(large)
     assert not Upload.objects.exists()
 
 

@@ -70,7 +70,7 @@ class TestMemberships:
             "user:8,,,",
         )
         assert list(found) == [2, 3, 4, 5, 6, 7, 8, 9]
-        assert found[2] == ["plan: There is no plan with the slug “gold”. These exist: free, pro."]
+        assert found[2] == ["plan: There is no plan with the slug “gold”. These slugs exist: free, pro."]
         assert "user 2 is not a key: write its kind, a colon and its id" in found[3][0]
         assert "choose the plan on the account" in found[5][0]
         assert found[6] == ["valid_from: Write a moment such as 2026-12-01T00:00:00+00:00, or leave it empty."]
@@ -85,14 +85,14 @@ class TestMemberships:
         assert states(PlanMembership, header, later, now) == [NEW, CHANGED]
         assert states(PlanMembership, header, now, later) == [CHANGED, NEW]
         (alone,) = compared(PlanMembership, header, later)
-        assert "valid at the same time as a row that is there (… – …)" in alone.errors[0]
+        assert "valid at the same time as a stored row (… – …)" in alone.errors[0]
 
     def test_lines_about_one_key_stand_or_fall_together(self, plans: tuple[Plan, Plan]) -> None:
         header = "key,plan,valid_from,valid_until"
         texts = [header, "user:1,free,,2126-01-01T00:00Z", "user:2,pro,,", "user:1,gold,2126-01-01T00:00Z,"]
         found = compared(PlanMembership, *texts)
         assert [line.state for line in found] == [ERROR, NEW, ERROR]
-        assert found[0].errors == ["Line 4 has the same key and is wrong: correct that line first."]
+        assert found[0].errors == ["Line 4 has the same key and is wrong: correct line 4 first."]
         overlapping = errors(PlanMembership, header, "user:1,free,,", "user:1,pro,2126-01-01T00:00Z,")
         assert "same time as line 3" in overlapping[2][0]
         assert "same time as line 2" in overlapping[3][0]
@@ -111,7 +111,7 @@ class TestMemberships:
         (found,) = compared(PlanMembership, "key,plan,valid_from", "user:1,pro,2126-01-01T00:00Z")
         assert (found.state, found.stored) == (CHANGED, row)
         (unclear,) = compared(PlanMembership, "key,plan", "user:1,pro")
-        assert "2 rows with this key are valid now or later: write “valid_from”" in unclear.errors[0]
+        assert "2 rows with this key are valid now or later: write the “valid_from”" in unclear.errors[0]
 
     def test_what_ended_is_left_as_it_is(self, plans: tuple[Plan, Plan]) -> None:
         PlanMembership.objects.create(key="user:1", plan=plans[0], valid_until=timezone.now() - timedelta(days=1))
@@ -151,7 +151,7 @@ class TestOverrides:
         assert found[4] == ["capacity: Enter a whole number."]
         assert "share the counter of ip:203.0.113.9" in found[5][0]
         assert found[6][0].startswith("period: ")
-        assert found[7] == ["mode: Write one of these, or leave it empty: enforce, shadow, off."]
+        assert found[7] == ["mode: Write one of these words, or leave the cell empty: enforce, shadow, off."]
 
     def test_the_same_key_may_have_an_override_of_each_rule(self) -> None:
         rule()
@@ -188,12 +188,12 @@ class TestWholeFiles:
             ("key,plan\nuser:1,pro\n".encode("utf-16"), "Line 1 is not written in UTF-8"),
             (b"key,plan,colour\nuser:1,pro,red\n", "There is no column “colour”"),
             (b"key,valid_from\nuser:1,\n", "The column “plan” is missing"),
-            (b"key,plan,key\nuser:1,pro,user:1\n", "The column “key” is there twice"),
+            (b"key,plan,key\nuser:1,pro,user:1\n", "The file has two columns “key”"),
             (b"user:1,pro\n", "The first line must name the columns"),
             (b"", "The first line must name the columns"),
-            (b"key,plan\n\n,\n", "no line below its header"),
+            (b"key,plan\n\n,\n", "no lines below its header"),
             (b'key,plan\nuser:1,"pro\nuser:2,pro\n', "Line 2 cannot be read"),
-            (b"key,plan\n" + b"x" * 20_000_000, "This file has 19.1 MB, and at most 10 MB are read at once"),
+            (b"key,plan\n" + b"x" * 20_000_000, "This file has 19.1 MB, but a file may have at most 10 MB"),
             (b"key,plan\n" + b"a,b\n" * (MAX_LINES + 1), "more than 100,000 lines"),
         ],
     )

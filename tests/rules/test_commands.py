@@ -181,7 +181,7 @@ class TestRulesAsCode:
             ({"rules": [{**BURST, "sub_windows": 3}]}, "token_bucket has no field sub_windows"),
             ({"rules": [{**BURST, "colour": "red"}]}, "token_bucket has no field colour"),
             ({"rules": [{**BURST, "plan": "pro"}]}, "there is no plan “pro”: add it under plans"),
-            ({"rules": [BURST, BURST]}, "rule “burst” of plan “” is there twice"),
+            ({"rules": [BURST, BURST]}, "rule “burst” of plan “” is in the document twice"),
             ({"rules": [{**BURST, "mode": "sometimes"}]}, "mode: Value 'sometimes' is not a valid choice."),
             ({"rules": ["burst"]}, "rule 1: write an object such as"),
             (
