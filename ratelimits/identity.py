@@ -172,7 +172,8 @@ def identify(request: Any) -> Identity:
         user_name = f"user:{user_id}" if is_number else ledger_name(f"user:{user_id}")
     if conf.ACCOUNT is not None:
         account = conf.ACCOUNT(request)
-        # If the account is a row, use its primary key, since its text may change. The one of AnonymousUser is None.
+        # If the account is a row, use its primary key, since the text of a row may change. `AnonymousUser` has the
+        # primary key None.
         account = getattr(account, "pk", account)
         account_name = f"account:{ledger_name(str(account))}" if account not in (None, "") else None
     elif user_id not in (None, ""):

@@ -37,7 +37,7 @@ class RatelimitsRouter:
         return True if _belongs_to_app(obj1) != _belongs_to_app(obj2) else None
 
     def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
-        """Return whether the app's tables belong into a database; None for other apps."""
+        """Return whether a database may have the app's tables; None for other apps."""
         return db == conf.DATABASE if app_label == "ratelimits" else None
 
 

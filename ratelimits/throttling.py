@@ -22,7 +22,7 @@ from ratelimits.quota.waiting import check_and_wait
 from ratelimits.rules import AccessRow
 
 if TYPE_CHECKING:
-    from rest_framework.views import APIView  # At runtime this would be a circle: it imports the throttle classes.
+    from rest_framework.views import APIView  # Not at runtime: `views` imports the throttle classes itself.
 
 
 class QuotaUnavailable(APIException):

@@ -49,9 +49,9 @@ _KINDS = (
 class Verification:
     """One verification of the ledger and the reports.
 
-    With `account`, only reports of this account are verified; with `month` (such as "2026-11"), only reports of this
-    month. `archives` are archive files, `manifests` are results of `manifest.parse`. `checked` has the number of
-    checked things, by kind.
+    `month` (such as "2026-11") chooses the reports of one month. `account` chooses the reports of one account; then the
+    ledger itself is not verified. `archives` are archive files, `manifests` are results of `manifest.parse`. `checked`
+    has the number of checked things, by kind.
     """
 
     def __init__(

@@ -13,8 +13,8 @@ from django.utils.module_loading import import_string
 LONGEST = 315_360_000
 #: Maximum seconds for which a caller may wait for an answer.
 LONGEST_CALL = 3600
-#: Maximum seconds for a POST to a webhook or a billing system. After 300 s another worker may send it again, so the
-#: maximum is much smaller.
+#: Maximum seconds for a request to a webhook or a billing system. It must be well below 300 s: after this time, another
+#: worker may send the same request again.
 LONGEST_POST = 100
 #: Maximum characters of a text in a report's column.
 LONGEST_UNIT = 255

@@ -56,7 +56,7 @@ def typed_key(text: str) -> str | None:
 
 
 def known_keys(text: str, tables: Container[type[Model]]) -> Found:
-    """Return the keys that contain a text in the key or in its name. If one of both equals the text, the key is first.
+    """Return the keys that contain a text in the key or in its name. If a key or its name equals the text, it is first.
 
     `tables` are the tables to search: accounts, users, overrides, memberships, blocks, totals of keys. The project's
     function in the setting KEY_SEARCH is also called.
@@ -105,7 +105,7 @@ def _recent_totals() -> Any:
 def _accounts(text: str) -> Iterator[KnownKey]:
     accounts = Account.objects.using(conf.DATABASE)
     columns = "identifier", "name"
-    # Search for the equal identifier separately, since too many other accounts may contain the text.
+    # Search separately for the account with exactly this identifier: too many other accounts may contain the text.
     equal = accounts.filter(identifier=text)
     containing = accounts.filter(Q(identifier__icontains=text) | Q(name__icontains=text)).order_by("identifier")
     for rows in equal, containing:

@@ -93,7 +93,7 @@ def _start(target: Any, *arguments: Any) -> None:
 
 
 def _ask_all(messages: SimpleQueue[_Message]) -> None:
-    """Find the servers, and ask each of them in its own thread. A cluster must also answer to find its servers."""
+    """Find the servers, and ask each of them in its own thread. In a cluster, a node must answer to find the others."""
     try:
         server = current_server()
         clients = list(server.wire.servers(server.keyspace, range(server.keyspace.shards)))

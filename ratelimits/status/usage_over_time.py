@@ -86,7 +86,7 @@ class UsageOverTime:
     """The usage of one meter in a window."""
 
     meter: str
-    #: Number of requests in each meter that has any, for choosing another meter.
+    #: The number of requests of each meter that has requests. The page lets people choose one of these meters.
     meters: Mapping[str, int]
     steps: tuple[Step, ...]
     #: Number of requests of each kind in the whole window.
