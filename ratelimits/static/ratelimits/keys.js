@@ -1,24 +1,24 @@
-// Inputs for keys: suggest known keys that have the typed text in them or in their name.
+// Inputs for keys: suggest known keys. The typed text is a part of the key or of its name.
 "use strict";
 {
-  const WAIT = 250; // milliseconds after the last letter
+  const WAIT = 250; // Search so many milliseconds after the user has typed the last letter.
 
   const suggest = (input) => {
     const list = document.getElementById(input.getAttribute("list"));
     let timer = 0;
-    let newest = 0;
+    let newestSearch = 0;
 
     const fill = async () => {
       const text = input.value.trim();
-      const mine = ++newest;
+      const search = ++newestSearch;
       if (text.length < 2) return list.replaceChildren();
       const response = await fetch(`${input.dataset.ratelimitsKeys}?q=${encodeURIComponent(text)}`);
-      if (!response.ok || mine !== newest) return;
+      if (!response.ok || search !== newestSearch) return;
       const { keys } = await response.json();
       list.replaceChildren(...keys.map(([key, name]) => {
         const option = document.createElement("option");
         option.value = key;
-        // Browsers filter by value and label: the label has the text that a name was found by.
+        // Browsers show only options whose value or label contains the typed text. So the label contains the name too.
         option.label = name ? `${key} (${name})` : key;
         return option;
       }));
