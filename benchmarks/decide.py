@@ -208,7 +208,12 @@ def text_of(run: dict[str, Any]) -> str:
     both = run["throughput"]
     out.append(
         report.table(
-            (f"one process, {both['threads']} threads", "decisions/s", "its core busy", "the server's core busy"),
+            (
+                f"one process, {both['threads']} threads",
+                "decisions/s",
+                "use of the client's core",
+                "use of the server's core",
+            ),
             [
                 (title, both[f"{name}_per_second"], both[f"{name}_process_busy"], both[f"{name}_server_busy"])
                 for name, title in (("ours", "ours"), ("pooled", "redis-py, pooled"))

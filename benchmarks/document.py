@@ -81,9 +81,17 @@ def threads(runs: dict[str, Run]) -> str:
     both = runs["decide"]["throughput"]
     rows = [
         (title, both[f"{name}_per_second"], f"{both[f'{name}_process_busy']:.0%}", f"{both[f'{name}_server_busy']:.0%}")
-        for name, title in (("ours", "a connection of each thread's own"), ("pooled", "redis-py's pooled client"))
+        for name, title in (
+            ("ours", "this app: an idle connection for each decision"),
+            ("pooled", "redis-py's client with a pool of connections"),
+        )
     ]
-    heads = (f"one process, {both['threads']} threads", "decisions/s", "its core busy", "the server's core busy")
+    heads = (
+        f"one process, {both['threads']} threads",
+        "decisions/s",
+        "use of the client's core",
+        "use of the server's core",
+    )
     return markdown(heads, rows)
 
 
@@ -94,7 +102,7 @@ def tasks(runs: dict[str, Run]) -> str:
         for count, ways in runs["tasks"]["results"].items()
         for name, title in WAYS
     ]
-    return markdown(("at once in one process", "way", "decisions/s", "p99, µs", "× ours"), rows)
+    return markdown(("tasks at the same time", "way", "decisions/s", "p99, µs", "× ours"), rows)
 
 
 def identities(runs: dict[str, Run]) -> str:
@@ -109,11 +117,11 @@ def identities(runs: dict[str, Run]) -> str:
         for name, one in run["phases"].items()
     ]
     heads = (
-        f"{int(run['options']['identities']):,} requests, each by somebody new",
-        "MB grown after a tenth",
-        "after half",
+        f"{int(run['options']['identities']):,} requests, each from a new user",
+        "growth after a tenth of them, MB",
+        "growth after half, MB",
     )
-    return markdown((*heads, "after all", "connections"), rows)
+    return markdown((*heads, "growth after all, MB", "connections"), rows)
 
 
 def end_to_end(runs: dict[str, Run]) -> str:
@@ -147,7 +155,7 @@ def layers(runs: dict[str, Run]) -> str:
     rows = [
         (one["title"], one["median_us"], one["adds_us"], one["min_us"]) for one in runs["breakdown"]["layers"].values()
     ]
-    return markdown(("with all that is above it in this table", "median, µs", "adds, µs", "at best, µs"), rows)
+    return markdown(("layer (its time includes the layers above it)", "median, µs", "adds, µs", "at best, µs"), rows)
 
 
 def growth(runs: dict[str, Run]) -> str:
@@ -161,7 +169,9 @@ def growth(runs: dict[str, Run]) -> str:
 def loads(runs: dict[str, Run]) -> str:
     """Return the table of the time to read overrides."""
     rows = [(one["overrides"], one["seconds"], one["resident_mb"], one["held_mb"]) for one in runs["growth"]["loads"]]
-    return markdown(("overrides", "seconds", "the process grows by, MB", "of which in use, MB"), rows)
+    return markdown(
+        ("overrides", "seconds", "growth of the process, MB", "part of this growth that is in use, MB"), rows
+    )
 
 
 def ledger(runs: dict[str, Run]) -> str:
@@ -182,7 +192,7 @@ def ledger(runs: dict[str, Run]) -> str:
     ]
     heads = ("database", "drain, lines/s", "tally, lines/s", "bare insert, lines/s", "bytes per line")
     over = f"report over {int(run['options']['lines']):,} lines, s"
-    return markdown((*heads, over, "its rows", "its peak memory, MB"), rows)
+    return markdown((*heads, over, "rows of the report", "peak memory of the report, MB"), rows)
 
 
 def pages(runs: dict[str, Run]) -> str:
@@ -208,7 +218,9 @@ def _pages(run: Run) -> str:
         for name, page in one["pages"].items()
     ]
     over = f"{int(run['options']['lines']):,} lines in the ledger: page"
-    return markdown((over, "ms", "of processor time in its process", "queries", "a hanging Redis adds, ms"), rows)
+    return markdown(
+        (over, "ms", "processor time of the process, ms", "queries", "more if Redis does not answer, ms"), rows
+    )
 
 
 def closing(runs: dict[str, Run]) -> str:
@@ -229,8 +241,8 @@ def closing(runs: dict[str, Run]) -> str:
         "database",
         "accounts",
         "seconds",
-        "processor time of its process, s",
-        "resident, MB",
+        "processor time of the process, s",
+        "memory of the process, MB",
         "growth after the first tenth, MB",
     )
     return markdown(heads, rows)
@@ -249,7 +261,7 @@ def verifying(runs: dict[str, Run]) -> str:
         )
         for one in runs["verifying"]["results"]
     ]
-    return markdown(("database", "command", "reports", "seconds", "ms per report", "it grows by, MB"), rows)
+    return markdown(("database", "command", "reports", "seconds", "ms per report", "growth of the process, MB"), rows)
 
 
 def exports(runs: dict[str, Run]) -> str:
@@ -285,11 +297,11 @@ def capacity(runs: dict[str, Run]) -> str:
             "requests/s",
             "Redis cores",
             "shards",
-            "web cores busy with limiting",
+            "web cores needed for limiting",
             "live keys",
-            "their memory",
+            "memory of the live keys",
             *intervals,
-            "ledger rows a day, compacted",
+            "ledger rows per day, after compaction",
         ),
         rows,
     )
