@@ -23,7 +23,7 @@ from benchmarks.support.timing import Case, Timed, interleaved
 PAIRS = {
     "fast": ("3 rules, metered: the fast path's script, µs of the server", "the whole script"),
     "reader": ("one reply, read from the socket", "redis-py's connection and parser"),
-    "batch": ("a simulated decision's command, made of parts that stay", "a whole command each time"),
+    "batch": ("a simulated decision's command, built from stored parts", "a whole command each time"),
     "steps": ("a decision's steps, called one after the other", "a generator of the steps and its driver"),
 }
 

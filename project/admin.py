@@ -11,7 +11,8 @@ from ratelimits.admin.inspected import InspectedAdmin
 if TYPE_CHECKING:
     Base = admin.ModelAdmin[ApiKey]
 else:
-    Base = admin.ModelAdmin  # which only the stubs can subscript
+    # Only Django's type stubs can subscript ModelAdmin. At run time this raises an error.
+    Base = admin.ModelAdmin
 
 
 @admin.register(ApiKey)
@@ -22,9 +23,9 @@ class ApiKeyAdmin(InspectedAdmin, Base):
     readonly_fields = ("limit_key", "created_at")
 
     def inspected(self, row: ApiKey) -> tuple[str, str]:
-        """The key by which limits know it, and who pays."""
+        """Return the name of this API key in limits, and the account that pays (- for none)."""
         return row.limit_key, row.account_id or "-"
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Return False: keys are made by code, which shows the secret once."""
+        """Return False: `ApiKey.objects.issue` makes keys, because the secret can be shown only once."""
         return False

@@ -1,4 +1,4 @@
-"""A small API for the demo: one endpoint with a fixed cost, and one whose cost depends on the text that it gets."""
+"""The API of the demo: one endpoint with a fixed cost, and one endpoint whose cost depends on the sent text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TimeAnswer(serializers.Serializer[dict[str, str]]):
 
 
 class TimeView(APIView):
-    """Returns the time in a time zone. It costs one request."""
+    """Return the time in a time zone. A call costs one request."""
 
     throttle_scope = "time"
 
@@ -55,7 +55,7 @@ class TextAnswer(serializers.Serializer[dict[str, object]]):
 
 
 class TextView(APIView):
-    """Counts the words of a text. It costs one request, and one token for each word."""
+    """Count the words of a text. A call costs one request, and one token for each word."""
 
     throttle_scope = "text"
 

@@ -15,7 +15,10 @@ SCHEME = "Api-Key"
 
 
 class ApiKeyAuthentication(BaseAuthentication):
-    """Reads the header `Authorization: Api-Key <secret>`. The key becomes `request.auth`, its owner `request.user`."""
+    """Authenticate a request by the header `Authorization: Api-Key <secret>`.
+
+    `request.auth` is then the API key, and `request.user` is the key's owner.
+    """
 
     def authenticate(self, request: Request) -> tuple[Any, ApiKey] | None:
         scheme, _, secret = get_authorization_header(request).decode("latin-1").partition(" ")
@@ -34,13 +37,13 @@ class ApiKeyAuthentication(BaseAuthentication):
 
 
 def account_of(request: HttpRequest | Request) -> str | None:
-    """Return the account that pays for a request: that of its API key. None for users without an API key."""
+    """Return the account of the request's API key, which pays for the request. Return None without an API key."""
     auth = getattr(request, "auth", None)
     return auth.account_id if isinstance(auth, ApiKey) else None
 
 
 def find_keys(text: str) -> Iterator[tuple[str, str]]:
-    """The API keys with a text in their name, for the admin's inspector."""
+    """Yield the limit key and the name of each API key whose name contains the text (at most 51)."""
     for key in ApiKey.objects.filter(name__icontains=text).order_by("name")[:51]:
         yield key.limit_key, key.name
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def digest_of(secret: str) -> str:
-    """Return the digest that is stored of a secret.
+    """Return the digest of a secret. Only the digest is stored.
 
     The secret has 256 random bits, so a digest without salt is safe.
     """
@@ -21,19 +21,19 @@ def digest_of(secret: str) -> str:
 
 class ApiKeyManager(models.Manager["ApiKey"]):
     def issue(self, *, name: str, user: User, account: str | None = None) -> tuple[ApiKey, str]:
-        """Make a key. Return it and its secret, which is not stored and cannot be shown again."""
+        """Make an API key. Return the key and its secret. The secret is not stored, so it cannot be shown again."""
         secret = secrets.token_urlsafe(32)
         key = self.create(name=name, user=user, account_id=account, digest=digest_of(secret))
         return key, secret
 
 
 class ApiKey(models.Model):
-    """A client's credential. Limits and bills use its primary key, never its secret."""
+    """An API key, with which a client authenticates. Limits and bills use its primary key, never its secret."""
 
     name = models.CharField(max_length=64)
     digest = models.CharField(max_length=64, unique=True, editable=False)
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_keys")
-    # The account's identifier, so that a request needs no further query for its account.
+    # The foreign key contains the account's identifier. So a request needs no second query for its account.
     account = models.ForeignKey(
         "ratelimits.Account",
         to_field="identifier",
@@ -55,5 +55,5 @@ class ApiKey(models.Model):
 
     @property
     def limit_key(self) -> str:
-        """Return the key that limits and the ledger use."""
+        """Return the name of this API key in limits and in the ledger."""
         return f"api_key:{self.pk}"

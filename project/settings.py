@@ -1,6 +1,6 @@
 """The settings of the demo project.
 
-REDIS_URL and DATABASE_URL name the servers; by default they are on this machine.
+The environment variables REDIS_URL and DATABASE_URL give the servers. The defaults are servers on this machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 DATA_DIR = Path(os.environ.get("DEMO_DATA_DIR", BASE_DIR / ".demo"))
 DATA_DIR.mkdir(parents=True, exist_ok=True)
 
-SECRET_KEY = os.environ.get("SECRET_KEY", "the demo's key: name another one in production")
+SECRET_KEY = os.environ.get("SECRET_KEY", "the demo's key: set another one in production")
 DEBUG = os.environ.get("DEBUG", "") == "1"
 ALLOWED_HOSTS = os.environ.get("ALLOWED_HOSTS", "127.0.0.1,localhost,[::1],testserver").split(",")
 
@@ -92,7 +92,7 @@ def redis_database(offset: int) -> str:
     return urlunsplit(parts._replace(path=f"/{number}"))
 
 
-# cache.clear() of django-redis empties a whole database, so the limits have their own.
+# `cache.clear()` of django-redis empties a whole Redis database. So the limits have a database of their own.
 CACHES = {
     "ratelimits": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": redis_database(0)},
     "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": redis_database(1)},
@@ -122,8 +122,8 @@ RATELIMITS: dict[str, Any] = {
     "TIMEOUT": float(os.environ.get("RATELIMITS_TIMEOUT", "0.25")),
     "ACCOUNT": "project.authentication.account_of",
     "KEY_SEARCH": "project.authentication.find_keys",
-    # So short that the demo need not be waited for; a busy site keeps the defaults. A drain waits for an fsync of
-    # the server, on Redis 6.2 for two seconds: drains that come faster would leave the worker no time to seal.
+    # These short intervals make the demo fast. In production, use the defaults. DRAIN_INTERVAL must not be shorter:
+    # on Redis 6.2, a drain waits two seconds for an fsync of the server, and the worker also needs time to seal.
     "SEAL_INTERVAL": 1,
     "DRAIN_INTERVAL": 3,
 }

@@ -90,8 +90,8 @@ def _drf() -> list[Case]:
 
     peer = "djangorestframework"
     return [
-        Case("drf_one", "DRF's throttle (10 requests held)", "peer", asks(steady(10)), peer),
-        Case("drf_long", "DRF's throttle (100 requests held)", "peer", asks(steady(100)), peer),
+        Case("drf_one", "DRF's throttle (list of 10 requests)", "peer", asks(steady(10)), peer),
+        Case("drf_long", "DRF's throttle (list of 100 requests)", "peer", asks(steady(100)), peer),
         Case("drf_three", "DRF's throttle, three of them", "peer", asks(steady(10), steady(10), steady(10)), peer),
     ]
 

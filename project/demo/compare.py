@@ -1,4 +1,4 @@
-"""Compare the clients' counts with the ledger, key by key. Only rows in the database are read."""
+"""Compare the clients' counts with the ledger, for each API key. The ledger is in the database."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ratelimits.quota.deny_cache import INTERVAL
 
 @dataclass(frozen=True)
 class Row:
-    """The counts of one key: by its clients' responses, and in the ledger."""
+    """The counts of one API key: those of its clients (`seen`), and those of the ledger (all other fields)."""
 
     name: str
     seen: Tally
@@ -31,7 +31,7 @@ class Row:
 
     @property
     def difference(self) -> int:
-        """Return the sum of the differences between the two counts. The demo has failed unless it is 0."""
+        """Return the sum of all differences between clients and ledger. If it is above 0, the demo has failed."""
         return (
             abs(self.seen.admitted - self.admitted)
             + abs(self.seen.denied - self.denied)
@@ -42,7 +42,7 @@ class Row:
 
 
 def compare(keys: list[IssuedKey], tallies: dict[str, Tally]) -> list[Row]:
-    """Return one row for each key."""
+    """Return one row for each API key."""
     ledger = {
         (line["key"], line["meter"]): (line["units"], line["denied"])
         for line in Line.objects.filter(key__in=tallies)
@@ -61,7 +61,7 @@ def compare(keys: list[IssuedKey], tallies: dict[str, Tally]) -> list[Row]:
 def wait_for_ledger(keys: list[IssuedKey], seconds: float) -> None:
     """Wait until the ledger contains all usage of these keys, but for at most this number of seconds."""
     now, microseconds = get_redis_connection(conf.CACHE_ALIAS).time()
-    # A process sends the number of refusals that it repeated from memory a little later.
+    # A process repeats some refusals from memory. It sends the number of these refusals a little later.
     moment = now * 1_000_000 + microseconds + int(2 * INTERVAL * 1_000_000)
     shards = {shard_of(key.account, conf.SHARDS) for key in keys}
     complete = ShardState.objects.filter(shard__in=shards, watermark__gte=moment)
@@ -71,7 +71,7 @@ def wait_for_ledger(keys: list[IssuedKey], seconds: float) -> None:
 
 
 def table(rows: list[Row]) -> Table:
-    """Return the comparison as text: four columns of the clients' counts, and three of the ledger's."""
+    """Return the comparison as a table, first with the counts of the clients, then with those of the ledger."""
     result = Table(
         title="Clients: sent, 200, 429, tokens | ledger: admitted, denied, tokens",
         box=SIMPLE_HEAD,

@@ -1,6 +1,6 @@
-"""The processes of the demo.
+"""Start and stop the processes of the demo.
 
-Each has its own session, so that Ctrl-C reaches only the demo itself, which stops them in order.
+Each process has its own session. So Ctrl-C reaches only the demo itself, and the demo stops the processes in order.
 """
 
 from __future__ import annotations
@@ -24,35 +24,40 @@ STOP_SECONDS = 15.0
 
 
 class DemoError(RuntimeError):
-    """The demo cannot run. The message is for the person who started it."""
+    """Raised if the demo cannot run. The message is for the person who started the demo."""
 
 
 @contextmanager
 def only_demo_in(directory: Path) -> Iterator[None]:
-    """Raise DemoError if another demo runs in this directory, since both would write the same files."""
+    """Lock this directory. Raise DemoError if another demo runs in it: both would write the same files."""
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise DemoError(f"Another demo runs in {directory}: end it, or set DEMO_DATA_DIR.") from error
+            raise DemoError(
+                f"Another demo runs in {directory}: end that demo, or set DEMO_DATA_DIR to another directory."
+            ) from error
         yield
 
 
 def listening_socket(port: int) -> socket.socket:
-    """Return a listening socket that the web server inherits, so that no other process can take the port."""
+    """Return a listening socket. Raise DemoError if the port is in use.
+
+    The web server inherits this socket. So no other process can take the port meanwhile.
+    """
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("127.0.0.1", port))
     except OSError as error:
-        raise DemoError(f"Port {port} is taken: choose another one with --port, or 0 for a free one.") from error
+        raise DemoError(f"Port {port} is in use: choose another port with --port, or 0 for a free port.") from error
     listener.listen(512)
     return listener
 
 
 def gunicorn_arguments(listener: socket.socket) -> list[str]:
-    """Return the arguments of the web server: an inherited socket, two workers with four threads, preloaded."""
+    """Return the arguments of gunicorn, with an inherited socket, two workers of four threads, and --preload."""
     return [
         *("gunicorn", "project.wsgi", "--bind", f"fd://{listener.fileno()}", "--workers", "2", "--preload"),
         *("--threads", "4", "--keep-alive", "60", "--no-control-socket"),
@@ -60,7 +65,7 @@ def gunicorn_arguments(listener: socket.socket) -> list[str]:
 
 
 def celery_arguments(schedule: Path) -> list[str]:
-    """Return the arguments of the Celery worker with beat, whose schedule is in a file."""
+    """Return the arguments of the Celery worker with beat. Beat stores its schedule in the file `schedule`."""
     return [
         *("celery", "-A", "project", "worker", "--beat", "--loglevel", "info", "--concurrency", "2"),
         *("--schedule", str(schedule)),
@@ -74,9 +79,9 @@ def running(
     environment: Mapping[str, str] | None = None,
     pass_fds: tuple[int, ...] = (),
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `python -m …` with its output in `log`.
+    """Run `python -m <arguments>`, and write its output to `log`.
 
-    At the end of the block, stop it and all processes that it started.
+    At the end of the block, stop this process and all processes that it started.
     """
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -96,7 +101,7 @@ def running(
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask a process to end. After some seconds, kill the processes of its session that are left."""
+    """Ask a process to end. After STOP_SECONDS, kill all processes of its session that still run."""
     with suppress(ProcessLookupError):
         process.terminate()
     with suppress(subprocess.TimeoutExpired):
@@ -107,7 +112,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def wait_until_up(url: str, process: subprocess.Popen[bytes], log: Path, seconds: float = 30.0) -> None:
-    """Wait for the first response, with any status. Raise DemoError with the end of the log if there is none."""
+    """Wait until the URL gives a response, with any status. Raise DemoError after `seconds` without a response."""
     deadline = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < deadline:
         try:
@@ -117,4 +122,4 @@ def wait_until_up(url: str, process: subprocess.Popen[bytes], log: Path, seconds
             return
         except OSError:
             time.sleep(0.05)
-    raise DemoError(f"No answer from {url}; the end of {log}:\n{log.read_text(errors='replace')[-2000:]}")
+    raise DemoError(f"No response from {url}. The end of {log}:\n{log.read_text(errors='replace')[-2000:]}")

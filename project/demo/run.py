@@ -23,7 +23,7 @@ LEDGER_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command."""
+    """The options of the command `demo`."""
 
     once: bool
     requests: int
@@ -42,12 +42,12 @@ def run_demo(options: Options) -> int:
     with ExitStack() as stack:
         web, port = _start_web_server(stack, options.port)
         worker = _start_worker(stack)
-        # Entered last, so it is left first. After this, no signal interrupts the stopping of the processes.
-        stack.enter_context(_deaf_afterwards())
+        # Entered last, so its end comes first: from then on, no signal interrupts the stopping of the processes.
+        stack.enter_context(_ignore_signals_at_the_end())
         address = f"http://127.0.0.1:{port}"
-        console.print(f"Web server at {address}, Celery worker with beat; all of it on {settings.REDIS_URL}")
+        console.print(f"Started a web server at {address} and a Celery worker with beat. Both use {settings.REDIS_URL}")
         tallies = _send(console, port, keys, options)
-        with console.status("Waiting until the worker has drained the usage into the ledger"):
+        with console.status("Waiting until the worker has written the usage to the ledger"):
             compare.wait_for_ledger(keys, LEDGER_SECONDS)
         rows = compare.compare(keys, tallies)
         console.print(compare.table(rows))
@@ -56,7 +56,7 @@ def run_demo(options: Options) -> int:
         call_command("ratelimits_report", period=datetime.now(UTC).strftime("%Y-%m"), format="csv")
         console.rule()
         seconds = time.monotonic() - started
-        console.print(f"[bold]Difference over all keys: {difference}[/] ({seconds:.0f} s in all)")
+        console.print(f"[bold]Difference over all keys: {difference}[/] (after {seconds:.0f} s)")
         if options.once:
             return 1 if difference else 0
         _print_addresses(console, address, password, keys)
@@ -64,7 +64,7 @@ def run_demo(options: Options) -> int:
 
 
 @contextmanager
-def _deaf_afterwards() -> Iterator[None]:
+def _ignore_signals_at_the_end() -> Iterator[None]:
     try:
         yield
     finally:
@@ -106,13 +106,13 @@ def _print_addresses(console: Console, address: str, password: str, keys: list[s
     console.print(f"API:    {address}/api/time/ and {address}/api/text/")
     for key in keys:
         console.print(f"  {key.name} ({key.plan}): Authorization: Api-Key {key.secret}", soft_wrap=True)
-    console.print("Press Ctrl-C to end it all.")
+    console.print("Press Ctrl-C to end the demo.")
 
 
 def _stay_up(console: Console, watched: dict[str, subprocess.Popen[bytes]]) -> int:
     while True:
         for name, process in watched.items():
             if process.poll() is not None:
-                console.print(f"[red]The {name} has ended; its log is in {settings.DATA_DIR}.")
+                console.print(f"[red]The {name} has stopped. Its log is in {settings.DATA_DIR}.")
                 return 1
         time.sleep(0.5)

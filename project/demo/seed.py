@@ -17,7 +17,7 @@ STAFF = "admin"
 
 @dataclass(frozen=True)
 class IssuedKey:
-    """An API key with its secret, as its owner gets it."""
+    """A new API key with its secret, which only the owner gets."""
 
     name: str
     key: str
@@ -37,7 +37,7 @@ def seed_staff() -> str:
 
 @transaction.atomic
 def seed_rules() -> None:
-    """Make two plans and their rules, unless they exist. Do not change edits of staff."""
+    """Make two plans and their rules. Rows that exist stay as they are, because staff may have edited them."""
     free, _ = Plan.objects.get_or_create(slug="free", defaults={"name": "Free"})
     pro, _ = Plan.objects.get_or_create(slug="pro", defaults={"name": "Pro"})
     for included, meter, quantity in (
@@ -69,7 +69,7 @@ def seed_rules() -> None:
 
 @transaction.atomic
 def seed_keys() -> list[IssuedKey]:
-    """Make two new accounts and five API keys. New accounts keep this run's counts apart from earlier runs."""
+    """Make two new accounts and five API keys. So the counts of earlier runs of the demo are under other accounts."""
     run = secrets.token_hex(2)
     plans = {plan.slug: plan for plan in Plan.objects.filter(slug__in=("free", "pro"))}
     issued = []
@@ -80,7 +80,7 @@ def seed_keys() -> list[IssuedKey]:
         for name in names:
             key, secret = ApiKey.objects.issue(name=f"{company} {name}", user=user, account=identifier)
             issued.append(IssuedKey(key.name, key.limit_key, secret, identifier, slug))
-    # One key is on another plan than its account.
+    # One API key has another plan than its account.
     trial = next(key for key in issued if key.name == "globex trial")
     PlanMembership.objects.create(key=trial.key, plan=plans["pro"])
     return [replace(key, plan="pro") if key is trial else key for key in issued]

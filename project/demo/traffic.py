@@ -21,12 +21,12 @@ class Tally:
     denied: int = 0  # responses with status 429
     tokens: int = 0  # words of the texts that got the status 200
     other: int = 0  # all other responses
-    unanswered: int = 0  # requests that were sent, but the connection ended before a response
+    unanswered: int = 0  # requests without a response, because the connection ended
 
 
 @dataclass(frozen=True)
 class Client:
-    """A client with its credential."""
+    """A client and its API key."""
 
     key: str
     secret: str
@@ -34,9 +34,11 @@ class Client:
 
 @dataclass
 class Traffic:
-    """`requests` requests to the API at `port`, divided evenly among `clients`, sent from `threads` threads.
+    """Requests to the API of the demo, divided evenly among the clients.
 
-    `seed` determines which requests have texts, and how long these are.
+    requests  number of requests
+    threads   number of threads that send requests at the same time
+    seed      two runs with the same seed send the same requests
     """
 
     port: int
@@ -51,7 +53,7 @@ class Traffic:
         self._lock = threading.Lock()
 
     def run(self, on_answer: Callable[[], None]) -> dict[str, Tally]:
-        """Send all requests. `on_answer` is called after each. Raise the first error of a thread."""
+        """Send all requests. Call `on_answer` after each request. Raise the first error of a thread."""
         failures: list[BaseException] = []
         stop = threading.Event()
 
@@ -90,7 +92,7 @@ class Traffic:
 
 
 def _send(connection: http.client.HTTPConnection, secret: str, words: list[str]) -> int | None:
-    """Return the status of the response; None if there was none. Such a request is not sent again."""
+    """Send one request. Return the status of the response. Return None without a response; do not send it again."""
     headers = {"Authorization": f"Api-Key {secret}", "Accept": "application/json"}
     try:
         if words:

@@ -19,19 +19,23 @@ from ratelimits.embedded import EmbeddedServer, ServerStartError, die_with_paren
 
 class Command(BaseCommand):
     help = (
-        "Runs everything for real on this machine: Valkey, a database, a web server, a Celery worker and "
-        "HTTP clients; then compares what the clients counted with the usage ledger, and prints the report."
+        "Starts Valkey, a database, a web server, a Celery worker and HTTP clients on this machine. Then compares the "
+        "clients' counts with the usage ledger, and prints the report."
     )
 
-    # The process that runs the demo makes it. The process that only starts a server does not.
+    # `handle` calls the system checks only in the process that runs the demo, not in the process that starts Valkey.
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--once", action="store_true", help="end after the report; status 1 if a key differs")
-        parser.add_argument("--requests", type=int, default=6_000, help="how many to send (default 6000)")
-        parser.add_argument("--clients", type=int, default=8, help="how many send at once (default 8)")
-        parser.add_argument("--port", type=int, default=0, help="of the web server (default: a free one)")
-        parser.add_argument("--redis-port", type=int, default=0, help="of the Valkey (default: a free one)")
+        parser.add_argument(
+            "--once", action="store_true", help="end after the report, with status 1 if a count differs"
+        )
+        parser.add_argument("--requests", type=int, default=6_000, help="number of requests (default 6000)")
+        parser.add_argument(
+            "--clients", type=int, default=8, help="number of clients that send at the same time (default 8)"
+        )
+        parser.add_argument("--port", type=int, default=0, help="port of the web server (default: a free port)")
+        parser.add_argument("--redis-port", type=int, default=0, help="port of Valkey (default: a free port)")
 
     def handle(self, *args: Any, **options: Any) -> None:
         signal.signal(signal.SIGTERM, _interrupt)
@@ -51,7 +55,7 @@ class Command(BaseCommand):
             sys.exit(status)
 
     def _run_on_embedded_server(self, port: int) -> int:
-        """Run this command again in another process, with the address of a Valkey server that runs as long as it."""
+        """Start Valkey. Run this command again in another process, with Valkey's address. Stop Valkey at the end."""
         with ExitStack() as stack:
             server = EmbeddedServer(settings.DATA_DIR / "valkey", port=port, aof=True)
             stack.callback(server.stop)
@@ -65,7 +69,7 @@ class Command(BaseCommand):
             except KeyboardInterrupt:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                # Ctrl-C has also reached the other process, but SIGTERM has not.
+                # Ctrl-C has also reached the other process. But if this process got SIGTERM, the other one did not.
                 child.terminate()
                 return child.wait()
 
