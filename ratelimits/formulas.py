@@ -9,7 +9,7 @@ SIGNS = "=+-@\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN
 #: Separators of cells in spreadsheets that do not separate cells by commas. They are escaped for a regular expression.
 ENDS = ";|\\t\\r\\n"
 _SIGNS_PATTERN = re.escape(SIGNS)
-#: Matches each place where a text needs an apostrophe: the start of a formula, at the start of the text or after a
+#: Matches the places where a text needs an apostrophe. There a formula starts: at the start of the text, or after a
 #: character of `ENDS`.
 _FORMULA = re.compile(f'^(?=[{_SIGNS_PATTERN}\\t\\r\\n])|(?<=[{ENDS}])(?=[ "]*[{_SIGNS_PATTERN}])')
 #: Matches an apostrophe at a place where `neutral` could have put an apostrophe.

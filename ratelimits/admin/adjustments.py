@@ -70,13 +70,13 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
     def has_approve_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may approve and refuse adjustments.
 
-        The permission to change adjustments allows to approve and to refuse, and nothing else.
+        A user with the permission to change adjustments may do this, but cannot change anything else.
         """
         user: Any = request.user
         return bool(user.has_perm("ratelimits.change_adjustment"))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Adjustment]:
-        """Return the adjustments with their users, which separate queries read: users may be in another database."""
+        """Return the adjustments. Separate queries read their users, because users may be in another database."""
         return super().get_queryset(request).prefetch_related("author", "decided_by")
 
     @admin.display(description=_("account"), ordering="account")
@@ -202,7 +202,7 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.action(description=_("Put the selected adjustments on reports now"), permissions=["add"])
     def finalise(self, request: HttpRequest, queryset: QuerySet[Adjustment]) -> None:
-        """Make new versions of reports with the adjustments now, without waiting for the worker."""
+        """Make new versions of reports with these adjustments now. Otherwise the worker does this later."""
         unreported = queryset.filter(report=None, approval__in=Adjustment.COUNTS).order_by("account")
         for account in list(unreported.values_list("account", flat=True).distinct()):
             for report in close.finalise(account=account):

@@ -31,7 +31,7 @@ class AlertChannelAdmin(Completed, admin.ModelAdmin):  # type: ignore[type-arg]
     fields = ["account", "email", "webhook_url", "secret", "active"]
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return the fields. Only users who may edit the channel see the secret, because it can sign webhooks."""
+        """Return the fields. Only users who may edit the channel see the secret: whoever has it can sign webhooks."""
         may_edit = self.has_add_permission(request) if obj is None else self.has_change_permission(request, obj)
         return [name for name in super().get_fields(request, obj) if may_edit or name != "secret"]
 

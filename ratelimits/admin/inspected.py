@@ -24,9 +24,9 @@ def may_inspect(request: HttpRequest) -> bool:
 
 
 def inspect_url(key: str, account: str = "", site: str = "admin") -> str:
-    """Return the URL of the inspector's page about a key and, if it is given, the account that used the key.
+    """Return the URL of the inspector's page about a key.
 
-    `site` is the name of the admin site.
+    `account` is the account that used the key; "" if the account is not known. `site` is the name of the admin site.
     """
     query = {"q": key} | ({"account": account} if account else {})
     return f"{reverse(f'{site}:ratelimits_inspect_changelist')}?{urlencode(query)}"
@@ -47,7 +47,7 @@ class InspectedAdmin(_Base):
         raise NotImplementedError
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
-        """Return the columns. One column has links to the inspector, if the user may open it."""
+        """Return the columns. If the user may open the inspector, one column has links to it."""
         columns: list[Any] = list(super().get_list_display(request))
         links = self.inspect_columns(request)
         if links and self.inspected_column:
@@ -55,7 +55,7 @@ class InspectedAdmin(_Base):
         return [*columns, *links]
 
     def inspect_columns(self, request: HttpRequest) -> list[Any]:
-        """Return a list with the column of links to the inspector; an empty list if the user may not open it."""
+        """Return a list with the column of links. If the user may not open the inspector, return an empty list."""
         if not may_inspect(request):
             return []
         name = self.inspected_column

@@ -11,7 +11,7 @@ from ratelimits.models import PushDelivery, PushReceiver
 
 @admin.register(PushReceiver)
 class PushReceiverAdmin(ReadOnlyAdmin):
-    """The billing systems. Each has the result of the last request to it."""
+    """The billing systems. Each row has the result of the last request to a billing system."""
 
     list_display = ["name", "answered_at", "paused_until", "failures", "error"]
     fields = ["name", "answered_at", "paused_until", "failures", "error"]
@@ -32,5 +32,5 @@ class PushDeliveryAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("report"))
     def on_report(self, delivery: PushDelivery) -> str:
-        """Return the report with the version that added the line, as text."""
+        """Return the report, and its version, that added the line."""
         return str(delivery.report)

@@ -48,9 +48,9 @@ class ReadOnlyAdmin(_Base):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Search for the whole term if the page has only one search field, an `__exact` field.
+        """If the page's only search field ends with `__exact`, search for the whole term.
 
-        Django would search for each word of the term.
+        Django itself would search for each word of the term.
         """
         fields = self.get_search_fields(request)
         if search_term and len(fields) == 1 and fields[0].endswith("__exact"):
@@ -60,7 +60,7 @@ class ReadOnlyAdmin(_Base):
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         """Return the page's `fields`.
 
-        If the page has none, return all columns that are not in `exclude`, then the `readonly_fields`.
+        If `fields` is empty, return all columns that are not in `exclude`, then the `readonly_fields`.
         """
         if self.fields:
             return self.fields

@@ -110,7 +110,7 @@ class RuleAdmin(Completed, AuditedAdmin):
             '<div data-ratelimits-trial="{0}" aria-live="polite"></div><button type="submit" class="button"'
             ' formaction="{0}" formtarget="_blank" formnovalidate>{1}</button>',
             self._url("trial", rule),
-            _("Show what it admits, without saving"),
+            _("Show what the rule admits, without saving it"),
         )
 
     def _url(self, name: str, rule: Rule | None) -> str:
@@ -125,7 +125,7 @@ class RuleAdmin(Completed, AuditedAdmin):
         return [*urls, *super().get_urls()]
 
     def _typed_rule(self, request: HttpRequest) -> tuple[Rule | None, dict[str, list[str]]]:
-        """Return the rule that the user has typed into the form, and no errors; or None, and the errors by field.
+        """Return the rule that the user has typed into the form. If the values have errors, return None and the errors.
 
         Raises PermissionDenied if the user may not save rules.
         """

@@ -116,7 +116,7 @@ class BatchAdmin(ReadOnlyAdmin):
 
     list_display = ["__str__", "position", "line_count", "sealed", "fence", "applied_at"]
     list_filter = [ShardFilter]
-    search_fields = ["incarnation"]  # Only shows the search box: see get_search_results.
+    search_fields = ["incarnation"]  # With this, Django shows a search box. get_search_results does the search.
     search_help_text = _("Search for a whole incarnation. The incarnation of batch 00:3f9c:17 is 3f9c.")
     sortable_by = ()
     exclude = ["opened_at", "sealed_at"]
@@ -160,7 +160,7 @@ class LineAdmin(InspectedAdmin, ReadOnlyAdmin):
         *("admitted_units", "denied_requests", "shadow_requests", "refunded_units", "in_batch"),
     ]
     list_select_related = ["batch"]
-    search_fields = ["account"]  # Only shows the search box: see get_search_results.
+    search_fields = ["account"]  # With this, Django shows a search box. get_search_results does the search.
     search_help_text = _(
         "Search for a whole account, or for an account, a space and a key. At most 10,000 lines are listed."
     )
@@ -327,7 +327,7 @@ class QuarantinedBatchAdmin(ReadOnlyAdmin):
 
     @admin.action(description=_("Discard the selected batches: leave the ledger as it is"), permissions=["resolve"])
     def discard(self, request: HttpRequest, queryset: QuerySet[QuarantinedBatch]) -> HttpResponse | None:
-        """Show the lines that the ledger does not have. When the user confirms, discard these lines."""
+        """Show the lines that the ledger does not have. When the user confirms, discard the batches."""
         meaning = _("The ledger stays as it is: the missing lines are never billed.")
         return self._resolve(request, queryset, resolve.discard, str(_("Discard")), str(meaning))
 

@@ -73,7 +73,7 @@ def rows(
 ) -> tuple[list[dict[str, Any]], PagePosition | None]:
     """Return at most `count` rows after the position `after`.
 
-    Return also the position of the last of these rows if there are further rows, else None.
+    If there are further rows, return also the position of the last returned row, else None.
     """
     lines = Line.objects.using(using).filter(_condition(using, query)).annotate(window=_window(query))
     if after is not None:

@@ -23,8 +23,8 @@ from ratelimits.models.rules import Rule
 from ratelimits.models.versions import editing
 from ratelimits.pricing.money import ZERO, written
 
-#: The fields of a rule that are not parameters of its algorithm, with their defaults. A field with its default is not
-#: written to the document.
+#: The fields of a rule that are not parameters of its algorithm, with their defaults. A field that has its default is
+#: not written to the document.
 _DEFAULTS: dict[str, Any] = {
     "scope": "*",
     "key_kind": "key",
@@ -195,7 +195,7 @@ def load(document: Document, using: str, *, delete: bool = False) -> list[str]:
         if problems:
             raise RefusedError(problems)
         if not changes:
-            transaction.set_rollback(True, using=using)  # Without changes, no version number is used.
+            transaction.set_rollback(True, using=using)  # Use no version number.
     return changes
 
 

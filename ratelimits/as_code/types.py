@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ratelimits.algorithms.parsing import MAX_PERMITS
 
-#: A longer value is cut to this number of characters in a message.
+#: Maximum number of characters of a value in a message. A longer value is cut.
 _MAX_SHOWN = 60
 
 

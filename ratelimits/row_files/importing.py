@@ -98,9 +98,10 @@ def import_rows(
     """Write the rows of a file in one edit, and return the effect. `seen` is the effect that the user has seen.
 
     With `good_only`, lines that are wrong are left out. A file that changes nothing makes no new version of the
-    configuration. In each of these cases nothing is written: Raises ChangedSinceError if the effect would now be
-    another one. Raises NotImportedError if lines are wrong and `good_only` is not set. Raises IntegrityError if the
-    database refuses a row.
+    configuration.
+
+    Raises ChangedSinceError if the effect would now be another one. Raises NotImportedError if lines are wrong and
+    `good_only` is not set. Raises IntegrityError if the database refuses a row. After an exception, nothing is written.
     """
     with editing(using) as edit:
         difference = FileDifference(edit.version)

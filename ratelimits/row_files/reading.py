@@ -54,8 +54,8 @@ def too_large(size: int) -> str:
 def read(raw: bytes, table: FileTable) -> Source:
     """Return the lines of a CSV file. Raises BadFileError if the file cannot be read.
 
-    The file may begin with a byte order mark. Its cells are separated by the character that separates the cells of the
-    header: comma, semicolon or tab. Empty lines are left out.
+    The file may begin with a byte order mark. Commas, semicolons or tabs separate the cells: the most frequent one of
+    them in the header. Empty lines are left out.
     """
     if message := too_large(len(raw)):
         raise BadFileError(message)

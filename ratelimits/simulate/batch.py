@@ -28,7 +28,7 @@ _NONCE_AND_RUN = bulks(_NONCE, f"0 {_RUN}".encode())
 # Each request has its own times and its own cost. lua/decide.lua reads the times (now and timeout) after the first five
 # bytes of the request, and the cost from its last bytes.
 _TIMES, _COST, _TIMES_AT = struct.Struct("<dd"), struct.Struct("<d"), 5
-#: The format of a reply with a decision, and of a reply without one.
+#: The format of a reply with a decision, and of a reply that says that the command is stale.
 _DECIDED, _STALE = struct.Struct("<7q"), struct.Struct("<2q")
 
 
@@ -75,7 +75,7 @@ class CommandMaker:
         return command, self.program.script
 
     def _template(self, op: Op, key: str, now: int) -> _Template:
-        """Make a template from the bytes of a complete command."""
+        """Return the template of an operation. It is made from the bytes of a complete command."""
         template = self._templates.setdefault(op, _Template())
         call = Call(self.program, (key,), (0,), timeout=ANY, now=now, op=op, lease=_LEASE, virtual=True)
         whole = Command(self._keyspace, call).to(_RUN, _NONCE)

@@ -1,4 +1,4 @@
-"""Run traces. Each trace has its own new state. All traces share round trips, so that there are few of them."""
+"""Run traces. Each trace has its own new state. A round trip has the commands of many lines and traces."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def _decimal(us: int) -> str:
 class LineOutcome(NamedTuple):
     """The result of one line.
 
-    at           the moment as the line has it, in seconds
-    limit        the number that the rule of this result reports as its limit
-    retry_after  in µs, as `wait` and `reset_after`. None: the request can never be admitted
+    at                              the moment in seconds, as the line has it
+    limit                           the number that the binding limit reports
+    wait, retry_after, reset_after  in µs. A `retry_after` of None: the request can never be admitted
     """
 
     at: int | Decimal
@@ -99,7 +99,7 @@ class LineOutcome(NamedTuple):
 
 
 class Replay:
-    """Turns the lines of one trace into commands. One decision is made by all rules of the trace."""
+    """Turns the lines of one trace into commands. All rules of the trace make one decision together."""
 
     def __init__(self, rules: Rules, prefix: str = "") -> None:
         """Begin a replay. `prefix` is a part of its keys: each replay of a simulator needs another prefix."""
@@ -153,7 +153,7 @@ AwaitedLines = list[tuple[Replay, TraceLine, int, tuple[int | float, ...]]]
 
 
 class Simulator:
-    """Runs replays on a server. Its Redis keys have their own namespace. `close` deletes all these keys."""
+    """Runs replays on a server. The Redis keys of a simulator have their own namespace. `close` deletes them."""
 
     def __init__(self, wire: Wire) -> None:
         keyspace = Keyspace(f"simulate-{secrets.token_hex(8)}", 1)
@@ -206,7 +206,7 @@ class Simulator:
         try:
             self.close()
         except RedisError as lost:
-            # If there is an earlier error, raise only that one. It already says that the server does not answer.
+            # If there is an earlier error, raise only that error: it already says that the server does not answer.
             if error is None:
                 raise Unavailable(str(lost)) from lost
 

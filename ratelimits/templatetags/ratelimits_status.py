@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 def ratelimits_status(context: dict[str, Any]) -> dict[str, Any]:
     """Show each fact of the status in one word, with a link to the status page.
 
-    Show nothing if the user may not view the status, or if the admin site has no status page. If the database fails,
-    show the error, because the rest of the index must still work. (The tables may not exist yet.)
+    Show nothing if the user may not view the status, or if the admin site has no status page. If the database fails
+    (for example, because the tables do not exist yet), show the error: the rest of the index must still work.
     """
     request = context["request"]
     try:

@@ -40,7 +40,7 @@ class ChangedRow:
     record    the record of the change in the row's history
     before    the previous record of the same row, or None
     instance  the row, with the values of `record`
-    newest    whether the row has not changed since
+    newest    whether this is the last change of the row
     """
 
     record: Any

@@ -104,8 +104,8 @@ class _Page:
             return {"problem": _("The text has characters that no key can have. Type the key, or a part of it.")}
         key = typed_key(text)
         if key is None:
-            return self._search(text, account)
-        return self._key(key, account)
+            return self._search_context(text, account)
+        return self._key_context(key, account)
 
     def keys(self, text: str) -> list[KnownKey]:
         """Return the known keys that contain a text, in the key or in its name."""
@@ -113,9 +113,9 @@ class _Page:
             return []
         return known_keys(text, self._searched_tables()).keys
 
-    def _search(self, text: str, account: str) -> dict[str, Any]:
+    def _search_context(self, text: str, account: str) -> dict[str, Any]:
         if (network := _network(text)) is not None:
-            blocks = self._list(Access, {"q": text}) if self._may_view(Access) else ""
+            blocks = self._list_url(Access, {"q": text}) if self._may_view(Access) else ""
             problem = (
                 _("%s is a network. Requests are counted by single addresses: write an address of the network.")
                 % network
@@ -126,7 +126,7 @@ class _Page:
         more = _("There are more keys: at most %s are listed. Write more of the key or name.") % MAX_KEYS
         failed = {"search_failed": failure if result.failed else ""}
         if len(result.keys) == 1:
-            return self._key(result.keys[0].key, account, result.keys[0].name) | failed
+            return self._key_context(result.keys[0].key, account, result.keys[0].name) | failed
         return failed | {
             "matches": [(known, inspect_url(known.key, account, self._site.name)) for known in result.keys],
             "more": more if result.more else "",
@@ -134,7 +134,7 @@ class _Page:
         }
 
     def _guesses(self, text: str) -> list[tuple[str, str]]:
-        """Return the keys that the text becomes with a kind before it, each with the URL of its page."""
+        """Return possible keys: the text after each kind of key. Each key has the URL of its page."""
         guesses = []
         for kind in ("user", "api_key", "account"):
             key = typed_key(f"{kind}:{text}")
@@ -142,7 +142,7 @@ class _Page:
                 guesses.append((key, inspect_url(key, "", self._site.name)))
         return guesses
 
-    def _key(self, key: str, account: str, name: str = "") -> dict[str, Any]:
+    def _key_context(self, key: str, account: str, name: str = "") -> dict[str, Any]:
         context: dict[str, Any] = {"key": key, "name": name}
         try:
             identity = identity_of(key, account)
@@ -173,7 +173,7 @@ class _Page:
             context["usage"] = shown_usage(identity.owner, now)
         if self._may_view(Line):
             context["refusals"] = shown_refusals(identity, now, self._pages().rule)
-            context["lines_url"] = self._lines(identity)
+            context["lines_url"] = self._lines_url(identity)
             if identity.account == key:
                 keys = keys_of_account(identity.owner)
                 context["keys"] = [
@@ -211,33 +211,33 @@ class _Page:
         site = self._site.name
         operate = may_operate(self._request)
         return Pages(
-            rule=self._change(Rule),
-            override=self._change(KeyOverride),
-            membership=self._change(PlanMembership),
-            account=self._change(Account),
+            rule=self._row_url(Rule),
+            override=self._row_url(KeyOverride),
+            membership=self._row_url(PlanMembership),
+            account=self._row_url(Account),
             reset=reverse(f"{site}:ratelimits_keyreset_add") if operate and self._site.is_registered(KeyReset) else "",
             grant=reverse(f"{site}:ratelimits_access_grant") if operate and self._site.is_registered(Access) else "",
             inspect=reverse(f"{site}:ratelimits_inspect_changelist"),
         )
 
-    def _change(self, model: type[models.Model]) -> str:
+    def _row_url(self, model: type[models.Model]) -> str:
         """Return the URL of a row's page, with "{}" in place of the primary key; "" if the user may not open it."""
         if not self._may_view(model):
             return ""
         name = f"{self._site.name}:ratelimits_{model._meta.model_name}_change"
         return reverse(name, args=[0]).replace("/0/", "/{}/")
 
-    def _list(self, model: type[models.Model], query: dict[str, str]) -> str:
+    def _list_url(self, model: type[models.Model], query: dict[str, str]) -> str:
         if not self._site.is_registered(model):
             return ""
         url = reverse(f"{self._site.name}:ratelimits_{model._meta.model_name}_changelist")
         return f"{url}?{urlencode(query)}" if query else url
 
-    def _lines(self, identity: Identity) -> str:
+    def _lines_url(self, identity: Identity) -> str:
         if not identity.owner:
             return ""
         term = " ".join(filter(None, (identity.owner, identity.narrowest)))
-        return self._list(Line, {"q": term})
+        return self._list_url(Line, {"q": term})
 
     def _searched_tables(self) -> set[type[models.Model]]:
         """Return the tables to search: those that the user may view.

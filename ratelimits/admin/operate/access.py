@@ -35,9 +35,9 @@ _DAY = 86_400
 
 
 def requests_of(targets: list[str] | None = None, seconds: int = _DAY) -> dict[str, int]:
-    """Return the number of requests in the last `seconds` that blocks refused or allows exempted, by target.
+    """Return, by target, the number of requests that a block refused or an allow exempted.
 
-    The web processes count these requests. A request with several meters is counted as one request.
+    Only requests of the last `seconds` are counted. A request with several meters is counted as one request.
     """
     rows = ProcessTotal.objects.using(conf.DATABASE).filter(kind__in=("blocked", "exempt"))
     rows = rows.filter(bin__gte=int(time.time()) - seconds)
@@ -162,7 +162,7 @@ class AccessAdmin(CompletedKeys, AuditedAdmin):
         if not form.is_valid():
             page = Consequences(
                 _("End now"),
-                [_("The rules decide these requests again. Every process follows within about a second.")],
+                [_("The rules decide these requests again. This takes about a second to reach every process.")],
                 heads=[_("key or network"), _("effect"), _("reason")],
                 rows=[(row.target, row.get_effect_display(), row.reason) for row in rows],
             )

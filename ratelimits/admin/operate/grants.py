@@ -43,7 +43,7 @@ class GrantForm(forms.Form):
         max_length=255,
         required=False,
         help_text=gettext_lazy(
-            "The account of a user or API key; write - if there is none. Empty: the account in the key's latest usage."
+            "The account of a user or API key; write - if there is none. Empty: the account of the key's latest usage."
         ),
     )
     rule = forms.ChoiceField(label=gettext_lazy("Rule"))

@@ -39,7 +39,7 @@ class Command(BaseCommand):
                 self._restore(options["directory"])
             else:
                 month = options["before"] or _months_ago(options["keep"])
-                # A month begins first in the easternmost time zone. Usage from before that moment is moved.
+                # The month begins first in the easternmost time zone. Only usage from before this moment is moved.
                 before = month_window(month)[0] // SECOND
                 for pruned in archive.prune(conf.DATABASE, before, options["directory"]):
                     self.stdout.write(f"{pruned.path}: {pruned.batches} batches, {pruned.lines} lines")

@@ -14,7 +14,7 @@ from ratelimits.push.send import resume, send
 from ratelimits.push.settle import OPEN, NotSettledError, Settlement, lines_in, settle
 from ratelimits.push.status import PushStatus, preview, status
 
-#: Maximum number of deliveries that --status names for each receiver and state; the admin lists all.
+#: Maximum number of deliveries that --status names for each receiver and state. The admin lists all deliveries.
 _MAX_NAMED = 50
 
 

@@ -13,8 +13,8 @@ from ratelimits.engine.publish import publish_version
 from ratelimits.models.raw.adoption import adopt
 from ratelimits.models.versions import ConfigVersion, Tombstone, editing
 
-#: Older tombstones (records of deleted rows) are deleted, in µs. A tombstone says when a rule was deleted. From then
-#: on, another limit was in force.
+#: Tombstones (records of deleted rows) that are older than this (µs) are deleted. A tombstone says when a rule was
+#: deleted, and so until when its limit was in force.
 _TOMBSTONE_AGE = 30 * 86_400_000_000
 
 

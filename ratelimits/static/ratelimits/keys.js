@@ -1,7 +1,7 @@
 // Inputs for keys: suggest known keys. The typed text is a part of the key or of its name.
 "use strict";
 {
-  const WAIT = 250; // Search so many milliseconds after the user has typed the last letter.
+  const WAIT = 250; // milliseconds between the last typed letter and the search
 
   const suggest = (input) => {
     const list = document.getElementById(input.getAttribute("list"));
