@@ -1,4 +1,4 @@
-"""The engine decides limits in one atomic call of a Lua script in Redis. It uses no models, requests or DRF."""
+"""Decide limits in one atomic call of a Lua script in Redis. The engine uses no models, no requests and no DRF."""
 
 from __future__ import annotations
 

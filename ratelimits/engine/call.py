@@ -1,4 +1,4 @@
-"""Calls of the deciding script (lua/decide.lua): their arguments, and the Redis command that sends them.
+"""Make calls of the deciding script (lua/decide.lua): their arguments, and the Redis command that sends them.
 
 CONTRIBUTING.md explains the words of the project, such as program, shard, bin and run.
 """
@@ -23,25 +23,39 @@ from ratelimits.engine.resp import bulks
 
 #: The timeout of a call that accepts any wait.
 ANY = float("inf")
-#: The fixed part of ARGV[3]: lua/decide.lua lists its fields.
+#: The format of ARGV[3] up to the costs. lua/decide.lua lists the fields.
 _REQUEST = struct.Struct("<BBBBBdddddd")
+#: Length of a bin of usage (15 minutes), in µs.
 _BIN = BIN_SECONDS * MICROSECONDS
+# The flags in ARGV[3]:
 #: The clock is virtual, so nothing expires.
 _VIRTUAL = 1
-#: The call refunds or settles a receipt. A receipt allows this once.
+#: The call refunds or settles a receipt. This can be done only once for each receipt.
 _ONCE = 2
 #: The call refunds the whole receipt.
 _WHOLE = 4
-#: Refuse the request instead of making it wait.
+#: A request that would have to wait is refused.
 _AT_ONCE = 8
 #: The limits have no version, so no edit can make them stale.
 _UNVERSIONED = 16
-#: How the keys begin that belong to an account. They are in the account's shard.
+#: The kinds of keys that belong to an account. They are in the account's shard.
 _OWNED = ("user:", "api_key:", "account:")
 
 
 class Op(IntEnum):
-    """The operations of the script."""
+    """The operations of the script.
+
+    TRY      decide a request, and charge it if it is admitted
+    PEEK     decide a request without charging it
+    REFUND   give back permits without a receipt
+    RELEASE  end leases
+    RESET    delete the states of the limits
+    CREATE   make states that do not exist yet
+    CHANGE   write existing states with the present parameters
+    SETTLE   use a receipt: change its charge to the true costs, or refund it
+
+    Only the simulator uses REFUND, CREATE and CHANGE.
+    """
 
     TRY = 1
     PEEK = 2
@@ -71,9 +85,9 @@ class Usage(NamedTuple):
     key       the request's key, such as "user:42"
     meters    the meters that count the request. A call's costs begin with one cost for each meter, in this order
     periods   starts of the previous billing period, the current one and the next two, in µs since 1970 UTC
-    timezone  the account's time zone. Periods after these four are calendar months in this time zone
-    anchor    the local date and time (ISO) at which the account's months start; None: on the first day
-    kept      a billing period that kept its start and end when the account's terms changed; None if there is none
+    timezone  the account's time zone. Later periods are calendar months in this time zone
+    anchor    a local date and time (ISO) at which one of the account's months starts; None: on the first day
+    kept      the kept period (see algorithms/billing_periods.py); None if there is none
     """
 
     account: str
@@ -91,9 +105,11 @@ class Receipt:
 
     A receipt is plain data, so it can be pickled or stored.
 
+    nonce    the name of the call that took the permits
     at       the moment of the decision, in µs since 1970 UTC
-    bin      start of the quarter of an hour in which the request was counted, in seconds since 1970 UTC
+    bin      start of the bin (15 minutes) in which the request was counted, in seconds since 1970 UTC
     period   start of the billing period in which the request was counted, in seconds since 1970 UTC
+    lease    the name of the request's leases; None: the nonce
     moments  the moment of the decision for each key, if a cluster decided shard by shard
     """
 
@@ -113,20 +129,20 @@ class Receipt:
 class Call(NamedTuple):
     """One call of the script: a program (compiled limits), the limited keys and the costs of a request.
 
-    keys         the limited keys, such as "user:42". Keys of users, API keys and the account are in the shard of
-                 `account`, if there is one. Every other key is in its own shard
-    costs        one cost for each meter; further costs of limits may follow. A `slot` in the program is a position in
-                 this tuple. A cost is negative if a settled receipt used less than it was charged
+    keys         the limited keys, such as "user:42". If there is an `account`, its users, its API keys and the account
+                 itself are in the account's shard. Each other key has a shard that depends on this key alone
+    costs        one cost for each meter. Further costs of limits may follow. The `slot` of a term is a position in this
+                 tuple. If a receipt is settled and less was used than charged, a cost is negative
     usage        where the request is counted; None: it is not counted
     timeout      the longest accepted wait, in seconds; ANY for any wait
-    version      version of the caller's rules; None for limits that are not from rules
-    now          moment to decide at, in µs since 1970 UTC, for tests and simulations; None: the server's clock
-    lease        name of the leases that a `concurrency` limit gives or takes back; None: the call's nonce
-    virtual      the clock is virtual, so nothing expires
-    receipt      the receipt to settle or refund
-    whole        refund the whole receipt
-    at_once      refuse a request that would have to wait
-    receipt_ttl  how long a receipt can be settled or refunded, in seconds
+    version      version of the caller's rules; None for limits that do not come from rules
+    now          the moment of the decision, in µs since 1970 UTC, for tests and simulations; None: the server's time
+    lease        name of the leases that a `concurrency` limit gives or ends; None: the call's nonce
+    virtual      true if the clock is virtual, so that nothing expires
+    receipt      the receipt that is settled or refunded
+    whole        true if the whole receipt is refunded
+    at_once      true if a request that would have to wait is refused
+    receipt_ttl  seconds for which a receipt can be settled or refunded
     """
 
     program: Program
@@ -146,7 +162,7 @@ class Call(NamedTuple):
     receipt_ttl: float = 86_400
 
 
-#: A random name of this process, and the numbers of its calls. Together they make a nonce.
+#: A random name of this process, and a counter of its calls. A nonce consists of the name and a number.
 _process_name = b""
 _call_numbers = itertools.count()
 
@@ -161,7 +177,7 @@ os.register_at_fork(after_in_child=_reseed)
 
 
 def nonce() -> bytes:
-    """Return a name for one call, in hexadecimal. No other call of any process has the same name."""
+    """Return a nonce: a name for one call, in hexadecimal. No other call of any process has the same name."""
     return b"%b%x" % (_process_name, next(_call_numbers))
 
 
@@ -176,7 +192,7 @@ def home(keyspace: Keyspace, usage: Usage) -> int:
 
 
 def _heads(keyspace: Keyspace, call: Call, shards: list[int]) -> list[int]:
-    """Return the shards whose version of the rules is checked. The shard that counts the request is the first."""
+    """Return the shards in which the call checks the version of the rules. The first is the shard that counts usage."""
     if call.virtual:
         return []
     usage = call.usage
@@ -186,7 +202,7 @@ def _heads(keyspace: Keyspace, call: Call, shards: list[int]) -> list[int]:
 
 
 def state_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
-    """Return the Redis keys of the limits' states: first the packed states, then states with a key of their own."""
+    """Return the Redis keys of the limits' states: first the packed states, then the first own key of each limit."""
     return [
         keyspace.state(shards[number], call.keys[number])
         if name is None
@@ -196,34 +212,35 @@ def state_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
 
 
 def further_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
-    """Return the second and later Redis keys of states that need several. The script builds these names itself."""
-    own = [state for state in call.program.states if state.own is not None]
+    """Return the further own keys of limits that have several. The script makes these names too."""
+    own_keys = [state for state in call.program.states if state.own is not None]
     return [
         keyspace.own(shards[number], str(name), call.keys[number]) + ending
-        for number, name, endings in own
+        for number, name, endings in own_keys
         for ending in endings
     ]
 
 
 class Clock:
-    """This machine's clock, corrected by the times that the server reports: µs since 1970 UTC."""
+    """This machine's clock, corrected by the times that the server reports. Times are in µs since 1970 UTC."""
 
     def __init__(self) -> None:
-        self._ahead = 0
+        #: The server's time minus this machine's time.
+        self._difference = 0
 
     def now(self) -> int:
         """Return an estimate of the server's time."""
-        return time.time_ns() // 1000 + self._ahead
+        return time.time_ns() // 1000 + self._difference
 
     def correct(self, server_time: int) -> None:
         """Set the clock to a time that the server has just reported."""
-        self._ahead = server_time - time.time_ns() // 1000
+        self._difference = server_time - time.time_ns() // 1000
 
 
 clock = Clock()
 
 
-#: The cached bytes of a command: the run of the server that they name, the start and the end of the time for which
+#: The cached bytes of a command: the run of the server for which they were made, start and end of the time for which
 #: they are valid (µs), and the bytes that follow the nonce.
 _Made = tuple[str, float, float, bytes]
 #: Cached bytes that are never valid.
@@ -238,7 +255,7 @@ class Command:
     def __init__(self, keyspace: Keyspace, call: Call) -> None:
         self.keyspace = keyspace
         self.call = call
-        #: The commands that are sent to the nodes of a cluster instead. engine.cluster.split sets this attribute.
+        #: In a cluster, the commands that are sent instead, one for each shard. engine.cluster.split sets them.
         self.parts: Any = None
         program, usage = call.program, call.usage
         self.script = program.script
@@ -246,18 +263,18 @@ class Command:
         shards = [shard(keyspace, key, call.account) for key in call.keys]
         heads = _heads(keyspace, call, shards)
         self._heads = len(heads)
-        own, packed = state_keys(keyspace, call, shards), program.packed_states
-        keys = [*map(keyspace.head, heads), *own[:packed]]
+        states, packed = state_keys(keyspace, call, shards), program.packed_states
+        keys = [*map(keyspace.head, heads), *states[:packed]]
         if usage is not None:
             keys.append(keyspace.open(heads[0]))
         if call.receipt is not None:
             keys.append(keyspace.receipt(heads[0], call.receipt.nonce))
-        if len(own) > packed:
-            # Name all keys: while a slot of a cluster moves, a node runs a script only if it has all the named keys.
-            keys += [*own[packed:], *further_keys(keyspace, call, shards)]
+        if len(states) > packed:
+            # Name all keys. While a cluster moves a slot, a node runs a script only if this node has all named keys.
+            keys += [*states[packed:], *further_keys(keyspace, call, shards)]
         meters = len(usage.meters) if usage is not None else 0
         leases = 1 if call.lease is not None else 0
-        # fast.lua decides only requests that try to take permits and that may be made to wait.
+        # fast.lua decides only requests that try to take permits and may wait.
         self._fast = program.fast_parts > 0 and call.op is Op.TRY and not call.at_once
         fast = program.fast_parts - 1 if self._fast else 0
         self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n%b" % (
@@ -301,7 +318,7 @@ class Command:
         )
         if call.lease is not None:
             fields.append(call.lease.encode())
-        # Do not cache the bytes of a call with a given `now` or with a receipt: such a call is not repeated.
+        # Do not cache the bytes of a call that has a `now` or a receipt: no other call has the same bytes.
         around = _around if call.now is None and receipt is None else _around.__wrapped__
         before, after = around(packed, self._fast, f"{call.version or 0} {run}", request, call.costs)
         return run, start, end, b"%b%b%b" % (before, bulks(*fields), after)
@@ -311,9 +328,9 @@ class Command:
 def _around(
     packed: Packed, fast: bool, head: str, request: tuple[float, ...], costs: tuple[int, ...]
 ) -> tuple[bytes, bytes]:
-    """Return the bytes before and after the fields of a call that name its counters and leases.
+    """Return two parts of a command: the bytes before the names of counters and leases, and the bytes after them.
 
-    Calls of the same kind have the same bytes there, so they are cached.
+    These bytes are the same for all calls of one kind, so they are cached.
     """
     first, *formats = packed.fast if fast else (b"",)
     request_bytes = _REQUEST.pack(*request) + struct.pack(f"<{len(costs)}d", *costs)
@@ -321,9 +338,10 @@ def _around(
 
 
 def bin_and_period(usage: Usage, now: int) -> tuple[int, int, int]:
-    """Return the start of the bin, the start of the billing period, and the moment when the first of both ends.
+    """Return the start of the bin, the start of the billing period, and the moment when the earlier of both ends.
 
-    Both contain `now`. `now` and the returned end are in µs, the starts are in seconds, all since 1970 UTC.
+    Bin and period are those that contain `now`. `now` and the end are in µs, the starts are in seconds, all since 1970
+    UTC.
     """
     bin_start = now // _BIN * _BIN
     periods = usage.periods

@@ -1,7 +1,7 @@
-"""Count refusals that the account's shard did not decide itself.
+"""Count refusals that were not decided in the account's shard.
 
 A process refuses some requests from memory, and on a cluster another shard can refuse. Such refusals are counted in the
-open batch of the account's shard (the hash in Redis in which usage is counted).
+open batch of the account's shard, the hash in Redis in which its usage is counted.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ratelimits.engine.resp import resp
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A number of refused requests that have the same costs and were refused by the same rule.
+    """A number of refused requests with the same costs, which the same rule has refused.
 
-    `costs` are those of one request, one for each meter of `usage`.
+    `costs` has the cost of one request in each meter of `usage`.
     """
 
     usage: Usage
@@ -31,9 +31,9 @@ class Counted:
 
 
 class Count:
-    """The command that counts refusals in one shard, for one account's billing periods.
+    """The command that counts refusals in one shard. All of them have the billing periods of `usage`.
 
-    `kind` is "d" for denied requests. It is "s" for admitted requests that a shadow rule would have refused.
+    `kind` is "d" for denied requests, and "s" for admitted requests that a shadow rule would have refused.
     """
 
     script = scripts.read("run", "batch", "usage", "count")
@@ -46,15 +46,15 @@ class Count:
 
     @property
     def key(self) -> bytes:
-        """Return one of the command's Redis keys. A cluster finds the node by this key."""
+        """Return one of the command's Redis keys. In a cluster the node is found by this key."""
         return self._keys[0]
 
     def add(self, counted: Counted) -> None:
         """Add refusals to the command."""
         usage = counted.usage
         for meter, cost in zip(usage.meters, counted.costs, strict=True):
-            field = f"{quoted(meter.name)}|{counted.rule}|{counted.version}|{quoted(usage.account)}|{quoted(usage.key)}"
-            self._counters += [field.encode(), b"%d" % cost, b"%d" % counted.requests]
+            name = f"{quoted(meter.name)}|{counted.rule}|{counted.version}|{quoted(usage.account)}|{quoted(usage.key)}"
+            self._counters += [name.encode(), b"%d" % cost, b"%d" % counted.requests]
 
     def to(self, run: str, name: bytes) -> bytes:
         """Return the command in RESP. `run` is the run of the server, `name` is the nonce."""

@@ -1,6 +1,6 @@
 """Decide limits in one call of the deciding script: either every limit admits and is charged, or no limit is charged.
 
-Each function that asks the server exists twice. The plain one blocks. The one with a leading "a" in its name is async.
+Each function that asks the server exists twice: `decide` blocks its thread, `adecide` is for async code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 def parse_reply(call: Call, packed: bytes, name: bytes) -> Decision | None:
     """Return the decision in the reply to a call. `name` is the call's nonce.
 
-    Return None if the server's clock differs from this process's `clock`. The `clock` is then corrected, so call again.
+    If the server's clock differs from `clock`, correct `clock` and return None. The caller then sends the call again.
     Raise Stale if the rules are too old, and AlreadySettled if the receipt was used before.
     """
     reply = read(packed)
@@ -42,7 +42,7 @@ def parse_reply(call: Call, packed: bytes, name: bytes) -> Decision | None:
 
 
 def decide_call(server: Server, call: Call, command: Command | None = None) -> Decision:
-    """Decide a call. `command` is the call's prepared command, if there is one.
+    """Decide a call. `command` is the prepared command of the call; None if there is none.
 
     Raise the errors of `parse_reply` and of `Wire.call`.
     """
@@ -59,8 +59,8 @@ def decide_call(server: Server, call: Call, command: Command | None = None) -> D
 async def adecide_call(server: Server, call: Call, command: Command | None = None) -> Decision:
     """Do the same as `decide_call`, in async code. If the caller is cancelled, give back the permits that it took.
 
-    A cancelled caller first waits for the reply, at most TIMEOUT seconds, then gets CancelledError. If the call failed,
-    the failure is the cause of the CancelledError.
+    A cancelled caller first waits for the reply, at most TIMEOUT seconds. Then CancelledError is raised. If the call
+    failed, its error is the cause of the CancelledError.
     """
     command = command or Command(server.keyspace, call)
     name = nonce()
@@ -79,7 +79,7 @@ async def adecide_call(server: Server, call: Call, command: Command | None = Non
         raise
     if task.cancelling() > cancelled:
         refund_task = asyncio.ensure_future(_give_back(server, decision))
-        _refund_tasks.add(refund_task)  # an event loop does not keep its tasks alive
+        _refund_tasks.add(refund_task)  # a reference is needed: an event loop has only weak references to its tasks
         refund_task.add_done_callback(_refund_tasks.discard)
         await asyncio.shield(refund_task)
         raise asyncio.CancelledError
@@ -135,9 +135,9 @@ def call_for(
         )
         for number, limit in enumerate(limits)
     )
-    # First the cost of each meter, for which the first limit's cost is used. Then the cost of each limit.
+    # First come the costs in the meters: each is the cost of the first limit. Then comes the cost of each limit.
     costs = (*(limits[0].cost,) * first, *(limit.cost for limit in limits))
-    # Limits that are not from rules have version 0. They get None, so that no edit of the rules makes them stale.
+    # Limits that do not come from rules have the version 0. For them use None, so that no edit makes the call stale.
     version = max(limit.version for limit in limits) or None
     return Call(program(terms), keys, costs, account, usage, timeout, version, now=now, op=op, lease=lease)
 
@@ -145,8 +145,8 @@ def call_for(
 def receipt_call(receipt: Receipt, costs: Sequence[int], receipt_ttl: float, *, whole: bool = False) -> Call:
     """Return the call that settles a receipt: it charges the true `costs` minus the costs that were charged before.
 
-    `costs` are in the order of the receipt's costs. `receipt_ttl` is in seconds. Raise ValueError for the wrong number
-    of costs, or a cost out of range.
+    `costs` are in the order of the receipt's costs. `receipt_ttl` is in seconds. Raise ValueError if the number of
+    costs is wrong or a cost is out of range.
     """
     if len(costs) != len(receipt.costs) or any(not 0 <= cost <= 2**40 or cost % 1 for cost in costs):
         raise ValueError(f"settle with {len(receipt.costs)} whole costs from 0 to 2**40, one for each charged cost")
@@ -183,13 +183,13 @@ def decide(
     now: int | None = None,
     lease: str | None = None,
 ) -> Decision:
-    """Decide one request. Charge it under all limits if all of them admit it, otherwise under none.
+    """Decide one request. If all limits admit it, charge it under all of them. Otherwise charge it under none.
 
     timeout  the longest accepted wait in seconds, for algorithms that let requests wait
     account  the account to which the users and API keys in the limits belong
     usage    where the request is counted; None: it is not counted
     lease    the name of the lease that a `concurrency` limit gives; None: the receipt's nonce
-    now      moment to decide at, in µs since 1970 UTC; None: the server's clock
+    now      the moment of the decision, in µs since 1970 UTC; None: the server's time
 
     Raise ValueError for a cost out of range, and engine.Unavailable if the server cannot be asked.
     """
@@ -230,7 +230,7 @@ def reserve(
     usage: Usage | None = None,
     now: int | None = None,
 ) -> Decision:
-    """Take permits now for use after a wait of at most `max_wait` seconds (None: any wait).
+    """Take permits now and use them after a wait. `max_wait` is the longest accepted wait in seconds (None: any wait).
 
     The decision's `wait` says how long to wait.
     """
@@ -266,7 +266,7 @@ async def arefund(receipt: Receipt) -> Decision:
 
 
 def settle(receipt: Receipt, costs: Sequence[int]) -> Decision:
-    """Change the charge of a receipt to the true `costs`, even if they exceed the limit.
+    """Change the charge of a receipt to the true `costs`, even if they are above a limit.
 
     `costs` are in the order of the receipt's costs. Raise AlreadySettled if it was refunded or settled before.
     """
@@ -279,7 +279,7 @@ async def asettle(receipt: Receipt, costs: Sequence[int]) -> Decision:
 
 
 def release(receipt: Receipt) -> Decision:
-    """End the leases of a receipt. Do nothing for a lease that has ended before."""
+    """End the leases of a receipt. A lease may have ended before."""
     return decide_call(current_server(), release_call(receipt))
 
 
@@ -289,7 +289,7 @@ async def arelease(receipt: Receipt) -> Decision:
 
 
 def reset(limits: Sequence[Limit], *, account: str = "") -> Decision:
-    """Delete the states of these limits, as if they were never used. Do not change the counted usage."""
+    """Delete the states of these limits. They then have all their permits again. Do not change the counted usage."""
     return decide_call(current_server(), call_for(limits, account=account, op=Op.RESET))
 
 

@@ -11,16 +11,16 @@ from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.engine.call import Call, Op, Receipt, bin_and_period
 from ratelimits.engine.program import MAX_LIMITS, Program, program
 
-#: Functions that unpack a reply, by its length in bytes. A decision has 9 integers of 64 bits, and 3 more for each
-#: limit; on a cluster also 1 for each key. A reply without a decision has 2 integers.
+#: Functions that unpack a reply, by the length of the reply in bytes. All numbers are integers of 64 bits. A decision
+#: has 9 numbers and 3 more for each limit. On a cluster it also has 1 for each key. Other replies have 2 numbers.
 _UNPACK = {8 * count: struct.Struct(f"<{count}q").unpack for count in (2, *range(9, 10 + 4 * MAX_LIMITS))}
 
 
 class Stale(Exception):
-    """Nothing was decided: the caller's rules, or their calendar windows, are out of date.
+    """Nothing was decided, because the caller's rules or their calendar windows are too old.
 
-    `version` is the newer version of the rules; 0 if only the calendar windows are out of date. `now` is the server's
-    time in µs since 1970 UTC.
+    `version` is the newer version of the rules; 0 if only the calendar windows are too old. `now` is the server's time
+    in µs since 1970 UTC.
     """
 
     def __init__(self, version: int, now: int = 0) -> None:
@@ -36,9 +36,9 @@ class AlreadySettled(ValueError):
 class Standing(NamedTuple):
     """The result of one limit in a decision.
 
-    allowed      the limit admits the request
-    remaining    permits that could be taken from the limit now
-    reset_after  seconds until the limit's state is as if it was never used
+    allowed      whether the limit admits the request
+    remaining    number of permits that could be taken from the limit now
+    reset_after  seconds until all permits of the limit have come back
     """
 
     allowed: bool
@@ -49,13 +49,13 @@ class Standing(NamedTuple):
 class Decision:
     """The decision on a request. Times are in seconds.
 
-    allowed      the request is admitted: now, or after `wait` if the algorithm lets requests wait
+    allowed      whether the request is admitted. If the algorithm lets requests wait, it is admitted after `wait`
     limit        the capacity of the binding limit (its rate for the algorithms smooth_*); None if no limit is enforced
-    remaining    permits that could be taken now
-    retry_after  seconds until the same request would be admitted if no other request comes; None if it never would be
-    reset_after  seconds until the limits' states are as if they were never used
-    wait         seconds that the caller must wait before it proceeds
-    receipt      the permits that the request took, to refund, settle or release; None if it took none
+    remaining    number of permits that could be taken now
+    retry_after  seconds until the same request would be admitted, if no other request comes; None: it would never be
+    reset_after  seconds until all permits of the limits have come back
+    wait         seconds that the caller must wait before the request proceeds
+    receipt      the permits that the request took, with which it can be refunded or settled; None if it took none
     """
 
     __slots__ = ("_nonce", "call", "reply")
@@ -79,7 +79,7 @@ class Decision:
         call, reply = self.call, self.reply
         if reply[1] != 1 or call.op is not Op.TRY:
             return None
-        # Use the time of the call that counted the request, so that bin and period are those of its counters.
+        # Use the time at which the script counted the request. So bin and period are the same as in its counters.
         counted = bin_and_period(call.usage, reply[8]) if call.usage is not None else (0, 0)
         return Receipt(
             self._nonce.decode(),
@@ -91,12 +91,12 @@ class Decision:
             reply[7],
             *counted[:2],
             call.lease,
-            # If a cluster decided shard by shard: the moment of each key.
+            # The moment of each key, if a cluster decided shard by shard. Otherwise nothing.
             tuple(reply[9 + 3 * len(call.program.terms) :]),
         )
 
     def _charged(self) -> Program:
-        """Return the limits that were charged. A shadow rule that would have refused the request was not charged."""
+        """Return the limits that were charged. This leaves out shadow rules that would have refused the request."""
         terms = self.program.terms
         charged = tuple(term for number, term in enumerate(terms) if self.reply[9 + 3 * number])
         return self.program if len(charged) == len(terms) else program(charged)
@@ -107,10 +107,9 @@ class Decision:
 
     @property
     def binding(self) -> int | None:
-        """Return the index of the binding limit.
+        """Return the index of the binding limit; None if there is no such limit.
 
-        That is the limit that refuses for the longest time. If no limit refuses, it is the one with the fewest permits
-        left.
+        The binding limit refuses for the longest time. If no limit refuses, it has the fewest permits left.
         """
         return self.reply[2] - 1 if self.reply[2] else None
 
@@ -150,12 +149,12 @@ class Decision:
 def blocked(call: Call, now: int) -> Decision | None:
     """Return the refusal of a call that has a limit with capacity 0; None if the call has no such limit.
 
-    The server is not asked. So the results of the other limits are not known, and their `remaining` is 0.
-    `now` is in µs since 1970 UTC.
+    The server is not asked. So the results of the other limits are not known, and their `remaining` is 0. `now` is in
+    µs since 1970 UTC.
     """
     for number, term in enumerate(call.program.terms, 1):
         if term.mode is Mode.ENFORCE and call.costs[term.slot] > 0 and term.algorithm.closed:
-            standings = (part for each in call.program.terms for part in (each is not term, 0, 0))
+            standings = (value for other in call.program.terms for value in (other is not term, 0, 0))
             return Decision(call, (1, 0, number, 0, -1, 0, 0, now, now, *standings))
     return None
 

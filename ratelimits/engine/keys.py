@@ -1,9 +1,9 @@
-"""The names of all Redis keys.
+"""Make the names of all Redis keys.
 
-A shard is a part of all accounts. The Redis keys of one shard begin with `rl:<schema>:<namespace>:{07}:`. The braces
-hold the hash tag, by which a cluster puts all these keys into the same slot. So one script call reaches the limits, the
-version and the usage of an account. A Redis key contains no secret and no text of unlimited length: an API key appears
-as its id, a long name as its digest.
+A shard is a part of all accounts. The Redis keys of shard 7 begin with `rl:<schema>:<namespace>:{07}:`. A cluster puts
+all keys with the same text in braces into one slot. So one script call reaches the limits, the version and the usage of
+an account. A Redis key contains no secret and no text of unlimited length: instead of an API key it contains the key's
+id, and instead of a long name a digest.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from functools import lru_cache
 from urllib.parse import quote
 from zlib import crc32
 
+#: The version of the format in which data is stored in Redis.
 SCHEMA = 1
+#: Length of a bin of usage, in seconds.
 BIN_SECONDS = 900
-#: Maximum bytes of a text that becomes part of a key as it is.
+#: Maximum length of a text in a Redis key, in bytes. A longer text is replaced by its digest.
 LONGEST = 96
 #: Maximum characters of the name of an account, a key or a meter in usage: the length of the ledger's columns.
 LONGEST_NAME = 255
 #: The name under which reports show usage without an account. No account can have this name.
 ANONYMOUS = "~anonymous"
-#: Names that need no quoting.
+#: Names that `quoted` does not change.
 _PLAIN = re.compile(rf"(?!{ANONYMOUS}\Z)[A-Za-z0-9:@._~-]{{0,{LONGEST_NAME}}}")
 #: Characters that some databases cannot store: NUL, and halves of surrogate pairs.
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
@@ -32,7 +34,7 @@ _NAMESPACE = re.compile(rf"[A-Za-z0-9_.-]{{1,{LONGEST_NAMESPACE}}}")
 
 
 def shard_of(owner: str, shards: int) -> int:
-    """Return the shard of an account, or of a key without one: crc32 modulo the number of shards."""
+    """Return the shard of an account, or of a key without an account: crc32 modulo the number of shards."""
     return crc32(owner.encode()) % shards
 
 
@@ -42,11 +44,11 @@ def name_id(name: str) -> int:
 
 
 def bounded(text: str) -> str:
-    """Return the form of a text in a Redis key.
+    """Return a text as it is written in a Redis key.
 
-    That is the text itself. If it has more than LONGEST bytes, it is the text's kind (such as "user") and its digest.
+    A text with at most LONGEST bytes is not changed. For a longer text, return its kind (such as "user") and a digest.
     """
-    # Avoid encoding short texts: a character takes four bytes at most.
+    # A character takes four bytes at most, so short texts need not be encoded to know that they are short.
     if 4 * len(text) <= LONGEST or len(text.encode()) <= LONGEST:
         return text
     return _digest(text)
@@ -62,8 +64,9 @@ def _digest(text: str) -> str:
 def ledger_name(text: str) -> str:
     """Return the name of an account, a key or a meter in Redis, the ledger and the reports.
 
-    That is the text itself. If it has more than LONGEST_NAME characters or is ANONYMOUS, it is its kind and digest.
-    Characters that some databases cannot store are replaced by U+FFFD. A ledger name is not changed again.
+    Usually this is the text itself. For a text that has more than LONGEST_NAME characters, and for ANONYMOUS, return
+    the kind and a digest. Replace characters that some databases cannot store by U+FFFD. The ledger name of a ledger
+    name is the same name.
     """
     if len(text) <= LONGEST_NAME and text.isascii() and "\0" not in text and text != ANONYMOUS:
         return text
@@ -74,7 +77,7 @@ def ledger_name(text: str) -> str:
 def quoted(text: str) -> str:
     """Return the ledger name of a text, with special characters quoted as in a URL.
 
-    It becomes part of the name of a usage counter, in which '|' separates the parts and '#' marks other fields.
+    The result is a part of the name of a usage counter. There '|' separates the parts, and '#' marks other fields.
     """
     return text if _PLAIN.fullmatch(text) else _quote(text)
 
@@ -85,15 +88,15 @@ def _quote(text: str) -> str:
 
 
 def own_name(letter: str, name: str) -> str:
-    """Return the part of a Redis key that names a limit with a Redis key of its own.
+    """Return a part of a Redis key that belongs to one limit alone: the part that names the limit.
 
-    It has the letter of the limit's algorithm, because each algorithm stores its state in a different form.
+    It begins with the letter of the limit's algorithm, because each algorithm stores its state in a different form.
     """
     return f"{letter}:{name_id(name):x}"
 
 
-#: How the keys that the Lua scripts also build continue after a shard's prefix. engine/scripts.py inserts these parts
-#: into the scripts.
+#: The parts of Redis keys after a shard's prefix, for the keys whose names Lua scripts also make. engine/scripts.py
+#: inserts these parts into the scripts.
 SHARD_KEYS = {"head": "head", "open": "open", "meta": "meta", "sealed": "sealed", "batch": "b:"}
 
 
@@ -104,7 +107,7 @@ def _prefix(namespace: str, shard: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Keyspace:
-    """The Redis keys of one namespace, which are divided into `shards` shards."""
+    """The Redis keys of one namespace. They are divided into `shards` shards."""
 
     namespace: str
     shards: int
@@ -133,11 +136,11 @@ class Keyspace:
         return self.prefix(shard) + SHARD_KEYS["open"]
 
     def meta(self, shard: int) -> str:
-        """Return the key of a hash: how the shard's batches are numbered (see lua/batch.lua for its fields)."""
+        """Return the key of a hash: the numbering of the shard's batches (see lua/batch.lua for its fields)."""
         return self.prefix(shard) + SHARD_KEYS["meta"]
 
     def sealed(self, shard: int) -> str:
-        """Return the key of a list: the identities "<incarnation>:<seq>" of the sealed batches, oldest first."""
+        """Return the key of a list: the identities "<incarnation>:<seq>" of the sealed batches, the oldest first."""
         return self.prefix(shard) + SHARD_KEYS["sealed"]
 
     def batch(self, shard: int, identity: str) -> str:
@@ -145,18 +148,18 @@ class Keyspace:
         return self.prefix(shard) + SHARD_KEYS["batch"] + identity
 
     def state(self, shard: int, key: str) -> str:
-        """Return the key of a string: the packed states of the limits of one key, such as "user:42"."""
+        """Return the key of a string: the packed state, with the states of several limits of one key ("user:42")."""
         return f"{self.prefix(shard)}s:{bounded(key)}"
 
     def own(self, shard: int, own_name: str, key: str) -> str:
-        """Return the Redis key of one limit whose state has no fixed size.
+        """Return a Redis key that belongs to one limit alone: its own key. Its state has no fixed size.
 
-        The limit's further Redis keys are this key with one more suffix. The algorithm names the suffixes.
+        The limit's further Redis keys have the same name with a suffix. The algorithm defines the suffixes.
         """
         return f"{self.prefix(shard)}{own_name}:{bounded(key)}:"
 
     def receipt(self, shard: int, nonce: str) -> str:
-        """Return the key of a string that exists once the receipt was refunded or settled."""
+        """Return the key of a string that exists after the receipt was refunded or settled."""
         return f"{self.prefix(shard)}r:{nonce}"
 
     @property
@@ -167,6 +170,6 @@ class Keyspace:
     def fence(self, shard: int) -> str:
         """Return the key of a string that each drain (usage/drain.py) writes.
 
-        The write makes the server fsync again, and this fsync also covers everything that was written before.
+        After this write the server fsyncs again. This fsync also saves everything that was written before.
         """
         return self.prefix(shard) + "fence"

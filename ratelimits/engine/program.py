@@ -1,6 +1,6 @@
-"""A program: several limits, compiled once to bytes for the deciding script (lua/decide.lua), for many requests.
+"""Compile limits to a program: bytes for the deciding script (lua/decide.lua). Many requests use the same program.
 
-lua/fast.lua is a shorter path through the script for the most frequent algorithms. It gets the limits in its own form.
+lua/fast.lua decides the most frequent requests in a quicker way. For this file the limits are written in another form.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ratelimits.algorithms.limits import Mode
 from ratelimits.engine import scripts
 from ratelimits.engine.keys import name_id, own_name
 
-#: One limit in a program: lua/decide.lua lists the fields at ARGV[4].
+#: The format of one limit in a program. lua/decide.lua lists the fields at ARGV[4].
 _RECORD = struct.Struct("<IIIBBBBBdddddddddd")
 #: Size in bytes of the header of each record in a packed state (see lua/prelude.lua). The algorithm's bytes follow.
 _HEAD_SIZE = 11
@@ -26,13 +26,13 @@ MAX_LIMITS = 120
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A limit without its key and its cost. They come with the request.
+    """A limit in a program. It has no key and no cost, because these come with the request.
 
     key       position of the limited key in the call's `keys`
     slot      position of the cost in the call's `costs`
-    rule      id of the rule; 0 if the limit is not from a rule
+    rule      id of the rule; 0 if the limit does not come from a rule
     version   version of the rule
-    since     moment from which the limit's numbers hold, in µs since 1970 UTC; 0: the moment of the decision
+    since     moment from which the limit's parameters hold, in µs since 1970 UTC; 0: the moment of the decision
     max_wait  longest wait in µs; -1: the request's timeout
     """
 
@@ -50,8 +50,8 @@ class Term:
 class StateKey(NamedTuple):
     """A Redis key in which the states of limits are stored.
 
-    key      position of the limited key in the call
-    own      part of the Redis key that names the limit, if the limit has a Redis key of its own; otherwise None
+    key      position of the limited key in the call's `keys`
+    own      the part of an own key that names the limit; None for a packed state, which belongs to several limits
     endings  suffixes of the limit's further Redis keys
     """
 
@@ -63,9 +63,9 @@ class StateKey(NamedTuple):
 class Packed(NamedTuple):
     """A program as bytes, valid from `start` until `end` (µs since 1970 UTC).
 
-    program  the terms for decide.lua
-    fast     the terms for fast.lua: packed numbers, their struct format, the formats of the states, and the format of
-             the reply. Empty if fast.lua cannot decide these terms
+    program  the terms in the form for decide.lua
+    fast     the terms in the form for fast.lua: numbers as bytes, their struct format, the format of each packed state,
+             and the format of the reply. Empty if fast.lua cannot decide these terms
     """
 
     program: bytes
@@ -84,9 +84,9 @@ class Program:
     def __post_init__(self) -> None:
         if len(self.terms) > MAX_LIMITS:
             raise ValueError(f"a decision takes at most {MAX_LIMITS} limits, not {len(self.terms)}")
-        taken: dict[tuple[int, int], str] = {}
+        names: dict[tuple[int, int], str] = {}
         for term in self.terms:
-            other = taken.setdefault((term.key, name_id(term.name)), term.name)
+            other = names.setdefault((term.key, name_id(term.name)), term.name)
             if other != term.name or sum(t.key == term.key and t.name == term.name for t in self.terms) > 1:
                 raise ValueError(f"two limits of one key are named {term.name!r} and {other!r}: rename one")
 
@@ -102,12 +102,12 @@ class Program:
     @cached_property
     def states(self) -> tuple[StateKey, ...]:
         """Return the Redis keys of the states in the order of the script's KEYS. Packed states come first."""
-        own = [
+        own_keys = [
             StateKey(term.key, _own(term), tuple(term.algorithm.storage.endings.values()))
             for term in self.terms
             if _own(term)
         ]
-        return *(StateKey(key) for key in self._packed_keys), *own
+        return *(StateKey(key) for key in self._packed_keys), *own_keys
 
     @cached_property
     def _packed_keys(self) -> list[int]:
@@ -119,17 +119,17 @@ class Program:
         return len(self._packed_keys)
 
     def _pack(self, now: int) -> bytes:
-        numbers = {state[:2]: number for number, state in enumerate(self.states, 1)}
-        out = []
+        state_numbers = {state[:2]: number for number, state in enumerate(self.states, 1)}
+        records = []
         for term in self.terms:
             params = term.algorithm.params(now)
-            own = numbers[term.key, _own(term)] if _own(term) else 0
-            state = numbers[term.key, None] if term.algorithm.storage.packed else own
-            head = name_id(term.name), term.rule, term.version, term.algorithm.code, term.mode, state, own
-            out.append(
+            own_key = state_numbers[term.key, _own(term)] if _own(term) else 0
+            state = state_numbers[term.key, None] if term.algorithm.storage.packed else own_key
+            head = name_id(term.name), term.rule, term.version, term.algorithm.code, term.mode, state, own_key
+            records.append(
                 _RECORD.pack(*head, term.slot + 1, *params, *(0,) * (8 - len(params)), term.since, term.max_wait)
             )
-        return b"".join(out)
+        return b"".join(records)
 
     @cached_property
     def _fast(self) -> bool:
@@ -148,15 +148,14 @@ class Program:
         numbers: list[float] = []
         formats = []
         for key in self._packed_keys:
-            of_key = [(number, term) for number, term in enumerate(self.terms, 1) if term.key == key]
-            paths = [path for path in (_fast_path(term, now) for _number, term in of_key) if path is not None]
+            terms = [(number, term) for number, term in enumerate(self.terms, 1) if term.key == key]
+            paths = [path for path in (_fast_path(term, now) for _number, term in terms) if path is not None]
             formats.append("<I4" + "".join(f"I4BI2I4{path.format}" for path in paths))
-            numbers += len(of_key), 4 + sum(_HEAD_SIZE + path.size for path in paths)
-            for (number, term), path in zip(of_key, paths, strict=True):
+            numbers += len(terms), 4 + sum(_HEAD_SIZE + path.size for path in paths)
+            for (number, term), path in zip(terms, paths, strict=True):
                 numbers += name_id(term.name), term.algorithm.code, path.size, number, term.slot + 1, *path.numbers
-        kind = f"<{'d' * len(numbers)}"
-        reply_format = "<" + "i8" * (9 + 3 * len(self.terms))
-        return struct.pack(kind, *numbers), kind.encode(), *(one.encode() for one in formats), reply_format.encode()
+        formats = [f"<{'d' * len(numbers)}", *formats, "<" + "i8" * (9 + 3 * len(self.terms))]
+        return struct.pack(formats[0], *numbers), *(text.encode() for text in formats)
 
     def _compile(self, now: int) -> tuple[bytes, tuple[bytes, ...]]:
         return self._pack(now), self._pack_fast(now) if self._fast else ()
@@ -182,13 +181,13 @@ class Program:
 
 
 def _own(term: Term) -> str | None:
-    """Return the part of the limit's own Redis key that names the limit; None if its state is in a packed state."""
+    """Return the part of a limit's own Redis key that names the limit; None if the limit has no own Redis key."""
     letter = term.algorithm.storage.own
     return own_name(letter, term.name) if letter else None
 
 
 def _fast_path(term: Term, now: int) -> FastPath | None:
-    """Return the form of a term for fast.lua; None if fast.lua cannot decide the term."""
+    """Return a term in the form for fast.lua; None if fast.lua cannot decide the term."""
     return term.algorithm.fast_path(term.algorithm.params(now)) if term.mode is Mode.ENFORCE else None
 
 

@@ -8,7 +8,7 @@ from ratelimits.engine.scripts import Script
 
 
 def bulks(*parts: bytes) -> bytes:
-    """Return each part as a bulk string of RESP, joined."""
+    """Return all parts as bulk strings of RESP, one after another."""
     return b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
 
 

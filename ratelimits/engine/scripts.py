@@ -1,6 +1,7 @@
-"""The Lua scripts. Each script is made of only those files in ratelimits/lua that it needs.
+"""Make the Lua scripts. A script contains only those files of ratelimits/lua that it needs.
 
-The Lua files contain no parts of Redis keys. They contain placeholders such as "${open}", which this module replaces.
+The Lua files contain no parts of Redis keys. They contain placeholders such as "${open}" instead. This module replaces
+the placeholders.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _PLACEHOLDER = re.compile(r"\$\{(\w+)\}")
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script's text, and the SHA-1 of the text in hexadecimal. The server finds a loaded script by this SHA-1."""
+    """The text of a script, and its SHA-1 in hexadecimal. The server finds a loaded script by the SHA-1."""
 
     text: bytes
     sha: bytes
@@ -47,10 +48,11 @@ def _script(source: str) -> Script:
 @cache
 def deciding(algorithms: frozenset[type[Algorithm]]) -> Script:
     """Return the deciding script with these algorithms."""
-    fast, counted = (("fast",), ("counted",)) if all(one.has_fast_path for one in algorithms) else ((), ())
-    ordered = sorted(algorithms, key=lambda one: one.code)
-    needed = dict.fromkeys(name for one in ordered for name in (*one.builds_on, one.script))
-    endings = {name: ending for one in ordered for name, ending in one.storage.endings.items()}
-    chosen = [_source(f"algorithms/{name}", endings) for name in needed]
+    has_fast_path = all(algorithm.has_fast_path for algorithm in algorithms)
+    fast, counted = (("fast",), ("counted",)) if has_fast_path else ((), ())
+    ordered = sorted(algorithms, key=lambda algorithm: algorithm.code)
+    names = dict.fromkeys(name for algorithm in ordered for name in (*algorithm.builds_on, algorithm.script))
+    endings = {name: ending for algorithm in ordered for name, ending in algorithm.storage.endings.items()}
+    algorithm_sources = [_source(f"algorithms/{name}", endings) for name in names]
     before = [_source(name, SHARD_KEYS) for name in (*fast, "run", "batch", "usage", *counted, "prelude")]
-    return _script("\n".join([*before, *chosen, _source("decide", SHARD_KEYS)]))
+    return _script("\n".join([*before, *algorithm_sources, _source("decide", SHARD_KEYS)]))

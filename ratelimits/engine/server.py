@@ -1,4 +1,4 @@
-"""The Redis server and the namespace that the settings name. Decisions are made there."""
+"""Find the Redis server and the namespace of the settings. Decisions are made there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Server:
 def current_server() -> Server:
     """Return the server of RATELIMITS["CACHE_ALIAS"] and RATELIMITS["NAMESPACE"]. Cached until the settings change.
 
-    Raise NotReached if the server is a cluster of which no node answers.
+    Raise NotReached if the server is a cluster and none of its nodes answers.
     """
     return Server(_current_wire(), Keyspace(_namespace(), conf.SHARDS))
 
@@ -61,9 +61,9 @@ def _namespace() -> str:
 
 
 def isolate(suffix: str) -> None:
-    """Use a namespace with this suffix from now on; "" for the usual namespace.
+    """Use a namespace with this suffix from now on. With "", use the namespace of the settings.
 
-    If the previous namespace had a suffix, delete its Redis keys that never expire.
+    If the namespace before had a suffix, delete those of its Redis keys that never expire.
     """
     global _test_suffix
     previous = current_server() if _test_suffix and current_server.cache_info().currsize else None
@@ -90,7 +90,7 @@ def _wire(alias: str, timeout: float) -> Wire:
     try:
         source: Any = configured(alias)
     except (RedisError, RedisClusterException) as error:
-        # Creating a cluster's client asks for the nodes. Not every request should wait for that.
+        # redis-py asks for the cluster's nodes when it creates a client. Do not let every request wait for this.
         _not_before = time.monotonic() + PAUSE
         raise NotReached(str(error)) from error
     if not isinstance(source, RedisCluster):
@@ -99,7 +99,7 @@ def _wire(alias: str, timeout: float) -> Wire:
 
 
 def may_move() -> bool:
-    """Return whether shards may move between servers: only in a cluster, or if it is one that does not answer."""
+    """Return whether shards may move between servers. They may in a cluster, even if the cluster does not answer."""
     try:
         return isinstance(current_server().wire, ClusterWire)
     except NotReached:
@@ -107,14 +107,14 @@ def may_move() -> bool:
 
 
 def on_each(server: Server, shards: Sequence[int], do: Callable[[redis.Redis, list[int]], None]) -> None:
-    """Call `do(client, shards)` once for each server, with those of the shards that the server has.
+    """Call `do(client, shards)` for each server. Of `shards`, each call gets those that the server has.
 
     If a call fails, still call the other servers, and raise the first error at the end.
     """
     failure: Exception | None = None
-    for client, those in server.wire.servers(server.keyspace, shards):
+    for client, shards_of_server in server.wire.servers(server.keyspace, shards):
         try:
-            do(client, those)
+            do(client, shards_of_server)
         except Exception as error:  # noqa: BLE001  (raised below)
             failure = failure or error
     if failure is not None:
@@ -131,7 +131,7 @@ def _forget(*, setting: str, **kwargs: object) -> None:
 
 def _forked() -> None:
     if "django.test.runner" in sys.modules:
-        current_server.cache_clear()  # a parallel test worker has a namespace of its own
+        current_server.cache_clear()  # a parallel test worker has another namespace
 
 
 os.register_at_fork(after_in_child=_forked)

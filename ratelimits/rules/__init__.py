@@ -1,7 +1,7 @@
 """Read the rules into a snapshot (a frozen copy in memory), and find the rules that apply to a request.
 
-`current()` returns the snapshot in force. It usually takes no query. `reload(version)` reads a newer version; it is
-called when Redis has answered that the rules of this process are too old.
+`current()` returns the snapshot in force. Usually it makes no query. `reload(version)` reads a newer version. It is
+called after Redis has answered that the rules of this process are too old.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ forget = _loader.forget
 
 
 async def aselect(snapshot: Snapshot, scope: str, method: str, identity: Identity) -> Selection:
-    """Do the same as `snapshot.select`, in async code. It may first have to read rows about the identity's keys."""
+    """Do the same as `snapshot.select`, in async code. First read missing rows about the identity's keys."""
     missing = snapshot.missing(identity)
     if missing:
         snapshot = await _loader.aload(missing)
@@ -55,7 +55,7 @@ async def aselect(snapshot: Snapshot, scope: str, method: str, identity: Identit
 
 
 def _forget_after_migrate(using: str, **kwargs: object) -> None:
-    """Forget the rules after `migrate`, which may have changed or emptied the tables."""
+    """Forget the rules after `migrate`, because it may have changed or emptied the tables."""
     forget()
 
 

@@ -1,7 +1,7 @@
-"""Find the block or allow that applies to a request, in memory and also among many rows.
+"""Find the block or allow that applies to a request. All rows are in memory, and the search is fast for many rows too.
 
-A block refuses the requests of a key or network, an allow exempts them from the rules. Keys are found in a dictionary.
-Networks are in one dictionary for each length of their prefix, so a search takes one look-up for each length.
+A block refuses the requests of a key or network. An allow exempts them from the rules. Keys are found in a dictionary.
+Networks are in one dictionary for each length of their prefix. So a search takes one look-up for each length.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CHUNK = 2000
 
 
 class AccessRow(NamedTuple):
-    """A block, or an allow if `blocks` is false. Moments are in µs since 1970 UTC."""
+    """A block, or an allow if `blocks` is false. `valid_from` and `valid_until` are in µs since 1970 UTC."""
 
     pk: int
     target: str
@@ -39,7 +39,7 @@ class AccessRow(NamedTuple):
     valid_until: int
 
 
-#: The networks of IPv4 or of IPv6: by the number of bits after the prefix, then by the prefix as a number.
+#: The networks of IPv4 or of IPv6. The first key is the number of bits after the prefix, the second is the prefix.
 _Networks = dict[int, dict[int, tuple[AccessRow, ...]]]
 
 
@@ -51,8 +51,12 @@ class AccessIndex:
     def __init__(self, rows: Iterable[AccessRow] = (), before: AccessIndex | None = None) -> None:
         self._by_pk: dict[int, AccessRow] = {} if before is None else dict(before._by_pk)
         self._keys: dict[str, tuple[AccessRow, ...]] = {} if before is None else dict(before._keys)
-        self._v4: _Networks = {} if before is None else {bits: dict(some) for bits, some in before._v4.items()}
-        self._v6: _Networks = {} if before is None else {bits: dict(some) for bits, some in before._v6.items()}
+        self._v4: _Networks = (
+            {} if before is None else {bits: dict(by_prefix) for bits, by_prefix in before._v4.items()}
+        )
+        self._v6: _Networks = (
+            {} if before is None else {bits: dict(by_prefix) for bits, by_prefix in before._v6.items()}
+        )
         for row in rows:
             try:
                 self._put(row)
@@ -74,9 +78,9 @@ class AccessIndex:
         # A row whose target was changed may be in both `rows` and `deleted`.
         for pk in {*deleted, *(row.pk for row in rows)}:
             index._remove(pk)
-        for part in index._v4, index._v6:
-            for bits in [bits for bits, some in part.items() if not some]:
-                del part[bits]
+        for networks in index._v4, index._v6:
+            for bits in [bits for bits, by_prefix in networks.items() if not by_prefix]:
+                del networks[bits]
         return AccessIndex(rows, index)
 
     def _put(self, row: AccessRow) -> None:
@@ -90,9 +94,9 @@ class AccessIndex:
         if row is None:
             return
         rows_by_key, key = self._dictionary_of(row.target)
-        left = tuple(one for one in rows_by_key[key] if one.pk != pk)
-        if left:
-            rows_by_key[key] = left
+        other_rows = tuple(other for other in rows_by_key[key] if other.pk != pk)
+        if other_rows:
+            rows_by_key[key] = other_rows
         else:
             del rows_by_key[key]
 
@@ -107,7 +111,7 @@ class AccessIndex:
         return networks.setdefault(bits, {}), int.from_bytes(inet_pton(family, text), "big") >> bits
 
     def _order(self) -> None:
-        """Put the smallest networks first, and note when rows come into force."""
+        """Sort the networks, the smallest first, and note when rows come into force."""
         self._v4, self._v6 = dict(sorted(self._v4.items())), dict(sorted(self._v6.items()))
         self._starts = sorted({row.valid_from for row in self._by_pk.values()} - {0})
 
@@ -119,9 +123,8 @@ class AccessIndex:
     def find(self, identity: Identity, now: int) -> AccessRow | None:
         """Return the block or allow that decides the requests of an identity; None if the rules decide.
 
-        One row is found for the caller: the row of the API key, or else of the user, or else of the account. Another
-        row is found for the address: the row of the address, or else of the smallest network. If one of the two rows is
-        a block, it decides.
+        First find the row of the caller: that of the API key, or else of the user, or else of the account. Then find
+        the row of the address, or else of its smallest network. If one of these two rows is a block, the block decides.
         """
         keys = self._keys
         who = None
@@ -148,7 +151,7 @@ class AccessIndex:
             return None
         try:
             packed = inet_pton(AF_INET6, address[3:-3]) if v6 else inet_pton(AF_INET, address[3:])
-        except OSError:  # the key of requests without a readable address
+        except OSError:  # requests without a readable address have such a key
             return None
         number = int.from_bytes(packed, "big")
         for bits, by_prefix in networks.items():
@@ -164,7 +167,7 @@ NO_ACCESS = AccessIndex()
 
 
 def _in_force(rows: tuple[AccessRow, ...], now: int) -> AccessRow | None:
-    """Return the row in force. Only raw SQL can write two rows for one target; then a block decides."""
+    """Return the row in force. Only raw SQL can write several rows for one target. Then a block is returned."""
     found = None
     for row in rows:
         if row.valid_from <= now < row.valid_until:
@@ -193,7 +196,7 @@ def _of_values(values: tuple[Any, ...]) -> AccessRow:
 
 
 def read(using: str, above: int | None = None) -> list[AccessRow]:
-    """Read the rows that have not ended; with `above`, all rows that changed after that version."""
+    """Return the rows that have not ended. With `above`, return all rows that were changed after this version."""
     wanted = Q(version__gt=above) if above is not None else ~Q(valid_until__lte=timezone.now())
     rows = Access.objects.using(using).filter(wanted).order_by("pk")
     columns = "pk", "target", "effect", "status", "message", "valid_from", "valid_until"

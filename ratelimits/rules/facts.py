@@ -8,16 +8,16 @@ from typing import NamedTuple
 from ratelimits.algorithms.billing_periods import Span
 from ratelimits.rules.keyed import NEVER, AccountRow, KeyRows, OverrideRow
 
-#: If the plan or an override of a key has changed, the moment of the change is kept for this long (µs): limits need it
-#: to convert their states. After this time the key shares cached rules (a Selection) with other keys on its plan again.
+#: After a change of a key's plan or overrides, its limits need the moment of the change to convert their states. After
+#: this time (µs) this moment is left out. Then the key shares a Selection with other keys on its plan again.
 RECENT = 3_600_000_000
 
 
 class KeyFacts(NamedTuple):
     """The plan, account and overrides of one key. `plan` is 0 without a plan.
 
-    moved  when one of them last changed, in µs since 1970 UTC; 0 if this is longer ago than RECENT
-    kept   a billing period that kept its start and end when the account's terms changed; None if there is none
+    moved  when the plan, account or overrides last changed, in µs since 1970 UTC; 0 if this is longer ago than RECENT
+    kept   the kept period (see algorithms/billing_periods.py); None if there is none
     """
 
     plan: int
@@ -30,7 +30,7 @@ class KeyFacts(NamedTuple):
 class Facts:
     """The KeyFacts of the keys of one shard, valid from `now` until `until` (µs since 1970 UTC).
 
-    A shard here is a part of all keys whose rows are read together.
+    Here a shard is a part of all keys. The rows about its keys are read together.
     """
 
     __slots__ = ("_known", "_now", "_rows", "until")
@@ -58,15 +58,15 @@ class Facts:
             return None
         overrides, memberships, accounts = of_key
         moved = [rows.deleted_at.get(key, 0), *(account.since for account in accounts)]
-        times = [(one.since, one.valid_from, one.valid_until) for one in overrides]
-        times += [(one.since, one.valid_from, one.valid_until) for one in memberships]
+        times = [(row.since, row.valid_from, row.valid_until) for row in overrides]
+        times += [(row.since, row.valid_from, row.valid_until) for row in memberships]
         for since, *edges in times:
             moved += since, *(edge for edge in edges if 0 < edge <= now)
         in_force: dict[str, OverrideRow] = {}
         for override in overrides:
             if override.valid_from <= now < override.valid_until:
                 in_force.setdefault(override.rule, override)
-        plans = [one.plan for one in memberships if one.valid_from <= now < one.valid_until]
+        plans = [row.plan for row in memberships if row.valid_from <= now < row.valid_until]
         newest = max(moved)
         return KeyFacts(
             plans[0] if plans else 0,

@@ -1,4 +1,4 @@
-"""Give a key more capacity under a rule until some moment, by overrides that are valid until then."""
+"""Give a key more capacity under a rule for a time. For this, save overrides that are valid for this time."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ratelimits.models.versions import editing
 
 
 def planned(key: str, rule: str, extra: int, until: datetime, *, account: str = "") -> list[KeyOverride]:
-    """Return unsaved overrides that give a key `extra` more capacity under a rule from now until `until`.
+    """Return overrides that give a key `extra` more permits under a rule from now until `until`. Do not save them.
 
-    If the key has an override already, its other numbers are kept. Raise ValidationError if there is no such rule, if
-    it has no capacity, or if `until` is in the past.
+    If the key has overrides already, their other numbers do not change. Raise ValidationError if the key has no rule
+    with this name, if the rule has no capacity, or if `until` is in the past.
     """
     now = timezone.now()
     if extra < 1:
@@ -34,15 +34,14 @@ def planned(key: str, rule: str, extra: int, until: datetime, *, account: str = 
     if "capacity" not in fields_of(base.algorithm) or base.capacity is None:
         text = _("%(rule)s has no capacity to add to: override its rate instead.")
         raise ValidationError({"rule": text % {"rule": base}})
-    before = _overrides(key, rule, now, until)
+    existing = _overrides(key, rule, now, until)
     edges = {now, until}
-    for one in before:
-        edges |= {edge for edge in (one.valid_from, one.valid_until) if edge is not None and now < edge < until}
-    ordered = sorted(edges)
+    for row in existing:
+        edges |= {edge for edge in (row.valid_from, row.valid_until) if edge is not None and now < edge < until}
     granted = []
-    for start, end in pairwise(ordered):
-        own = next((one for one in before if _covers(one, start)), None)
-        override = KeyOverride(key=key, rule=rule) if own is None else _copy(own)
+    for start, end in pairwise(sorted(edges)):
+        in_force = next((row for row in existing if _covers(row, start)), None)
+        override = KeyOverride(key=key, rule=rule) if in_force is None else _copy(in_force)
         override.capacity = (base.capacity if override.capacity is None else override.capacity) + extra
         override.valid_from, override.valid_until = start, end
         granted.append(override)
@@ -52,13 +51,13 @@ def planned(key: str, rule: str, extra: int, until: datetime, *, account: str = 
 def grant(
     key: str, rule: str, extra: int, until: datetime, reason: str, *, account: str = "", by: Any = None
 ) -> list[KeyOverride]:
-    """Save the overrides of `planned`, in one edit. Existing overrides are interrupted for this time."""
+    """Save the overrides of `planned`, in one edit. While they are in force, the existing overrides are not."""
     with editing(conf.DATABASE):
         granted = planned(key, rule, extra, until, account=account)
         start = granted[0].valid_from
         assert start is not None
-        for one in _overrides(key, rule, start, until):
-            _make_room(one, start, until, reason, by)
+        for row in _overrides(key, rule, start, until):
+            _make_room(row, start, until, reason, by)
         for override in granted:
             override.reason = reason
             override.full_clean()
@@ -88,7 +87,7 @@ def _save(row: KeyOverride, reason: str, by: Any) -> None:
 
 
 def _describe(row: Any, reason: str, by: Any) -> None:
-    """Set the reason, and the user if there is one, that the row's history records."""
+    """Give a row the reason and the user (if there is one) of this edit. The history of the row will contain them."""
     row._change_reason = reason[:MAX_REASON]
     if by is not None:
         row._history_user = by
@@ -104,7 +103,7 @@ def _covers(row: KeyOverride, at: datetime) -> bool:
 
 
 def _overrides(key: str, rule: str, start: datetime, until: datetime) -> Sequence[KeyOverride]:
-    """Return the overrides that are in force at some time between two moments."""
+    """Return the overrides of a key and rule that are in force at some moment from `start` to `until`."""
     rows = KeyOverride.objects.using(conf.DATABASE).filter(key=key, rule=rule)
     rows = rows.filter(Q(valid_from=None) | Q(valid_from__lt=until)).filter(
         Q(valid_until=None) | Q(valid_until__gt=start)
@@ -113,20 +112,20 @@ def _overrides(key: str, rule: str, start: datetime, until: datetime) -> Sequenc
 
 
 def _rule_of(key: str, name: str, account: str) -> Rule:
-    """Return the rule with this name that applies to a key.
+    """Return the rule with this name that applies to a key. Raise ValidationError if there is none.
 
-    It is the rule of the key's plan, or else of its account's plan, or else the default rule.
+    This is the rule of the key's plan, or else of its account's plan, or else the default rule.
     """
     now, using = timezone.now(), conf.DATABASE
     rows = {row.plan_id: row for row in Rule.objects.using(using).select_related("plan").filter(name=name)}
     if not rows:
         raise ValidationError({"rule": _("No rule has the name “%(rule)s”.") % {"rule": name}})
     kind, _colon, identifier = key.partition(":")
-    joined = PlanMembership.objects.using(using).filter(key=key)
-    joined = joined.filter(Q(valid_from=None) | Q(valid_from__lte=now)).filter(
+    memberships = PlanMembership.objects.using(using).filter(key=key)
+    memberships = memberships.filter(Q(valid_from=None) | Q(valid_from__lte=now)).filter(
         Q(valid_until=None) | Q(valid_until__gt=now)
     )
-    plans = list(joined.values_list("plan", flat=True))
+    plans = list(memberships.values_list("plan", flat=True))
     owner = identifier if kind == "account" else account
     plans += Account.objects.using(using).filter(identifier=owner).values_list("plan", flat=True) if owner else []
     for plan in (*plans, None):

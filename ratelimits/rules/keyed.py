@@ -1,7 +1,7 @@
 """Read the rows about single keys from the database: overrides, plan memberships and accounts.
 
-The keys are divided into shards. The rows of a shard are read together when one of its keys is first used, and stay in
-memory. To save memory, equal values are stored only once.
+The keys are divided into shards. When a key is used for the first time, the rows about all keys of its shard are read
+together. They stay in memory. To save memory, equal values are stored only once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ratelimits.models.kept import KeptPeriod
 from ratelimits.models.overrides import KeyOverride
 from ratelimits.models.versions import Tombstone
 
-#: A moment that never comes, in µs.
+#: A moment so late that it never comes, in µs.
 NEVER = 2**62
 _CHUNK = 2000
 
@@ -41,7 +41,7 @@ class OverrideRow(NamedTuple):
 
 
 class MembershipRow(NamedTuple):
-    """The plan of a key for a time."""
+    """The plan that a key is on for a time. `valid_from` and `valid_until` are in µs since 1970 UTC."""
 
     pk: int
     plan: int
@@ -52,7 +52,7 @@ class MembershipRow(NamedTuple):
 
 
 class AccountRow(NamedTuple):
-    """An account. `plan` is 0 without a plan."""
+    """An account. `plan` is the id of its plan; 0 if it has none."""
 
     pk: int
     plan: int
@@ -68,11 +68,11 @@ _T = TypeVar("_T", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class KeyRows:
-    """The rows about the keys of one shard. Each mapping has keys such as "user:42"; the newest row of a key is first.
+    """The rows about the keys of one shard, by key ("user:42"). The newest row of a key is the first.
 
     deleted_at  when a row about the key was last deleted
-    kept        a billing period that kept its start and end when the account's terms changed
-    edges       the moments at which some row begins or ends to be valid, in order
+    kept        the kept period of an account (see algorithms/billing_periods.py)
+    edges       the moments at which a row begins or ends to be valid, in order
     """
 
     overrides: Mapping[str, tuple[OverrideRow, ...]] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class KeyRows:
 
 
 def read(using: str, shards: Collection[int], above: int | None = None) -> dict[int, KeyRows]:
-    """Read the rows about the keys of these shards; with `above`, only rows that have a version above this number."""
+    """Return the rows about the keys of these shards. With `above`, return only rows with a higher version."""
     wanted: dict[str, Any] = {"shard__in": shards} | ({} if above is None else {"version__gt": above})
     known: dict[Hashable, Hashable] = {}
 
@@ -103,8 +103,8 @@ def read(using: str, shards: Collection[int], above: int | None = None) -> dict[
         )  # fmt: skip
         _put(overrides, shard, key, override)
     memberships: dict[int, dict[str, tuple[MembershipRow, ...]]] = {}
-    joined = PlanMembership.objects.using(using).filter(**wanted).order_by("version", "pk")
-    for shard, key, pk, plan, begins, ends, version, since in joined.values_list(
+    plan_memberships = PlanMembership.objects.using(using).filter(**wanted).order_by("version", "pk")
+    for shard, key, pk, plan, begins, ends, version, since in plan_memberships.values_list(
         "shard", "key", "pk", "plan", *moments
     ).iterator(_CHUNK):
         membership = MembershipRow(pk, once(plan), _micros(begins, 0), _micros(ends, NEVER), once(version), once(since))
@@ -125,8 +125,8 @@ def read(using: str, shards: Collection[int], above: int | None = None) -> dict[
     spans = KeptPeriod.objects.using(using).filter(**wanted).values_list("shard", "account", "start", "end")
     for shard, identifier, start, end in spans.iterator(_CHUNK):
         kept.setdefault(shard, {})[f"account:{identifier}"] = once((start, end))
-    parts = overrides, memberships, accounts, deleted_at, kept
-    met = set(shards) if above is None else {shard for part in parts for shard in part}
+    by_shard = overrides, memberships, accounts, deleted_at, kept
+    shards_read = set(shards) if above is None else {shard for mapping in by_shard for shard in mapping}
     return {
         shard: _rows(
             overrides.get(shard, {}),
@@ -135,7 +135,7 @@ def read(using: str, shards: Collection[int], above: int | None = None) -> dict[
             deleted_at.get(shard, {}),
             kept.get(shard, {}),
         )
-        for shard in met
+        for shard in shards_read
     }
 
 
@@ -154,31 +154,32 @@ def merge(shards: list[KeyRows | None], changes: Mapping[int, KeyRows], tombston
         for tombstone in tombstones_of_shard:
             deleted_at[tombstone.key] = tombstone.since
 
-        def of(kind: str, tombstones_of_shard: list[Tombstone] = tombstones_of_shard) -> set[int]:
+        def deleted(kind: str, tombstones_of_shard: list[Tombstone] = tombstones_of_shard) -> set[int]:
             return {tombstone.row for tombstone in tombstones_of_shard if tombstone.kind == kind}
 
         shards[shard] = _rows(
-            _merged(current.overrides, new.overrides, of("keyoverride")),
-            _merged(current.memberships, new.memberships, of("planmembership")),
-            _merged(current.accounts, new.accounts, of("account")),
+            _merged(current.overrides, new.overrides, deleted("keyoverride")),
+            _merged(current.memberships, new.memberships, deleted("planmembership")),
+            _merged(current.accounts, new.accounts, deleted("account")),
             deleted_at,
             {**current.kept, **new.kept},
         )
 
 
 def _merged(
-    current: Mapping[str, tuple[Row, ...]], new: Mapping[str, tuple[Row, ...]], gone: set[int]
+    current: Mapping[str, tuple[Row, ...]], new: Mapping[str, tuple[Row, ...]], deleted: set[int]
 ) -> dict[str, tuple[Row, ...]]:
-    gone |= {row.pk for rows in new.values() for row in rows}
-    out = {}
+    removed = deleted | {row.pk for rows in new.values() for row in rows}
+    merged = {}
     for key, rows in current.items():
-        left = rows if gone.isdisjoint(row.pk for row in rows) else tuple(row for row in rows if row.pk not in gone)
-        if left:
-            out[key] = left
+        unchanged = removed.isdisjoint(row.pk for row in rows)
+        remaining = rows if unchanged else tuple(row for row in rows if row.pk not in removed)
+        if remaining:
+            merged[key] = remaining
     for key, rows in new.items():
-        # New rows have a newer version than all current ones.
-        out[key] = rows + out.get(key, ())
-    return out
+        # New rows have a newer version than all current rows, so they come first.
+        merged[key] = rows + merged.get(key, ())
+    return merged
 
 
 def _rows(
@@ -190,17 +191,17 @@ def _rows(
 ) -> KeyRows:
     times = {(row.valid_from, row.valid_until) for rows in overrides.values() for row in rows}
     times |= {(row.valid_from, row.valid_until) for rows in memberships.values() for row in rows}
-    edges = {edge for ends in times for edge in ends if 0 < edge < NEVER}
+    edges = {edge for span in times for edge in span if 0 < edge < NEVER}
     return KeyRows(overrides, memberships, accounts, deleted_at, kept, tuple(sorted(edges)))
 
 
 def _put(rows_by_shard: dict[int, dict[str, tuple[Row, ...]]], shard: int, key: str, row: Row) -> None:
-    of_shard = rows_by_shard.get(shard)
-    if of_shard is None:
-        of_shard = rows_by_shard[shard] = {}
-    # Rows come in the order of their versions, so put each before the older ones.
-    before = of_shard.get(key)
-    of_shard[key] = (row,) if before is None else (row, *before)
+    rows_by_key = rows_by_shard.get(shard)
+    if rows_by_key is None:
+        rows_by_key = rows_by_shard[shard] = {}
+    # Rows come in the order of their versions. So put each row before the older rows of its key.
+    older = rows_by_key.get(key)
+    rows_by_key[key] = (row,) if older is None else (row, *older)
 
 
 def _numbers(*values: Any) -> tuple[tuple[str, Any], ...]:

@@ -1,7 +1,7 @@
-"""Read the rules from the database, in a separate thread with its own connection.
+"""Read the rules from the database, in a separate thread with a separate connection.
 
-The connection of a request cannot be used: in its transaction the process could read old rules, or an edit that is not
-committed yet.
+The connection of a request cannot be used. A request may be in a transaction, in which the process could read old
+rules, or an edit that is not committed yet.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ R = TypeVar("R")
 
 #: Maximum number of seconds to wait for the reply to one query.
 PATIENCE = 5.0
-#: After a failure the database is not asked again for this time (µs), except by a reload without a minimum version.
+#: Time (µs) after a failure in which the database is not asked again. A reload without a minimum version still asks.
 _PAUSE = 1_000_000
-#: If the clock steps back by more than this (µs), the snapshot is made again.
+#: If the clock steps back by more than this time (µs), the snapshot is made again.
 _STEP = 1_000_000
 
 
@@ -53,13 +53,16 @@ class Loader:
         self._current: Snapshot | None = None
         self._refresh_at = 0
         self._failure: tuple[int, str] | None = None
-        self._behind = 0  # the version in Redis, if it is above the version in the database
-        self._logged_behind = 0  # the last value of _behind that was logged
+        #: The version in Redis, if it is above the version in the database; otherwise 0.
+        self._behind = 0
+        #: The last value of `_behind` that was logged.
+        self._logged_behind = 0
         self._begin()
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._query_began_at: float | None = None  # start of the query that still runs, in monotonic seconds
+        #: Start of the query that runs now, in seconds of the monotonic clock; None if no query runs.
+        self._query_began_at: float | None = None
         self._lock = threading.Lock()
         self._wanted: set[int] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ratelimits-rules")
@@ -67,7 +70,7 @@ class Loader:
     def current(self) -> Snapshot:
         """Return the rules in force. The first call reads them, and raises RulesUnavailable if this fails.
 
-        Later calls take no query. Every RELOAD_INTERVAL the rules are read again in the background.
+        Later calls make no query. Every RELOAD_INTERVAL the rules are read again in the background.
         """
         if tests.possible:
             self._follow_test()
@@ -87,7 +90,7 @@ class Loader:
         return self.current()
 
     def reload(self, minimum_version: int | None = None) -> Snapshot:
-        """Read the rules from the database and return them. Do not read if the rules have `minimum_version` or more.
+        """Read the rules from the database and return them. Do not read if the version is `minimum_version` or above.
 
         Raise RulesUnavailable if the database cannot be asked. Then the current rules stay in force.
         """
@@ -134,7 +137,7 @@ class Loader:
         current, behind = self._current, self._behind
         self._behind = 0
         if behind and current is not None:
-            self._use(current.rows)  # the next decision shows whether Redis is still ahead
+            self._use(current.rows)  # the next decision shows whether Redis still has a newer version
             return
         try:
             self._load(None)
@@ -186,7 +189,7 @@ class Loader:
     async def _await(self, future: Future[R]) -> R:
         """Do the same as `_wait`, in async code."""
         answer = asyncio.wrap_future(future)
-        # asyncio logs an error that nobody has read. Read it here, because the caller may be cancelled.
+        # asyncio logs an error that no code has read. Read the error here, because the caller may be cancelled.
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         while not (await asyncio.wait([answer], timeout=self._patience_left()))[0]:
             if not future.done() and self._patience_left() <= 0:
@@ -207,7 +210,7 @@ class Loader:
             self._query_began_at = None
 
     def _load(self, minimum_version: int | None) -> Snapshot:
-        """Update the rows, unless another job has done this in the meantime. Runs in the thread."""
+        """Update the rows if no other job has done this in the meantime. Runs in the thread."""
         current = self._current
         if (
             current is not None
@@ -237,9 +240,9 @@ class Loader:
         )
 
     def _load_shards(self, shards: frozenset[int]) -> Snapshot:
-        """Update the rows, then read the rows of these shards of keys. Runs in the thread.
+        """Update the rows, then read the rows about the keys of these shards. Runs in the thread.
 
-        Also read the shards that other waiting jobs want. So even a large burst of new keys takes only two reads.
+        Also read the shards for which other jobs wait. So even many new keys at once need only two reads.
         """
         current = self._current
         if current is not None and all(current.rows.shards[shard] is not None for shard in shards):
@@ -263,7 +266,7 @@ class Loader:
     def _use(self, rows_read: rows.Rows) -> Snapshot:
         """Use these rows from now on.
 
-        If Redis has a newer version than the database, decisions do not compare versions until the next refresh.
+        If Redis has a newer version than the database, decisions do not compare versions. The next refresh ends this.
         """
         with self._lock:
             behind = rows_read.version < self._behind

@@ -1,4 +1,7 @@
-"""Which rules cover a request, by which key they count it, with which numbers, and which of them bills."""
+"""Choose, among the rules of a snapshot, those that apply to a request.
+
+The functions say whether a rule covers the request, which key it counts, which numbers it has, and whether it bills.
+"""
 
 from __future__ import annotations
 
@@ -12,31 +15,36 @@ from ratelimits.rules.selection import GLOBAL_KEY, AppliedRule
 
 #: Bits for the kinds of keys that an identity has.
 API_KEY, USER, ADDRESS, ACCOUNT = 1, 2, 4, 8
+#: The kinds of keys that stand for a caller, and their attributes of Identity. The narrowest comes first.
 _NARROWEST = ((API_KEY, "api_key"), (USER, "user"), (ADDRESS, "address"))
 
 
 def covers(row: RuleRow, method: str) -> bool:
-    """Return whether the rule covers this HTTP method: it names the method, or no method. GET covers HEAD too."""
+    """Return whether the rule covers this HTTP method. A rule without methods covers all. GET also covers HEAD."""
     return not row.methods or method in row.methods or (method == "HEAD" and "GET" in row.methods)
 
 
 def for_head(applied: list[tuple[int, RuleRow, AppliedRule]]) -> list[tuple[int, RuleRow, AppliedRule]]:
-    """Leave out rules that name GET but not HEAD if another rule of the same scope and meter names HEAD.
+    """Return the rules that apply to a HEAD request.
 
-    A shadow rule that names HEAD does not replace another rule, since a shadow rule must never change a decision.
+    If a rule names HEAD, leave out the rules of the same scope and meter that name GET but not HEAD. A shadow rule that
+    names HEAD does not have this effect, because a shadow rule must never change a decision.
     """
-    named = {
+    with_head = {
         (row.scope, row.meter) for _rank, row, rule in applied if "HEAD" in row.methods and rule.mode is Mode.ENFORCE
     }
     return [
-        one
-        for one in applied
-        if not one[1].methods or "HEAD" in one[1].methods or (one[1].scope, one[1].meter) not in named
+        (rank, row, rule)
+        for rank, row, rule in applied
+        if not row.methods or "HEAD" in row.methods or (row.scope, row.meter) not in with_head
     ]
 
 
 def counted_kind(key_kind: str, present: int) -> str | None:
-    """Return the attribute of Identity that a rule counts; None if the identity does not have it."""
+    """Return the attribute of Identity that a rule counts; None if the identity has no such key.
+
+    `present` has a bit for each kind of key that the identity has.
+    """
     if key_kind == GLOBAL_KEY:
         return GLOBAL_KEY
     if key_kind == "key":
@@ -48,10 +56,10 @@ def counted_kind(key_kind: str, present: int) -> str | None:
 
 
 def overridden(row: RuleRow, kind: str, overrides: list[OverrideRow]) -> Algorithm:
-    """Return the row's algorithm with the numbers of the overrides. The first override that has a number is used.
+    """Return the row's algorithm with the numbers of the overrides. If several override a number, the first one counts.
 
-    The numbers of an override apply only if the rule counts the override's key alone: a counter that several keys share
-    cannot have two limits. Raise ValueError if the row or the numbers are not valid.
+    The numbers of an override apply only if no other key shares the rule's counter, because a counter cannot have two
+    limits. Raise ValueError if the row or the numbers are not valid.
     """
     numbers: dict[str, object] = {}
     for override in reversed(overrides):
@@ -61,20 +69,21 @@ def overridden(row: RuleRow, kind: str, overrides: list[OverrideRow]) -> Algorit
 
 
 def is_alone(kind: str, override: OverrideRow) -> bool:
-    """Return whether counters of this kind (an attribute of Identity) belong to the override's key alone."""
+    """Return whether a counter of this kind belongs to the override's key alone. `kind` is an attribute of Identity."""
     return ("ip" if kind == "address" else kind) in COVERS[override.key.partition(":")[0]]
 
 
 def one_bill(applied: list[tuple[int, AppliedRule]]) -> tuple[AppliedRule, ...]:
     """Let at most one rule bill for each kind of key and meter.
 
-    It is the rule of the key's plan, then of the account's plan, then a default rule; of several, the first by name.
+    A rule of the key's plan comes first, then a rule of the account's plan, then a default rule. If there are several,
+    the first by name bills.
     """
-    bills: dict[tuple[str, str], AppliedRule] = {}
-    for _rank, rule in sorted(applied, key=lambda one: -one[0]):
+    billing: dict[tuple[str, str], AppliedRule] = {}
+    for _rank, rule in sorted(applied, key=lambda ranked: -ranked[0]):
         if rule.bills:
-            bills.setdefault((rule.key_kind, rule.meter), rule)
+            billing.setdefault((rule.key_kind, rule.meter), rule)
     return tuple(
-        replace(rule, bills=False) if rule.bills and bills[rule.key_kind, rule.meter] is not rule else rule
+        replace(rule, bills=False) if rule.bills and billing[rule.key_kind, rule.meter] is not rule else rule
         for _rank, rule in applied
     )

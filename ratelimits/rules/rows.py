@@ -1,7 +1,7 @@
-"""Read the rules at one version into frozen rows. The first time all are read, later only rows that have changed.
+"""Read the rules at one version into frozen rows. The first time read all rows, later only those that have changed.
 
-All rules, plans, blocks and allows are read. Rows about single keys (overrides, memberships, accounts) are read for a
-whole shard of keys at a time. So a key without rows needs no query either.
+Rules, plans, blocks and allows are always read. Rows about single keys (overrides, memberships, accounts) are read for
+a whole shard of keys at a time. So a key that has no rows needs no query either.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _ATTEMPTS = 5
 class RuleRow:
     """A rule.
 
-    `plan` is 0 for a default rule. If the row is not valid, `algorithm` is None and `unreadable` says why.
+    `plan` is the id of the rule's plan; 0 for a default rule. If the row is not valid, `algorithm` is None and
+    `unreadable` says why.
     """
 
     pk: int
@@ -54,17 +55,18 @@ class RuleRow:
     unreadable: str = ""
 
     def with_numbers(self, changes: Mapping[str, Any]) -> Algorithm:
-        """Return the algorithm with these numbers changed. Raise ValueError if the result is not valid."""
+        """Return the algorithm with some numbers changed. Raise ValueError if the result is not valid."""
         if self.algorithm is None:
             raise ValueError(self.unreadable)
         if not changes:
             return self.algorithm
-        foreign = changes.keys() - fields_of(self.algorithm.id)
-        if foreign:
-            raise ValueError(f"{self.algorithm.id} has no {' and no '.join(sorted(foreign))}")
+        unknown = changes.keys() - fields_of(self.algorithm.id)
+        if unknown:
+            raise ValueError(f"{self.algorithm.id} has no {' and no '.join(sorted(unknown))}")
         return algorithm_from_json({**self.parameters, **changes})
 
 
+#: By (id of the plan, name of the rule): the version and the moment at which such a rule was last deleted.
 DeletedAt = Mapping[tuple[int, str], tuple[int, int]]
 
 
@@ -74,10 +76,10 @@ class Rows:
 
     rules       rules by id
     plans       slugs of plans by id
-    deleted_at  by (id of the plan, name of the rule): the version and the moment at which such a rule was last deleted
+    deleted_at  the last deletions of rules
     access      blocks and allows
     shards      the rows about keys, by shard; None for a shard that was not read yet
-    logged      messages that were logged, so that each is logged only once
+    logged      messages that were logged. Each message is logged only once
     """
 
     version: int
@@ -116,10 +118,10 @@ def _rule(rule: Rule) -> RuleRow:
 
 
 def read(using: str, current: Rows | None) -> Rows:
-    """Return the rows at the version in force.
+    """Return the rows at the version in force. If the current rows have this version, return them.
 
-    These are the current rows if the version is the same. If possible, only changed rows are read; otherwise all rows.
-    The version is read before and after the rows. If an edit was committed in between, the rows are read again.
+    If possible, read only changed rows, otherwise all rows. Read the version before and after the rows. If an edit was
+    committed in between, read the rows again.
     """
     for _attempt in range(_ATTEMPTS):
         version, complete = ConfigVersion.read(using)
@@ -141,7 +143,10 @@ def _read_all(using: str, version: int) -> Rows:
         version,
         {row.pk: row for row in rules},
         dict(Plan.objects.using(using).values_list("pk", "slug")),
-        {(p or 0, name): (v, since) for p, name, v, since in tombstones.annotate(Max("version"), Max("since"))},
+        {
+            (plan or 0, name): (version_of_deletion, since)
+            for plan, name, version_of_deletion, since in tombstones.annotate(Max("version"), Max("since"))
+        },
         AccessIndex(access.read(using)),
     )
 

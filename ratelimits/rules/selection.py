@@ -20,13 +20,13 @@ GLOBAL_KEY = "global"
 class AppliedRule:
     """A rule as it applies to a request.
 
-    key       the counted key, such as "user:42"; "" in a Selection, which many keys share
+    key       the counted key, such as "user:42"; "" in a Selection, because many keys share it
     key_kind  the attribute of Identity that contains the key, or "global"
     max_wait  the longest wait in seconds
-    prefetch  for how many requests a process may take permits in advance; 0: it may not
+    prefetch  maximum number of requests for which a process takes permits in advance; 0: it must not do this
     rule      the id of the rule
-    version   the version of the newest edit that affects the rule: of the rule, an override, or a deleted rule
-    since     when these parameters came into force, in µs since 1970 UTC
+    version   the version of the newest edit that affects the rule: an edit of the rule, of an override, or a deletion
+    since     the moment from which these parameters hold, in µs since 1970 UTC
     plan      the slug of the rule's plan; "" for a default rule
     """
 
@@ -56,20 +56,17 @@ class UnreadableRule(NamedTuple):
 
     @property
     def refuses(self) -> bool:
-        """Return whether the failure policy refuses.
-
-        The policy "local" refuses too, since it would need the numbers.
-        """
+        """Return whether the failure policy refuses. The policy "local" refuses: without numbers it cannot decide."""
         return self.on_failure != "allow"
 
 
 class ExplainedRule(NamedTuple):
     """A rule that applies to an identity in some scope, and why.
 
-    row        the rule's row: a default rule, or one of the plan that `on_plan` names
-    rule       the rule as it applies; None if an override switched it off
-    on_plan    "key" or "account" if the rule is of the plan of a key or of the account; "" for a default rule
-    overrides  those in force that change it; of several numbers the first counts
+    row        the row of the rule
+    rule       the rule as it applies; None if an override has switched it off
+    on_plan    "key" if the rule belongs to the plan of a key, "account" if to the account's plan; "" for a default rule
+    overrides  the overrides in force that change the rule. If several change the same number, the first one counts
     """
 
     row: RuleRow
@@ -83,9 +80,9 @@ class Selection:
     """The rules that apply to one kind of request. Selections are compared and hashed by object identity."""
 
     rules: tuple[AppliedRule, ...]
-    #: The version of the rules, which Redis compares with its own version; None: it does not compare them.
+    #: The version of the rules. Redis compares it with the version in Redis. None: Redis does not compare versions.
     version: int | None
-    #: Rules that cannot be read, so that their failure policy decides. Shadow rules are left out.
+    #: Rules that cannot be read. Their failure policies decide instead. Shadow rules are left out.
     unreadable: tuple[UnreadableRule, ...] = ()
     #: Cache of objects built from these rules. It lives as long as this Selection.
     cache: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)

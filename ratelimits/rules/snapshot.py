@@ -1,8 +1,8 @@
 """Find the rules that apply to a request.
 
-A snapshot is a copy in memory of the rules at one version. It finds the rules for each kind of request once, and caches
-them as a Selection. Requests in the same scope get the same Selection if their keys are on the same plan and have no
-overrides.
+A snapshot is a copy of the rules at one version, in memory. It finds the rules for each kind of request once, and
+caches them as a Selection. Requests in the same scope get the same Selection if their keys are on the same plan and
+have no overrides.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ MAX_SELECTIONS = 4096
 class Billing(NamedTuple):
     """An account's billing periods.
 
+    kept        the kept period (see algorithms/billing_periods.py); None if there is none
     boundaries  starts of the previous period, the current one and the next two, in µs since 1970 UTC
-    kept        a period that kept its start and end when the account's terms changed; None if there is none
     """
 
     timezone: str
@@ -72,17 +72,19 @@ class Billing(NamedTuple):
 
 
 #: The properties of an identity on which its rules depend: the kinds of its keys (bits), the key's plan, the account's
-#: plan, when these last changed, and the overrides.
+#: plan, the moment when one of them last changed, and the overrides.
 _Terms = tuple[int, int, int, int, tuple[OverrideRow, ...]]
 
 
 class Snapshot:
-    """The rules at one version. Its answers never change, and it caches them.
+    """The rules at one version. The answers of a snapshot never change, and the snapshot caches them.
 
-    seen_at     the last moment at which it evaluated a value that depends on the time, such as a validity period
-    good_until  the moment at which such a value changes; another snapshot is needed then
-    clock       returns µs since 1970 UTC, like the two moments
-    load        reads the rows about some shards of keys, and returns a snapshot that contains them
+    Some answers depend on the time, for example because an override begins or ends.
+
+    seen_at     the last moment for which such an answer was found, in µs since 1970 UTC
+    good_until  the first moment at which such an answer changes. Then another snapshot is needed
+    clock       returns the present moment, in µs since 1970 UTC
+    load        reads the rows about the keys of some shards, and returns a snapshot that contains them
     """
 
     __slots__ = (
@@ -115,7 +117,8 @@ class Snapshot:
         self.versioned = versioned
         self.version = rows.version
         self.seen_at = clock()
-        # When a block or allow comes into force, a new snapshot is needed: cached decisions may concern its target.
+        # A new snapshot is needed when a block or allow comes into force: decisions about its key or network may be
+        # cached.
         self.good_until = rows.access.next_start(self.seen_at)
         self._clock = clock
         self._load = load
@@ -138,7 +141,7 @@ class Snapshot:
     def select(self, scope: str, method: str, identity: Identity) -> Selection:
         """Return the rules that apply to a request of this identity. `method` is the HTTP method.
 
-        If the rows about the identity's keys were read before, this takes no query and no lock.
+        If the rows about the identity's keys were read before, this makes no query and needs no lock.
         """
         terms = self._terms_of(identity)
         if terms is None:
@@ -146,7 +149,7 @@ class Snapshot:
         if scope not in self._scopes:
             scope = "*"
         if method not in self._methods:
-            # Unless some rule names HEAD, use the rules of GET for HEAD, because the same handler answers both.
+            # If no rule names HEAD, use the rules of GET for HEAD, because the same handler answers both.
             method = "GET" if method == "HEAD" and "GET" in self._methods else ""
         cache_key = (scope, method, terms)
         selection = self._selections.get(cache_key)
@@ -159,7 +162,7 @@ class Snapshot:
         return selection
 
     def _terms_of(self, identity: Identity) -> _Terms | None:
-        """Return the properties on which the identity's rules depend; None if rows about its keys were not read yet."""
+        """Return the properties on which the identity's rules depend; None if rows about its keys are missing."""
         present = key_plan = account_plan = moved = 0
         overrides: tuple[OverrideRow, ...] = ()
         facts = self._facts
@@ -221,7 +224,7 @@ class Snapshot:
         return billing
 
     def missing(self, identity: Identity) -> frozenset[int]:
-        """Return the shards of this identity's keys whose rows are not read yet."""
+        """Return those shards of this identity's keys whose rows were not read yet."""
         keys = (identity.api_key, identity.user, identity.address, identity.account)
         shards = {crc32(key.encode()) % KEY_SHARDS for key in keys if key is not None}
         return frozenset(shard for shard in shards if self.rows.shards[shard] is None)
@@ -253,7 +256,7 @@ class Snapshot:
             self.good_until = min(self.good_until, until)
 
     def _compile(self, scope: str, method: str, terms: _Terms) -> Selection:
-        """Compile a Selection."""
+        """Return a new Selection for a scope, a method and these properties of an identity."""
         applied, unreadable = [], []
         for rank, row, rule, _overrides in self._chosen(
             terms, lambda row: row.scope in ("*", scope) and covers(row, method)
@@ -268,9 +271,9 @@ class Snapshot:
         return Selection(rules, self.version if self.versioned else None, tuple(unreadable))
 
     def in_any_scope(self, identity: Identity) -> list[ExplainedRule]:
-        """Return the rules that apply to some request of this identity, by name, each with why it applies.
+        """Return the rules that apply to some request of this identity, by name, each with the reason why it applies.
 
-        Rules whose row is switched off are left out. Nothing is cached: this is for people, not for requests.
+        Rules whose row is switched off are left out. The result is shown to people and is not cached.
         """
         terms = self._terms_of(identity)
         if terms is None:
@@ -278,18 +281,18 @@ class Snapshot:
         found = []
         for rank, row, rule, overrides in self._chosen(terms, lambda row: True):
             kind = counted_kind(row.key_kind, terms[0]) or GLOBAL_KEY
-            own = tuple(one for one in overrides if one.mode or (one.numbers and is_alone(kind, one)))
-            if rule is not None or any(one.mode == "off" for one in own):
-                found.append(ExplainedRule(row, rule, ("", "account", "key")[rank], own))
+            effective = tuple(item for item in overrides if item.mode or (item.numbers and is_alone(kind, item)))
+            if rule is not None or any(item.mode == "off" for item in effective):
+                found.append(ExplainedRule(row, rule, ("", "account", "key")[rank], effective))
         return found
 
     def _chosen(
         self, terms: _Terms, wanted: Callable[[RuleRow], bool]
     ) -> Iterator[tuple[int, RuleRow, AppliedRule | UnreadableRule | None, list[OverrideRow]]]:
-        """Yield the wanted rules by name, each with its rank, the rule as it applies (or None), and its overrides.
+        """Yield the wanted rules by name: rank, row, the rule as it applies (None if it is off), and its overrides.
 
-        Of rules with the same name, the key's plan comes first (rank 2), then the account's plan (rank 1). If neither
-        plan has a rule of this name, use the default rule, which belongs to no plan (rank 0).
+        If several rules have the same name, take the rule of the key's plan (rank 2), or else of the account's plan
+        (rank 1), or else the default rule, which belongs to no plan (rank 0).
         """
         present, key_plan, account_plan, moved, overrides = terms
         ranks = (0, account_plan, key_plan)
@@ -302,17 +305,19 @@ class Snapshot:
             if not wanted(row):
                 continue
             kind = counted_kind(row.key_kind, present)
-            # Keep a rule with an unknown kind of key, since it may be meant for this request.
+            # Do not leave out a rule with an unknown kind of key: it may be meant for this request.
             if kind is None and row.key_kind in COUNTED:
                 continue
-            gone = [self.rows.deleted_at[plan, name] for plan in ranks[rank:] if (plan, name) in self.rows.deleted_at]
-            own = [one for one in overrides if one.rule == name]
-            yield rank, row, self._apply(row, kind or GLOBAL_KEY, own, gone, moved), own
+            # Deletions of rules with this name, in this plan or in one with a higher rank. This rule applies since then.
+            deleted_at = self.rows.deleted_at
+            deletions = [deleted_at[plan, name] for plan in ranks[rank:] if (plan, name) in deleted_at]
+            of_rule = [override for override in overrides if override.rule == name]
+            yield rank, row, self._apply(row, kind or GLOBAL_KEY, of_rule, deletions, moved), of_rule
 
     def _apply(
-        self, row: RuleRow, kind: str, overrides: list[OverrideRow], gone: list[tuple[int, int]], moved: int
+        self, row: RuleRow, kind: str, overrides: list[OverrideRow], deletions: list[tuple[int, int]], moved: int
     ) -> AppliedRule | UnreadableRule | None:
-        mode = next((o.mode for o in overrides if o.mode), row.mode)
+        mode = next((override.mode for override in overrides if override.mode), row.mode)
         if mode == "off":
             return None
         on_failure = row.on_failure or conf.FAILURE_POLICY
@@ -327,6 +332,9 @@ class Snapshot:
         span = algorithm.valid_span(now)
         if span is not None:
             self._seen(now, span[1])
+        versions = [row.version, *(version for version, _since in deletions), *(item.version for item in overrides)]
+        moments = [row.since, moved, *(since for _version, since in deletions)]
+        moments += [max(item.since, item.valid_from) for item in overrides]
         return AppliedRule(
             name=row.name,
             key="",
@@ -339,13 +347,13 @@ class Snapshot:
             max_wait=row.max_wait,
             prefetch=row.prefetch,
             rule=row.pk,
-            version=max(row.version, *(version for version, _since in gone), *(o.version for o in overrides), 0),
-            since=max(row.since, moved, *(s for _v, s in gone), *(max(o.since, o.valid_from) for o in overrides), 0),
+            version=max(versions),
+            since=max(moments),
             plan=self.rows.plans.get(row.plan, ""),
         )
 
     def log_once(self, message: str) -> None:
-        """Log an error about these rows, but only once for all snapshots of them."""
+        """Log an error about these rows. All snapshots of the same rows together log it only once."""
         if message not in self.rows.logged:
             self.rows.logged.add(message)
             logger.error(message)

@@ -3,8 +3,9 @@
 A shard is a part of the accounts. Its Redis keys are in one slot, so they are on one node. The shards of a call are
 decided one after the other. The account's shard comes last, and only this shard counts the request.
 
-If a shard refuses, the earlier shards give back the permits that they took. The later shards are only asked for their
-limits' state, without charging (a peek), so that the answer covers all limits. The account's shard counts the refusal.
+If a shard refuses, the permits that were taken in earlier shards are given back. The later shards are only asked what
+their limits have left, without charging (a peek). So the answer contains all limits. The account's shard counts the
+refusal.
 
 This module does no I/O. `steps` yields each command with the slot of its node, and receives the reply.
 """
@@ -29,7 +30,7 @@ from ratelimits.engine.transport.connection import Unavailable
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after a charge in which the shard accepts that the charge is given back. This is sent once, immediately.
+#: Seconds after a charge in which its permits can be given back. The command for this is sent once, at once.
 _GIVE_BACK_TTL = 60.0
 
 #: The retry_after of a request that can never be admitted.
@@ -64,7 +65,7 @@ def slot_of(keyspace: Keyspace, number: int) -> int:
 
 
 def parts(command: Command) -> tuple[ShardPart, ...]:
-    """Return the parts of a call in the order in which they are decided. They are cached in the command."""
+    """Return the parts of a call in the order in which they are decided. The command caches them."""
     if command.parts is None:
         command.parts = tuple(_split(command.keyspace, command.call))
     cached: tuple[ShardPart, ...] = command.parts
@@ -82,27 +83,28 @@ def _split(keyspace: Keyspace, call: Call) -> list[ShardPart]:
         last = shard_of(f"account:{call.account}", keyspace.shards)
     if last is not None and (last in order or call.usage is not None):
         order = [*(number for number in order if number != last), last]
-    out = []
+    shard_parts = []
     for number in order:
         limits = tuple(i for i, term in enumerate(terms) if shards[term.key] == number)
         keys = tuple(sorted({terms[i].key for i in limits}))
         receipt = call.receipt
         if receipt is not None and receipt.moments and keys:
             receipt = replace(receipt, at=receipt.moments[keys[0]])
-        own = call._replace(
+        part_call = call._replace(
             program=program(tuple(replace(terms[i], key=keys.index(terms[i].key)) for i in limits)),
             keys=tuple(call.keys[key] for key in keys),
             usage=call.usage if number == last else None,
             receipt=receipt,
         )
-        out.append(ShardPart(slot_of(keyspace, number), limits, keys, Command(keyspace, own)))
-    return out
+        shard_parts.append(ShardPart(slot_of(keyspace, number), limits, keys, Command(keyspace, part_call)))
+    return shard_parts
 
 
 def steps(whole: Command, name: bytes) -> Sending:
     """Yield the commands for a call in several shards. Return a reply as if one shard had decided the call.
 
-    If the driver throws in an error, give back the permits that were taken before, then raise the error again.
+    The caller throws an error into this generator if a command fails. Then give back the permits that were taken
+    before, and raise the error again.
     """
     if whole.call.op is Op.TRY:
         return _try(whole, name)
@@ -112,14 +114,14 @@ def steps(whole: Command, name: bytes) -> Sending:
 def _decide_part(part: ShardPart, command: Command) -> Sending:
     reply = read((yield part.slot, command))
     if reply[0] == -2 and command.call.now is None:
-        # Nothing was decided, because this node's clock differs from the expected time. Each node has its own clock.
+        # Nothing was decided, because this node's clock differs from the expected time. The clocks of nodes may differ.
         clock.correct(reply[1])
         reply = read((yield part.slot, command))
     return reply
 
 
 def _each(whole: Command) -> Sending:
-    """Yield the commands of a call that takes no permits. These commands can safely be repeated."""
+    """Yield the commands of a call that takes no permits. They can be sent again without harm."""
     replies: Replies = {}
     for number, part in enumerate(parts(whole)):
         replies[number] = yield from _decide_part(part, part.command)
@@ -131,29 +133,30 @@ def _each(whole: Command) -> Sending:
 def _settle(whole: Command) -> Sending:
     """Yield the commands that refund or settle a receipt, one for each shard. Each shard accepts a receipt only once.
 
-    Only the last shard's reply says whether the receipt was used before. So if a call failed in the middle, another
-    call can complete it.
+    Only the reply of the last shard says whether the receipt was used before. So if a call has failed in some shards,
+    a second call can do the rest.
     """
     replies: Replies = {}
-    every = parts(whole)
-    for number, part in enumerate(every):
+    all_parts = parts(whole)
+    for number, part in enumerate(all_parts):
         reply = yield from _decide_part(part, part.command)
         if reply[0] == 1:
             replies[number] = reply
-        elif reply[0] != 2 or part is every[-1]:
+        elif reply[0] != 2 or part is all_parts[-1]:
             return reply
-    return _combined(whole.call, every, replies)
+    return _combined(whole.call, all_parts, replies)
 
 
 def _leaves_traces(part: ShardPart) -> bool:
-    """Return whether giving permits back would not fully restore the state of some limit of this part."""
+    """Return whether this part has a limit whose state is not fully restored when permits are given back."""
     return not all(term.algorithm.undoable for term in part.command.call.program.terms)
 
 
 def _try(whole: Command, name: bytes) -> Sending:
-    call, every = whole.call, parts(whole)
-    if any(map(_leaves_traces, every[:-1])):
-        # First peek at all shards. Then a shard refuses later only if its state changes in between.
+    call, all_parts = whole.call, parts(whole)
+    if any(map(_leaves_traces, all_parts[:-1])):
+        # First peek at all shards. If all admit, a shard can still refuse after this, but only if its state changes
+        # in the meantime.
         reply = yield from _each(Command(whole.keyspace, call._replace(op=Op.PEEK)))
         if reply[:2] != (1, 1):
             yield from _count_denied(whole, reply)
@@ -161,7 +164,7 @@ def _try(whole: Command, name: bytes) -> Sending:
     replies: Replies = {}
     number = 0
     try:
-        for number, part in enumerate(every):
+        for number, part in enumerate(all_parts):
             replies[number] = yield from _decide_part(part, part.command)
             if replies[number][:2] != (1, 1):
                 break
@@ -174,27 +177,28 @@ def _try(whole: Command, name: bytes) -> Sending:
         if last[0] != 1:
             return last
         yield from _peek(whole, replies, number)
-    reply = _combined(call, every, replies)
+    reply = _combined(call, all_parts, replies)
     if reply[1] == 1:
         yield from _count_shadowed(whole, reply)
-    elif number < len(every) - 1:
+    elif number < len(all_parts) - 1:
         yield from _count_denied(whole, reply)
     return reply
 
 
 def _give_back(whole: Command, replies: Replies, until: int, name: bytes) -> Generator[Sent, bytes, None]:
-    """Give back the permits that the shards before `until` took, once for each shard.
+    """Give back the permits that were taken in the shards before number `until`, with one command for each shard.
 
-    If a shard cannot give them back, log this. The permits stay taken.
+    If this fails in a shard, log an error. These permits stay taken.
     """
     for number in range(until):
-        part, taken = parts(whole)[number], replies[number]
+        part, charging_reply = parts(whole)[number], replies[number]
         terms = part.command.call.program.terms
-        # Leave out limits that were not charged: shadow rules that would have refused.
-        charged = [i for i, term in enumerate(terms) if taken[9 + 3 * i] and part.command.call.costs[term.slot]]
+        costs = part.command.call.costs
+        # Leave out limits that were not charged, because their shadow rule would have refused.
+        charged = [i for i, term in enumerate(terms) if charging_reply[9 + 3 * i] and costs[term.slot]]
         if not charged:
             continue
-        undo = _undo(part.command.call, tuple(terms[i] for i in charged), taken[7], name.decode())
+        undo = _undo(part.command.call, tuple(terms[i] for i in charged), charging_reply[7], name.decode())
         try:
             reply = yield from _decide_part(part, Command(whole.keyspace, undo))
         except (Unavailable, RedisError) as error:
@@ -203,17 +207,18 @@ def _give_back(whole: Command, replies: Replies, until: int, name: bytes) -> Gen
         if reply[0] != 1:
             logger.error("The permits taken in slot %d were not given back: the node answered %s", part.slot, reply)
             continue
-        after = list(taken)
+        # The answer reports what the limits have left after this.
+        corrected = list(charging_reply)
         for index, i in enumerate(charged):
-            after[10 + 3 * i : 12 + 3 * i] = reply[10 + 3 * index : 12 + 3 * index]
-        replies[number] = tuple(after)
+            corrected[10 + 3 * i : 12 + 3 * i] = reply[10 + 3 * index : 12 + 3 * index]
+        replies[number] = tuple(corrected)
 
 
 def _undo(call: Call, terms: tuple[Term, ...], at: int, name: str) -> Call:
     """Return the call that gives back the permits that `call` took under these terms at the moment `at` (µs)."""
     lease = name if call.lease is None else call.lease
     limits = program(terms)
-    # Use a new nonce, so that the request's own receipt can still be used.
+    # Use a new nonce. The nonce of the request names the request's receipt, which must stay usable.
     receipt = Receipt(nonce().decode(), limits, call.keys, call.costs, call.account, None, at, 0, 0, lease)
     return call._replace(
         program=limits,
@@ -222,7 +227,7 @@ def _undo(call: Call, terms: tuple[Term, ...], at: int, name: str) -> Call:
         timeout=0,
         lease=lease,
         receipt=receipt,
-        # Do not refund the whole receipt: that would end all leases of this name, even older ones.
+        # Do not refund the whole receipt: this would end all leases with this name, also older ones.
         whole=False,
         at_once=False,
         receipt_ttl=_GIVE_BACK_TTL,
@@ -230,7 +235,7 @@ def _undo(call: Call, terms: tuple[Term, ...], at: int, name: str) -> Call:
 
 
 def _peek(whole: Command, replies: Replies, refused_at: int) -> Generator[Sent, bytes, None]:
-    """Yield peeks at the shards after the one that refused. If a peek fails, the refusal still holds."""
+    """Yield peeks at the shards after the shard that refused. If a peek fails, the request is still refused."""
     for number, part in enumerate(parts(whole)[refused_at + 1 :], refused_at + 1):
         if not part.limits:
             continue
@@ -253,18 +258,18 @@ def _count_denied(whole: Command, reply: Reply) -> Generator[Sent, bytes, None]:
 
 
 def _count_shadowed(whole: Command, reply: Reply) -> Generator[Sent, bytes, None]:
-    """Yield the command that counts an admitted request that shadow rules in other shards would have refused."""
+    """Yield the command that counts an admitted request if shadow rules in other shards would have refused it."""
     call, usage = whole.call, whole.call.usage
     if usage is None:
         return
-    out = []
+    counted = []
     for i in (i for part in parts(whole)[:-1] for i in part.limits):
         term = call.program.terms[i]
         if not reply[9 + 3 * i] and term.slot < len(usage.meters):
-            meter = usage._replace(meters=(usage.meters[term.slot],))
-            out.append(Counted(meter, (call.costs[term.slot],), term.rule, term.version, 1))
-    if out:
-        yield from _count(whole, usage, "s", out)
+            usage_in_meter = usage._replace(meters=(usage.meters[term.slot],))
+            counted.append(Counted(usage_in_meter, (call.costs[term.slot],), term.rule, term.version, 1))
+    if counted:
+        yield from _count(whole, usage, "s", counted)
 
 
 def _count(
@@ -272,23 +277,25 @@ def _count(
 ) -> Generator[Sent, bytes, None]:
     number = home(whole.keyspace, usage)
     command = Count(whole.keyspace.head(number), whole.keyspace.open(number), usage, kind)
-    for one in counted:
-        command.add(one)
+    for item in counted:
+        command.add(item)
     try:
         yield slot_of(whole.keyspace, number), command
     except (Unavailable, RedisError) as error:
         logger.error("A refusal by another shard than the account's was not counted: %s", error)
 
 
-def _combined(call: Call, every: Sequence[ShardPart], replies: Replies) -> Reply:
-    """Join the replies of the shards to one reply in the form of decide.lua, followed by the moment of each key."""
+def _combined(call: Call, all_parts: Sequence[ShardPart], replies: Replies) -> Reply:
+    """Make one reply from the replies of the shards. It is a reply of decide.lua, then the moment of each key."""
     terms = call.program.terms
     standings: list[Reply] = [(1, 0, 0)] * len(terms)
-    known: list[tuple[int, int, int]] = []
+    #: For each enforced limit: remaining, position of the limit, reset_after.
+    enforced: list[tuple[int, int, int]] = []
     moments = [0] * len(call.keys)
+    #: For each shard that refuses: retry_after, position of its binding limit.
     refusing: list[tuple[int, int]] = []
     wait = at = now = 0
-    for number, part in enumerate(every):
+    for number, part in enumerate(all_parts):
         reply = replies.get(number)
         if reply is None:
             continue
@@ -296,18 +303,18 @@ def _combined(call: Call, every: Sequence[ShardPart], replies: Replies) -> Reply
         for index, i in enumerate(part.limits):
             standings[i] = reply[9 + 3 * index : 12 + 3 * index]
             if terms[i].mode is Mode.ENFORCE:
-                known.append((standings[i][1], i, standings[i][2]))
+                enforced.append((standings[i][1], i, standings[i][2]))
         for key in part.keys:
             moments[key] = at
         if reply[1] != 1:
             refusing.append((reply[4], part.limits[reply[2] - 1]))
     binding = remaining = retry = reset = 0
-    if known:
-        remaining, binding, _reset = min(known)
-        binding, reset = binding + 1, max(full for _left, _i, full in known)
+    if enforced:
+        remaining, binding, _reset = min(enforced)
+        binding, reset = binding + 1, max(reset_after for _remaining, _i, reset_after in enforced)
     if refusing:
-        # The binding limit is the first one that never admits. If there is none, it is the one that refuses longest.
-        retry, binding = min(refusing, key=lambda one: (one[0] != NEVER, one[0] != NEVER and -one[0], one[1]))
+        # The binding limit is the first limit that never admits. If there is none, it is the one that refuses longest.
+        retry, binding = min(refusing, key=lambda item: (item[0] != NEVER, item[0] != NEVER and -item[0], item[1]))
         binding, wait = binding + 1, 0
     head = (1, int(not refusing), binding, remaining, retry, reset, wait, at, now)
     return (*head, *(value for standing in standings for value in standing), *moments)

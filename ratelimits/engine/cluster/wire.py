@@ -1,7 +1,4 @@
-"""The connections to a Redis Cluster.
-
-They find the node of each slot, and send calls whose keys are on several nodes.
-"""
+"""Connect to a Redis Cluster: find the node of each slot, and send calls whose keys are on several nodes."""
 
 from __future__ import annotations
 
@@ -59,7 +56,7 @@ def owners(rows: Sequence[Any], asked: Address, remap: Callable[[Address], Addre
     """Return the primary node of each slot. `rows` is the reply to CLUSTER SLOTS of the node at `asked`."""
     owners_of_slots: Table = [None] * REDIS_CLUSTER_HASH_SLOTS
     for start, end, (host, port, *_more), *_replicas in rows:
-        # A node that does not know its own host sends none: use the host at which it was asked.
+        # A node may not know its own host, and send none. Then use the host under which the node was asked.
         address = (host.decode() if host and host != b"?" else asked[0], int(port))
         if remap is not None:
             address = remap(address)
@@ -68,7 +65,7 @@ def owners(rows: Sequence[Any], asked: Address, remap: Callable[[Address], Addre
 
 
 class _Node(Wire):
-    """The connections to one node. Each node has its own breaker, so that the other nodes are still called."""
+    """The connections to one node. Each node has a breaker, so a failing node does not stop calls to other nodes."""
 
     def __init__(self, pool: Any, timeout: float) -> None:
         self._open(pool, timeout)
@@ -76,25 +73,25 @@ class _Node(Wire):
 
 
 class ClusterWire(Wire):
-    """The connections to the nodes of a cluster. After an error of a node, ask again which node has which slots."""
+    """The connections to the nodes of a cluster. After an error they ask again which node has which slots."""
 
     def __init__(self, source: RedisCluster, timeout: float) -> None:
         manager: Any = source.nodes_manager
         if source.read_from_replicas or source.load_balancing_strategy:
             raise ImproperlyConfigured("a cluster's replicas cannot decide: leave read_from_replicas out")
         self._seeds: list[Address] = [(node.host, node.port) for node in manager.startup_nodes.values()]
-        pattern = manager.create_redis_node(*self._seeds[0], **manager.connection_kwargs).connection_pool
+        pool_of_node = manager.create_redis_node(*self._seeds[0], **manager.connection_kwargs).connection_pool
         for name in _ADDED_BY_CLIENT:
-            pattern.connection_kwargs.pop(name, None)
-        self._pattern = pattern
+            pool_of_node.connection_kwargs.pop(name, None)
+        #: A pool whose class and arguments are used for the pools of all nodes.
+        self._example_pool = pool_of_node
         self._remap = manager.address_remap
         self._timeout = timeout
         self._nodes: dict[Address, _Node] = {}
         self._owners: Table | None = None
         self._members: list[Address] = []
         self._doubted: Address | None = None
-        #: The configured client, which may send a command twice. Sealing, draining and publishing use `servers`
-        #: instead.
+        #: The configured client. It may send a command twice, so sealing, draining and publishing use `servers`.
         self.client = cast("Any", source)
 
     def _node(self, address: Address) -> _Node:
@@ -104,20 +101,21 @@ class ClusterWire(Wire):
                 node = self._nodes.get(address)
                 if node is None:
                     host, port = address
-                    kwargs = {**self._pattern.connection_kwargs, "host": host, "port": port}
-                    pool = redis.ConnectionPool(connection_class=self._pattern.connection_class, **kwargs)
+                    kwargs = {**self._example_pool.connection_kwargs, "host": host, "port": port}
+                    pool = redis.ConnectionPool(connection_class=self._example_pool.connection_class, **kwargs)
                     node = self._nodes[address] = _Node(pool, self._timeout)
         return node
 
     def _candidates(self) -> list[Address]:
-        """Return the nodes to ask for the slots: first known members, then others, last the node that just failed."""
+        """Return the nodes to ask for the slots: first the known members, then others, last the node that failed."""
         known = list(dict.fromkeys([*self._members, *self._nodes, *self._seeds]))
         return sorted(known, key=lambda address: address == self._doubted)
 
     def _learn_slots(self, slots: Iterable[int]) -> Table:
         """Return the table of the first node that knows the owners of these slots.
 
-        If no node knows them all, return the table of the first node that answers. Raise NotReached if none answers.
+        If no node knows all of these owners, return the table of the first node that answers. Raise NotReached if no
+        node answers.
         """
         best: Table | None = None
         failure: Exception | None = None
@@ -161,7 +159,7 @@ class ClusterWire(Wire):
 
     @contextmanager
     def _asking(self, address: Address) -> Iterator[_Node]:
-        """Yield the node at `address`. If it fails, forget the slots' owners, so that the next call asks for them."""
+        """Yield the node at `address`. If it fails, forget the owners of all slots; the next call asks for them."""
         node = self._node(address)
         if not node.breaker.closed:
             raise NodeNotSent(f"{_named(address)} did not answer just now")
@@ -184,7 +182,7 @@ class ClusterWire(Wire):
             node.breaker.succeeded()
 
     def _moved(self, slot: int, asked: Address, error: MovedError) -> Address:
-        """Note and return the slot's new owner, which the error names. Other nodes may not know the new owner yet."""
+        """Store and return the slot's new owner, which the error names. Other nodes may not know the new owner yet."""
         owner = (error.host or asked[0], error.port)
         owner = owner if self._remap is None else self._remap(owner)
         if self._owners is not None:
@@ -199,7 +197,7 @@ class ClusterWire(Wire):
                 with self._asking(address) as node:
                     return node.call(command, name)
             except MovedError as error:
-                # This node did not carry out the command, so send it once more, to the slot's new owner.
+                # This node did not carry out the command. Send it once more, to the new owner of the slot.
                 if last:
                     self._owners = None
                     raise NodeNotSent(f"slot {slot} was moved twice: {error}") from error
@@ -223,8 +221,8 @@ class ClusterWire(Wire):
     def call(self, command: Sendable, name: bytes) -> Any:
         """Send a command to the node that has its keys, and return the reply.
 
-        If the keys are on several nodes, return one reply made of the nodes' replies. Raise the errors of `Wire.call`.
-        Raise NotSent also while a slot moves to another node.
+        If the keys are on several nodes, return one reply that contains the replies of all. Raise the errors of
+        `Wire.call`. While a slot moves to another node, raise NotSent.
         """
         plan = _plan(command, name)
         if isinstance(plan, int):
@@ -266,9 +264,9 @@ class ClusterWire(Wire):
         raise ImproperlyConfigured("the simulator runs on one server, not on a cluster")
 
     def servers(self, keyspace: Keyspace, shards: Sequence[int]) -> Iterator[tuple[redis.Redis, list[int]]]:
-        """Yield a client for each node, with those of these shards that the node has now.
+        """Yield a client for each node, with a list of the given shards that this node has.
 
-        Raise NotReached if no node answers. If no node has some of the shards, raise SlotNotReached after all others.
+        Raise NotReached if no node answers. If there are shards that no node has, raise SlotNotReached at the end.
         """
         node_shards: dict[Address | None, list[int]] = {}
         slots = [slot_of(keyspace, shard) for shard in shards]
@@ -276,9 +274,9 @@ class ClusterWire(Wire):
         for shard, slot in zip(shards, slots, strict=True):
             node_shards.setdefault(table[slot], []).append(shard)
         without_node = node_shards.pop(None, [])
-        for address, of_node in node_shards.items():
+        for address, shards_of_node in node_shards.items():
             assert address is not None
-            yield self._node(address).client, of_node
+            yield self._node(address).client, shards_of_node
         for shard in without_node:
             _owner(table, slot_of(keyspace, shard))
 
@@ -304,10 +302,10 @@ def _named(address: Address) -> str:
 
 
 def _plan(command: Sendable, name: bytes) -> int | Generator[tuple[int, Command | Count], bytes, Reply]:
-    """Return the slot of a command's keys; or, if the keys are in several slots, the steps that decide it."""
+    """Return the slot of a command's keys. If they are in several slots, return the steps that decide the command."""
     if isinstance(command, Command):
-        every = parts(command)
-        return every[0].slot if len(every) == 1 else steps(command, name)
+        all_parts = parts(command)
+        return all_parts[0].slot if len(all_parts) == 1 else steps(command, name)
     assert isinstance(command, Count)
     return key_slot(command.key)
 

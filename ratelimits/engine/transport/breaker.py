@@ -1,7 +1,4 @@
-"""A circuit breaker, which stops calls to a server that does not answer.
-
-Also the errors of single nodes of a cluster.
-"""
+"""A circuit breaker: it stops calls to a server that does not answer. Also the errors of single nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ class Breaker:
 
     @property
     def closed(self) -> bool:
-        """Return whether the server may be called. After a pause only the first caller gets True, so one call tries."""
+        """Return whether the server may be called. After a pause only the first caller gets True, and tries again."""
         if self._failures < FAILURES:
             return True
         now = self._clock()
@@ -61,7 +58,7 @@ class Breaker:
     def failed(self, event: object = None) -> None:
         """Note that a call failed.
 
-        Calls with the same `event` count as one failure: for example, one lost connection fails many calls.
+        Calls with the same `event` count as one failure. For example, many calls fail if one shared connection is lost.
         """
         if event is not None and event is self._event:
             return

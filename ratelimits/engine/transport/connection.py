@@ -19,7 +19,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 class Unavailable(Exception):
     """The server could not be asked, or did not answer.
 
-    If one lost connection fails several calls, their errors have the same `event`. They count as one failure.
+    If several calls fail because one connection was lost, their errors have the same `event`. They count as one
+    failure.
     """
 
     def __init__(self, message: str = "", event: object = None) -> None:
@@ -28,15 +29,15 @@ class Unavailable(Exception):
 
 
 class NotSent(Unavailable):
-    """The call was not sent, so the server did not do it."""
+    """The call was not sent, so the server did nothing."""
 
 
 class Unanswered(Unavailable):
-    """The call was sent, but its reply was lost. Nobody knows whether the server did it."""
+    """The call was sent, but its reply was lost. Nobody knows whether the server has carried out the call."""
 
 
 class Interrupted(Unanswered):
-    """The caller was stopped while it waited for the reply. The server has not failed.
+    """The caller was stopped while it waited for the reply. The server did not fail.
 
     This error is the `__cause__` of the exception that stopped the caller, such as SystemExit or a timeout of gevent.
     """
@@ -50,11 +51,11 @@ _REFUSES = re.compile(r"^NOREPLICAS |-(?:READONLY|NOREPLICAS) ")
 
 
 def refuses_writes(error: ResponseError) -> bool:
-    """Return whether the error means that the server wrote nothing: it is a replica, or has too few replicas.
+    """Return whether the error means that the server wrote nothing, because it is a replica or has too few replicas.
 
-    Another server may be the primary now, so close the connection and connect again.
+    If so, the caller closes the connection: another server may be the primary now.
     """
-    # Redis 6.2 has this text within the error of the script.
+    # In Redis 6.2 the error of a script contains this text.
     return isinstance(error, ReadOnlyError) or _REFUSES.search(str(error)) is not None
 
 
@@ -82,9 +83,9 @@ def run_of(info: bytes) -> str:
 def run_named(info: Mapping[str, Any]) -> str:
     """Return the run of a server from the fields of its INFO, as lua/run.lua does.
 
-    A run is one life of the server, until it restarts or a replica is promoted. It is named "<run_id>:<replication
-    id>". The replication id is left out if the server never was a replica: when a first replica is attached, the id
-    changes, but no data is lost.
+    A run is one life of the server: it ends when the server restarts or a replica is promoted. The name is
+    "<run_id>:<replication id>". The replication id is left out if the server was not promoted, because it can change
+    although no data is lost.
     """
     promoted = str(info.get("master_replid2", "")).strip("0")
     return f"{info.get('run_id', '?')}:{info.get('master_replid', '') if promoted else ''}"
@@ -97,7 +98,7 @@ _READ = 4096
 
 
 class RawReplyParser(DefaultParser):  # type: ignore[misc, valid-type]
-    """redis-py's parser, which also gives access to its socket and reader: a call uses them directly to save time."""
+    """The parser of redis-py with access to its socket and its reader. A call uses these two directly to save time."""
 
     def on_connect(self, connection: Any, **kwargs: Any) -> None:
         super().on_connect(connection, **kwargs)
@@ -111,14 +112,14 @@ class RawReplyParser(DefaultParser):  # type: ignore[misc, valid-type]
         try:
             return super().can_read(*args, **kwargs)
         finally:
-            self.kernel_timeouts_due = True  # redis-py's can_read has set a timeout in Python again
+            self.kernel_timeouts_due = True  # can_read of redis-py has set a timeout in Python again
 
     def use_kernel_timeouts(self) -> None:
-        """Set the socket's timeouts in the kernel: in Python they cost one more system call at each read and write.
+        """Set the socket's timeouts in the kernel. Timeouts in Python need one more system call at each read and write.
 
-        Do nothing for sockets of TLS, which reads several times for a reply, and for those of gevent and eventlet,
-        which never block. Do nothing if a timer sends signals, for example for a profiler: each signal restarts the
-        kernel's timeout.
+        Do nothing for sockets of TLS, because TLS may read several times for one reply. Do nothing for sockets of
+        gevent and eventlet, because these never block. Do nothing if a timer sends signals (a profiler has such a
+        timer), because each signal restarts the timeout in the kernel.
         """
         self.kernel_timeouts_due = False
         kind = type(self.socket)
@@ -136,18 +137,18 @@ class RawReplyParser(DefaultParser):  # type: ignore[misc, valid-type]
 
 
 class OwnedConnection:
-    """A connection that only one call at a time uses.
+    """A connection that only one call uses at a time.
 
-    run      the run of the server, learnt when the connection was opened
+    run      the run of the server when the connection was opened
     used     the moment of the last use, in seconds of the monotonic clock
-    process  a token of the process that made the connection
+    process  an object that stands for the process that made the connection
     """
 
     __slots__ = ("connection", "process", "raw_parser", "run", "used")
 
     def __init__(self, make: Callable[..., Any], kwargs: dict[str, Any], process: object) -> None:
         self.raw_parser: RawReplyParser | None = None
-        # Keep a parser that the project has configured.
+        # If the project has configured another parser, use that parser.
         parser = kwargs.get("parser_class", DefaultParser)
         self.connection = make(**{**kwargs, "parser_class": self._parser if parser is DefaultParser else parser})
         self.process = process
@@ -201,13 +202,13 @@ class OwnedConnection:
             self.connection.disconnect()
             raise failure(error) from error
         except BaseException as error:
-            # The call was interrupted. Close the connection, so that the next call does not read this call's reply.
+            # The call was interrupted. Close the connection. Otherwise the next call would read the reply to this call.
             self.connection.disconnect()
             raise error from Interrupted(repr(error))
 
 
 def exchange(connection: Any, packed: bytes) -> Any:
-    """Do the same as `OwnedConnection.exchange`, on any connection of redis-py."""
+    """Do the same as `OwnedConnection.exchange`, with any connection of redis-py."""
     try:
         connection.send_packed_command([packed], check_health=False)
         return connection.read_response()

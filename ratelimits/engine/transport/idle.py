@@ -10,14 +10,14 @@ from typing import Any
 
 from ratelimits.engine.transport.connection import NotSent, OwnedConnection
 
-#: Maximum number of idle connections to one server. If there are more, the one that was idle longest is closed.
+#: Maximum number of idle connections to one server. Above this number, the one that was idle longest is closed.
 IDLE_CONNECTIONS = 100
-#: A connection that was idle for more seconds than this is tested before use: the server may have closed it.
+#: Seconds after which an idle connection is tested before use, because the server may have closed it.
 IDLE = 1.0
 #: Maximum number of calls that connect at the same time. Other calls wait, and use a connection that becomes idle.
 CONNECTING = 8
 
-#: A token of this process.
+#: An object that stands for this process.
 _process = object()
 
 
@@ -30,7 +30,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def process() -> object:
-    """Return a token of this process. A forked child has another token than its parent."""
+    """Return an object that stands for this process. A forked child has another object than its parent."""
     return _process
 
 
@@ -38,10 +38,11 @@ class IdleConnections:
     """The idle connections to the server of a pool. The connection that was given back last is taken first.
 
     Threads need no lock, because the operations of a deque are atomic. Give a connection back only after its last reply
-    was read. Otherwise drop the connection: it is closed when no reference to it is left.
+    was read. If the reply was not read, do not give the connection back. Python then closes it.
 
-    A call that finds no idle connection makes one. At most CONNECTING calls do this at a time, so that a burst of
-    threads does not keep the server busy with new connections. Most waiting threads get a connection that became idle.
+    A call that finds no idle connection makes a new one. At most CONNECTING calls do this at a time. Otherwise many
+    threads that begin together would make many connections, and keep the server busy. Most of the waiting threads get a
+    connection that another thread gives back.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -68,26 +69,27 @@ class IdleConnections:
             except IndexError:
                 return None
             now = time.monotonic()
-            # A forked child must not use its parent's socket. Dropping the object leaves the parent's socket open.
+            # A forked child must not use its parent's socket. It only forgets the object, so the parent's socket stays
+            # open.
             if connection.process is _process and (now - connection.used <= IDLE or not connection.closed()):
                 connection.used = now
                 return connection
 
     def _find_or_connect(self) -> OwnedConnection:
-        """Wait for a turn to connect. Then return a connection that has become idle meanwhile, or a new one."""
+        """Wait until this call may connect. Then return a connection that has become idle, or a new connection."""
         if self._process is not _process:
             self._begin()  # when the process forked, a thread of the parent may have held the semaphore
-        before = self._failure
+        earlier_failure = self._failure
         with self._connecting:
             failure = self._failure
-            if failure is not None and failure is not before:
-                # Another call failed to connect while this one waited: do not try again at once.
+            if failure is not None and failure is not earlier_failure:
+                # While this call waited, another call failed to connect. Do not try again at once.
                 raise NotSent(*failure)
             return self._find_idle() or self._connect()
 
     def _connect(self) -> OwnedConnection:
-        # Do not take the connection from the pool: a pool counts its connections, and a thread may end without giving
-        # its connection back.
+        # Do not take the connection from the pool. A pool counts its connections, and a thread may end without giving
+        # back its connection.
         connection = OwnedConnection(self._pool.connection_class, self._pool.connection_kwargs, _process)
         try:
             connection.greet()

@@ -1,10 +1,10 @@
-"""A connection to a server that all tasks of one event loop share.
+"""A connection to a server. All tasks of one event loop share it.
 
-A command is written at once if no reply is awaited. Otherwise all commands of one turn of the loop are written
-together. The server replies in the order of the commands.
+If the connection waits for no reply, a command is written at once. Otherwise all commands of one turn of the loop are
+written together. The server replies in the order of the commands.
 
-At most IN_FLIGHT commands are written and unanswered. The others wait in order, without a time limit, because waiting
-here does not mean that the server has failed. The time of the setting TIMEOUT begins when a command is written.
+At most IN_FLIGHT commands are written and not answered. Other commands wait in order, without a time limit: a wait here
+does not mean that the server has failed. The time of the setting TIMEOUT begins when a command is written.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from ratelimits.engine.resp import Sendable, loading
 from ratelimits.engine.scripts import Script
 from ratelimits.engine.transport.connection import INFO, MORE, NotSent, Unanswered, failure, refuses_writes, run_of
 
-#: Maximum number of commands that are written and unanswered. A server decides 128 commands in about 10 ms.
+#: Maximum number of commands that are written and not answered. A server decides 128 commands in about 10 ms.
 IN_FLIGHT = 128
-#: A busy event loop may fail to connect although the server is fine. If a timer of the loop was late by more than LATE
-#: times TIMEOUT during the attempt, the loop connects again.
+#: A busy event loop may fail to connect although the server works. If a timer of the loop was late by more than LATE
+#: times TIMEOUT during the attempt, the loop was busy. Then the connection is attempted again.
 LATE = 0.2
 #: Maximum number of attempts to connect.
 ATTEMPTS = 5
-#: If a reply is overdue, the loop reads for this many more seconds. A busy loop may not have read it yet.
+#: Seconds to wait for a reply after TIMEOUT. The reply may have arrived, and a busy loop may not have read it yet.
 _LAST_LOOK = 0.001
 
 
 class _Reply(asyncio.Future[Any]):
     """A reply that has not arrived yet. It can be cancelled only before its command is written.
 
-    The server may carry out a written command. So its caller must get the reply, to give back the permits that it took.
+    The server may carry out a written command. So the caller must get the reply, and give back the permits that the
+    command took.
     """
 
     written = False
@@ -62,11 +63,11 @@ class _Link(asyncio.Protocol):
 
     def __init__(self, connection: Any, run: str, timeout: float, owner: Multiplexed) -> None:
         self.run = run
-        #: True if no more commands may be written.
+        #: Whether no more commands may be written.
         self.ended = False
         self._connection = connection
         self._timeout = timeout
-        # A weak reference, so that the connection, which the loop keeps alive, does not keep an unused owner alive.
+        # This is a weak reference. The event loop refers to this object. Otherwise it would keep an unused owner alive.
         self._owner = weakref.ref(owner)
         self._loop = asyncio.get_running_loop()
         self._sent: deque[tuple[_Reply, float]] = deque()
@@ -84,11 +85,11 @@ class _Link(asyncio.Protocol):
 
     @property
     def idle(self) -> bool:
-        """Return whether a command can be written and no reply is awaited."""
+        """Return whether commands can be written and no command waits for its reply."""
         return not self._sent and not self.ended
 
     def write(self, waiting: deque[tuple[Sendable, bytes, _Reply]]) -> None:
-        """Write waiting commands together and in order, until IN_FLIGHT commands are unanswered."""
+        """Write waiting commands together and in order, until IN_FLIGHT commands are not answered."""
         packed = []
         room, now = IN_FLIGHT - len(self._sent), self._loop.time()
         while waiting and room:
@@ -109,7 +110,7 @@ class _Link(asyncio.Protocol):
                 self._look_at(now + self._timeout)
 
     def data_received(self, data: bytes) -> None:
-        """Give each reply to the caller of the oldest unanswered command."""
+        """Read the replies. Give each of them to the caller of the oldest command that is not answered."""
         self._heard = True
         reader, sent = self._reader, self._sent
         reader.feed(data)
@@ -133,7 +134,7 @@ class _Link(asyncio.Protocol):
             owner.write()
 
     def _refused(self, error: Exception) -> Exception:
-        """Return the error for the caller. If the server refuses writes, write no more commands on this connection."""
+        """Return the error for the caller. If the server refuses writes, do not use this connection any more."""
         if isinstance(error, ResponseError) and not refuses_writes(error):
             return error
         self.ended = True
@@ -144,7 +145,7 @@ class _Link(asyncio.Protocol):
         self._timer = self._loop.call_at(moment, self._look)
 
     def _look(self) -> None:
-        """Check whether the oldest reply is overdue. The oldest reply is due first, so one timer is enough for all."""
+        """Check whether a reply is late. The reply to the oldest command is due first, so one timer is enough."""
         self._timer = None
         if not self._sent:
             return
@@ -152,7 +153,7 @@ class _Link(asyncio.Protocol):
         if now < due:
             self._look_at(due)
         elif self._heard:
-            # If the loop was busy, the reply may have arrived without being read. Then the server has not failed.
+            # If the loop was busy, the reply may have arrived, but nobody has read it. Then the server has not failed.
             self._look_at(now + _LAST_LOOK)
             self._heard = False
         else:
@@ -176,7 +177,7 @@ class _Link(asyncio.Protocol):
             owner.lost(self, message, event)
 
     def close(self) -> None:
-        """Close the connection, but fail no command."""
+        """Close the connection. Do not change the commands that wait for a reply."""
         self.ended = True
         if self._timer is not None:
             self._timer.cancel()
@@ -208,8 +209,8 @@ class Multiplexed:
         """Send a command and return its reply. Raise NotSent, Unanswered, or the ResponseError of the server.
 
         If the server does not have the script, load it once for all calls that need it, and send the command again.
-        If the caller is cancelled after the command was written, it still gets the reply. Task.cancelling() tells it
-        about the cancellation.
+        If the caller is cancelled after the command was written, the caller still gets the reply. It can ask
+        `Task.cancelling()` whether it was cancelled.
         """
         try:
             return await self._reply(command, name)
@@ -232,7 +233,7 @@ class Multiplexed:
         if self._turn:
             return future
         if self._link is not None and self._link.idle:
-            self.write()  # no reply is awaited: write at once
+            self.write()  # no command waits for its reply, so write at once
         else:
             self._turn = True
             self._loop.call_soon(self._turned)
@@ -243,7 +244,7 @@ class Multiplexed:
         self.write()
 
     def write(self) -> None:
-        """Write waiting commands, until IN_FLIGHT commands are unanswered. Connect first if necessary."""
+        """Write waiting commands, until IN_FLIGHT commands are not answered. Without a connection, connect first."""
         if not self._waiting:
             return
         if self._link is not None and self._link.ended:
@@ -255,7 +256,7 @@ class Multiplexed:
             self._connecting = self._loop.create_task(self._connect(), context=Context())
 
     async def _load(self, script: Script) -> None:
-        """Load the script before any waiting command is written, since other commands may need it too."""
+        """Load a script. This comes before all waiting commands, because some of them may need the script too."""
         loaded = self._loading.get(script.sha)
         if loaded is None:
             loaded = self._loading[script.sha] = _Reply(loop=self._loop)
@@ -335,7 +336,7 @@ class Multiplexed:
 
 
 class _Lateness:
-    """Measures, until `stop` is called, whether a timer of the event loop was late by more than `step` seconds."""
+    """Measures whether a timer of the event loop is late by more than `step` seconds. It ends when `stop` is called."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, step: float) -> None:
         self._loop = loop

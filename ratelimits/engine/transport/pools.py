@@ -1,4 +1,4 @@
-"""Make connection pools like the pool of the configured cache, but with short timeouts, raw replies and no retries."""
+"""Make pools like that of the configured cache. Their connections have short timeouts, raw replies and no retries."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _ASYNC_CLASSES: dict[type[Any], type[Any]] = {
 }
 
 
-# By default redis-py's pools refuse the 101st connection. Here the number of threads is the only limit.
+# By default a pool of redis-py refuses the 101st connection. Here only the number of threads limits the connections.
 _UNLIMITED = 2**31
-# How the arguments begin that a pool adds for the server's maintenance notices (RESP 3 only).
+# A pool adds arguments for the server's maintenance notices (only in RESP 3). Their names begin with these texts.
 _ADDED_BY_POOL = ("maint_notifications", "orig_", "event_dispatcher")
 
 
 def _connection_arguments(kwargs: dict[str, Any], timeout: float) -> dict[str, Any]:
-    """Return the configured connection's arguments with short timeouts, raw replies and no retries."""
+    """Return the arguments of a configured connection, changed to short timeouts, raw replies and no retries."""
     arguments = {
         **{name: value for name, value in kwargs.items() if not name.startswith(_ADDED_BY_POOL)},
         "decode_responses": False,
@@ -54,7 +54,7 @@ def _timeouts(kwargs: dict[str, Any], timeout: float) -> dict[str, float]:
 
 
 def no_retry_pool(pool: Any, timeout: float) -> Any:
-    """Return a pool of the same kind to the same server. No call on it takes longer than `timeout` seconds."""
+    """Return a pool of the same kind for the same server. None of its calls takes longer than `timeout` seconds."""
     kwargs = _connection_arguments(pool.connection_kwargs, timeout)
     kwargs["retry"] = Retry(NoBackoff(), 0)
     if isinstance(pool, SentinelConnectionPool):
@@ -78,16 +78,16 @@ def _addresses(manager: Any) -> list[tuple[str, int]]:
 
 
 def _no_retry_manager(manager: Any, timeout: float) -> Any:
-    """Return a manager for the same sentinels that asks each of them only once, with short timeouts."""
-    own = copy.copy(manager)
-    own.sentinel_kwargs = manager.sentinel_kwargs | _timeouts(manager.sentinel_kwargs, timeout)
-    retry = Retry(NoBackoff(), 0)
-    own.sentinels = [redis.Redis(host, port, retry=retry, **own.sentinel_kwargs) for host, port in _addresses(manager)]
-    return own
+    """Return a manager for the same sentinels. It asks each sentinel only once, with short timeouts."""
+    changed = copy.copy(manager)
+    changed.sentinel_kwargs = manager.sentinel_kwargs | _timeouts(manager.sentinel_kwargs, timeout)
+    arguments = changed.sentinel_kwargs | {"retry": Retry(NoBackoff(), 0)}
+    changed.sentinels = [redis.Redis(host, port, **arguments) for host, port in _addresses(manager)]
+    return changed
 
 
 class _AsyncSentinelPool(AsyncSentinelConnectionPool):
-    """An asyncio pool for the server that the sentinels name. It also closes the connections to the sentinels."""
+    """An asyncio pool for the server that the sentinels name. `disconnect` also closes the sentinels' connections."""
 
     async def disconnect(self, inuse_connections: bool = True) -> None:
         await super().disconnect(inuse_connections)
@@ -101,12 +101,12 @@ def async_pool(pool: Any) -> Any:
     kwargs = dict(pool.connection_kwargs)
     kwargs.pop("parser_class", None)
     kwargs["retry"] = AsyncRetry(NoBackoff(), 0)
-    known = _ASYNC_CLASSES.get(pool.connection_class)
-    if known is None:
+    async_class = _ASYNC_CLASSES.get(pool.connection_class)
+    if async_class is None:
         raise ImproperlyConfigured(
             f"{pool.connection_class.__name__} has no asyncio version: use the sync functions in a thread"
         )
-    kwargs["connection_class"] = known
+    kwargs["connection_class"] = async_class
     if not isinstance(pool, SentinelConnectionPool):
         return AsyncConnectionPool(**kwargs)
     kwargs.pop("connection_pool")

@@ -1,8 +1,9 @@
-"""The connections for decisions, made from the settings of the configured django-redis cache.
+"""Make the connections for decisions, with the settings of the configured django-redis cache.
 
-They have short timeouts and never retry, because a decision that is sent twice is charged twice. A blocking call takes
-an idle connection of the process, or makes one. The tasks of an event loop share one connection. If the cache has a
-special pool, such as Sentinel's, each blocking call takes a connection from a pool of the same kind.
+The connections have short timeouts. They never send a call again, because a decision that is sent twice is charged
+twice. A blocking call takes an idle connection of the process, or makes one. The tasks of an event loop share one
+connection. If the cache has a special pool, such as that of Sentinel, each blocking call takes a connection from a pool
+of the same kind.
 
 A call that was not sent raises NotSent. If the reply was lost, the call raises Unanswered.
 """
@@ -61,7 +62,7 @@ class Wire:
         self.client: redis.Redis = redis.Redis(connection_pool=self._pool)
 
     def servers(self, keyspace: Keyspace, shards: Sequence[int]) -> Iterator[tuple[redis.Redis, list[int]]]:
-        """Yield a client for each server, with those of these shards that the server has now. Raise NotReached."""
+        """Yield a client for each server, with a list of the given shards that this server has. Raise NotReached."""
         yield self.client, list(shards)
 
     def client_of(self, keyspace: Keyspace, shard: int) -> redis.Redis:
@@ -77,7 +78,7 @@ class Wire:
 
         If the server does not have the script, load the script and send the command again. This is safe, because the
         server did nothing the first time. Raise NotSent, Unanswered, or redis.exceptions.ResponseError if the server
-        refuses.
+        replies with an error.
         """
         idle = self._idle
         if idle is not None:
@@ -91,7 +92,7 @@ class Wire:
             except ResponseError:
                 idle.give(owned)
                 raise
-            # After any other error the connection is not given back: the next reply on it may belong to this call.
+            # After any other error do not give the connection back: its next reply may belong to this call.
             idle.give(owned)
             return reply
         connection, run = self._take()
@@ -107,8 +108,8 @@ class Wire:
     def stream(self, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
         """Load the scripts, then send many commands at once and return their replies in order.
 
-        This is for the simulator, which uses a server alone. Raise the errors of `call`. Raise ResponseError if another
-        client deletes the scripts meanwhile, because then some commands are missing from the sequence.
+        Only the simulator uses this function, and no other client uses its server. Raise the errors of `call`. If
+        another client deletes the scripts meanwhile, raise ResponseError: some of the commands were not carried out.
         """
         if self._idle is None:
             connection, run = self._take()
@@ -126,7 +127,7 @@ class Wire:
         return replies
 
     def _take(self) -> tuple[Any, str]:
-        """Return a connection of the pool and the server's run, if the pool is not a plain one. Raise NotSent."""
+        """Return a connection of a special pool, and the run of its server. Raise NotSent."""
         try:
             connection = self._pool.get_connection()
         except (RedisError, OSError) as error:
@@ -147,14 +148,14 @@ class Wire:
         self._runs.pop(connection, None)
 
     async def _shared(self, loop: Any) -> Multiplexed:
-        """Make and return the event loop's connection. Called at the loop's first use."""
+        """Make and return the connection of an event loop. Called when the loop is used for the first time."""
         # List the references in one step, because other threads may add their loops at the same time.
         for other in [reference() for reference in self._loops.keyrefs()]:
             if other is not None and other.is_closed():
                 self._loops.pop(other, None)
         if loop in self._loops:
-            # A forked child uses its parent's loop. Keep the parent's connection: to close it here would close it for
-            # the parent too.
+            # A forked child uses its parent's loop. Keep a reference to the parent's connection: without this
+            # reference Python would close the connection, also for the parent.
             self._parents.append(self._loops[loop])
         shared = Multiplexed(async_pool(self._pool), self._timeout, process())
         end = self._end(loop, shared)
@@ -163,10 +164,9 @@ class Wire:
         return shared
 
     async def _end(self, loop: Any, shared: Multiplexed) -> AsyncGenerator[None]:
-        """Close a loop's connection when the loop ends.
+        """Close the connection of an event loop when the loop ends.
 
-        This is an asynchronous generator because asyncio's runners close all such generators before they close the
-        loop.
+        This is an asynchronous generator, because `asyncio.run` closes all such generators before it closes the loop.
         """
         try:
             yield
