@@ -1,17 +1,18 @@
 -- The fast path: a quicker way to decide the most frequent requests. It is loaded before all other files.
--- It decides only if each limit is a bucket or a window, has a state with the parameters of its rule, and admits the
--- request. Also, the clock must not have stepped back. Otherwise it changes nothing and returns nothing, and
--- decide.lua decides. Keep this file short: every definition in it takes time at each request.
+-- The fast path decides only if each limit is a bucket or a window, has a state with the parameters of its rule, and
+-- admits the request. Also, the clock must not have stepped back. Otherwise the fast path changes nothing and returns
+-- nothing. Then decide.lua decides. Keep this file short: every definition in it takes time at each request.
 --
 -- decide.lua describes KEYS and ARGV[1] to ARGV[4]. algorithms/level.lua explains the letters q, r, n, T and g.
--- ARGV[5]   '' if the fast path must not be used. Otherwise numbers, as doubles. For each packed state:
---             number of its limits that are decided; size in bytes of a state that has only these limits
---           After these two, for each of these limits:
---             name, algorithm, payload size (bytes of its record after the header), number of the limit, slot of its
---             cost, numbers of its rule. The payload size says which numbers these are:
---               21  bucket             q, room, 1             `room` is the time that `capacity` permits take
---               33  bucket with n > 1  q, room, n, r, part, 0 `capacity` permits take the time room + part/n
---               27  window             start and end of a calendar window, or length of a fixed window and 0; capacity
+-- ARGV[5]   '' if the fast path must not be used. Otherwise a list of numbers (doubles). For each packed state:
+--             the number of the request's limits that are in this state
+--             the size (bytes) of a state that contains only these limits
+--             for each of these limits: name, algorithm, payload size (bytes of its record after the header), number of
+--               the limit, slot of its cost, then the numbers of its rule, which depend on the payload size:
+--               21  bucket             q, room, 1              (`capacity` permits take the time room)
+--               33  bucket with n > 1  q, room, n, r, part, 0  (`capacity` permits take the time room + part/n)
+--               27  window             start, end, capacity    (of a calendar window)
+--                                      length, 0, capacity     (of a fixed window)
 -- The last arguments are struct formats: of ARGV[5], of each packed state, and of the reply.
 --
 -- Returns the reply, and a list of the counters that counted.lua must still handle (nil if there are none).

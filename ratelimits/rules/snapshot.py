@@ -308,7 +308,7 @@ class Snapshot:
             # Do not leave out a rule with an unknown kind of key: it may be meant for this request.
             if kind is None and row.key_kind in COUNTED:
                 continue
-            # Deletions of rules with this name, in this plan or in one with a higher rank. Since then this rule applies.
+            # The last deletions of rules with this name, in this plan and in plans with a higher rank.
             deleted_at = self.rows.deleted_at
             deletions = [deleted_at[plan, name] for plan in ranks[rank:] if (plan, name) in deleted_at]
             of_rule = [override for override in overrides if override.rule == name]
