@@ -2,19 +2,19 @@
 -- The lease ends when it is released, or when `lease_ttl` has passed. A lease that has ended may still be stored for
 -- some time.
 --
--- The Redis keys of a limit are `l.redis_key`, and the same name with two endings:
---   (no ending)    sorted set with a member for each lease, "number:permits:name". Its score is the lease's expiry, in
+-- A limit has three Redis keys: `l.redis_key`, and the same name with two endings.
+--   (no ending)    sorted set with a member for each lease: "number:permits:name". The score is the lease's expiry, in
 --                  µs after `l.base`
---   ${by_name}     hash with a field for each name: the "number:permits" of each lease with this name, separated by
---                  spaces
---   ${beyond_one}  sorted set for the leases with several permits. A decision adds up the permits of all leases that
---                  end before a moment. With this set it need not read each lease. The first set counts one permit of
---                  each lease. The other permits of a lease are split into powers of two, such as 5 = 1 + 4.
---                  Each power is a member here: a letter ("A" is 1, "B" is 2, "C" is 4), the expiry (16 digits), ":",
---                  the lease's number. All scores are 0, so Redis sorts the members by power and expiry, and can count
---                  them up to an expiry. This set also has an empty member, so it exists as long as the first set
---                  does. A cluster needs this: while it moves a slot, a server runs a script only if this server has
---                  all keys of the script
+--   ${by_name}     hash with a field for each name: "number:permits" of each lease with this name, separated by spaces
+--   ${beyond_one}  sorted set for leases with several permits
+-- With the third key a decision finds the permits of all leases that end before a moment, without reading each lease.
+-- The first key counts one permit of each lease. The other permits of a lease are split into powers of two, for
+-- example 5 = 1 + 4. Each power is a member of the third key: a letter ("A" is 1, "B" is 2, "C" is 4), the expiry (16
+-- digits), ":", the number of the lease. All scores are 0. So Redis sorts the members by power and expiry, and can
+-- count the members of a power up to an expiry.
+-- The third key also has an empty member. Because of this member it exists as long as the first key does. A cluster
+-- needs this: while it moves a slot, a server runs a script only if this server has all keys of the script.
+--
 -- Entry: name, algorithm, expiry, last, `l.base`, `l.stored_permits`, `l.next_number`, `l.powers`.
 -- Params: lease_ttl, -, -, -, -, capacity.
 -- Fields of a limit `l`:
@@ -22,7 +22,7 @@
 --   ended_permits    permits of the stored leases that have ended
 --   live_permits     permits of the leases that have not ended
 --   next_number      number of the next lease
---   powers           the sum of the powers of two that may be in the second sorted set
+--   powers           the sum of the powers of two that may be in the third key
 --   lease            name of the request's leases
 --   is_new           true if the limit had no lease
 do
@@ -44,7 +44,7 @@ do
   end
 
   -- Returns the number of permits of all stored leases whose expiry is `t` or earlier.
-  local function ending_by(l, t)
+  local function permits_ending_by(l, t)
     local count = redis.call('ZCOUNT', l.redis_key, '-inf', int(t))
     for_each_power(l.powers, function(letter, power)
       local last = letter .. string.format('%016.0f', t) .. ';'
@@ -62,7 +62,7 @@ do
     l.base, l.stored_permits, l.next_number, l.powers = entry[5] - l.shift, entry[6], entry[7], entry[8] or 0
     -- The server may have evicted the set.
     if l.stored_permits > 0 and redis.call('EXISTS', l.redis_key) == 0 then return leases.initial(l) end
-    l.ended_permits = ending_by(l, l.now - l.base)
+    l.ended_permits = permits_ending_by(l, l.now - l.base)
     l.live_permits = l.stored_permits - l.ended_permits
   end
 
@@ -71,23 +71,23 @@ do
     if l.cost > capacity then l.retry = NEVER return end
     local need = l.live_permits + l.cost - capacity
     if need <= 0 then l.ok = true return end
-    -- Find the lease with whose end enough permits have ended. The leases are sorted by expiry: `first` and `last` are
-    -- the ranks between which it is. Each lease has at least one permit, so its rank is below `need`.
+    -- Find the first lease at whose expiry enough permits have ended. The leases are sorted by expiry. The rank
+    -- of this lease is between `first` and `last`. It is below `need`, because each lease has at least one permit.
     need = need + l.ended_permits
     local size = redis.call('ZCARD', l.redis_key)
     local first, last = 0, math.min(need, size) - 1
     local function expiry(rank)
       return tonumber(redis.call('ZRANGE', l.redis_key, int(rank), int(rank), 'WITHSCORES')[2])
     end
-    if last < 0 or ending_by(l, expiry(last)) < need then
+    if last < 0 or permits_ending_by(l, expiry(last)) < need then
       error('the leases of a limit are fewer than its count: reset the key')
     end
     if l.powers == 0 then first = last end
     local function narrow(rank)
-      if ending_by(l, expiry(rank)) < need then first = rank + 1 else last = rank end
+      if permits_ending_by(l, expiry(rank)) < need then first = rank + 1 else last = rank end
     end
-    -- If large and small leases are mixed evenly, the lease's rank is close to `likely`. Two steps there replace about
-    -- ten of the steps below, of which each halves the range.
+    -- If large and small leases are mixed evenly, the rank of this lease is close to `likely`. Two steps there save
+    -- about ten of the steps below. Each of those halves the range.
     local likely = math.floor(need / l.stored_permits * size)
     for _, rank in ipairs({likely - 64, likely + 64}) do
       if first <= rank and rank < last then narrow(rank) end
@@ -96,7 +96,7 @@ do
     l.retry = expiry(last) + l.base - l.now
   end
 
-  -- Calls `act` with each member that a lease has in the second sorted set, and with the member's power of two.
+  -- Calls `act` with each member that a lease has in the third key, and with the member's power of two.
   local function for_each_member(number, count, expiry, act)
     for_each_power(count - 1, function(letter, power)
       act(letter .. string.format('%016.0f', expiry) .. ':' .. number, power)

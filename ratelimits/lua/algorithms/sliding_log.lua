@@ -1,23 +1,22 @@
 -- sliding_log (8): at most `capacity` permits in any interval of `period`. The times of all charges are stored.
 --
--- A *list* has the newest charges. The oldest of them is its first item. An item is "time", or "time:permits" if
--- several permits were taken at one moment. Its Redis key is `l.redis_key`. A list needs 11 times less memory than a
--- sorted set. Times are in µs after `l.base`. They never decrease, because the moment of a decision is never before
--- `last`.
+-- The newest charges are in a *list* (the Redis key `l.redis_key`). The oldest of them is its first item. An item is
+-- "time", or "time:permits" if several permits were taken at one moment. A list needs 11 times less memory than a
+-- sorted set. Times are in µs after `l.base`. An item is never earlier than the item before it, because the moment of a
+-- decision is never before `last`.
 --
--- A *tree* has all older charges. It is a hash, and each field of the hash is a node:
---   "0:<k>"  block number k. It has 64 charges. A new block is made when the list has 128 items, from the oldest 64
---            items
---   "1:<j>"  64 blocks, beginning with number 64 * j
---   "2:<i>"  64 nodes of level 1, beginning with "1:<64 * i>"
+-- All older charges are in a *tree*. This is a hash with the key `l.redis_key .. '${tree}'`. Each field is a node:
+--   "0:<k>"  block number k, with 64 charges. When the list has 128 items, the oldest 64 of them become a new block
+--   "1:<j>"  64 blocks, the first of them is number 64 * j
+--   "2:<i>"  64 nodes of level 1, the first of them is "1:<64 * i>"
 --   "3:0"    the top: all nodes of level 2 that still exist
 -- A node is a list of pairs, packed by cmsgpack. A block has a pair for each charge: the time, and the number of
--- permits. Other nodes have a pair for each node of the next lower level: the time of its first charge, and the sum of
--- its permits. The first time of a node is stored in full. Each other time is stored as the difference from this first
--- time. So a decision reads only one node of each level and a few items of the list, even if there are very many
--- charges. The hash also has a field with an empty name. Because of this field the hash exists as long as the list
--- does. A cluster needs this: while it moves a slot, a server runs a script only if this server has all keys of the
--- script.
+-- permits. A higher node has a pair for each node of the next lower level: the time of its first charge, and the sum of
+-- its permits. The first time of a node is stored in full, each other time as its difference from the first time.
+-- So a decision reads only one node of each level and a few items of the list, even if there are very many charges.
+--
+-- The hash also has a field with an empty name. Because of this field the hash exists as long as the list does. A
+-- cluster needs this: while it moves a slot, a server runs a script only if this server has all keys of the script.
 --
 -- Entry: name, algorithm, expiry, last, period, `l.base`, `l.in_list`, `l.in_tree`, `l.next_block`, `l.first_block`,
 -- `l.ended_until`.
