@@ -50,7 +50,8 @@ _snapshot: Snapshot | None = None
 def count(row: AccessRow, snapshot: Snapshot, identity: Identity, costs: Costs) -> bool:
     """Count a request that a block refused or an allow exempted.
 
-    Return whether it is the only one that is not in the counters yet. Then start the threads that read them.
+    Return True if no other request waits to be added to the counters. The caller then starts the threads that read the
+    counters.
     """
     global _snapshot
     account = identity.account
@@ -80,8 +81,8 @@ def _add_up() -> None:
 def take() -> list[Counted]:
     """Return the requests that were blocked since the last call. The caller sends them to Redis.
 
-    If there were only exempted requests, return one item that counts nothing. It is sent because the reply of Redis
-    contains the version of the rules.
+    If there were only exempted requests, return one item without costs. The caller sends this item too, because the
+    reply of Redis contains the version of the rules.
     """
     _add_up()
     with _lock:
@@ -120,7 +121,7 @@ def _add_totals() -> None:
 
 
 def clear() -> None:
-    """Forget all counts. A forked process calls this, because the counts belong to its parent."""
+    """Forget all counts. A forked process calls this function, because the counts belong to its parent."""
     global _lock
     _lock = threading.Lock()
     _decided.clear()

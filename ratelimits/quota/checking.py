@@ -136,7 +136,7 @@ def check(
     scope     the scope of the view, on which the rules depend
     method    the HTTP method
     costs     the cost of the request in each meter
-    at_once   refuse the request if it would have to wait. It is not charged then
+    at_once   true if the request must not wait: it is refused instead, and not charged
 
     If all rules that apply allow prefetching, the request spends prefetched permits and is not counted as usage. If
     Redis cannot be asked, the rules' failure policies answer. Raise WrongCost for costs that are not valid.

@@ -39,7 +39,7 @@ class Denied:
     """A refusal that may be repeated.
 
     since     the moment of the decision, in seconds of the cache's clock
-    until     the moment until which it may be repeated, in seconds of the cache's clock
+    until     the moment at which the refusal ends, in seconds of the cache's clock
     payload   an object that the caller of `keep` gets back
     repeated  a list with one item for each repetition that is not counted yet. Appending to a list needs no lock
     """
@@ -126,7 +126,7 @@ class DenyCache:
         ]
 
     def put_back(self, unsent: list[Counted]) -> None:
-        """Store counts that were not sent. The next `take` returns them. Drop the oldest above MAX_REFUSALS."""
+        """Store counts that were not sent. The next `take` returns them. Above MAX_REFUSALS, drop the oldest counts."""
         with self._lock:
             self._unsent += unsent
             if len(self._unsent) > MAX_REFUSALS:
@@ -134,7 +134,7 @@ class DenyCache:
                 del self._unsent[:-MAX_REFUSALS]
 
     def clear(self) -> None:
-        """Forget all refusals and counts. A forked process calls this, because they belong to its parent."""
+        """Forget all refusals and counts. A forked process calls this method, because they belong to its parent."""
         self._lock = threading.Lock()
         self._known.clear()
         self._ended.clear()
@@ -183,7 +183,7 @@ def send(server: Server, counted: list[Counted], on_version: Callable[[int], obj
 
 
 class Sender:
-    """Sends the counts of a cache every INTERVAL seconds and when the process ends. `start` starts it.
+    """Sends the counts of a cache every INTERVAL seconds and when the process ends. Call `start` to begin.
 
     on_version  called with the version of the rules in Redis, but not when the process ends
     more        returns further counts, which are sent too

@@ -15,9 +15,10 @@ MAX_KEYS = 100_000
 
 
 class LocalLimiter:
-    """Limits the requests of this process. Each limit has a bucket with the size of its quota, filled once in a window.
+    """Limits the requests of this process. Each limit has a bucket of permits, which come back at a steady rate.
 
-    The limiter protects a service while Redis does not answer. It is not exact, and it does not count usage.
+    The bucket has as many permits as the limit's quota, and they come back in the quota's time. The limiter protects a
+    service while Redis does not answer. It is not exact, and it does not count usage.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -25,7 +26,7 @@ class LocalLimiter:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the spent permits and make a new lock. A forked process calls this: both belong to its parent."""
+        """Forget the spent permits, and make a new lock. A forked process calls this: both belong to its parent."""
         self._lock = threading.Lock()
         self._spent: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
 

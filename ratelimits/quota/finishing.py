@@ -85,12 +85,12 @@ def finish(request: HttpRequest, response: HttpResponseBase) -> None:
 
     End its leases. If the response streams, its leases end later, with the stream.
     """
-    _run(_steps(request, failed=response.status_code >= 500, ended=not _streams(request, response)))
+    _run(_steps(request, failed=response.status_code >= 500, ended=not _ends_with_stream(request, response)))
 
 
 async def afinish(request: HttpRequest, response: HttpResponseBase) -> None:
     """Do the same as `finish`, in async code."""
-    await _arun(_steps(request, failed=response.status_code >= 500, ended=not _streams(request, response)))
+    await _arun(_steps(request, failed=response.status_code >= 500, ended=not _ends_with_stream(request, response)))
 
 
 def leave(request: HttpRequest, response: HttpResponseBase) -> None:
@@ -98,12 +98,12 @@ def leave(request: HttpRequest, response: HttpResponseBase) -> None:
 
     Do not refund the request. The middleware does this, because it knows the final status.
     """
-    _run(_steps(request, ended=_made(response) and not _streams(request, response)))
+    _run(_steps(request, ended=_is_rendered(response) and not _ends_with_stream(request, response)))
 
 
 async def aleave(request: HttpRequest, response: HttpResponseBase) -> None:
     """Do the same as `leave`, in async code."""
-    await _arun(_steps(request, ended=_made(response) and not _streams(request, response)))
+    await _arun(_steps(request, ended=_is_rendered(response) and not _ends_with_stream(request, response)))
 
 
 def end(request: Any) -> None:
@@ -132,7 +132,7 @@ async def afail(request: HttpRequest, error: BaseException) -> None:
     """
     if isinstance(error, _CLIENT_GONE):
         vars(request)[_ABANDONED] = True
-    await _surely(partial(fail, request, error))
+    await _call_despite_cancellation(partial(fail, request, error))
 
 
 def is_abandoned(request: HttpRequest | None) -> bool:
@@ -150,7 +150,7 @@ def give_back(answer: Answer) -> None:
 async def agive_back(answer: Answer) -> None:
     """Do the same as `give_back`, in async code, even if the caller is cancelled."""
     if answer.decision is not None and answer.decision.receipt is not None:
-        await _surely(partial(give_back, answer))
+        await _call_despite_cancellation(partial(give_back, answer))
 
 
 def _steps(request: Any, *, failed: bool = False, ended: bool = True) -> _Steps:
@@ -160,9 +160,9 @@ def _steps(request: Any, *, failed: bool = False, ended: bool = True) -> _Steps:
         return []
     steps: _Steps = []
     if failed and not conf.BILL_ERRORS:
-        steps += _taken(open_.charged, refund)
+        steps += _take_steps(open_.charged, refund)
     if ended:
-        steps += _taken(open_.leased, release)
+        steps += _take_steps(open_.leased, release)
     return steps
 
 
@@ -175,7 +175,7 @@ def refunded(request: Any, receipt: Receipt) -> None:
         ]
 
 
-def _taken(answers: list[Answer], step: _Step) -> Iterator[tuple[_Step, Receipt]]:
+def _take_steps(answers: list[Answer], step: _Step) -> Iterator[tuple[_Step, Receipt]]:
     while answers:
         try:
             decision = answers.pop().decision
@@ -192,7 +192,7 @@ def _run(steps: _Steps, *, again: bool = False) -> None:
             step(receipt)
         except AlreadySettled:
             if not again:
-                _stays(receipt)
+                _log_still_billed(receipt)
         except _FAILURES as error:
             _log(step, receipt, error)
 
@@ -203,16 +203,16 @@ async def _arun(steps: _Steps) -> None:
             try:
                 await _AWAITED[step](receipt)
             except AlreadySettled:
-                _stays(receipt)
+                _log_still_billed(receipt)
             except _FAILURES as error:
                 _log(step, receipt, error)
     except asyncio.CancelledError:
         # Do all steps again, because some may be missing. This is safe: each step takes effect only once.
-        await _surely(partial(_run, steps, again=True))
+        await _call_despite_cancellation(partial(_run, steps, again=True))
         raise
 
 
-def _stays(receipt: Receipt) -> None:
+def _log_still_billed(receipt: Receipt) -> None:
     logger.warning(
         "A settled request ended in a server error. It stays billed as it was settled (receipt %s)."
         " Settle a request only when nothing can fail any more, or settle it at 0.",
@@ -228,7 +228,7 @@ def _log(step: _Step, receipt: Receipt, error: Exception) -> None:
 _running: set[asyncio.Future[None]] = set()
 
 
-async def _surely(do: Callable[[], None]) -> None:
+async def _call_despite_cancellation(do: Callable[[], None]) -> None:
     """Call `do` in the request's thread after the work that runs there. Do this even if the caller is cancelled."""
     task = asyncio.ensure_future(sync_to_async(do)())
     _running.add(task)  # a reference is needed: an event loop has only weak references to its tasks
@@ -236,12 +236,12 @@ async def _surely(do: Callable[[], None]) -> None:
     await asyncio.shield(task)
 
 
-def _made(response: Any) -> bool:
+def _is_rendered(response: Any) -> bool:
     """Return whether the response is rendered. Django may render a template after the view has returned."""
     return getattr(response, "is_rendered", True) is True
 
 
-def _streams(request: Any, response: Any) -> bool:
+def _ends_with_stream(request: Any, response: Any) -> bool:
     """Return whether the leases end with the response's stream. If they do, change the stream so that it ends them."""
     open_: _Open | None = vars(request).get(_OPEN)
     if not getattr(response, "streaming", False) or open_ is None or not open_.leased:

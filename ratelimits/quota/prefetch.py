@@ -192,8 +192,7 @@ def _power(size: int) -> int:
 def give_back(*, everything: bool = False) -> None:
     """Give back the permits that were not spent in time. If `everything` is true, give back all unspent permits.
 
-    If Redis does not answer, give back the rest at the next call. Send a command again only if it was certainly not
-    sent.
+    If Redis does not answer, give back the rest at the next call. Never send a command again that may have arrived.
     """
     global _returnable
     with _lock:

@@ -37,7 +37,7 @@ class Prepared:
     """The rules that limit one kind of request, and the data that all requests of this kind have in common.
 
     program      the rules, compiled for the engine
-    fields       for each key of the program the attribute of Identity that contains the key, or "global"
+    fields       for each key of the program, the attribute of Identity that contains this key; or "global"
     meters       the meters that count the request
     waits        whether a rule may let a request wait
     leases       whether a rule gives leases, which end with the request
@@ -128,7 +128,7 @@ class PreparedCommand(NamedTuple):
     prepared: Prepared
     fetch: Fetch
     permits: PrefetchedPermits | None
-    #: If a rule has capacity 0, the refusal of every request, which needs no answer of Redis. Otherwise None.
+    #: The refusal of all these requests, if a rule has capacity 0. Then Redis is not asked. Otherwise None.
     blocked: Decision | None
 
 
@@ -137,7 +137,7 @@ class PreparedCommands:
 
     def __init__(self, snapshot: Snapshot | None = None) -> None:
         self.snapshot = snapshot
-        #: Whether any rule may let a request wait. True until the rules are known.
+        #: Whether a rule may let a request wait. True until the rules are known.
         self.waits = snapshot is None or snapshot.waits
         self.by_key: dict[tuple[object, ...], PreparedCommand] = {}
         #: The number of versions that this process had published when the snapshot was read.
@@ -187,7 +187,7 @@ _commands = PreparedCommands()
 
 
 def may_wait() -> bool:
-    """Return whether any rule that this process knows may let requests wait."""
+    """Return whether a rule that this process knows may let requests wait."""
     return _commands.waits
 
 
@@ -210,5 +210,5 @@ def _call(snapshot: Snapshot, version: int | None, prepared: Prepared, shape: Re
 
 
 def usage_key(identity: Identity) -> str:
-    """Return the key under which a request's usage is counted: its narrowest key, or ANONYMOUS without an account."""
+    """Return the key under which a request's usage is counted. Without an account this is ANONYMOUS."""
     return (identity.narrowest if identity.account is not None else None) or ANONYMOUS

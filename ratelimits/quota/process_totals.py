@@ -59,8 +59,8 @@ MAX_WRITTEN = 50_000
 #: Maximum number of totals while they cannot be written. When this number is reached, all new accounts have one total.
 MAX_UNWRITTEN = 200_000
 #: Admitted requests that are not added to the totals yet: account, costs, moment (µs since 1970 UTC).
-_granted: deque[tuple[str | None, Mapping[str, int], int]] = deque()
-_MAX_GRANTED = 10_000
+_new_admissions: deque[tuple[str | None, Mapping[str, int], int]] = deque()
+_MAX_NEW_ADMISSIONS = 10_000
 #: Totals of bins before this moment (seconds since 1970 UTC) were written and forgotten.
 _forgotten = 0
 #: The name of this process, and the id of the process to which this name belongs.
@@ -84,7 +84,7 @@ def _begin() -> None:
     global _lock, _forgotten
     _lock, _forgotten = threading.Lock(), 0
     _totals.clear()
-    _granted.clear()
+    _new_admissions.clear()
 
 
 # Make a new lock in a forked child: a thread of its parent may have held the old one.
@@ -134,8 +134,8 @@ def _count(kind: Kind, account: str, key: str, costs: Mapping[str, int]) -> None
 def admitted(account: str | None, costs: Mapping[str, int], now: int) -> None:
     """Count a request that Redis admitted at `now` (µs since 1970 UTC). `account` has the form "account:7"."""
     # This function runs for every request. To append an item is fast and needs no lock.
-    _granted.append((account, costs, now))
-    if len(_granted) >= _MAX_GRANTED:
+    _new_admissions.append((account, costs, now))
+    if len(_new_admissions) >= _MAX_NEW_ADMISSIONS:
         _add_up()
     if not _background.running:
         _start()
@@ -146,8 +146,8 @@ def _add_up() -> None:
     for add_more in _adders:
         add_more()
     with _lock:
-        for _ in range(len(_granted)):
-            account, costs, now = _granted.popleft()
+        for _ in range(len(_new_admissions)):
+            account, costs, now = _new_admissions.popleft()
             start = max(now // MICROSECONDS // BIN_SECONDS * BIN_SECONDS, _forgotten)
             owner = account[len("account:") :] if account is not None else ""
             for meter, cost in costs.items():

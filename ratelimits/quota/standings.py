@@ -80,7 +80,7 @@ def uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Dec
 
 
 def _call(prepared: Prepared, identity: Identity, version: int | None, op: Op, *, at_once: bool = True) -> Call:
-    """Return a call with the cost 1 in each meter, which does not count usage."""
+    """Return a call that has the cost 1 in each meter and does not count usage."""
     keys = tuple(getattr(identity, field, field) for field in prepared.fields)
     costs = (1,) * len(prepared.meters)
     return Call(prepared.program, keys, costs, identity.owner, version=version, op=op, at_once=at_once)

@@ -28,7 +28,7 @@ class Waiters:
         self.clear()
 
     def clear(self) -> None:
-        """Start again with 0 and a new lock. A forked process calls this: both belong to its parent."""
+        """Start again with 0 and a new lock. A forked process calls this, since both belong to its parent."""
         self._lock = threading.Lock()
         self._count = 0
 
@@ -80,7 +80,7 @@ def check_and_wait(
 def _hold_back(seconds: float, request: HttpRequest | None) -> None:
     if isinstance(request, ASGIRequest) and not _runs_a_loop():
         # If the request of a sync view is cancelled, asgiref cancels the coroutine for which the view's thread waits.
-        # It could not interrupt time.sleep.
+        # asgiref could not interrupt time.sleep.
         async_to_sync(_ahold_back)(seconds, request)
     else:
         time.sleep(seconds)

@@ -369,13 +369,13 @@ class TestWholeResponses:
         """By the server's clock the window has ended, whichever window the caller takes."""
         rule("month", "calendar_window", capacity=10)
         in_flight()
-        taken = finishing._taken
+        taken = finishing._take_steps
 
         def late(*about: Any) -> Any:
             monkeypatch.setattr(Clock, "now", lambda _clock: time.time_ns() // 1000 - 62 * 86_400_000_000)
             return taken(*about)
 
-        monkeypatch.setattr(finishing, "_taken", late)
+        monkeypatch.setattr(finishing, "_take_steps", late)
         asked = wsgi(f"/{way}/whole/")
         asked.close()
         assert asked.status == 200
@@ -545,7 +545,7 @@ class TestHangUps:
                 assert gate.wait(30)
                 done.append("given back")
 
-            task = asyncio.ensure_future(finishing._surely(do))
+            task = asyncio.ensure_future(finishing._call_despite_cancellation(do))
             await until(begun.is_set)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
