@@ -1,6 +1,6 @@
-"""Cross-check the ledger with process totals: the requests that each process counted itself, apart from the ledger.
+"""Compare the ledger with the process totals. A process total is a number of requests that a process counted itself.
 
-The sum of the processes must never be higher than the ledger's number.
+The sum of the process totals must never be higher than the number in the ledger.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from ratelimits.reports.periods import SECOND
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The requests of one meter in one billing period, in the ledger and in the totals of processes.
-
-    `granted` is the number that processes counted. It may be lower than `ledger`, because a process that is killed
-    does not write its last requests. `edge` is the part of `granted` in the first and the last minutes of the period:
-    a process with a wrong clock may have counted these requests in the wrong period.
-    """
+    """The requests of one meter in one billing period, in the ledger and in the process totals."""
 
     meter: str
+    #: Admitted requests in the ledger.
     ledger: int
+    #: Admitted requests in the process totals. A process that is killed does not write its last requests, so `granted`
+    #: can be lower than `ledger`.
     granted: int
+    #: Requests whose replies from Redis were lost.
     unanswered: int = 0
+    #: Requests that a failure policy let through while Redis did not answer.
     unmetered: int = 0
+    #: The part of `granted` in the first and the last minutes of the period. A process with a wrong clock may have
+    #: counted these requests in the wrong period.
     edge: int = 0
 
     @property
     def holds(self) -> bool:
-        """Return whether the ledger has all requests that were granted."""
+        """Return whether the ledger has all requests in `granted`, apart from those in `edge`."""
         return self.granted - self.edge <= self.ledger
 
 
@@ -67,7 +69,7 @@ def _requests(usage: Iterable[PeriodUsage], start: int, end: int) -> Counter[str
     """Return the requests of a billing period in the ledger, by meter; moments are s since 1970 UTC."""
     requests: Counter[str] = Counter()
     for row in usage:
-        # A row whose period only overlaps the billing period counts too: the two may be billed as one period.
+        # Include rows whose period only overlaps the billing period, because both may be billed as one period.
         if row.period < end and (row.period >= start or (row.period_end or 0) > start):
             requests[row.meter] += row.admitted_requests
     return requests
@@ -87,7 +89,7 @@ def _compared(ledger: Mapping[str, int], totals: Mapping[tuple[str, str], tuple[
 
 
 def text(compared: Iterable[Comparison]) -> str:
-    """Return the text that a report prints if the ledger has fewer requests than processes counted, else ""."""
+    """Return the text that a report prints if the ledger has fewer requests than processes counted; otherwise ""."""
     return "; ".join(
         f"witness {each.meter} processes={each.granted} ledger={each.ledger}" for each in compared if not each.holds
     )

@@ -1,4 +1,4 @@
-"""The declared gaps that a report must print: spans of time in its period in which usage may be missing."""
+"""Find the declared gaps that a report must print. A gap is a span of time in which usage may be missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.models import DurabilityGap
 from ratelimits.reports.periods import iso
 
-#: The word before a gap's units, by kind of gap. For lost replies it is "at-most": some may be in the ledger.
+#: The word before a gap's units, by kind of gap. Lost replies have "at-most", because the ledger may have some of them.
 _UNITS = {"unknown": "at-most", "unmetered": "unmetered"}
 
 
@@ -27,7 +27,7 @@ class Gaps:
         self._groups: dict[_ShardAndAccount, list[tuple[int, DurabilityGap]]] = {}
         for number, gap in enumerate(rows):
             self._groups.setdefault((gap.shard, gap.account), []).append((number, gap))
-        # Cached: most accounts have only the gaps of their shard, so they have the same text.
+        # Most accounts have only the gaps of their shard, and therefore the same text, so a cache helps.
         self._text = lru_cache(maxsize=100)(self._text_of)
 
     @classmethod
@@ -36,7 +36,7 @@ class Gaps:
     ) -> Gaps:
         """Read the gaps that overlap the time from `start` up to but not including `end` (µs since 1970 UTC).
 
-        With `shards`, read only the gaps that concern these accounts in these shards.
+        With `shards`, read only the gaps of these accounts in these shards.
         """
         rows = cls.rows(using, start, end)
         if shards is not None:
@@ -46,7 +46,7 @@ class Gaps:
 
     @staticmethod
     def rows(using: str, start: int, end: int) -> QuerySet[DurabilityGap]:
-        """Return the gaps that overlap the time from `start` up to but not including `end`, in the order to print."""
+        """Return the gaps that overlap the time from `start` to before `end`, in the order of a report."""
         rows = DurabilityGap.objects.using(using).filter(Q(since__lt=end), Q(until__gte=start))
         return rows.order_by("since", "event")
 
@@ -56,13 +56,13 @@ class Gaps:
         return self._text(tuple(key for key in keys if key in self._groups), start, end)
 
     def _text_of(self, keys: tuple[_ShardAndAccount, ...], start: int, end: int) -> str:
-        # Sort the gaps by their numbers, which give the order in which they were read.
+        # Sort the gaps by number, which is the order in which they were read.
         gaps = sorted(chain.from_iterable(self._groups[key] for key in keys), key=lambda numbered: numbered[0])
         return "; ".join(describe(gap) for _number, gap in gaps if gap.since < end and gap.until >= start)
 
 
 def describe(gap: DurabilityGap) -> str:
-    """Return the text of a gap in a cell of a report."""
+    """Return the text with which a report prints a gap."""
     parts = [gap.kind, f"{iso(gap.since)}/{iso(gap.until)}"]
     if gap.fsync:
         parts.append(f"appendfsync={gap.fsync}")

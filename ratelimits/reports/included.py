@@ -1,13 +1,14 @@
-"""The quantities that an account's plan includes in a billing period, even if the plan changed in the period.
+"""Find the quantities that an account's plan includes in a billing period. The plan may have changed in the period.
 
-Without proration, the plan that counts is the account's plan at the end of the period. If the account has no plan then,
-the last plan that it had in the period counts. If the account was renamed in the period, its names share the included
+Without proration, the account's plan at the end of the period gives the quantities. If the account has no plan then,
+the last plan that it had in the period gives them. If the account was renamed in the period, its names share the
 quantities.
 
-If RATELIMITS["PRORATION"] is "time", each plan counts for the part of the month in which the account was on it: it
-includes that share of its quantities.
+With proration (RATELIMITS["PRORATION"] is "time"), each plan gives a share of its quantities: the share of the month in
+which the account was on this plan.
 
-In both cases the prices are those of the plan at the end of the period, or else of the last plan.
+In both cases the prices are those of the plan at the end of the period. Without such a plan, they are those of the last
+plan.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Included:
     """The quantities that a billing period includes, by meter, and the slug of the plan that includes them.
 
     names   the other names that the account had in the period
-    shared  the part of these names that share the included quantities
-    priced  the slug of the plan whose prices apply, and the moment (µs since 1970 UTC) at which its prices are read
+    shared  those of the other names that share the included quantities
+    priced  the slug of the plan whose prices apply, and the moment (µs since 1970 UTC) of these prices
     """
 
     plan: str
@@ -42,9 +43,9 @@ class Included:
 
 @dataclass(frozen=True, slots=True)
 class _Stay:
-    """A time from `since` to `until` (µs since 1970 UTC) in which an account row kept the same name and plan.
+    """A time from `since` to `until` (µs since 1970 UTC) in which an account row did not change.
 
-    `row` is the primary key of the account row, `plan` that of its plan (None without a plan).
+    `row` is the primary key of the account row. `plan` is the primary key of its plan; None if it had no plan.
     """
 
     row: int
@@ -65,50 +66,52 @@ class IncludedBook:
     def of(self, name: str, start: int, end: int, proration: str | None = None) -> Included:
         """Return the included quantities of an account's billing period from `start` to `end` (µs since 1970 UTC).
 
-        `proration` is by default the setting PRORATION.
+        `proration` replaces the setting PRORATION.
         """
         terms, stays = self._terms.at(name, end - 1), self._stays(name, start, end)
-        whole = self._whole(name, terms, stays, start, end)
-        return (
-            self._by_time(name, terms, stays, start, end, whole) if (proration or conf.PRORATION) == "time" else whole
-        )
+        unprorated = self._without_proration(name, terms, stays, start, end)
+        if (proration or conf.PRORATION) == "time":
+            return self._with_proration(name, terms, stays, start, end, unprorated)
+        return unprorated
 
-    def _whole(self, name: str, terms: Terms, stays: Sequence[_Stay], start: int, end: int) -> Included:
-        granted = _granted(name, terms, stays)
-        row = _row(granted)
+    def _without_proration(self, name: str, terms: Terms, stays: Sequence[_Stay], start: int, end: int) -> Included:
+        source = _source_of_plan(name, terms, stays)
+        row = _row_of(source)
         others = {stay.name for stay in stays if row and stay.row == row} - {name}
-        names = frozenset(other for other in others if _row(self._granted(other, start, end)) == row)
-        if isinstance(granted, _Stay):
-            assert granted.plan is not None
-            plan, included = self._terms.plans.of(granted.plan, granted.until - 1)
-            return Included(plan, included, names, names, (plan, granted.until - 1))
+        names = frozenset(other for other in others if _row_of(self._source_of_plan(other, start, end)) == row)
+        if isinstance(source, _Stay):
+            assert source.plan is not None
+            plan, included = self._terms.plans.of(source.plan, source.until - 1)
+            return Included(plan, included, names, names, (plan, source.until - 1))
         return Included(terms.plan, terms.included, names, names, (terms.plan, end - 1))
 
-    def _granted(self, name: str, start: int, end: int) -> _Stay | int:
-        return _granted(name, self._terms.at(name, end - 1), self._stays(name, start, end))
+    def _source_of_plan(self, name: str, start: int, end: int) -> _Stay | int:
+        return _source_of_plan(name, self._terms.at(name, end - 1), self._stays(name, start, end))
 
     def _stays(self, name: str, start: int, end: int) -> list[_Stay]:
-        """Return the stays, within a period, of all account rows that ever had this name, including other names.
+        """Return the stays, within a period, of all account rows that ever had this name.
 
-        Return none if the account's row did not change in the period.
+        They include the stays of such a row under its other names. Return [] if the account's row did not change in the
+        period.
         """
         accounts = self._terms.accounts
         if accounts.is_unchanged(name, start):
             return []
         return list(chain.from_iterable(_stays_of(records, start, end) for records in accounts.rows(name)))
 
-    def _by_time(
-        self, name: str, terms: Terms, stays: Iterable[_Stay], start: int, end: int, whole: Included
+    def _with_proration(
+        self, name: str, terms: Terms, stays: Iterable[_Stay], start: int, end: int, unprorated: Included
     ) -> Included:
-        """Return the sum of the plans' quantities, each for its plan's share of the month, rounded half up."""
-        own = sorted((stay for stay in stays if stay.name == name), key=lambda stay: stay.since)
-        month = _month([(terms.timezone, terms.anchor), *((stay.timezone, stay.anchor) for stay in own)], start, end)
+        """Return the sum of each plan's share of its quantities, rounded half up."""
+        under_name = sorted((stay for stay in stays if stay.name == name), key=lambda stay: stay.since)
+        all_terms = [(terms.timezone, terms.anchor), *((stay.timezone, stay.anchor) for stay in under_name)]
+        month = _month_length(all_terms, start, end)
         sums: dict[str, Fraction] = defaultdict(Fraction)
         plan = terms.plan
-        if not own:
+        if not under_name:
             for meter, quantity in terms.included.items():
                 sums[meter] += Fraction(quantity * (end - start), month)
-        for stay in own:
+        for stay in under_name:
             if stay.plan is None:
                 continue
             slug, included = self._terms.plans.of(stay.plan, stay.until - 1)
@@ -116,14 +119,15 @@ class IncludedBook:
             for meter, quantity in included.items():
                 sums[meter] += Fraction(quantity * (stay.until - stay.since), month)
         shares = {meter: int(total + Fraction(1, 2)) for meter, total in sums.items()}
-        return Included(plan, shares, whole.names, priced=whole.priced)
+        return Included(plan, shares, unprorated.names, priced=unprorated.priced)
 
 
 def _stays_of(recorded: Records, start: int, end: int) -> Iterator[_Stay]:
+    """Yield the stays of one account row within a period."""
     records = [state for state in recorded if state.since < end]
     if not records:
         return
-    # If the first record is not an addition ("+"), the row existed before the record, with unknown values.
+    # If the first record does not say that the row was added ("+"), the row existed before, with unknown values.
     moments = [records[0].since if records[0].kind == "+" else 0, *(record.since for record in records[1:]), end]
     for record, (since, until) in zip(records, pairwise(moments), strict=True):
         since, until = max(since, start), min(until, end)
@@ -131,10 +135,11 @@ def _stays_of(recorded: Records, start: int, end: int) -> Iterator[_Stay]:
             yield _Stay(record.row, record.name, since, until, record.plan, record.timezone, record.anchor)
 
 
-def _granted(name: str, terms: Terms, stays: Sequence[_Stay]) -> _Stay | int:
-    """Return the account row whose plan counts: the row in `terms` if it has a plan, or else the last stay with a plan.
+def _source_of_plan(name: str, terms: Terms, stays: Sequence[_Stay]) -> _Stay | int:
+    """Return where the account's plan comes from.
 
-    Return 0 if there is neither.
+    This is the row in `terms` (its primary key) if it has a plan, otherwise the last stay with a plan. Return 0 if
+    there is neither.
     """
     if terms.plan:
         return terms.row
@@ -143,12 +148,15 @@ def _granted(name: str, terms: Terms, stays: Sequence[_Stay]) -> _Stay | int:
     return max(planned, key=lambda stay: (stay.until, stay.since), default=0)
 
 
-def _row(granted: _Stay | int) -> int:
-    return granted.row if isinstance(granted, _Stay) else granted
+def _row_of(source: _Stay | int) -> int:
+    return source.row if isinstance(source, _Stay) else source
 
 
-def _month(terms: Iterable[tuple[str, str]], start: int, end: int) -> int:
-    """Return the length (µs) of the billing month that contains a period. A period can be a whole month."""
+def _month_length(terms: Iterable[tuple[str, str]], start: int, end: int) -> int:
+    """Return the length (µs) of the billing month that contains a billing period. Most periods are a whole month.
+
+    Each of the `terms` is a time zone and an anchor day.
+    """
     months = [period_at(timezone, anchor, end - 1) for timezone, anchor in terms]
     if any((month.start, month.end) == (start, end) for month in months):
         return end - start

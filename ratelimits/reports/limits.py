@@ -1,8 +1,8 @@
-"""The limit of a report line: the number of its rule, or of the override that was in force.
+"""Find the limit of a report line: the number of its rule, or of the override that was in force.
 
-A line names the account and one key of its requests, the narrowest. But an override for another key of the same
-requests, such as the user of an API key, may have applied. The limit is empty if this may be so, or if the limit
-changed during the time of the line.
+A line names the account of its requests, and only one of their keys: the narrowest. But the requests may have had an
+override for another of their keys, for example for the user of an API key. If this is possible, or if the limit changed
+during the time of the line, the limit is empty.
 """
 
 from __future__ import annotations
@@ -24,24 +24,26 @@ from ratelimits.reports.periods import SECOND
 from ratelimits.reports.terms import RuleBook
 
 _CHUNK = 2000
+#: A version or a moment after all others.
 _NEVER = 2**62
-#: A request may have several of these kinds of key. The first is the narrowest; the ledger stores only the narrowest.
+#: A request may have keys of several of these kinds. The ledger stores only the first of them, the narrowest key.
 _NARROWEST = ("api_key", "user", "ip")
 
 
 @dataclass(frozen=True, slots=True)
 class _Override:
-    """An override between two of its edits.
+    """The state of an override between two of its edits. All times are µs since 1970 UTC."""
 
-    `version` and `made` are the version and time of the first edit, `next_version` is the version of the second. The
-    override is in force from `since` to `until`. All times are µs since 1970 UTC.
-    """
-
+    #: The version of the first edit.
     version: int
+    #: The version of the second edit.
     next_version: int
+    #: The time of the first edit.
     made: int
+    #: The override is in force from `since` to `until`.
     since: int
     until: int
+    #: The numbers that the override sets, by column.
     numbers: Mapping[str, Any]
 
     def holds(self, at: int, version: int) -> bool:
@@ -63,7 +65,7 @@ class Limits:
         self._unnamed_edits = lru_cache(maxsize=1000)(self._unnamed_edits_uncached)
 
     def of(self, groups: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the groups in their order, each with its `limit`: a decimal, or "" if no single number is known."""
+        """Yield the groups in their order, each with its `limit` (a decimal; "" if no single number is known)."""
         rest = iter(groups)
         while chunk := list(islice(rest, _CHUNK)):
             keys = {group["key"] for group in chunk} | {f"account:{group['account']}" for group in chunk}
@@ -73,7 +75,7 @@ class Limits:
 
     @cached_property
     def _has_overrides(self) -> bool:
-        """Whether there ever was an override. Most projects have none, and then no more queries are needed."""
+        """Return whether there ever was an override. Most projects have none; then no more queries are needed."""
         history: Any = KeyOverride.history
         return bool(history.using(self._using).exists())
 
@@ -84,19 +86,20 @@ class Limits:
             return ""
         kind = group["key"].partition(":")[0]
         counted = kind if rule.key_kind == "key" else rule.key_kind
-        own, account = (
+        for_key, for_account = (
             list(overrides.get((key, rule.name), ())) if counted in COVERS.get(key.partition(":")[0], ()) else []
             for key in (group["key"], f"account:{group['account']}")
         )
         unnamed_kinds = _unnamed_kinds(kind, counted)
         if unnamed_kinds and self._first_unnamed(rule.name, unnamed_kinds) <= version:
-            # An override for a key that the line does not name is known only by its version: the line's version must
-            # come from exactly this override.
+            # The line does not name the key of such an override. The override is known only if it alone was edited in
+            # the line's version.
             unnamed = self._unnamed_edits(rule.name, unnamed_kinds, version)
-            if len(unnamed) != 1 or version in (rule.version, *(override.version for override in (*own, *account))):
+            named_versions = (override.version for override in (*for_key, *for_account))
+            if len(unnamed) != 1 or version in (rule.version, *named_versions):
                 return ""
-            own.extend(unnamed)
-        return _single_limit(rule, group, [*own, *account])
+            for_key.extend(unnamed)
+        return _single_limit(rule, group, [*for_key, *for_account])
 
     def _first_unnamed_uncached(self, rule: str, kinds: tuple[str, ...]) -> int:
         """Return the version of the first override of a rule for any key of these kinds; _NEVER if there is none."""
@@ -120,7 +123,7 @@ def _of_kinds(kinds: Iterable[str]) -> Q:
 
 
 def _unnamed_kinds(kind: str, counted: str) -> tuple[str, ...]:
-    """Return the kinds of key that the line does not name, but whose overrides may have applied to its requests."""
+    """Return the kinds of keys with overrides that may have applied to a line's requests, but that it does not name."""
     if kind not in _NARROWEST:  # Anonymous usage: the requests have many different keys.
         return _NARROWEST if counted in (*_NARROWEST, kind) else ()
     wider = _NARROWEST[_NARROWEST.index(kind) + 1 :]
@@ -128,9 +131,9 @@ def _unnamed_kinds(kind: str, counted: str) -> tuple[str, ...]:
 
 
 def _single_limit(rule: Any, group: Mapping[str, Any], overrides: Sequence[_Override]) -> str:
-    """Return the limit that was in force during the whole time of the line; "" if it changed.
+    """Return the limit during the time of the line; "" if it changed in this time.
 
-    If several overrides are in force, each number is that of the first override which sets it.
+    If several overrides are in force, the first override that sets a number gives this number.
     """
     start, end, version = group["first_bin"] * SECOND, (group["last_bin"] + BIN_SECONDS) * SECOND, group["version"]
     edges = {
@@ -144,7 +147,8 @@ def _single_limit(rule: Any, group: Mapping[str, Any], overrides: Sequence[_Over
             numbers |= override.numbers
         newest = max((override.version for override in in_force), default=0)
         limits.setdefault(newest, set()).add(_number(rule, numbers))
-    # The line's time is in whole bins, so it may include times with another version: no usage of the line is from then.
+    # The line's time consists of whole bins. A part of this time may have had another version of the configuration, but
+    # none of the line's usage is from that part.
     if version in limits and version != rule.version:
         candidates = limits[version]
     else:
@@ -153,7 +157,7 @@ def _single_limit(rule: Any, group: Mapping[str, Any], overrides: Sequence[_Over
 
 
 def _number(rule: Any, numbers: Mapping[str, Any]) -> str:
-    """Return the capacity, or else the rate, as text. Ignore an override's numbers if the rule cannot have them."""
+    """Return the capacity as text; the rate if there is no capacity. Ignore numbers that the rule cannot have."""
     try:
         if not numbers.keys() <= set(fields_of(rule.algorithm)):
             numbers = {}
@@ -178,6 +182,7 @@ def _read(using: str, keys: set[str]) -> _Overrides:
 
 
 def _of_history(using: str, ids: set[int]) -> _Overrides:
+    """Return all recorded states of the overrides with these primary keys, by key and rule."""
     overrides: dict[tuple[str, str], list[_Override]] = {}
     if not ids:
         return overrides

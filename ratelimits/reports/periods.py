@@ -1,4 +1,4 @@
-"""Billing periods: months in an account's time zone, either calendar months or months that start at its anchor day.
+"""Calculate billing periods: calendar months in an account's time zone, or months that start at its anchor day.
 
 Moments are µs since 1970 UTC. A period includes its start and excludes its end.
 """
@@ -32,7 +32,7 @@ class Period:
 def _first_days(month: str) -> tuple[datetime, datetime]:
     """Return UTC midnight on the first day of a month and of the next month.
 
-    Raises ValueError unless the text is a month.
+    Raises ValueError if the text is not a month.
     """
     match = _MONTH.fullmatch(month)
     if match is None:
@@ -43,26 +43,26 @@ def _first_days(month: str) -> tuple[datetime, datetime]:
 
 
 def month_window(month: str) -> tuple[int, int]:
-    """Return the range (µs) in which periods start that start in a month like "2026-11" of any time zone.
+    """Return the start (µs) of a month like "2026-11" in the easternmost time zone, and its end in the westernmost.
 
-    Raises ValueError unless the text is a month.
+    Raises ValueError if the text is not a month.
     """
     first, following = _first_days(month)
-    # The earliest local midnight is 14 hours before UTC's, the latest 12 hours after it.
+    # Local midnight is at most 14 hours before midnight in UTC, and at most 12 hours after it.
     return calendar.instant(first) - 14 * 3600 * SECOND, calendar.instant(following) + 12 * 3600 * SECOND
 
 
 def month_in(month: str, timezone: str) -> tuple[int, int]:
     """Return the start and end (µs) of a month like "2026-11" in a time zone; in UTC if the zone does not exist.
 
-    Raises ValueError unless the text is a month.
+    Raises ValueError if the text is not a month.
     """
     first, following = (day.replace(tzinfo=_zone(timezone)) for day in _first_days(month))
     return calendar.instant(first), calendar.instant(following)
 
 
 def _zone(timezone: str) -> tzinfo:
-    """Return a time zone by its name; UTC if it does not exist any more."""
+    """Return a time zone by its name; UTC if it no longer exists."""
     try:
         return calendar.zone(timezone)
     except ValueError:
@@ -70,39 +70,40 @@ def _zone(timezone: str) -> tzinfo:
 
 
 def month_of(start: int, timezone: str) -> str:
-    """Return the month, like "2026-11", of a moment in a time zone; in UTC if the zone does not exist any more."""
+    """Return the month, like "2026-11", of a moment in a time zone; in UTC if the zone no longer exists."""
     return f"{moment(start).astimezone(_zone(timezone)):%Y-%m}"
 
 
 def starts_in(month: str, start: int, timezone: str) -> bool:
-    """Return whether a moment is in a month like "2026-11", in a time zone."""
+    """Return whether a moment, in a time zone, is in a month like "2026-11"."""
     return month_of(start, timezone) == month
 
 
 def period_at(timezone: str, anchor: str | None, at: int, kept: Span | None = None) -> Period:
     """Return the billing period that contains a moment.
 
-    `kept` is the account's kept period, if it has one: the period that was current when its months last changed.
+    `kept` is the account's kept period, if there is one: the billing period in which the account's time zone or anchor
+    was last changed. It keeps its start and its end.
     """
     _previous, start, end, _next = periods_around(timezone, anchor or None, kept, at)
     return Period(start, end, timezone)
 
 
 def period_from(timezone: str, anchor: str | None, start: int, kept: Span | None = None) -> Period:
-    """Return the period that starts at `start`, under which usage was counted.
+    """Return the counted period that starts at `start`: usage was counted under this period.
 
-    The end follows from the given time zone and anchor, even if the usage was counted by others.
+    Its end is calculated from this time zone and anchor, even if the usage was counted by another time zone or anchor.
     """
     return Period(start, period_at(timezone, anchor, start, kept).end, timezone)
 
 
 def moment(microseconds: int) -> datetime:
-    """Return the aware UTC datetime of a moment in µs since 1970 UTC. Raises OverflowError outside the calendar."""
+    """Return a moment (µs since 1970 UTC) as an aware datetime in UTC. Raises OverflowError outside the calendar."""
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
 # A report repeats the same small set of moments (bins, starts and ends of periods), so a cache helps.
 @lru_cache(maxsize=16_384)
 def iso(microseconds: int) -> str:
-    """Return a moment in ISO 8601 in UTC, with microseconds only if they are not 0."""
+    """Return a moment as text in ISO 8601, in UTC. Microseconds are written only if they are not 0."""
     return moment(microseconds).isoformat().replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""An account's usage in its current billing period, with the quantities that its plan includes."""
+"""Read an account's usage in its current billing period, with the quantities that its plan includes."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class MeterUse:
 
     @property
     def remaining(self) -> int:
-        """Return the included units that are left."""
+        """Return the included units that are not used yet."""
         return max(self.included - self.used, 0)
 
     @property
     def overage(self) -> int:
-        """Return the used units beyond the included units."""
+        """Return the used units above the included units."""
         return max(self.used - self.included, 0)
 
 
 def present_usage(using: str, account: str, terms: Terms, now: int) -> tuple[Period, list[MeterUse]]:
-    """Return the billing period of an account that contains `now` (µs since 1970 UTC), and the usage of each meter.
+    """Return the account's billing period at `now` (µs since 1970 UTC), and its usage of each meter.
 
-    The numbers come from the ledger. The newest usage, which is not in the totals yet, is missing.
+    The numbers come from the totals of the ledger's lines. The newest usage may not be in these totals yet.
     """
     period = terms.period(now)
     rows = PeriodUsage.objects.using(using).filter(account=account, period=period.start // SECOND)

@@ -1,4 +1,4 @@
-"""Digests of reports. A digest covers the report's terms, the head of the ledger's chain, and every line."""
+"""Make the digest of a report from its own columns, from the digests of the ledger's chains, and from every line."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class BrokenChainError(ValueError):
 
 
 def chain_head(chain: Mapping[str, int], *sources: str) -> str:
-    """Return one digest of the shards' chains: it covers the digest of each chain at its position in `chain`.
+    """Return one digest for several chains, made from the digest of each shard's chain at its position in `chain`.
 
-    `sources` are database aliases. Raises BrokenChainError.
+    `sources` are the aliases of the databases that contain the batches. Raises BrokenChainError.
     """
     parts = [
         f"{shard}:{position}:{_digest_at(int(shard), position, sources)}"
@@ -44,7 +44,7 @@ def _digest_at(shard: int, position: int, sources: Sequence[str]) -> str:
 
 
 def moved(archive: str) -> str:
-    """Return the message for a report whose usage was moved from the ledger to the archive with this name."""
+    """Return the message for a report with usage that was moved from the ledger to the archive with this name."""
     return f"its usage was moved to the archive {archive}: verify with this archive (--archive DIRECTORY)"
 
 
@@ -54,9 +54,9 @@ _GAPS = COLUMNS.index("durability_gap")
 
 
 def head(report: Report) -> list[Any]:
-    """Return the values of a report that its digest covers before the lines."""
+    """Return a report's own columns, from which its digest is made before the lines are added."""
     return [
-        # A report without prices has the same digest as in versions of this app that had no prices.
+        # A report without prices must have the same digest as in versions of this app that had no prices.
         "ratelimits report 2" if report.prices else "ratelimits report 1",
         report_id(report.account, report.period_start),
         report.version,
@@ -71,7 +71,7 @@ def head(report: Report) -> list[Any]:
         report.gaps,
         report.previous_digest,
         *([report.prices] if report.prices else ()),
-        # A report with only the first columns has the same digest as before more columns were added.
+        # A report with only the first columns must have the same digest as before more columns were added.
         *([{"columns": report.columns_version}] if report.columns_version > 1 else ()),
     ]
 
@@ -82,7 +82,7 @@ class Digest:
     def __init__(self, report: Report) -> None:
         text = json.dumps(head(report), sort_keys=True, separators=(",", ":"))
         self._digest = hashlib.sha256(text.encode())
-        # The text about gaps may be long, and all lines of a report have the same text, so it is encoded only once.
+        # The text about gaps may be long, and it is the same in all lines of a report, so it is encoded only once.
         self._gaps, self._encoded_gaps = "", '""'
 
     def add(self, row: Row) -> None:
@@ -91,8 +91,8 @@ class Digest:
         gaps = texts[_GAPS]
         if gaps != self._gaps:
             self._gaps, self._encoded_gaps = gaps, _encode(gaps)
-        later = "".join(f",{_encode(text)}" for text in texts[_GAPS + 1 :]) if len(texts) > _GAPS + 1 else ""
-        self._digest.update(f"\n{_encode(texts[:_GAPS])[:-1]},{self._encoded_gaps}{later}]".encode())
+        after_gaps = "".join(f",{_encode(text)}" for text in texts[_GAPS + 1 :]) if len(texts) > _GAPS + 1 else ""
+        self._digest.update(f"\n{_encode(texts[:_GAPS])[:-1]},{self._encoded_gaps}{after_gaps}]".encode())
 
     def hexdigest(self) -> str:
         return self._digest.hexdigest()

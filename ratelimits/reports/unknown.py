@@ -1,4 +1,4 @@
-"""Requests whose replies from Redis were lost. Processes count them, because they may be in the ledger or not."""
+"""Find how many replies of Redis were lost. Processes count them, because the ledger may not have their requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ KeyAndMeter = tuple[str, str]
 
 
 class Unknown:
-    """The numbers of lost replies between two moments (µs since 1970 UTC), for some accounts or all, read once."""
+    """The numbers of lost replies between two moments (µs since 1970 UTC).
+
+    They are read once, for some accounts, or for all accounts if `accounts` is None.
+    """
 
     def __init__(self, using: str, start: int, end: int, accounts: Collection[str] | None = None) -> None:
         rows = ProcessTotal.objects.using(using).filter(

@@ -1,4 +1,4 @@
-"""Statements to export: finalised reports as they are stored, and provisional reports computed from the ledger."""
+"""Make the statements to export: finalised reports from stored lines, and provisional reports from the ledger."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from ratelimits.reports.unknown import Unknown
 
 @dataclass(frozen=True)
 class Statement:
-    """A report and its rows, which can be read once; `included` is set for a provisional report."""
+    """A report and its rows. The rows can be read only once. `included` is set only for a provisional report."""
 
     report: Report
     status: str
@@ -56,10 +56,12 @@ def statements(
 ) -> Iterator[Statement]:
     """Return the statements of all billing periods that start in a month like "2026-11", sorted by account and start.
 
-    With `account`, only its statements are returned. Finalised reports are in their newest version. With
+    With `account`, return only the statements of this account. Finalised reports are in their newest version. With
     `all_accounts`, each account without any statement gets a statement with one line of zeros. Provisional reports have
-    the columns of `columns_version`, by default those that `columns_of` returns. Read the rows of a statement before
-    the next statement: they are not kept in memory. Raises ValueError unless the text is a month.
+    the columns of `columns_version`, by default of the version that `columns_of` returns.
+
+    Read the rows of a statement before the next statement, because the rows are not stored in memory. Raises ValueError
+    if the text is not a month.
     """
     using = using or conf.DATABASE
     start, end = month_window(month)
@@ -73,14 +75,15 @@ def statements(
 
 
 def newest_columns(reports: Iterable[Report]) -> int:
-    """Return the version of the columns that a file with these reports has."""
+    """Return the version of the columns in a file with these reports: the newest version among them."""
     return max(report.columns_version for report in reports)
 
 
 def columns_of(month: str, *, account: str | None = None, using: str | None = None) -> int:
-    """Return the version of the columns that a month's file has: the newest version among its finalised reports.
+    """Return the version of the columns in a month's file: the newest version among its finalised reports.
 
-    A month that was closed before a column was added keeps its file. Raises ValueError unless the text is a month.
+    If a month was closed before a column was added, its file does not get this column. Raises ValueError if the text is
+    not a month.
     """
     start, end = month_window(month)
     reports = Report.objects.using(using or conf.DATABASE).filter(period_start__gte=start, period_start__lt=end)
@@ -91,12 +94,12 @@ def columns_of(month: str, *, account: str | None = None, using: str | None = No
 
 
 def statement(report: Report) -> Statement:
-    """Return the statement of a finalised report in this version."""
+    """Return the statement of a report version: it has the lines of this version and of earlier ones."""
     return Statement(report, FINAL, _final_rows(report))
 
 
 def rows(reports: Iterable[Statement]) -> Iterator[Row]:
-    """Yield all rows, one report after another."""
+    """Yield the rows of all reports, one report after another."""
     for report in reports:
         yield from report.rows
 
@@ -132,12 +135,15 @@ def version_rows(report: Report) -> Iterator[Row]:
 
 
 def version_lines(report: Report) -> Iterator[tuple[Row, str]]:
-    """Yield the rows that a version added, each with the start of its usage's period (s since 1970 UTC, as text)."""
+    """Yield the rows that a version added.
+
+    Each row comes with the start of the period under which its usage was counted (s since 1970 UTC, as text).
+    """
     make = RowMaker(report, FINAL)
     lines = ReportLine.objects.using(report._state.db or conf.DATABASE).filter(report=report).order_by("number")
-    # Read values only: making a model instance for each line would take most of an export's time.
-    for used, *values in lines.values_list("usage_period", *make.fields).iterator(chunk_size=CHUNK):
-        yield make.of_values(values), str(used)
+    # Read only values, because making a model instance for each line would take most of an export's time.
+    for usage_period, *values in lines.values_list("usage_period", *make.fields).iterator(chunk_size=CHUNK):
+        yield make.of_values(values), str(usage_period)
 
 
 def _provisional(
@@ -147,29 +153,29 @@ def _provisional(
     if account is not None:
         condition &= Q(account=account)
     rules = RuleBook(using)
-    last = end + MAX_LENGTH
+    latest_end = end + MAX_LENGTH
     accounts = None if account is None else [account]
-    gaps, unknown = Gaps.between(using, start, last), Unknown(using, start, last, accounts)
+    gaps, unknown = Gaps.between(using, start, latest_end), Unknown(using, start, latest_end, accounts)
     adjusted = of_open_periods(using, start, end, **({} if account is None else {"account": account}))
     # A period may have adjustments but no usage, so each adjusted period gets a group without usage.
     without_usage = (_group_without_usage(name, period) for name, period in adjusted)
     shared: dict[tuple[frozenset[str], int], Allowance] = {}
     groups = heapq.merge(Limits(using, rules).of(grouped(condition, using)), without_usage, key=_account_and_period)
-    for _key, chunk in groupby(_open_groups(using, groups), key=lambda found: (found[1].period, found[0]["account"])):
-        group, open_period = next(chunk)
+    open_groups = _open_groups(using, groups)
+    for _key, pairs in groupby(open_groups, key=lambda pair: (pair[1].period, pair[0]["account"])):
+        first_group, open_period = next(pairs)
         if starts_in(month, open_period.period.start, open_period.period.timezone):
-            report, allowance = (
-                draft(group, open_period.period, open_period.included, gaps, version),
-                Allowance(open_period.included.included),
-            )
+            report = draft(first_group, open_period.period, open_period.included, gaps, version)
+            allowance = Allowance(open_period.included.included)
             if open_period.included.shared:
                 names = frozenset({report.account}) | open_period.included.shared
                 allowance = shared.setdefault((names, open_period.period.start), allowance)
-            used = (found for found in chain([group], (found[0] for found in chunk)) if "meter" in found)
+            period_groups = chain([first_group], (group for group, _open_period in pairs))
+            with_usage = (group for group in period_groups if "meter" in group)
             lost = unknown.of(report.account, report.period_start, report.period_end)
             lines = chain(
-                usage_lines(report, used, rules, {open_period.period.start: allowance}, lost),
-                (adjustment_line(report, each, allowance) for each in open_period.adjustments),
+                usage_lines(report, with_usage, rules, {open_period.period.start: allowance}, lost),
+                (adjustment_line(report, adjustment, allowance) for adjustment in open_period.adjustments),
             )
             yield Statement(
                 report, PROVISIONAL, map(RowMaker(report, PROVISIONAL).of_line, lines), open_period.included
@@ -190,16 +196,16 @@ def _open_groups(using: str, groups: Iterator[Group]) -> Iterator[tuple[Group, _
         counted: dict[str, set[int]] = {}
         for group in chunk:
             starts = counted.setdefault(group["account"], set())
-            if "meter" in group:  # A group with usage. Its lines may be too new for the usage totals.
+            if "meter" in group:  # The group has usage. The totals of usage may not have its newest lines yet.
                 starts.add(group["period"] * SECOND)
         data = ClosingData(using, list(counted), {})
-        # Lenient: one account whose time zone no longer exists must not stop the export of all others.
+        # `lenient` is true, because an account whose time zone no longer exists must not stop the export of the others.
         periods = {name: AccountPeriods(data, name, starts, lenient=True) for name, starts in counted.items()}
-        found = {name: each.open_by_member() for name, each in periods.items()}
+        open_by_member = {name: account_periods.open_by_member() for name, account_periods in periods.items()}
         for group in chunk:
-            name = group["account"]
-            if (group["period"] * SECOND) in found[name]:
-                billing_period, period = found[name][group["period"] * SECOND]
+            name, start = group["account"], group["period"] * SECOND
+            if start in open_by_member[name]:
+                billing_period, period = open_by_member[name][start]
                 included = data.included(name, period.start, period.end)
                 yield (
                     {**group, "billing_start": period.start},
@@ -216,7 +222,7 @@ def _account_and_period(group: Group) -> tuple[str, int]:
 
 
 def _unused(using: str, month: str, account: str | None, start: int, end: int, version: int) -> Iterator[Statement]:
-    """Yield a statement without usage for every account."""
+    """Yield a statement without usage for each account, also for accounts that have usage."""
     gaps = Gaps.between(using, start, end + MAX_LENGTH)
     for group, period, terms in candidates(using, month, account):
         report = draft(group, period, Included(terms.plan, terms.included), gaps, version)
@@ -224,18 +230,18 @@ def _unused(using: str, month: str, account: str | None, start: int, end: int, v
 
 
 def _with_unused(used: Iterator[Statement], unused: Iterator[Statement]) -> Iterator[Statement]:
-    """Yield all statements with usage; for accounts that have none, yield their statements without usage."""
-    # For each account, the merge yields the statements with usage first, because they are its first argument.
+    """Yield all statements in `used`, and those in `unused` whose account has no statement in `used`."""
+    # For each account, `merge` yields the statements in `used` first, because they are its first argument.
     marked = ((statement, True) for statement in used), ((statement, False) for statement in unused)
-    seen = None
+    last_account = None
     for statement, is_used in heapq.merge(*marked, key=lambda pair: pair[0].report.account):
-        if is_used or statement.report.account != seen:
+        if is_used or statement.report.account != last_account:
             yield statement
-        seen = statement.report.account
+        last_account = statement.report.account
 
 
 def draft(group: Group, period: Period, included: Included, gaps: Gaps, columns_version: int = VERSION) -> Report:
-    """Return the provisional report that a group of ledger lines belongs to. It must not be saved."""
+    """Return the provisional report that a group of ledger lines belongs to. Do not save this report."""
     return Report(
         account=group["account"],
         period_start=period.start,

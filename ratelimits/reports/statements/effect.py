@@ -1,6 +1,6 @@
-"""The effect of an adjustment on the report of its period, before a report contains the adjustment.
+"""Calculate the effect that an adjustment will have on the report of its period.
 
-An allowance is the quantities that a plan includes in a period, and how much of them is used.
+An allowance has the quantities that a plan includes in a period, and how much of them is used already.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ratelimits.reports.terms.price_book import Record
 
 @dataclass(frozen=True, slots=True)
 class Quantities:
-    """The units of one meter that a report bills: those that the plan includes, and the overage."""
+    """The units of one meter that a report bills: units that the plan includes, and overage."""
 
     included: int
     overage: int
@@ -50,11 +50,11 @@ class Owed:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """The quantities of the adjustment's meter on the period's report, before and after the adjustment.
+    """The quantities of the adjustment's meter on the report, before and after the adjustment.
 
-    used      units that were used and not refunded, without any adjustments
-    version   version of the report that is corrected; 0 while the period has no report
-    quantity  units that the adjustment adds; below 0, it takes them off
+    used      units that were used and not refunded; they include no adjustments
+    version   version of the report that the adjustment corrects; 0 if the period has no report
+    quantity  units that the adjustment adds; if below 0, units that it subtracts
     owed      None if the plan has no prices
     """
 
@@ -77,50 +77,54 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True)
-class _Before:
-    """A billing period without the adjustments that are not on a report yet.
+class _State:
+    """A billing period before the adjustments that are not on a report yet.
 
-    record       the period's prices
-    other_names  units, by meter, of the account's other names; they share a price with the account's own units
-    exists       whether the period has a report or usage
+    prices                  the period's prices
+    overage_of_other_names  overage of the account's other names, by meter; it shares a price with the account's overage
+    has_usage_or_report     whether the period has usage or a report
     """
 
     used: int
     version: int
     allowance: Allowance
-    record: Record
-    other_names: Counter[str]
-    exists: bool
+    prices: Record
+    overage_of_other_names: Counter[str]
+    has_usage_or_report: bool
 
     def price(self) -> Decimal:
-        """Return the price of the period for the units that are in its allowance now."""
-        over, meters = self.allowance.over, self.record["meters"]
-        return price_of(self.record, {meter: over.get(meter, 0) + self.other_names[meter] for meter in meters})
+        """Return the price of the overage that the allowance has now."""
+        over, meters = self.allowance.over, self.prices["meters"]
+        totals = {meter: over.get(meter, 0) + self.overage_of_other_names[meter] for meter in meters}
+        return price_of(self.prices, totals)
 
 
 def effect_of(adjustment: Adjustment, using: str | None = None) -> Effect:
-    """Return the effect of an adjustment that is not on a report. Other adjustments that count are applied first."""
+    """Return the effect of an adjustment that is not on a report yet.
+
+    Other adjustments of the period that count, but are not on a report yet, are applied first.
+    """
     using = using or conf.DATABASE
     account, meter = adjustment.account, adjustment.meter
     data = ClosingData(using, [account], {})
     closing = Closing(data, account, [], 0)
     billing_period = closing.periods.around(start_of(adjustment))
     if billing_period is not None and billing_period.closed:
-        period = _final(using, data, billing_period, closing.allowance_after_reports(billing_period), adjustment)
+        state = _final(using, data, billing_period, closing.allowance_after_reports(billing_period), adjustment)
     else:
-        period = _provisional(using, data, closing.periods, billing_period, adjustment)
-    allowance, record = period.allowance, period.record
-    others = [] if billing_period is None else closing.periods.adjustments(billing_period)
-    waiting = [other for other in others if other.pk != adjustment.pk]
-    for other in waiting:
+        state = _provisional(using, data, closing.periods, billing_period, adjustment)
+    allowance, prices = state.allowance, state.prices
+    unreported = [] if billing_period is None else closing.periods.adjustments(billing_period)
+    others = [other for other in unreported if other.pk != adjustment.pk]
+    for other in others:
         allowance.split(other.meter, other.quantity)
-    before, owed = _quantities(allowance, meter), ZERO
-    if record and (period.exists or waiting):
-        owed = period.price()
+    before, price_before = _quantities(allowance, meter), ZERO
+    if prices and (state.has_usage_or_report or others):
+        price_before = state.price()
     allowance.split(meter, adjustment.quantity)
     after = _quantities(allowance, meter)
-    money = Owed(record["currency"], owed, period.price()) if record else None
-    return Effect(period.used, period.version, adjustment.quantity, before, after, money)
+    owed = Owed(prices["currency"], price_before, state.price()) if prices else None
+    return Effect(state.used, state.version, adjustment.quantity, before, after, owed)
 
 
 def _quantities(allowance: Allowance, meter: str) -> Quantities:
@@ -128,8 +132,9 @@ def _quantities(allowance: Allowance, meter: str) -> Quantities:
 
 
 def _final(
-    using: str, data: ClosingData, billing_period: BillingPeriod, left: Allowance, adjustment: Adjustment
-) -> _Before:
+    using: str, data: ClosingData, billing_period: BillingPeriod, allowance: Allowance, adjustment: Adjustment
+) -> _State:
+    """Return the state of a period with a report. `allowance` is the allowance after its reports."""
     reports = data.reports(adjustment.account)
     newest = max(
         (other for other in reports if other.period_start == billing_period.start), key=lambda other: other.version
@@ -141,14 +146,15 @@ def _final(
     )
     used = (sums["consumed"] or 0) - (sums["refunded"] or 0)
     names = newest.prices.get("names", ())
-    record, other_names = billed(priced_together(using, reports, adjustment.account, names), billing_period.start)
-    other_names.subtract(left.over)
-    return _Before(used, newest.version, left, record, other_names, exists=True)
+    prices, overage = billed(priced_together(using, reports, adjustment.account, names), billing_period.start)
+    overage.subtract(allowance.over)
+    return _State(used, newest.version, allowance, prices, overage_of_other_names=overage, has_usage_or_report=True)
 
 
 def _provisional(
     using: str, data: ClosingData, periods: AccountPeriods, billing_period: BillingPeriod | None, adjustment: Adjustment
-) -> _Before:
+) -> _State:
+    """Return the state of a period without a report; `billing_period` is None if it has no usage either."""
     account, meter = adjustment.account, adjustment.meter
     period = (
         data.terms(account, None).period(start_of(adjustment))
@@ -164,9 +170,11 @@ def _provisional(
             allowance.used[row.meter] = allowance.used.get(row.meter, 0) + row.included_quantity
             allowance.over[row.meter] = allowance.over.get(row.meter, 0) + row.overage_quantity
             used += row.consumed_quantity - row.refunded_quantity if row.meter == meter else 0
-    record, other_names = billed(priced_together(using, (), account, sorted(included.names)), period.start)
+    prices, overage = billed(priced_together(using, (), account, sorted(included.names)), period.start)
     try:
-        record = record or data.prices.of(*included.priced)
+        prices = prices or data.prices.of(*included.priced)
     except ValueError:
-        record = {}  # The price is invalid; the list of open periods shows the error.
-    return _Before(used, 0, allowance, record, other_names, exists=has_usage or bool(other_names))
+        prices = {}  # The price is invalid; the list of open periods shows the error.
+    return _State(
+        used, 0, allowance, prices, overage_of_other_names=overage, has_usage_or_report=has_usage or bool(overage)
+    )

@@ -1,4 +1,4 @@
-"""The lineage of a report line: the edits of its rule and of the account's terms, its ledger lines, their batches."""
+"""Find where a report line comes from: edits of its rule and of the account's terms, ledger lines, and batches."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ _DID = {"+": "added", "~": "changed", "-": "deleted"}
 
 @dataclass(frozen=True, slots=True)
 class RecordedEdit:
-    """A change of a row of the configuration, with its time and its user ("" if nobody was logged in)."""
+    """A change of a row of the configuration."""
 
     version: int
+    #: The kind of the row, such as "rule".
     kind: str
     row: str
+    #: "added", "changed" or "deleted".
     did: str
     at: datetime
+    #: The user; "" if nobody was logged in.
     who: str
     reason: str
 
 
 def rule_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
-    """Yield the edits that made the line's rule version: edits of its rule, of an override of the rule, or both."""
+    """Yield the edits in the line's `rule_version`: edits of its rule, and of overrides of this rule."""
     if not line.rule_version:
         return
     key, account = line.key, f"account:{line.report.account}"
@@ -47,7 +50,7 @@ def rule_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
 
 
 def terms_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
-    """Yield the edits that set the terms at the end of the billing period: of account, plan, inclusion and price."""
+    """Yield the edits that gave the account, its plan, included quantity and price their state at the period's end."""
     at = line.report.period_end - 1
     account = then(Account, using, at, identifier=line.report.account) if line.report.account else None
     if account is None:
@@ -64,7 +67,7 @@ def terms_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
 
 
 def _price_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
-    """Yield the edit that set the price which the report recorded."""
+    """Yield the edit that set the line's price."""
     period = billing_period_of(line.report, str(line.usage_period))
     prices = line.report.prices.get("periods", {}).get(period, {}).get("meters", {})
     if line.meter in prices:
@@ -87,7 +90,7 @@ def _edit(model: Any, record: Any) -> RecordedEdit:
 
 
 def ledger_lines(line: ReportLine, using: str) -> QuerySet[Line]:
-    """Return the ledger lines that add up to a report line; none for an adjustment."""
+    """Return the ledger lines from which a report line was made. An adjustment has no ledger lines."""
     report = line.report
     since = report.since.get(str(line.usage_period))
     if since is None or line.charge_category != USAGE:
@@ -99,5 +102,5 @@ def ledger_lines(line: ReportLine, using: str) -> QuerySet[Line]:
 
 def batches(line: ReportLine, using: str) -> QuerySet[Batch]:
     """Return the batches of a report line's ledger lines, in the order of their shards' chains."""
-    numbers = ledger_lines(line, using).order_by().values("batch")
-    return Batch.objects.using(using).filter(pk__in=numbers).order_by("shard", "position")
+    pks = ledger_lines(line, using).order_by().values("batch")
+    return Batch.objects.using(using).filter(pk__in=pks).order_by("shard", "position")

@@ -1,4 +1,4 @@
-"""Periods of all accounts, for reports that also have a line for every account without usage."""
+"""Find the billing periods of all accounts, for files that also list accounts without usage."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ratelimits.reports.terms import Terms, TermsBook
 
 
 def candidates(using: str, month: str, account: str | None) -> Iterator[tuple[Group, Period, Terms]]:
-    """Yield three values for each account, sorted by its name.
+    """Yield, for each account, a group without usage, its billing period that starts in the month, and its terms.
 
-    They are a group without usage, the account's billing period that starts in the month, and its current terms.
-    Accounts that were added after the end of that period are left out.
+    The accounts are sorted by name. The terms are the current ones. Accounts that were added after the end of the
+    period are left out.
     """
     accounts = Account.objects.using(using).annotate(account=F("identifier"))
     if account is not None:
         accounts = accounts.filter(identifier=account)
     names = accounts.order_by(*in_order(using, "account")).values_list("identifier", flat=True)
-    rest = names.iterator(chunk_size=CHUNK)
+    unread = names.iterator(chunk_size=CHUNK)
     book = TermsBook(using)
-    while chunk := list(islice(rest, CHUNK)):
+    while chunk := list(islice(unread, CHUNK)):
         by_name, added = book.of(chunk), _added(using, chunk)
         for name in chunk:
             terms = by_name[name]
@@ -41,6 +41,6 @@ def candidates(using: str, month: str, account: str | None) -> Iterator[tuple[Gr
 
 
 def _added(using: str, names: list[str]) -> dict[str, int]:
-    """Return when each account was added (µs since 1970 UTC), for accounts that have a history."""
+    """Return the time (µs since 1970 UTC) at which each account with a history was added."""
     records = Account.history.using(using).filter(identifier__in=names).order_by()
     return dict(records.values_list("identifier").annotate(made=Min("since")))

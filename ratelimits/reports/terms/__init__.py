@@ -1,4 +1,4 @@
-"""The terms of accounts and the rules, as they were at a moment or at a version of the configuration."""
+"""Read the terms of accounts at a moment, and rules at a version of the configuration."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _NOTHING: Mapping[str, int] = {}
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The billing terms of an account: time zone, anchor, the slug of its plan, and the included quantities by meter.
-
-    `anchor` says on which day and hour its billing months start; "" stands for calendar months. `kept` is a billing
-    period that keeps its start and end, although the terms were changed in it; None if there is none. `row` is the
-    account's primary key; 0 if it has no row.
-    """
+    """The billing terms of an account."""
 
     timezone: str = "UTC"
+    #: The day and hour at which the account's billing months start; "" means calendar months.
     anchor: str = ""
+    #: The slug of the account's plan.
     plan: str = ""
+    #: The quantities that the plan includes, by meter.
     included: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    #: A billing period that keeps its start and end, although the terms were changed in it; None if there is none.
     kept: Span | None = None
+    #: The primary key of the account; 0 if the account has no row.
     row: int = 0
 
     def period(self, at: int) -> Period:
@@ -37,33 +37,33 @@ class Terms:
         return period_at(self.timezone, self.anchor, at, self.kept)
 
     def period_from(self, start: int) -> Period:
-        """Return the period that starts at `start` (µs since 1970 UTC), under which usage was counted."""
+        """Return the counted period that starts at `start` (µs since 1970 UTC): usage was counted under this period."""
         return period_from(self.timezone, self.anchor, start, self.kept)
 
 
 @dataclass(frozen=True, slots=True)
 class RuleText:
-    """The name of a rule for reports. `row` is the rule in one version; None if that version is unknown."""
+    """The name of a rule for reports. `row` is the rule at a version; None if nothing is known about the rule."""
 
     name: str
     row: Any = None
 
 
 def then(model: Any, using: str, at: int, **filters: Any) -> Any:
-    """Return the history record of a row as it was at a moment (µs since 1970 UTC); None if it did not exist."""
+    """Return the history record of a row at a moment (µs since 1970 UTC); None if the row did not exist then."""
     record = model.history.using(using).filter(since__lte=at, **filters).order_by("-version", "-history_id").first()
     return None if record is None or record.history_type == "-" else record
 
 
 class AccountTerms:
-    """The terms of some accounts, now and at any moment; each account and plan is read only once."""
+    """The terms of some accounts, now and at any moment. Each account and each plan is read only once."""
 
     def __init__(self, using: str, names: Iterable[str], plans: PlanBook | None = None) -> None:
         self.accounts = AccountBook(using, names)
         self.plans = PlanBook(using) if plans is None else plans
 
     def at(self, name: str, at: int | None) -> Terms:
-        """Return an account's terms at a moment (µs since 1970 UTC; None for now).
+        """Return an account's terms at a moment (µs since 1970 UTC; None means now).
 
         An unknown account has the default terms.
         """
@@ -75,7 +75,7 @@ class AccountTerms:
 
 
 class TermsBook:
-    """The current terms of accounts; plans are cached."""
+    """The current terms of accounts. Plans are cached."""
 
     def __init__(self, using: str) -> None:
         self._using, self._plans = using, PlanBook(using)
@@ -88,7 +88,7 @@ class TermsBook:
 
 
 class RuleBook:
-    """Rules by primary key and version, for reports; results are cached."""
+    """Finds rules for reports, by primary key and version. Results are cached."""
 
     def __init__(self, using: str) -> None:
         self.of = lru_cache(maxsize=10_000)(self._of)

@@ -1,6 +1,6 @@
-"""The states of account rows, now and in the past, read once for many accounts.
+"""Read the present and the past states of account rows, once for many accounts.
 
-A kept billing period keeps its start and end, although the account's time zone or anchor was changed in it.
+A *kept* billing period keeps its start and end, although the account's time zone or anchor was changed in it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _COLUMNS = ("id", "identifier", "since", "plan_id", "timezone", "billing_anchor"
 class State(NamedTuple):
     """The state of an account row from `since` (µs since 1970 UTC) on.
 
-    `kind` is "+", "~" or "-" if the state is from the row's history, "" if it is from the row itself.
+    If the state is from the row's history, `kind` is "+" (added), "~" (changed) or "-" (deleted). If it is from the row
+    itself, `kind` is "".
     """
 
     row: int
@@ -51,7 +52,7 @@ class AccountBook:
         self._kept |= kept_periods(self._using, names)
 
     def kept(self, name: str) -> Span | None:
-        """Return the kept billing period of an account, None if it has none."""
+        """Return the kept billing period of an account; None if the account has none."""
         return self._kept.get(name)
 
     def is_unchanged(self, name: str, since: int) -> bool:
@@ -60,7 +61,10 @@ class AccountBook:
         return row is not None and row.since <= since
 
     def state(self, name: str, at: int | None) -> State | None:
-        """Return the state of an account's row at a moment (µs since 1970 UTC; None for now); None without a row."""
+        """Return the state of an account's row at a moment (µs since 1970 UTC; None means now).
+
+        Return None if the account had no row.
+        """
         row = self._rows.get(name)
         if row is not None and (at is None or row.since <= at):
             return row
@@ -81,11 +85,11 @@ class AccountBook:
     @cached_property
     def _by_name(self) -> dict[str, list[Records]]:
         rows = self._records(self._names)
-        # The rows may have had other names too, and other rows may have had these names: they share an allowance.
-        others = {state.name for records in rows.values() for state in records} - self._names
-        if others:
-            self._read(others)
-            rows |= self._records(others)
+        # The rows may have had other names too. These names share an allowance with the first ones, so read them too.
+        other_names = {state.name for records in rows.values() for state in records} - self._names
+        if other_names:
+            self._read(other_names)
+            rows |= self._records(other_names)
         by_name: dict[str, list[Records]] = defaultdict(list)
         for records in sorted(rows.values(), key=lambda records: records[0].since):
             for name in {state.name for state in records}:
@@ -93,9 +97,10 @@ class AccountBook:
         return by_name
 
     def _records(self, names: Collection[str]) -> dict[int, list[State]]:
+        """Return all recorded states of each row that ever had one of these names, by primary key."""
         history: Any = Account.history
-        named = history.using(self._using).filter(identifier__in=names)
-        records = history.using(self._using).filter(id__in=named.values("id")).order_by("version", "history_id")
+        with_name = history.using(self._using).filter(identifier__in=names)
+        records = history.using(self._using).filter(id__in=with_name.values("id")).order_by("version", "history_id")
         by_row: dict[int, list[State]] = defaultdict(list)
         for row in records.values_list(*_COLUMNS, "history_type"):
             state = State(*row)

@@ -1,4 +1,4 @@
-"""The quantities that plans include, now or at any moment; each plan is read only once, with its history."""
+"""Find the quantities that plans include, now or at any moment. Each plan is read only once, with its history."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Recorded(NamedTuple):
 
 
 class PlanBook:
-    """Plans by primary key; results are cached."""
+    """Finds the terms of plans by primary key. Results are cached."""
 
     def __init__(self, using: str) -> None:
         self._using = using
@@ -32,7 +32,7 @@ class PlanBook:
         self.of = lru_cache(maxsize=1000)(self._of)
 
     def _of(self, pk: int, at: int | None) -> PlanTerms:
-        """Return a plan's terms at a moment (µs since 1970 UTC; None for now)."""
+        """Return a plan's terms at a moment (µs since 1970 UTC; None means now)."""
         plans, inclusions = ([], []) if at is None else self._history(pk)
         if at is None or not plans:
             return self._now(pk)

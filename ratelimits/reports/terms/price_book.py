@@ -1,4 +1,4 @@
-"""The prices of plans at a moment, in the form in which reports record them."""
+"""Find the prices of plans at a moment, in the form in which reports record prices."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ratelimits.models import Plan, PlanPrice
 from ratelimits.pricing.money import minor_digits
 from ratelimits.reports.terms import then
 
-#: A plan's prices as a report records them: the plan, the currency, the currency's number of decimals, and for each
-#: meter the price with its id and version.
+#: The prices of a plan in the form in which reports record them. A record has the plan, the currency, the currency's
+#: number of decimals, and for each meter the price with its id and version.
 Record = Mapping[str, Any]
 
 
@@ -20,11 +20,11 @@ _NO_CURRENCY = ("", 0)
 
 
 class PriceBook:
-    """The prices of plans at any moment; results are cached."""
+    """Finds the prices of plans at any moment. Results are cached."""
 
     def __init__(self, using: str) -> None:
         self._using = using
-        self._now = cache(self._read_now)
+        self._current = cache(self._read_current)
         self._recorded = cache(self._read_recorded)
         self.of = lru_cache(maxsize=1000)(self._of)
 
@@ -55,10 +55,10 @@ class PriceBook:
         return {"plan": slug, "currency": currency, "digits": digits, "meters": meters}
 
     def _valid(self, model: Any, row: Any, read: Callable[[Any], Any]) -> tuple[Any, Any]:
-        """Return a row and the result of `read` for it.
+        """Return a row, and the result of `read` for this row.
 
-        If the row is invalid (raw SQL can write such a row), return its first valid correction, or (None, None) if it
-        was deleted. Raises ValueError if it was not corrected yet.
+        Raw SQL can write an invalid row. Then return its first valid correction with the result; (None, None) if the
+        row was deleted. Raises ValueError if the row was not corrected yet.
         """
         try:
             return row, read(row)
@@ -72,34 +72,38 @@ class PriceBook:
             raise
 
     def _plan(self, slug: str, at: int) -> Any:
-        now = self._now(slug)
-        if now is not None and now.since <= at:
-            return now
+        """Return a plan, or its history record, as it was at a moment; None if the plan did not exist then."""
+        current = self._current(slug)
+        if current is not None and current.since <= at:
+            return current
         past = then(Plan, self._using, at, slug=slug)
         history: Any = Plan.history
-        if past is None and now is not None:
-            # If its addition is not recorded, raw SQL wrote the plan: its first record is the best source then.
-            first = history.using(self._using).filter(id=now.pk).order_by("version", "history_id").first()
+        if past is None and current is not None:
+            # If no record says that the plan was added, raw SQL wrote the plan. Then its first record is used.
+            first = history.using(self._using).filter(id=current.pk).order_by("version", "history_id").first()
             if first is None or first.history_type != "+":
-                return first or now
+                return first or current
         return past
 
-    def _read_now(self, slug: str) -> Any:
+    def _read_current(self, slug: str) -> Any:
         return Plan.objects.using(self._using).filter(slug=slug).first()
 
     def _rows(self, plan: int, at: int) -> list[Any]:
+        """Return the prices of a plan, or their history records, as they were at a moment."""
         rows, records = self._recorded(plan)
-        first = {record.id: record for record in reversed(records)}
-        # A row whose addition is not recorded existed before its first record.
-        current = {pk: record for pk, record in first.items() if record.history_type != "+" and record.since > at}
+        first_records = {record.id: record for record in reversed(records)}
+        # If the first record of a row does not say that the row was added, the row existed before this record.
+        states = {
+            pk: record for pk, record in first_records.items() if record.history_type != "+" and record.since > at
+        }
         for record in records:
             if record.since <= at:
-                current.pop(record.id, None)
+                states.pop(record.id, None)
                 if record.history_type != "-":
-                    current[record.id] = record
-        # A row without any record was written with raw SQL.
-        states = [*(row for row in rows if row.pk not in first), *current.values()]
-        return [row for row in states if row.plan_id == plan]
+                    states[record.id] = record
+        # Raw SQL wrote the rows without any record.
+        unrecorded = [row for row in rows if row.pk not in first_records]
+        return [row for row in (*unrecorded, *states.values()) if row.plan_id == plan]
 
     def _read_recorded(self, plan: int) -> tuple[list[Any], list[Any]]:
         """Return a plan's current prices, and the history records of all its prices in the order of the edits."""
