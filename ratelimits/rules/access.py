@@ -44,7 +44,7 @@ _Networks = dict[int, dict[int, tuple[AccessRow, ...]]]
 
 
 class AccessIndex:
-    """All blocks and allows at one version. It never changes."""
+    """All blocks and allows at one version. An index never changes."""
 
     __slots__ = ("_by_pk", "_keys", "_starts", "_v4", "_v6")
 
@@ -127,22 +127,22 @@ class AccessIndex:
         the row of the address, or else of its smallest network. If one of these two rows is a block, the block decides.
         """
         keys = self._keys
-        who = None
+        caller_row = None
         if keys:
             for key in (identity.api_key, identity.user, identity.account):
                 if key in keys:
-                    who = _in_force(keys[key], now)
-                    if who is not None:
-                        if who.blocks:
-                            return who
+                    caller_row = _in_force(keys[key], now)
+                    if caller_row is not None:
+                        if caller_row.blocks:
+                            return caller_row
                         break
         address = identity.address
         if address is None:
-            return who
-        where = _in_force(keys[address], now) if address in keys else None
-        if where is None and (self._v4 or self._v6):
-            where = self._of_network(address, now)
-        return where if where is not None and (where.blocks or who is None) else who
+            return caller_row
+        address_row = _in_force(keys[address], now) if address in keys else None
+        if address_row is None and (self._v4 or self._v6):
+            address_row = self._of_network(address, now)
+        return address_row if address_row is not None and (address_row.blocks or caller_row is None) else caller_row
 
     def _of_network(self, address: str, now: int) -> AccessRow | None:
         v6 = address.endswith("/64")
@@ -151,7 +151,7 @@ class AccessIndex:
             return None
         try:
             packed = inet_pton(AF_INET6, address[3:-3]) if v6 else inet_pton(AF_INET, address[3:])
-        except OSError:  # requests without a readable address have such a key
+        except OSError:  # not an address: this is the key of requests whose address cannot be read
             return None
         number = int.from_bytes(packed, "big")
         for bits, by_prefix in networks.items():
@@ -167,7 +167,7 @@ NO_ACCESS = AccessIndex()
 
 
 def _in_force(rows: tuple[AccessRow, ...], now: int) -> AccessRow | None:
-    """Return the row in force. Only raw SQL can write several rows for one target. Then a block is returned."""
+    """Return the row in force; None if there is none. Raw SQL can write several rows for one target: prefer a block."""
     found = None
     for row in rows:
         if row.valid_from <= now < row.valid_until:

@@ -14,16 +14,16 @@ RECENT = 3_600_000_000
 
 
 class KeyFacts(NamedTuple):
-    """The plan, account and overrides of one key. `plan` is 0 without a plan.
+    """The plan, account and overrides of one key. `plan` is the id of the plan; 0 without a plan.
 
-    moved  when the plan, account or overrides last changed, in µs since 1970 UTC; 0 if this is longer ago than RECENT
-    kept   the kept period (see algorithms/billing_periods.py); None if there is none
+    changed_at  when one of these last changed, in µs since 1970 UTC; 0 if this is longer ago than RECENT
+    kept        the kept period (see algorithms/billing_periods.py); None if there is none
     """
 
     plan: int
     account: AccountRow | None
     overrides: tuple[OverrideRow, ...]
-    moved: int
+    changed_at: int
     kept: Span | None
 
 
@@ -57,17 +57,17 @@ class Facts:
         if not any(of_key) and key not in rows.deleted_at and key not in rows.kept:
             return None
         overrides, memberships, accounts = of_key
-        moved = [rows.deleted_at.get(key, 0), *(account.since for account in accounts)]
+        changes = [rows.deleted_at.get(key, 0), *(account.since for account in accounts)]
         times = [(row.since, row.valid_from, row.valid_until) for row in overrides]
         times += [(row.since, row.valid_from, row.valid_until) for row in memberships]
         for since, *edges in times:
-            moved += since, *(edge for edge in edges if 0 < edge <= now)
+            changes += since, *(edge for edge in edges if 0 < edge <= now)
         in_force: dict[str, OverrideRow] = {}
         for override in overrides:
             if override.valid_from <= now < override.valid_until:
                 in_force.setdefault(override.rule, override)
         plans = [row.plan for row in memberships if row.valid_from <= now < row.valid_until]
-        newest = max(moved)
+        newest = max(changes)
         return KeyFacts(
             plans[0] if plans else 0,
             accounts[0] if accounts else None,

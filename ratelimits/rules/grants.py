@@ -87,7 +87,7 @@ def _save(row: KeyOverride, reason: str, by: Any) -> None:
 
 
 def _describe(row: Any, reason: str, by: Any) -> None:
-    """Give a row the reason and the user (if there is one) of this edit. The history of the row will contain them."""
+    """Note the reason of this edit, and its user if there is one. The row's history will contain both."""
     row._change_reason = reason[:MAX_REASON]
     if by is not None:
         row._history_user = by

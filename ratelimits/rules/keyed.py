@@ -140,7 +140,7 @@ def read(using: str, shards: Collection[int], above: int | None = None) -> dict[
 
 
 def merge(shards: list[KeyRows | None], changes: Mapping[int, KeyRows], tombstones: Iterable[Tombstone]) -> None:
-    """Merge changes into the shards that are in memory: first remove deleted rows, then add the new ones."""
+    """Merge changes into the shards that are in memory: first remove deleted rows, then add the new rows."""
     tombstones_by_shard: dict[int, list[Tombstone]] = {}
     for tombstone in tombstones:
         if tombstone.shard is not None:

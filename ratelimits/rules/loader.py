@@ -90,9 +90,10 @@ class Loader:
         return self.current()
 
     def reload(self, minimum_version: int | None = None) -> Snapshot:
-        """Read the rules from the database and return them. Do not read if the version is `minimum_version` or above.
+        """Read the rules from the database and return them.
 
-        Raise RulesUnavailable if the database cannot be asked. Then the current rules stay in force.
+        If the current rules have `minimum_version` or a newer version, return them without reading. Raise
+        RulesUnavailable if the database cannot be asked. Then the current rules stay in force.
         """
         return self._wait(self._submit(self._load, minimum_version))
 
@@ -102,7 +103,7 @@ class Loader:
 
     async def aload(self, shards: frozenset[int]) -> Snapshot:
         """Return a snapshot that contains the rows of these shards of keys."""
-        return await self._await(self._want(shards))
+        return await self._await(self._submit_shards(shards))
 
     def forget(self) -> None:
         """Forget all rules. The next use reads everything."""
@@ -130,7 +131,7 @@ class Loader:
                 self._refresh_at = now + self._interval()
                 self._start(self._refresh)
             if self._current is current and not current.seen_at - _STEP <= now < current.good_until:
-                self._current = self._at(current.rows, versioned=current.versioned)
+                self._current = self._snapshot_of(current.rows, versioned=current.versioned)
             return self._current or current
 
     def _refresh(self) -> None:
@@ -144,8 +145,10 @@ class Loader:
         except RulesUnavailable as error:
             logger.warning("The rules could not be read again; the current ones stay in force: %s", error)
 
-    def _at(self, current: rows.Rows, *, versioned: bool) -> Snapshot:
-        return Snapshot(current, self._clock, lambda shards: self._wait(self._want(shards)), versioned=versioned)
+    def _snapshot_of(self, current: rows.Rows, *, versioned: bool) -> Snapshot:
+        return Snapshot(
+            current, self._clock, lambda shards: self._wait(self._submit_shards(shards)), versioned=versioned
+        )
 
     def _interval(self) -> int:
         return int(conf.RELOAD_INTERVAL * 1_000_000)
@@ -170,7 +173,7 @@ class Loader:
             logger.warning("The rules are not read: %s", error)
             return None
 
-    def _want(self, shards: frozenset[int]) -> Future[Snapshot]:
+    def _submit_shards(self, shards: frozenset[int]) -> Future[Snapshot]:
         self._wanted.update(shards)
         return self._submit(self._load_shards, shards)
 
@@ -273,7 +276,7 @@ class Loader:
             versioned = not behind and not tests.running
             self._refresh_at = self._clock() + (_PAUSE if behind else self._interval())
             if self._current is None or self._current.rows is not rows_read or self._current.versioned != versioned:
-                self._current = self._at(rows_read, versioned=versioned)
+                self._current = self._snapshot_of(rows_read, versioned=versioned)
             return self._current
 
     def _query(self, query: Callable[[], R]) -> R:
@@ -285,7 +288,7 @@ class Loader:
                 with connection.execute_wrapper(self._timed):
                     answer = query()
         except (DatabaseError, ArithmeticError, TypeError, ValueError) as error:
-            # Django raises the last three if a column of numbers contains text, which SQLite allows.
+            # SQLite allows text in a column of numbers. Then Django raises one of the last three errors.
             hint = "is it up, and was `manage.py migrate` run?"
             if not isinstance(error, DatabaseError):
                 hint = "correct the row that raw SQL wrote"

@@ -20,7 +20,7 @@ _NARROWEST = ((API_KEY, "api_key"), (USER, "user"), (ADDRESS, "address"))
 
 
 def covers(row: RuleRow, method: str) -> bool:
-    """Return whether the rule covers this HTTP method. A rule without methods covers all. GET also covers HEAD."""
+    """Return whether the rule covers this HTTP method. A rule without methods covers all; GET also covers HEAD."""
     return not row.methods or method in row.methods or (method == "HEAD" and "GET" in row.methods)
 
 
@@ -63,12 +63,12 @@ def overridden(row: RuleRow, kind: str, overrides: list[OverrideRow]) -> Algorit
     """
     numbers: dict[str, object] = {}
     for override in reversed(overrides):
-        if is_alone(kind, override):
+        if belongs_to_key(kind, override):
             numbers |= dict(override.numbers)
     return row.with_numbers(numbers)
 
 
-def is_alone(kind: str, override: OverrideRow) -> bool:
+def belongs_to_key(kind: str, override: OverrideRow) -> bool:
     """Return whether a counter of this kind belongs to the override's key alone. `kind` is an attribute of Identity."""
     return ("ip" if kind == "address" else kind) in COVERS[override.key.partition(":")[0]]
 

@@ -23,7 +23,7 @@ class AppliedRule:
     key       the counted key, such as "user:42"; "" in a Selection, because many keys share it
     key_kind  the attribute of Identity that contains the key, or "global"
     max_wait  the longest wait in seconds
-    prefetch  maximum number of requests for which a process takes permits in advance; 0: it must not do this
+    prefetch  maximum number of requests for which a process takes permits in advance; 0 for none
     rule      the id of the rule
     version   the version of the newest edit that affects the rule: an edit of the rule, of an override, or a deletion
     since     the moment from which these parameters hold, in µs since 1970 UTC

@@ -31,7 +31,7 @@ from ratelimits.rules.narrowing import (
     counted_kind,
     covers,
     for_head,
-    is_alone,
+    belongs_to_key,
     one_bill,
     overridden,
 )
@@ -73,7 +73,7 @@ class Billing(NamedTuple):
 
 #: The properties of an identity on which its rules depend: the kinds of its keys (bits), the key's plan, the account's
 #: plan, the moment when one of them last changed, and the overrides.
-_Terms = tuple[int, int, int, int, tuple[OverrideRow, ...]]
+_Properties = tuple[int, int, int, int, tuple[OverrideRow, ...]]
 
 
 class Snapshot:
@@ -123,7 +123,7 @@ class Snapshot:
         self._clock = clock
         self._load = load
         self._facts: list[Facts | None] = [None] * KEY_SHARDS
-        self._selections: dict[tuple[str, str, _Terms], Selection] = {}
+        self._selections: dict[tuple[str, str, _Properties], Selection] = {}
         self._billing: dict[tuple[str, str | None, Span | None], Billing] = {}
         self._plans: dict[int, dict[str, RuleRow]] = {}
         for row in rows.rules.values():
@@ -143,27 +143,27 @@ class Snapshot:
 
         If the rows about the identity's keys were read before, this makes no query and needs no lock.
         """
-        terms = self._terms_of(identity)
-        if terms is None:
+        properties = self._properties_of(identity)
+        if properties is None:
             return self.having(identity).select(scope, method, identity)
         if scope not in self._scopes:
             scope = "*"
         if method not in self._methods:
             # If no rule names HEAD, use the rules of GET for HEAD, because the same handler answers both.
             method = "GET" if method == "HEAD" and "GET" in self._methods else ""
-        cache_key = (scope, method, terms)
+        cache_key = (scope, method, properties)
         selection = self._selections.get(cache_key)
         if selection is None:
-            selection = self._compile(scope, method, terms)
+            selection = self._compile(scope, method, properties)
             with _lock:
                 if len(self._selections) >= MAX_SELECTIONS:
                     self._selections.clear()
                 selection = self._selections.setdefault(cache_key, selection)
         return selection
 
-    def _terms_of(self, identity: Identity) -> _Terms | None:
+    def _properties_of(self, identity: Identity) -> _Properties | None:
         """Return the properties on which the identity's rules depend; None if rows about its keys are missing."""
-        present = key_plan = account_plan = moved = 0
+        present = key_plan = account_plan = changed_at = 0
         overrides: tuple[OverrideRow, ...] = ()
         facts = self._facts
         for bit, key in (
@@ -186,8 +186,8 @@ class Snapshot:
             else:
                 key_plan = key_plan or fact.plan
             overrides += fact.overrides
-            moved = max(moved, fact.moved)
-        return present, key_plan, account_plan, moved, overrides
+            changed_at = max(changed_at, fact.changed_at)
+        return present, key_plan, account_plan, changed_at, overrides
 
     def applicable(self, scope: str, method: str, identity: Identity) -> tuple[AppliedRule, ...]:
         """Return the rules of `select`, each with the key under which it counts this identity."""
@@ -197,7 +197,7 @@ class Snapshot:
         )
 
     def billing(self, account: str | None) -> Billing:
-        """Return the billing periods of an account, such as "account:7"; by default calendar months in UTC."""
+        """Return the billing periods of an account, such as "account:7". Without an account: calendar months in UTC."""
         timezone, anchor, kept = "UTC", None, None
         if account is not None:
             shard = self._facts[crc32(account.encode()) % KEY_SHARDS]
@@ -255,11 +255,11 @@ class Snapshot:
             self.seen_at = max(self.seen_at, now)
             self.good_until = min(self.good_until, until)
 
-    def _compile(self, scope: str, method: str, terms: _Terms) -> Selection:
+    def _compile(self, scope: str, method: str, properties: _Properties) -> Selection:
         """Return a new Selection for a scope, a method and these properties of an identity."""
         applied, unreadable = [], []
         for rank, row, rule, _overrides in self._chosen(
-            terms, lambda row: row.scope in ("*", scope) and covers(row, method)
+            properties, lambda row: row.scope in ("*", scope) and covers(row, method)
         ):
             if isinstance(rule, AppliedRule):
                 applied.append((rank, row, rule))
@@ -275,26 +275,26 @@ class Snapshot:
 
         Rules whose row is switched off are left out. The result is shown to people and is not cached.
         """
-        terms = self._terms_of(identity)
-        if terms is None:
+        properties = self._properties_of(identity)
+        if properties is None:
             return self.having(identity).in_any_scope(identity)
         found = []
-        for rank, row, rule, overrides in self._chosen(terms, lambda row: True):
-            kind = counted_kind(row.key_kind, terms[0]) or GLOBAL_KEY
-            effective = tuple(item for item in overrides if item.mode or (item.numbers and is_alone(kind, item)))
+        for rank, row, rule, overrides in self._chosen(properties, lambda row: True):
+            kind = counted_kind(row.key_kind, properties[0]) or GLOBAL_KEY
+            effective = tuple(item for item in overrides if item.mode or (item.numbers and belongs_to_key(kind, item)))
             if rule is not None or any(item.mode == "off" for item in effective):
                 found.append(ExplainedRule(row, rule, ("", "account", "key")[rank], effective))
         return found
 
     def _chosen(
-        self, terms: _Terms, wanted: Callable[[RuleRow], bool]
+        self, properties: _Properties, wanted: Callable[[RuleRow], bool]
     ) -> Iterator[tuple[int, RuleRow, AppliedRule | UnreadableRule | None, list[OverrideRow]]]:
         """Yield the wanted rules by name: rank, row, the rule as it applies (None if it is off), and its overrides.
 
         If several rules have the same name, take the rule of the key's plan (rank 2), or else of the account's plan
         (rank 1), or else the default rule, which belongs to no plan (rank 0).
         """
-        present, key_plan, account_plan, moved, overrides = terms
+        present, key_plan, account_plan, changed_at, overrides = properties
         ranks = (0, account_plan, key_plan)
         chosen: dict[str, tuple[int, RuleRow]] = {}
         for rank, plan in enumerate(ranks):
@@ -312,10 +312,10 @@ class Snapshot:
             deleted_at = self.rows.deleted_at
             deletions = [deleted_at[plan, name] for plan in ranks[rank:] if (plan, name) in deleted_at]
             of_rule = [override for override in overrides if override.rule == name]
-            yield rank, row, self._apply(row, kind or GLOBAL_KEY, of_rule, deletions, moved), of_rule
+            yield rank, row, self._apply(row, kind or GLOBAL_KEY, of_rule, deletions, changed_at), of_rule
 
     def _apply(
-        self, row: RuleRow, kind: str, overrides: list[OverrideRow], deletions: list[tuple[int, int]], moved: int
+        self, row: RuleRow, kind: str, overrides: list[OverrideRow], deletions: list[tuple[int, int]], changed_at: int
     ) -> AppliedRule | UnreadableRule | None:
         mode = next((override.mode for override in overrides if override.mode), row.mode)
         if mode == "off":
@@ -333,7 +333,7 @@ class Snapshot:
         if span is not None:
             self._seen(now, span[1])
         versions = [row.version, *(version for version, _since in deletions), *(item.version for item in overrides)]
-        moments = [row.since, moved, *(since for _version, since in deletions)]
+        moments = [row.since, changed_at, *(since for _version, since in deletions)]
         moments += [max(item.since, item.valid_from) for item in overrides]
         return AppliedRule(
             name=row.name,
