@@ -52,7 +52,7 @@ class Decision:
     allowed      whether the request is admitted. If the algorithm lets requests wait, it is admitted after `wait`
     limit        the capacity of the binding limit (its rate for the algorithms smooth_*); None if no limit is enforced
     remaining    number of permits that could be taken now
-    retry_after  seconds until the same request would be admitted, if no other request comes; None: it would never be
+    retry_after  seconds until the same request would be admitted, if no other request comes; None if never
     reset_after  seconds until all permits of the limits have come back
     wait         seconds that the caller must wait before the request proceeds
     receipt      the permits that the request took, with which it can be refunded or settled; None if it took none

@@ -28,10 +28,10 @@ from ratelimits.rules.narrowing import (
     ADDRESS,
     API_KEY,
     USER,
+    belongs_to_key,
     counted_kind,
     covers,
     for_head,
-    belongs_to_key,
     one_bill,
     overridden,
 )
