@@ -126,7 +126,7 @@ def steps() -> list[Case]:
     rule, decision = answer.binding, answer.decision
     assert rule is not None
     assert decision is not None
-    now = time.time_ns() // 1000
+    now, quoted = time.time_ns() // 1000, headers.quoted(rule.name)
     command = Command(server.keyspace, ours.call_of(ours.three_limits(), now))
     run_id = run_of(current_server().wire.client)
     place = (Identity("user:42", None, "account:7", "ip:203.0.113.9"), "three", "GET", False, ("requests", 1))
@@ -140,7 +140,7 @@ def steps() -> list[Case]:
         ("answer.headers()", answer.headers),
         (
             "of which headers.standing()",
-            lambda: headers.standing(headers.quoted(rule.name), decision.remaining, decision.reset_after),
+            lambda: headers.standing(quoted, decision.remaining, decision.reset_after),
         ),
         ("answer.binding", lambda: answer.binding),
         ("rules.current()", rules.current),

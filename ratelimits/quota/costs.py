@@ -23,16 +23,17 @@ def valid(costs: Mapping[str, int]) -> Mapping[str, int]:
         raise WrongCost("a request needs at least one meter, such as {'requests': 1}")
     if len(costs) > MAX_METERS:
         raise WrongCost(f"a request is counted by at most {MAX_METERS} meters, not {len(costs)}")
+    all_int = True
     for meter, cost in costs.items():
         name: object = meter
         if not isinstance(name, str) or not name:
             raise WrongCost(f"a meter must be a text such as 'requests', not {shown(name)}")
         if not _is_cost(cost):
             raise WrongCost(f"the cost in {shown(meter)} must be a whole number from 0 to 2**40, not {shown(cost)}")
-    if all(type(cost) is int for cost in costs.values()):
-        return costs
+        if type(cost) is not int:
+            all_int = False
     # Convert other types to int, because Python cannot add numbers of some types, such as a float and a Decimal.
-    return {meter: int(cost) for meter, cost in costs.items()}
+    return costs if all_int else {meter: int(cost) for meter, cost in costs.items()}
 
 
 def _is_cost(cost: Any) -> bool:
