@@ -1,12 +1,12 @@
 -- token_bucket (1), gcra (2), leaky_bucket (3) and leaky_bucket_queue (4) work in the same way. Each charge adds to a
--- debt, and the debt becomes smaller as time passes. The debt is the exact time (µs) until all spent permits have come
--- back. One permit takes q + r/n µs. The debt is T + g/(n*m) µs. Usually m is 1. After a change of the rate, the
--- fraction of the old debt may need a larger denominator, so m may be larger.
--- The *room* is the largest debt that is allowed, as a pair over n (see prelude.lua): the time that `capacity` permits
--- take. In a queue with a capacity above 0 it is the time of one more permit.
+-- debt, and the debt becomes smaller as time passes.
+-- One permit takes q + r/n µs. The debt is the exact time until all spent permits have come back: T + g/(n*m) µs.
+-- Usually m is 1. After a change of the rate, the fraction of the old debt may need a larger denominator. Then m is
+-- larger. The *room* is the largest debt that is allowed. It is the time that `capacity` permits take, as a pair over
+-- n (see prelude.lua). In a queue with a capacity above 0 it is the time that capacity + 1 permits take.
 -- Entry: name, algorithm, expiry, last, q, r, n, m, T, g.
--- Params: q, r, n, whole µs of the room, numerator of the room, capacity. A seventh param is the number of permits
--- already spent in a new state (token_bucket), or `delay_after` (queue).
+-- Params: q, r, n, the pair of the room (two params), capacity, and one more: for token_bucket the number of permits
+-- that are already spent in a new state, for a queue `delay_after`.
 do
   -- The positions in an entry.
   local E_Q, E_R, E_N, E_M, E_T, E_G = 5, 6, 7, 8, 9, 10
@@ -58,7 +58,8 @@ do
     if l.code == 1 and params[7] > 0 then l.T, l.g = time_of(l, params[7]) end
   end
 
-  local function drain(l, elapsed)
+  -- Makes the debt smaller by the time (µs) that has passed.
+  local function shrink_debt(l, elapsed)
     if elapsed > l.T or (elapsed == l.T and l.g == 0) then
       l.T, l.g, l.m = 0, 0, 1
     elseif elapsed > 0 then
@@ -87,13 +88,13 @@ do
     local base, m = times(big(whole), big(n)), 1
     local part = greatest(base, unit, top)
     if at_most(top, times(plus(base, big(part)), unit)) then return whole, part, 1 end
-    local below = l.m * (entry[E_Q] * entry[E_N] + entry[E_R])
-    if below < 9007199254740992 then
+    local denominator = l.m * (entry[E_Q] * entry[E_N] + entry[E_R])
+    if denominator < 9007199254740992 then
       -- Calculate the denominator of top / unit in lowest terms.
-      local _, x = muldiv(l.T % below, entry[E_N] * l.m % below, below)
-      local _, y = muldiv(params[1] % below, n % below, below)
-      local _, rest = muldiv((x + l.g) % below, (y + params[2]) % below, below)
-      m = below / gcd(rest, below)
+      local _, x = muldiv(l.T % denominator, entry[E_N] * l.m % denominator, denominator)
+      local _, y = muldiv(params[1] % denominator, n % denominator, denominator)
+      local _, rest = muldiv((x + l.g) % denominator, (y + params[2]) % denominator, denominator)
+      m = denominator / gcd(rest, denominator)
       if n * m < 4503599627370496 then return whole, greatest(times(base, big(m)), unit, times(top, big(m))), m end
       m = 1
     end
@@ -115,13 +116,13 @@ do
     local from = entry[4]
     if entry[E_Q] ~= params[1] or entry[E_R] ~= params[2] or entry[E_N] ~= params[3] then
       -- The state was written at another rate. The spent permits stay spent. Calculate their time at the new rate.
-      drain(l, l.changed - from)
+      shrink_debt(l, l.changed - from)
       from = l.changed
       l.T, l.g, l.m = stretch(l, entry)
       -- Limit the debt to 142 years. A longer time would not be exact, and it would not change any decision.
       if l.T > 4503599627370496 then l.T, l.g, l.m = 4503599627370496, 0, 1 end
     end
-    drain(l, l.now - from)
+    shrink_debt(l, l.now - from)
   end
 
   function level.check(l)

@@ -13,7 +13,7 @@ Edit = tuple[str, str, str]
 NO_FAST_PATH: Edit = ("fast", "if ARGV[5] ~= '' then", "if false then")
 
 LIVES = "entry[3] = math.min(math.ceil((at + math.max(life, CLOCK_BACK)) / 1e6) + 1, 4294967295)"
-DRAIN = "    drain(l, l.now - from)\n  end"
+DRAIN = "    shrink_debt(l, l.now - from)\n  end"
 OWES, BEHIND = "    l.T, l.g = T, g", "\n  end\n\n  function level.refund"
 BORN = "last, l.must_write = at, not never and l.retry ~= NEVER"
 ADMITS = "if allowed and l.ok and l.cost > 0 then"
