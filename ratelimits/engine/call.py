@@ -202,7 +202,10 @@ def _heads(keyspace: Keyspace, call: Call, shards: list[int]) -> list[int]:
 
 
 def state_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
-    """Return the Redis keys of the limits' states: first the packed states, then the first own key of each limit."""
+    """Return the Redis keys of the limits' states: first the packed states, then the first own key of each limit.
+
+    An own key belongs to one limit alone.
+    """
     return [
         keyspace.state(shards[number], call.keys[number])
         if name is None

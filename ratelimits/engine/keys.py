@@ -88,9 +88,9 @@ def _quote(text: str) -> str:
 
 
 def own_name(letter: str, name: str) -> str:
-    """Return a part of a Redis key that belongs to one limit alone: the part that names the limit.
+    """Return the part that stands for the limit in the name of an own key. An own key belongs to one limit alone.
 
-    It begins with the letter of the limit's algorithm, because each algorithm stores its state in a different form.
+    This part begins with the letter of the limit's algorithm, because algorithms store their states in different forms.
     """
     return f"{letter}:{name_id(name):x}"
 
@@ -152,9 +152,9 @@ class Keyspace:
         return f"{self.prefix(shard)}s:{bounded(key)}"
 
     def own(self, shard: int, own_name: str, key: str) -> str:
-        """Return a Redis key that belongs to one limit alone: its own key. Its state has no fixed size.
+        """Return the own key of a limit: a Redis key that belongs to this limit alone.
 
-        The limit's further Redis keys have the same name with a suffix. The algorithm defines the suffixes.
+        If the limit has further own keys, their names are this name with a suffix. The algorithm defines the suffixes.
         """
         return f"{self.prefix(shard)}{own_name}:{bounded(key)}:"
 

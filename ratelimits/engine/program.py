@@ -51,7 +51,7 @@ class StateKey(NamedTuple):
     """A Redis key in which the states of limits are stored.
 
     key      position of the limited key in the call's `keys`
-    own      the part of an own key that names the limit; None for a packed state, which belongs to several limits
+    own      if the Redis key belongs to one limit alone: the part of its name that stands for the limit; otherwise None
     endings  suffixes of the limit's further Redis keys
     """
 
@@ -181,7 +181,7 @@ class Program:
 
 
 def _own(term: Term) -> str | None:
-    """Return the part of a limit's own Redis key that names the limit; None if the limit has no own Redis key."""
+    """Return the part of the name of a limit's own Redis key that stands for the limit; None without an own key."""
     letter = term.algorithm.storage.own
     return own_name(letter, term.name) if letter else None
 

@@ -63,7 +63,7 @@ def _namespace() -> str:
 def isolate(suffix: str) -> None:
     """Use a namespace with this suffix from now on. With "", use the namespace of the settings.
 
-    If the namespace before had a suffix, delete those of its Redis keys that never expire.
+    If the previous namespace had a suffix, delete its Redis keys that have no time to live.
     """
     global _test_suffix
     previous = current_server() if _test_suffix and current_server.cache_info().currsize else None
@@ -107,7 +107,7 @@ def may_move() -> bool:
 
 
 def on_each(server: Server, shards: Sequence[int], do: Callable[[redis.Redis, list[int]], None]) -> None:
-    """Call `do(client, shards)` for each server. Of `shards`, each call gets those that the server has.
+    """Call `do(client, shards)` for each server that has some of these shards, with the shards that it has.
 
     If a call fails, still call the other servers, and raise the first error at the end.
     """

@@ -30,7 +30,7 @@ from ratelimits.engine.transport.connection import Unavailable
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after a charge in which its permits can be given back. The command for this is sent once, at once.
+#: Seconds after a charge in which its permits can be given back. The command that does this is sent immediately.
 _GIVE_BACK_TTL = 60.0
 
 #: The retry_after of a request that can never be admitted.
@@ -47,7 +47,7 @@ Sending = Generator[Sent, bytes, Reply]
 class ShardPart(NamedTuple):
     """The part of a call in one shard.
 
-    slot     the cluster's slot in which the shard's Redis keys are
+    slot     the slot of the cluster that contains the shard's Redis keys
     limits   positions of the part's limits in the whole call
     keys     positions of the part's keys in the whole call
     command  the command that decides this part
@@ -60,7 +60,7 @@ class ShardPart(NamedTuple):
 
 
 def slot_of(keyspace: Keyspace, number: int) -> int:
-    """Return the cluster's slot in which a shard's Redis keys are."""
+    """Return the slot of the cluster that contains a shard's Redis keys."""
     return key_slot(keyspace.prefix(number).encode())
 
 
@@ -207,7 +207,7 @@ def _give_back(whole: Command, replies: Replies, until: int, name: bytes) -> Gen
         if reply[0] != 1:
             logger.error("The permits taken in slot %d were not given back: the node answered %s", part.slot, reply)
             continue
-        # The answer reports what the limits have left after this.
+        # Report what the limits have left after the permits were given back.
         corrected = list(charging_reply)
         for index, i in enumerate(charged):
             corrected[10 + 3 * i : 12 + 3 * i] = reply[10 + 3 * index : 12 + 3 * index]

@@ -84,8 +84,8 @@ def run_named(info: Mapping[str, Any]) -> str:
     """Return the run of a server from the fields of its INFO, as lua/run.lua does.
 
     A run is one life of the server: it ends when the server restarts or a replica is promoted. The name is
-    "<run_id>:<replication id>". The replication id is left out if the server was not promoted, because it can change
-    although no data is lost.
+    "<run_id>:<replication id>". The replication id is left out if the server was not promoted, because then this id can
+    change although no data is lost.
     """
     promoted = str(info.get("master_replid2", "")).strip("0")
     return f"{info.get('run_id', '?')}:{info.get('master_replid', '') if promoted else ''}"
@@ -98,7 +98,7 @@ _READ = 4096
 
 
 class RawReplyParser(DefaultParser):  # type: ignore[misc, valid-type]
-    """The parser of redis-py with access to its socket and its reader. A call uses these two directly to save time."""
+    """The parser of redis-py, with access to the socket and the reader. A call uses both directly to save time."""
 
     def on_connect(self, connection: Any, **kwargs: Any) -> None:
         super().on_connect(connection, **kwargs)

@@ -26,7 +26,7 @@ from ratelimits.engine.transport.connection import INFO, MORE, NotSent, Unanswer
 #: Maximum number of commands that are written and not answered. A server decides 128 commands in about 10 ms.
 IN_FLIGHT = 128
 #: A busy event loop may fail to connect although the server works. If a timer of the loop was late by more than LATE
-#: times TIMEOUT during the attempt, the loop was busy. Then the connection is attempted again.
+#: times TIMEOUT during the attempt, the loop was busy. Then it tries to connect again.
 LATE = 0.2
 #: Maximum number of attempts to connect.
 ATTEMPTS = 5
@@ -67,7 +67,7 @@ class _Link(asyncio.Protocol):
         self.ended = False
         self._connection = connection
         self._timeout = timeout
-        # This is a weak reference. The event loop refers to this object. Otherwise it would keep an unused owner alive.
+        # The event loop refers to this object. With a normal reference here, the loop would keep an unused owner alive.
         self._owner = weakref.ref(owner)
         self._loop = asyncio.get_running_loop()
         self._sent: deque[tuple[_Reply, float]] = deque()
@@ -336,7 +336,7 @@ class Multiplexed:
 
 
 class _Lateness:
-    """Measures whether a timer of the event loop is late by more than `step` seconds. It ends when `stop` is called."""
+    """Measures whether a timer of the event loop is late by more than `step` seconds. Call `stop` to end measuring."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, step: float) -> None:
         self._loop = loop

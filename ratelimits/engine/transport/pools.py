@@ -1,4 +1,4 @@
-"""Make pools like that of the configured cache. Their connections have short timeouts, raw replies and no retries."""
+"""Make connection pools of the same kind as that of the cache, but with short timeouts, raw replies and no retries."""
 
 from __future__ import annotations
 
