@@ -42,7 +42,7 @@ class OpenMeter(Service):
         return answer.status in (202, 204)
 
     def refused(self, answer: HttpAnswer, event_ids: Sequence[str]) -> PushOutcome | None:
-        """Read a refusal. A refusal is about the whole batch, and event_ids no events."""
+        """Read a refusal. It is about the whole batch, and does not say which event was wrong."""
         content = read_json(answer)
         if answer.status == 404 or not isinstance(content, dict):
             return None

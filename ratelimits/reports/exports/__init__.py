@@ -1,8 +1,8 @@
-"""Exports of report rows to files. They are streamed, so that a report of any size needs only bounded memory.
+"""Write report rows to files. Files are written as streams, so a report of any size needs little memory.
 
-A format's `stream` takes an iterable of rows, or of charges (rows with amounts). It reads them once, while it writes.
-It yields the file in chunks of bytes, for a file, standard output or an HTTP response. The same rows always give the
-same bytes.
+A format's `stream` takes rows, or charges (rows with amounts). It reads them only once, while it writes the file. It
+yields the file in chunks of bytes, for a file, standard output or an HTTP response. The same rows always give the same
+bytes.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ class Format:
 
     name: str
     label: str
-    #: Ending of its files, different for each format.
+    #: The end of the names of the format's files. Each format has another suffix.
     suffix: str
     content_type: str
-    #: Takes rows (charges if it is priced) and the version of the file's columns.
+    #: Takes rows (charges if `priced` is true) and the version of the file's columns, and yields the file.
     written_by: Callable[[Iterable[Any], int], Iterator[bytes]]
-    #: A module that it needs in addition to the app's requirements, and the extra that installs this module.
+    #: A module that the format needs in addition to the app's requirements.
     module: str = ""
+    #: The extra of this app's package that installs the module.
     extra: str = ""
     #: Takes rows and a moment (µs since 1970 UTC), and yields the rows. It raises ValueError at the first row that the
     #: receiving system would refuse at that moment.
     accepted: Callable[[Iterable[Row], int], Iterator[Row]] | None = None
-    #: Whether people may download it. Events for a billing system are written only by the management command.
+    #: Whether people may download files of this format. Only the management command writes events for billing systems.
     downloaded: bool = True
-    #: Whether it has the second schema: its rows are charges, with amounts.
+    #: Whether the format has amounts (the second schema). Then it takes charges instead of rows.
     priced: bool = False
 
     def stream(self, rows: Iterable[Any], version: int = VERSION) -> Iterator[bytes]:
@@ -46,7 +47,7 @@ class Format:
 
     @property
     def missing(self) -> str:
-        """Return a sentence that says what must be installed first; "" if it can be written."""
+        """Return a sentence that says what must be installed first; "" if nothing is missing."""
         if not self.module or find_spec(self.module):
             return ""
         return f"{self.label} needs {self.module}: pip install 'ratelimits[{self.extra}]'"
@@ -130,7 +131,10 @@ def installed() -> list[Format]:
 
 
 def named(file: str) -> Format | None:
-    """Return the format with the longest suffix that a file's name ends with; None if there is none."""
+    """Return the format of a file with this name; None if there is none.
+
+    If several suffixes fit, the longest one decides.
+    """
     name = file.lower()
-    fitting = [file_format for file_format in FORMATS.values() if name.endswith(file_format.suffix)]
-    return max(fitting, key=lambda file_format: len(file_format.suffix), default=None)
+    candidates = [file_format for file_format in FORMATS.values() if name.endswith(file_format.suffix)]
+    return max(candidates, key=lambda file_format: len(file_format.suffix), default=None)

@@ -1,4 +1,4 @@
-"""The second schema of a report, as CSV and JSON: the first schema's columns, the account's name, and the amounts."""
+"""Write charges as CSV and JSON by the second schema. It adds the account's name and amounts to the first schema."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from ratelimits.reports.exports.schema import priced_schema, schema_id
 from ratelimits.reports.rows import COLUMNS as ROW_COLUMNS
 from ratelimits.reports.rows import MOMENTS, QUANTITIES, VERSION, Charge, names
 
-#: The columns that the second schema adds after those of the first.
+#: The columns that the second schema adds after the columns of the first schema.
 MONEY = ("account_name", "currency", "unit_price", "amount", "report_total")
 COLUMNS = (*ROW_COLUMNS, *MONEY)
+#: Columns that never contain a formula, because their values are not texts.
 _NO_TEXTS = QUANTITIES | MOMENTS | {"unit_price", "amount", "report_total"}
 _END = "".join(f',"{name}":%s' for name in MONEY) + "}"
 
@@ -24,7 +25,7 @@ schema = priced_schema
 
 
 def money(charge: Charge) -> tuple[str, ...]:
-    """Return the values of the columns MONEY. The unit price is empty if the line's units have different prices."""
+    """Return the values of the columns `MONEY`. The unit price is empty if the line's units have different prices."""
     prices = {part.unit_price for part in charge.parts}
     return (
         charge.account_name,
@@ -41,13 +42,13 @@ def decimal(amount: Decimal | None) -> str:
 
 
 def csv_stream(charges: Iterable[Charge], version: int = VERSION) -> Iterator[bytes]:
-    """Yield the charges as a CSV file in chunks. Rows are read only shortly before they are written."""
+    """Yield the charges as a CSV file in chunks. Each charge is read shortly before it is written."""
     rows = ([*values, *money(charge)] for charge in charges for values in csv.cells((charge.row,), version))
     return encoded(csv.lines((*names(version), *MONEY), _NO_TEXTS, rows))
 
 
 def json_stream(charges: Iterable[Charge], version: int = VERSION) -> Iterator[bytes]:
-    """Yield the charges as a JSON document in chunks. Rows are read only shortly before they are written."""
+    """Yield the charges as a JSON document in chunks. Each charge is read shortly before it is written."""
     items = (line(charge.row)[:-1] + _END % tuple(map(text, money(charge))) for charge in charges)
     name = schema_id(version, priced=True)
     return encoded(chain([f'{{"schema":{text(name)},"lines":'], array(items), ["}\n"]))

@@ -1,8 +1,8 @@
-"""Finalised report lines as usage events for billing systems: Stripe's meter events and Lago's events.
+"""Write final report lines as usage events for billing systems: meter events of Stripe, and events of Lago.
 
-A sent event cannot be undone, so provisional lines are left out. Each event names a customer: what the billing system
-calls the account. The function in the setting `BILLING_CUSTOMER` returns this name. If it returns none, the account is
-billed elsewhere, and its lines are left out.
+An event cannot be undone after it was sent, so provisional lines are left out. Each event names a customer: this is the
+account's name in the billing system. The function in the setting `BILLING_CUSTOMER` returns the customer. If it returns
+none, the account is billed in another way, and its lines are left out.
 
 The fields of the events are defined at https://docs.stripe.com/api/billing/meter-event/create and
 https://getlago.com/docs/api-reference/events/batch.
@@ -20,8 +20,10 @@ from ratelimits.reports.exports.json import text
 from ratelimits.reports.periods import SECOND, iso
 from ratelimits.reports.rows import FINAL, VERSION, Row
 
-#: How far in the past and in the future (µs) Stripe accepts an event.
-STRIPE_OLDEST, STRIPE_NEWEST = 35 * 86_400 * SECOND, 5 * 60 * SECOND
+#: Maximum age (µs) of an event that Stripe accepts.
+STRIPE_OLDEST = 35 * 86_400 * SECOND
+#: Maximum time (µs) between now and the moment of an event in the future that Stripe accepts.
+STRIPE_NEWEST = 5 * 60 * SECOND
 #: Maximum number of events in one request to Lago.
 LAGO_BATCH = 100
 
@@ -38,13 +40,13 @@ class NotAccepted(ValueError):
 
 
 def stripe(rows: Iterable[Row], _version: int = VERSION) -> Iterator[bytes]:
-    """Yield chunks of meter events, one event per text line, for the report lines that have overage."""
+    """Yield meter events for the report lines with overage, one event on each line of text, in chunks."""
     events = (stripe_event(row, customer) for row, customer in _billed(rows))
     return encoded(f"{event}\n" for event in events if event)
 
 
 def stripe_event(row: Row, customer: str) -> str:
-    """Return the meter event of a line as JSON; "" if it has no overage."""
+    """Return the meter event for a report line as JSON; "" if the line has no overage."""
     if not row.overage_quantity:
         return ""
     return _STRIPE % (text(row.meter), text(customer), row.overage_quantity, text(row.line_id), second(row))
@@ -52,21 +54,21 @@ def stripe_event(row: Row, customer: str) -> str:
 
 def accepted_by_stripe(rows: Iterable[Row], now: int) -> Iterator[Row]:
     """Yield the rows. Raise NotAccepted at the first event that Stripe would refuse at `now` (µs since 1970 UTC)."""
-    name = _names()
+    customer_of = _cached_customer_function()
     for row in rows:
-        if row.overage_quantity and _customer(row, name):
+        if row.overage_quantity and _customer(row, customer_of):
             at = row.charge_period_end - 1
             if not now - STRIPE_OLDEST <= at <= now + STRIPE_NEWEST:
                 raise NotAccepted(
                     f"Stripe accepts no event of {iso(at // SECOND * SECOND)} at {iso(now // SECOND * SECOND)} (line_id"
-                    f" {row.line_id}): it must be at most 35 days old and at most 5 minutes ahead. Send a report soon"
-                    " after its period's end, and bill older usage in another way."
+                    f" {row.line_id}): an event must be at most 35 days old and at most 5 minutes ahead. Send a report"
+                    " soon after its period's end, and bill older usage in another way."
                 )
         yield row
 
 
 def lago(rows: Iterable[Row], _version: int = VERSION) -> Iterator[bytes]:
-    """Yield chunks of batches, one batch per text line. A batch has as many events as Lago accepts."""
+    """Yield batches of events, one batch on each line of text, in chunks. Lago accepts at most LAGO_BATCH events."""
     return encoded(_batches(rows))
 
 
@@ -77,32 +79,32 @@ def _batches(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def lago_event(row: Row, customer: str) -> str:
-    """Return the event of a line as JSON; "" if it has no quantity."""
+    """Return the event for a report line as JSON; "" if all quantities of the line are 0."""
     quantities = row.consumed_quantity, row.included_quantity, row.overage_quantity, row.refunded_quantity
     if not any(quantities):
         return ""
-    names, labels = map(text, (row.line_id, customer, row.meter)), map(text, (row.key, row.rule, row.plan))
-    return _LAGO % (*names, second(row), *quantities, *labels)
+    identities, properties = map(text, (row.line_id, customer, row.meter)), map(text, (row.key, row.rule, row.plan))
+    return _LAGO % (*identities, second(row), *quantities, *properties)
 
 
 def _billed(rows: Iterable[Row]) -> Iterator[tuple[Row, str]]:
     """Yield the final rows of accounts that the billing system bills, each with its customer."""
-    name = _names()
+    customer_of = _cached_customer_function()
     for row in rows:
-        if customer := _customer(row, name):
+        if customer := _customer(row, customer_of):
             yield row, customer
 
 
-def _customer(row: Row, name: Callable[[str], str | None]) -> str | None:
-    """Return the customer of a row's event; None or "" if there is no event for it."""
-    return name(row.account) if row.status == FINAL and row.account else None
+def _customer(row: Row, customer_of: Callable[[str], str | None]) -> str | None:
+    """Return the customer of a row's event; None or "" if the row gets no event."""
+    return customer_of(row.account) if row.status == FINAL and row.account else None
 
 
-def _names() -> Callable[[str], str | None]:
-    """Return a cached function that gives the billing system's customer for an account."""
+def _cached_customer_function() -> Callable[[str], str | None]:
+    """Return a function that gives the customer for an account, and stores its results in a cache."""
     return lru_cache(maxsize=4096)(conf.BILLING_CUSTOMER or str)
 
 
 def second(row: Row) -> int:
-    """Return the last second (since 1970 UTC) of the line's charge period: the end belongs to the next period."""
+    """Return the last second (since 1970 UTC) of a line's charge period. The end itself belongs to the next period."""
     return (row.charge_period_end - 1) // SECOND

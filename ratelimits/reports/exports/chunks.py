@@ -1,4 +1,4 @@
-"""Join pieces of text into chunks of bytes, for all text formats."""
+"""Join texts into chunks of bytes, for all text formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SIZE = 65_536
 
 
 def encoded(pieces: Iterable[str]) -> Iterator[bytes]:
-    """Yield the pieces in UTF-8, joined into chunks. At most SIZE characters and one piece are in memory."""
+    """Yield the pieces in UTF-8, joined into chunks. At most `SIZE` characters and one more piece are in memory."""
     pending: list[str] = []
     length = 0
     for piece in pieces:

@@ -1,10 +1,10 @@
-"""Report lines as CloudEvents 1.0 in JSON, for OpenMeter or a billing system.
+"""Write report lines as CloudEvents 1.0 in JSON, for OpenMeter or a billing system.
 
-A billing system identifies an event by its source and id, and accepts each event once. The event of a finalised line
-has the line_id as its id, so sending a report again changes nothing.
+A billing system identifies an event by its `source` and its `id`, and accepts each event once. The `id` of a final
+line's event is the `line_id`, so sending a report again changes nothing.
 
-A provisional line may still change. So its event has another type, which must not be billed. Its id changes when the
-line changes, and is never the id of the final event.
+A provisional line may still change. Therefore its event has another type, which must not be billed. The `id` of this
+event changes when the line changes, and is never the `id` of the final event.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ _EVENT = (
 
 
 def source() -> str:
-    """Return the source of the events, which names the project by its NAMESPACE."""
+    """Return the `source` of the events. It contains the project's setting NAMESPACE."""
     return f"/ratelimits/{quote(conf.NAMESPACE, safe='')}"
 
 
 def stream(rows: Iterable[Row], _version: int = VERSION) -> Iterator[bytes]:
-    """Yield a JSON array of events in chunks. Rows are read only shortly before they are written."""
+    """Yield a JSON array of events in chunks. Each row is read shortly before it is written."""
     yield from encoded(array(_events(rows)))
     yield b"\n"
 
 
 def stream_lines(rows: Iterable[Row], _version: int = VERSION) -> Iterator[bytes]:
-    """Yield the events as JSON lines, which are easy to split into requests of the size that a receiver accepts."""
+    """Yield the events in chunks, one JSON document on each line. Such a file is easy to split into small requests."""
     return encoded(f"{text_of_event}\n" for text_of_event in _events(rows))
 
 
 def _events(rows: Iterable[Row]) -> Iterator[str]:
     sender = text(source())
     for row in rows:
-        # CloudEvents allows no empty subject.
+        # The subject of a CloudEvent must not be empty.
         yield event(row, sender, row.account or ANONYMOUS)
 
 
 def event(row: Row, sender: str, subject: str) -> str:
-    """Return the event of a line as JSON; `sender` is the source as a JSON text."""
-    data, name, kind = line(row), row.line_id, FINAL_LINE
+    """Return the event of a report line as JSON. `sender` is the `source` as a JSON text."""
+    data, event_id, kind = line(row), row.line_id, FINAL_LINE
     if row.status != FINAL:
-        name, kind = f"{name}-{hashlib.sha256(data.encode()).hexdigest()[:16]}", PROVISIONAL_LINE
-    # The last moment of the charge period: its end belongs to the next period.
+        event_id, kind = f"{event_id}-{hashlib.sha256(data.encode()).hexdigest()[:16]}", PROVISIONAL_LINE
+    # This is the last moment of the charge period. The end itself belongs to the next period.
     time = iso(row.charge_period_end - 1)
-    return _EVENT % (text(name), sender, kind, text(subject), time, schema_id(row.columns_version), data)
+    return _EVENT % (text(event_id), sender, kind, text(subject), time, schema_id(row.columns_version), data)

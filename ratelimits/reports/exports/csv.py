@@ -1,8 +1,8 @@
-"""Report rows as CSV (RFC 4180) in UTF-8: with a header line, a line feed at the end of each line, and no formulae.
+"""Write report rows as CSV (RFC 4180) in UTF-8, with a header line and with a line feed at the end of each line.
 
-There are two formats. `stream` is for programs: it changes a text only if a spreadsheet would run it as a formula.
-`stream_for_spreadsheets` also marks texts that a spreadsheet would misread, such as a batch range that looks like a
-time of day.
+There are two formats. `stream` is for programs. It changes only texts that a spreadsheet would run as a formula.
+`stream_for_spreadsheets` also puts an apostrophe before a text that a spreadsheet would misread. For example, a batch
+range can look like a time of day.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from ratelimits.reports.columns import NUMBERS, ColumnKind
 from ratelimits.reports.exports.chunks import encoded
 from ratelimits.reports.rows import MOMENTS, QUANTITIES, TABLE, VERSION, Row, names
 
+#: If a line begins with one of these characters, its first value may need an apostrophe.
 _FIRST = frozenset(SIGNS + "\t\r\n")
 _SIGNS = re.escape(SIGNS)
-#: A quick test. It matches each line that needs an apostrophe after its first character, and few other lines.
+#: A quick test. It matches each line in which another value needs an apostrophe. It matches few other lines.
 _SUSPECT = re.compile(f'[,{ENDS}][{_SIGNS}\\t\\r\\n "]')
 #: The same test for lines in ASCII; it is faster.
 _SUSPECT_ASCII = re.compile(f'[,{ENDS}][=+\\-@\\t\\r\\n "]')
@@ -28,32 +29,35 @@ _SUSPECT_ASCII = re.compile(f'[,{ENDS}][=+\\-@\\t\\r\\n "]')
 _MISREAD = re.compile(r"(?=\D*\d)(?:[^\W\d_]+[ ./,-]*\d[\W\d]*+|[\W\d]++[^\W\d_]*[\W\d]*+)|true|false", re.IGNORECASE)
 #: Spreadsheets keep 15 digits of a number.
 _DIGITS = 15
-#: The byte order mark: without it Excel reads a file in the encoding of the machine.
+#: The byte order mark. Without this mark, Excel reads a file in the encoding of the machine.
 _MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
+#: Columns that never contain a formula, because their values are not texts.
 _NO_TEXTS = QUANTITIES | MOMENTS
-_SHOWN = [index for index, column in enumerate(TABLE) if column.kind is ColumnKind.TEXT]
+#: The indexes of the columns with texts.
+_TEXTS = [index for index, column in enumerate(TABLE) if column.kind is ColumnKind.TEXT]
+#: The indexes of the columns with numbers.
 _NUMBERS = [index for index, column in enumerate(TABLE) if column.kind in NUMBERS or column.kind is ColumnKind.DECIMAL]
 
 
 class _Line:
-    """A file for csv.writer. Its write() returns the line, and so writerow() returns the line too."""
+    """A file for `csv.writer`. Its `write` returns the line, so that `writerow` returns the line too."""
 
     def write(self, text: str) -> str:
         return text
 
 
 def stream(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
-    """Yield the rows as a CSV file in chunks. Rows are read only shortly before they are written."""
+    """Yield the rows as a CSV file in chunks. Each row is read shortly before it is written."""
     return encoded(lines(names(version), _NO_TEXTS, cells(rows, version)))
 
 
 def stream_for_spreadsheets(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
-    """Yield the rows as a CSV file for spreadsheets, with an apostrophe before values that they would misread."""
-    return encoded(chain([_MARK], lines(names(version), _NO_TEXTS, map(_shown_as_text, cells(rows, version)))))
+    """Yield the rows as a CSV file with an apostrophe before each value that a spreadsheet would misread."""
+    return encoded(chain([_MARK], lines(names(version), _NO_TEXTS, map(_marked_as_texts, cells(rows, version)))))
 
 
 def cells(rows: Iterable[Row], version: int) -> Iterator[list[str]]:
-    """Yield the texts of rows for a file with the columns of `version`. Columns that a row does not have are empty."""
+    """Yield the texts of each row for a file with the columns of `version`; "" for columns that a row does not have."""
     count = len(names(version))
     for row in rows:
         texts = row.texts()
@@ -61,15 +65,16 @@ def cells(rows: Iterable[Row], version: int) -> Iterator[list[str]]:
 
 
 @lru_cache(maxsize=4096)
-def _as_text(text: str) -> str:
+def _marked_as_text(text: str) -> str:
     return f"'{text}" if _MISREAD.fullmatch(text) else text
 
 
-def _shown_as_text(values: list[str]) -> list[str]:
+def _marked_as_texts(values: list[str]) -> list[str]:
+    """Put an apostrophe before each value that a spreadsheet would misread."""
     count = len(values)
-    for index in _SHOWN:
+    for index in _TEXTS:
         if index < count:
-            values[index] = _as_text(values[index])
+            values[index] = _marked_as_text(values[index])
     for index in _NUMBERS:
         if index < count and len(values[index]) > _DIGITS:
             values[index] = f"'{values[index]}"
@@ -77,24 +82,25 @@ def _shown_as_text(values: list[str]) -> list[str]:
 
 
 def lines(columns: Sequence[str], no_texts: Collection[str], rows: Iterable[list[str]]) -> Iterator[str]:
-    """Yield the header, and each row as a line without formulae. Columns of `no_texts` never contain formulae."""
-    texts, commas = [index for index, name in enumerate(columns) if name not in no_texts], len(columns) - 1
-    # The writer quotes values that contain a character of its line terminator. With CR LF it also quotes a single CR,
-    # which some readers would take as the end of a line.
+    """Yield the header, and then each row as a line without formulae. The columns `no_texts` never contain formulae."""
+    text_columns, commas = [index for index, name in enumerate(columns) if name not in no_texts], len(columns) - 1
+    # The writer quotes each value that contains a character of the line terminator. With CR LF, it also quotes values
+    # with a single CR. This is needed, because some readers take a single CR as the end of a line.
     write = csv.writer(_Line(), lineterminator="\r\n").writerow
-    yield _ended(write(columns))
+    yield _with_line_feed(write(columns))
     for values in rows:
         line = ",".join(values)
         suspect = _SUSPECT_ASCII if line.isascii() else _SUSPECT
         if suspect.search(line) or line[0] in _FIRST:
-            for index in texts:
+            for index in text_columns:
                 values[index] = neutral(values[index])
             line = ",".join(values)
         if line.count(",") == commas and '"' not in line and "\n" not in line and "\r" not in line:
-            yield f"{line}\n"  # The writer would yield the same, but take three times as long.
+            yield f"{line}\n"  # The writer would give the same line, but take three times as long.
         else:
-            yield _ended(write(values))
+            yield _with_line_feed(write(values))
 
 
-def _ended(line: object) -> str:
+def _with_line_feed(line: object) -> str:
+    """Return a line of the writer with LF instead of CR LF at its end."""
     return f"{str(line)[:-2]}\n"

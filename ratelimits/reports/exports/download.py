@@ -1,4 +1,4 @@
-"""Files as HTTP responses."""
+"""Send files as HTTP responses."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from ratelimits.reports.exports import Format
 
 
 class FileDownload(StreamingHttpResponse):
-    """A response that writes a file while it is sent.
+    """A response whose file is written while the response is sent.
 
-    The asynchronous iterator is for ASGI: without it, Django would read all chunks before it sends the first.
+    Under ASGI, Django uses the asynchronous iterator. Without it, Django would read all chunks before it sends the
+    first one.
     """
 
     def __init__(self, chunks: Iterable[bytes], content_type: str, file: str) -> None:
@@ -26,15 +27,15 @@ class FileDownload(StreamingHttpResponse):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         chunks: Iterator[bytes] = iter(self)
 
-        def following() -> bytes | None:
+        def next_chunk() -> bytes | None:
             return next(chunks, None)
 
-        while (chunk := await sync_to_async(following)()) is not None:
+        while (chunk := await sync_to_async(next_chunk)()) is not None:
             yield chunk
 
 
 class Download(FileDownload):
-    """A file of report rows. `rows` and `version` are the arguments of the format's `stream`."""
+    """A response with a file of report rows. `rows` and `version` are the arguments of the format's `stream`."""
 
     def __init__(self, form: Format, rows: Iterable[Any], version: int, stem: str) -> None:
         super().__init__(form.stream(rows, version), form.content_type, f"{stem}{form.suffix}")

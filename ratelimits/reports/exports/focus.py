@@ -1,7 +1,8 @@
-"""Charges as CSV with the columns of FOCUS 1.2, the FinOps Open Cost and Usage Specification (focus.finops.org).
+"""Write charges as CSV with the columns of FOCUS 1.2, the FinOps Open Cost and Usage Specification (focus.finops.org).
 
-In each row, quantity times unit price is the cost, so a row has only one unit price. A report line becomes one row for
-its included units, and one row for each price of its other units. Lines without a currency are left out.
+In each row, the cost is the quantity multiplied by the unit price, so a row has only one unit price. A report line
+becomes one row for its included units, and one row for each unit price of its overage. Lines without a currency are
+left out.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _DESCRIPTIONS = {
     ADJUSTMENT: "{meter}: adjusted by a person",
 }
 
-#: Functions that return the columns' values. Each takes a charge, and the part of its units that has one price (None if
-#: the charge is not a price of units, such as a fee).
+#: For each column, the function that returns its value. The function takes a charge, and a part of its units with one
+#: unit price. The part is None if the charge has no units, such as a fee.
 _COLUMNS: Mapping[str, Callable[[Charge, PricedPart | None], str]] = {
     "BilledCost": lambda charge, part: _cost(charge, part),
     "BillingAccountId": lambda charge, _part: charge.row.account,
@@ -51,7 +52,7 @@ _COLUMNS: Mapping[str, Callable[[Charge, PricedPart | None], str]] = {
     "ListUnitPrice": lambda charge, part: _unit_price(charge, part),
     "PricingCategory": lambda charge, _part: "Standard" if _category(charge) != _ADJUSTMENT else "Other",
     "PricingQuantity": lambda charge, part: _pricing_quantity(charge, part),
-    "PricingUnit": lambda charge, part: charge.row.unit if part is not None else _period_of(charge),
+    "PricingUnit": lambda charge, part: charge.row.unit if part is not None else _unit_of_fee(charge),
     "ProviderName": lambda _charge, _part: conf.NAMESPACE,
     "PublisherName": lambda _charge, _part: conf.NAMESPACE,
     "ServiceCategory": lambda _charge, _part: "Other",
@@ -77,7 +78,7 @@ _NO_TEXTS = frozenset(
 
 
 def stream(charges: Iterable[Charge], _version: int = VERSION) -> Iterator[bytes]:
-    """Yield the charges as a CSV file in chunks. Rows are read only shortly before they are written."""
+    """Yield the charges as a CSV file in chunks. Each charge is read shortly before it is written."""
     return encoded(csv.lines(COLUMNS, _NO_TEXTS, _rows(charges)))
 
 
@@ -89,7 +90,7 @@ def _rows(charges: Iterable[Charge]) -> Iterator[list[str]]:
 
 
 def _parts(charge: Charge) -> Iterator[PricedPart | None]:
-    """Yield the parts of a line's units that have one price each; None if the charge is not a price of units."""
+    """Yield one part of a charge for each unit price; yield None if the charge has no units, such as a fee."""
     row = charge.row
     if row.charge_category in (FEE, REPRICING, MINIMUM, ROUNDING):
         yield None
@@ -109,18 +110,18 @@ def _cost(charge: Charge, part: PricedPart | None) -> str:
 def _unit_price(charge: Charge, part: PricedPart | None) -> str:
     if part is not None:
         return written(part.unit_price)
-    # A fee is the price of 1 period. A correction may be below 0, which a unit price must not be.
-    return _cost(charge, None) if _period_of(charge) and not charge.row.charge_class else ""
+    # The unit price of a fee is the price of one period. A correction may be below 0, but a unit price must not be.
+    return _cost(charge, None) if _unit_of_fee(charge) and not charge.row.charge_class else ""
 
 
 def _pricing_quantity(charge: Charge, part: PricedPart | None) -> str:
     if part is not None:
         return str(part.quantity)
-    return "1" if _period_of(charge) else ""
+    return "1" if _unit_of_fee(charge) else ""
 
 
-def _period_of(charge: Charge) -> str:
-    """Return the unit of a charge that is made once in each billing period; "" for other charges."""
+def _unit_of_fee(charge: Charge) -> str:
+    """Return the unit of a fee; "" for other charges."""
     return "billing period" if charge.row.charge_category == FEE else ""
 
 
@@ -147,5 +148,5 @@ def _description(charge: Charge, part: PricedPart | None) -> str:
 def _sku_price(charge: Charge, part: PricedPart | None) -> str:
     if not charge.row.meter:
         return ""
-    about = _unit_price(charge, part) if part is not None else charge.row.charge_category
-    return f"{charge.row.plan}/{charge.row.meter}/{about}"
+    price = _unit_price(charge, part) if part is not None else charge.row.charge_category
+    return f"{charge.row.plan}/{charge.row.meter}/{price}"

@@ -1,6 +1,6 @@
-"""Report rows as one JSON document. `schema` describes the document.
+"""Write report rows as one JSON document. `schema` describes the document.
 
-Quantities are strings, because many readers would round large numbers. Counts and versions are numbers.
+Quantities are written as strings, because many readers would round large numbers. Counts and versions are numbers.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ text: Callable[[str], str] = encode_basestring
 
 
 def line(row: Row) -> str:
-    """Return a row as compact JSON, with the columns of its version, in order."""
-    form = _FORMS.get(type(row))
-    if form is None:
-        form = _FORMS[type(row)] = _form(row.columns_version)
-    template, writers = form
+    """Return a row as compact JSON, with the columns of the row's version in their order."""
+    template_and_writers = _TEMPLATES.get(type(row))
+    if template_and_writers is None:
+        template_and_writers = _TEMPLATES[type(row)] = _template(row.columns_version)
+    template, writers = template_and_writers
     return template % tuple([write(value) for write, value in zip(writers, row, strict=False)])
 
 
-#: For each type of row: the template of a line, and the functions that write its values.
-_FORMS: dict[type[Row], tuple[str, tuple[Callable[[Any], str], ...]]] = {}
+#: For each type of row, the template of a line, and the functions that write the values of its columns.
+_TEMPLATES: dict[type[Row], tuple[str, tuple[Callable[[Any], str], ...]]] = {}
 
 
-def _form(version: int) -> tuple[str, tuple[Callable[[Any], str], ...]]:
+def _template(version: int) -> tuple[str, tuple[Callable[[Any], str], ...]]:
     """Return the template of a line with the columns of a version, and the functions that write their values."""
-    own = columns(version)
-    template = "{" + ",".join(f'"{column.name}":%s' for column in own) + "}"
-    return template, tuple(_writer(column.kind) for column in own)
+    version_columns = columns(version)
+    template = "{" + ",".join(f'"{column.name}":%s' for column in version_columns) + "}"
+    return template, tuple(_writer(column.kind) for column in version_columns)
 
 
 def _writer(kind: ColumnKind) -> Callable[[Any], str]:
@@ -51,7 +51,7 @@ def _writer(kind: ColumnKind) -> Callable[[Any], str]:
 
 
 def array(items: Iterable[str]) -> Iterator[str]:
-    """Yield a JSON array of documents, each on its own line."""
+    """Yield a JSON array of documents, with each document on a separate line."""
     separator = "[\n"
     for item in items:
         yield separator + item
@@ -60,5 +60,5 @@ def array(items: Iterable[str]) -> Iterator[str]:
 
 
 def stream(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
-    """Yield the rows as a JSON document in chunks. Rows are read only shortly before they are written."""
+    """Yield the rows as a JSON document in chunks. Each row is read shortly before it is written."""
     return encoded(chain([f'{{"schema":{text(schema_id(version))},"lines":'], array(map(line, rows)), ["}\n"]))

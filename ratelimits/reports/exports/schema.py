@@ -1,6 +1,6 @@
-"""The JSON Schema of exports, built from the table of columns.
+"""Build the JSON Schema of exports from the columns of `rows.Row`.
 
-The schemas of the first version of the columns are also published, as files in ratelimits/reports/schema.
+The schemas for the first version of the columns are also published as files in ratelimits/reports/schema.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _AMOUNT = {
     "type": "string",
     "pattern": "^(-?(0|[1-9][0-9]*)(\\.[0-9]+)?)?$",
 }
-#: The columns that the second schema adds after those of the first.
+#: The columns that the second schema adds after the columns of the first schema.
 _MONEY = {
     "account_name": {
         "$ref": "#/$defs/text",
@@ -67,29 +67,30 @@ _MONEY = {
 
 
 def schema_id(version: int = VERSION, *, priced: bool = False) -> str:
-    """Return the `$id` of the schema for a version of the columns; with `priced`, of the schema with amounts."""
+    """Return the `$id` of the schema for a version of the columns. With `priced`, return that of the second schema."""
     return f"urn:ratelimits:schema:report:v{2 if priced else 1}{f'.{version}' if version > 1 else ''}"
 
 
 def schema(version: int = VERSION) -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of the document. Its `$defs.line` describes one line."""
-    written = (
+    """Return the JSON Schema (draft 2020-12) of a document. The schema's `$defs.line` describes one line."""
+    description = (
         "The file that `ratelimits_report --format json` writes. If a column is added, this schema gets a new version."
     )
-    own = {column.name: _property(column) for column in columns(version)}
-    return _document(schema_id(version), written, "One line; also the data of a CloudEvent.", own, _DEFINED, version)
+    properties = {column.name: _property(column) for column in columns(version)}
+    line = "One line; also the data of a CloudEvent."
+    return _document(schema_id(version), description, line, properties, _DEFINED, version)
 
 
 def priced_schema(version: int = VERSION) -> dict[str, Any]:
     """Return the JSON Schema of the document with amounts."""
-    written = (
+    description = (
         "The file that `ratelimits_report --format json-amounts` writes: the lines of the first schema with their "
         "amounts, and more lines for amounts that belong to no single line. If a column is added, this schema gets a "
         "new version."
     )
-    own = {column.name: _property(column) | dict(column.priced_schema) for column in columns(version)} | _MONEY
+    properties = {column.name: _property(column) | dict(column.priced_schema) for column in columns(version)} | _MONEY
     defined = {**_DEFINED, "amount": _AMOUNT}
-    return _document(schema_id(version, priced=True), written, "One line.", own, defined, version)
+    return _document(schema_id(version, priced=True), description, "One line.", properties, defined, version)
 
 
 def _property(column: Column) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def _property(column: Column) -> dict[str, Any]:
 
 
 def _document(
-    name: str, written: str, line: str, own: dict[str, Any], defined: dict[str, Any], version: int
+    name: str, description: str, line: str, properties: dict[str, Any], defined: dict[str, Any], version: int
 ) -> dict[str, Any]:
     # A report that was finalised before a column was added does not have this column.
     added = {column.name for column in columns(version) if column.since > 1}
@@ -105,7 +106,7 @@ def _document(
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": name,
         "title": "Usage report",
-        "description": written,
+        "description": description,
         "type": "object",
         "required": ["schema", "lines"],
         "additionalProperties": False,
@@ -123,9 +124,9 @@ def _document(
                 "title": "Report line",
                 "description": line,
                 "type": "object",
-                "required": [column for column in own if column not in added],
+                "required": [column for column in properties if column not in added],
                 "additionalProperties": False,
-                "properties": own,
+                "properties": properties,
             },
         },
     }
