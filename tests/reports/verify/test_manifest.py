@@ -157,7 +157,7 @@ def test_several_months_are_compared_at_once(tmp_path: Path) -> None:
 
 
 def test_a_history_that_was_dumped_and_loaded_does_not_differ(tmp_path: Path) -> None:
-    records: Any = Account.history.all()  # type: ignore[attr-defined]
+    records: Any = Account.history.all()
     records.update(history_date=datetime(2026, 10, 1, 12, 0, 0, 123_456, UTC))
     manifest = build("default", "2026-10")
     call_command("dumpdata", "ratelimits.historicalaccount", output=str(tmp_path / "history.json"), verbosity=0)
