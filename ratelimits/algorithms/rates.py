@@ -187,10 +187,10 @@ class LeakyBucketQueue(_Level):
 
     def sentence(self, words: Wording, unit: str) -> list[str]:
         _ = words.gettext
-        parts = [words.pace(self.rate, self.period, unit), _("evenly spaced")]
+        parts = [words.pace(self.rate, self.period, unit), _("one by one")]
         if self.delay_after:
-            parts.append(_("the first %(n)s unspaced") % {"n": number(self.delay_after)})
-        return [*parts, _("at most %(capacity)s queued") % {"capacity": number(self.capacity)}]
+            parts.append(_("the first %(n)s at once") % {"n": number(self.delay_after)})
+        return [*parts, _("at most %(capacity)s waiting") % {"capacity": number(self.capacity)}]
 
     def fast_path(self, params: Params) -> None:
         return None
@@ -271,7 +271,7 @@ class SmoothBursty(_Smooth):
         self._check_stored("max_burst_seconds", Fraction(micros(self.max_burst_seconds)))
 
     def sentence(self, words: Wording, unit: str) -> list[str]:
-        saved = words.gettext("saving up to %(span)s of it") % {"span": words.span(self.max_burst_seconds)}
+        saved = words.gettext("saving the permits of up to %(span)s") % {"span": words.span(self.max_burst_seconds)}
         return [words.pace(self.rate, self.period, unit), saved]
 
     @property
@@ -314,7 +314,7 @@ class SmoothWarmingUp(_Smooth):
 
     def sentence(self, words: Wording, unit: str) -> list[str]:
         shown = {"span": words.span(self.warm_up), "factor": number(self.cold_factor)}
-        warming = words.gettext("warming up over %(span)s from 1/%(factor)s of it") % shown
+        warming = words.gettext("warming up over %(span)s from 1/%(factor)s of this rate") % shown
         return [words.pace(self.rate, self.period, unit), warming]
 
     @property

@@ -55,8 +55,9 @@ class FixedWindow(Bounded):
 
     def sentence(self, words: Wording, unit: str) -> list[str]:
         _ = words.gettext
-        start = _("from the first one on") if self.window_start == "first_hit" else _("in fixed windows")
-        return [words.pace(Decimal(self.capacity), self.period, unit), start]
+        first_hit = self.window_start == "first_hit"
+        windows = _("in windows that the first request opens") if first_hit else _("in fixed windows")
+        return [words.pace(Decimal(self.capacity), self.period, unit), windows]
 
     @property
     def undoable(self) -> bool:
@@ -135,8 +136,8 @@ class SlidingWindow(Bounded):
     id = "sliding_window"
     label = gettext_noop("sliding window")
     explanation = gettext_noop(
-        "Counts the requests of the last period. The period moves in small steps, so its end brings no jump. It needs"
-        " little memory."
+        "Counts the requests of the last period. The period moves in small steps, so permits come back a few at a time."
+        " The counts need little memory."
     )
     code = 7
     script = "sliding_window"
@@ -159,7 +160,7 @@ class SlidingWindow(Bounded):
     def sentence(self, words: Wording, unit: str) -> list[str]:
         steps = words.ngettext("sliding in %(n)s step", "sliding in %(n)s steps", self.sub_windows)
         parts = [words.pace(Decimal(self.capacity), self.period, unit), steps % {"n": self.sub_windows}]
-        return [*parts, words.gettext("the oldest weighted")] if self.weighted else parts
+        return [*parts, words.gettext("counting a share of the oldest step")] if self.weighted else parts
 
     @property
     def quota(self) -> tuple[int, int | None]:

@@ -221,20 +221,20 @@ def test_the_database_refuses_a_second_billing_rule() -> None:
             "leaky_bucket_queue",
             {"delay_after": 3},
             (
-                "5 requests per second, evenly spaced, the first 3 unspaced, at most 10 queued, "
+                "5 requests per second, one by one, the first 3 at once, at most 10 waiting, "
                 "waiting up to 2 seconds, per API key"
             ),
         ),
         (
             "leaky_bucket_queue",
             {"max_wait": 0},
-            "5 requests per second, evenly spaced, at most 10 queued, per API key",
+            "5 requests per second, one by one, at most 10 waiting, per API key",
         ),
         ("fixed_window", {}, "100 requests per minute, in fixed windows, per API key"),
         (
             "fixed_window",
             {"window_start": "first_hit", "period": 2_592_000, "capacity": 1_000_000},
-            "1,000,000 requests per 30 days, from the first one on, per API key",
+            "1,000,000 requests per 30 days, in windows that the first request opens, per API key",
         ),
         ("calendar_window", {}, "10,000 requests per calendar month (UTC), per API key"),
         (
@@ -246,7 +246,7 @@ def test_the_database_refuses_a_second_billing_rule() -> None:
         (
             "sliding_window",
             {"sub_windows": 1, "weighted": True},
-            "100 requests per minute, sliding in 1 step, the oldest weighted, per API key",
+            "100 requests per minute, sliding in 1 step, counting a share of the oldest step, per API key",
         ),
         ("sliding_log", {"period": Decimal("0.5")}, "100 requests in any 0.5 seconds, per API key"),
         ("sliding_log", {"period": 90}, "100 requests in any 90 seconds, per API key"),
@@ -254,12 +254,15 @@ def test_the_database_refuses_a_second_billing_rule() -> None:
         (
             "smooth_bursty",
             {},
-            "5 requests per second, saving up to 1 second of it, waiting up to 1 second, per API key",
+            "5 requests per second, saving the permits of up to 1 second, waiting up to 1 second, per API key",
         ),
         (
             "smooth_warming_up",
             {"warm_up": 120},
-            "5 requests per second, warming up over 2 minutes from 1/3 of it, waiting up to 1 second, per API key",
+            (
+                "5 requests per second, warming up over 2 minutes from 1/3 of this rate, waiting up to 1 second, "
+                "per API key"
+            ),
         ),
         ("concurrency", {}, "10 requests at once, each for up to 1 minute, per API key"),
         (
