@@ -94,7 +94,7 @@ class Adjustment(models.Model):
         editable=False,
         related_name="adjustments",
         verbose_name=_("report"),
-        help_text=_("The report version that contains the adjustment; empty while none does."),
+        help_text=_("The report version that contains the adjustment; empty if no report contains it yet."),
     )
 
     class Meta:

@@ -66,7 +66,7 @@ class AlertChannel(models.Model):
         max_length=100,
         default=new_secret,
         validators=[validate_secret],
-        help_text=_("Webhooks are signed with it: give it to whoever receives them."),
+        help_text=_("Webhooks are signed with this secret: give the secret to the receiver of the webhooks."),
     )
     active = models.BooleanField(_("active"), default=True)
 
@@ -102,14 +102,17 @@ class Alert(models.Model):
     account = models.CharField(_("account"), max_length=255)
     meter = models.CharField(_("meter"), max_length=255)
     rule = models.BigIntegerField(
-        _("rule"), help_text=_("The rule whose limit it is; 0 if it is the quantity that the plan includes.")
+        _("rule"), help_text=_("The rule whose limit is 100 percent; 0 if the plan's included quantity is 100 percent.")
     )
     rule_name = models.CharField(_("rule's name"), max_length=40, blank=True)
     key = models.CharField(
-        _("key"), max_length=255, blank=True, help_text=_("The key whose limit it is; empty if it is the account's.")
+        _("key"),
+        max_length=255,
+        blank=True,
+        help_text=_("The key that the rule counts; empty for the account as a whole."),
     )
     period = models.BigIntegerField(_("billing period (start, in s)"))
-    period_end = models.BigIntegerField(_("its end (in s)"))
+    period_end = models.BigIntegerField(_("billing period (end, in s)"))
     threshold = models.PositiveIntegerField(
         _("threshold"), validators=[MinValueValidator(1)], help_text=_("In percent.")
     )

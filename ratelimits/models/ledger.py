@@ -67,8 +67,8 @@ class ShardState(models.Model):
         _("clock ahead"),
         default=0,
         help_text=_(
-            "Microseconds by which the server's clock was ahead of the drain's clock; while it is ahead, the watermark"
-            " does not advance. 0: it was not ahead."
+            "Microseconds by which the server's clock is ahead of the drain's clock; 0 if it is not ahead. Until"
+            " the clocks agree, the watermark does not advance."
         ),
     )
     tallied = models.BigIntegerField(_("batches tallied"), default=0)
@@ -198,7 +198,7 @@ class Line(models.Model):
         _("billing period (start, in s)"), help_text=_("Start of the billing period; 0 if none.")
     )
     bin = models.BigIntegerField(
-        _("bin (start, in s)"), help_text=_("Start of the 15 minutes in which it was counted.")
+        _("bin (start, in s)"), help_text=_("Start of the 15 minutes in which the usage was counted.")
     )
     admitted_requests = models.BigIntegerField(_("admitted requests"))
     admitted_units = models.BigIntegerField(_("admitted units"))

@@ -21,7 +21,9 @@ class PushReceiver(models.Model):
         _("paused until"),
         null=True,
         blank=True,
-        help_text=_("Nothing is sent until then: it was unreachable or busy, or it refused the key."),
+        help_text=_(
+            "Nothing is sent until then, because the billing system was unreachable or busy, or refused the key."
+        ),
     )
     failures = models.PositiveIntegerField(_("failures"), default=0, help_text=_("Failures since the last success."))
     error = models.CharField(_("last error"), max_length=300, blank=True)
@@ -104,7 +106,7 @@ class PushDelivery(models.Model):
         _("answer lost since"),
         null=True,
         blank=True,
-        help_text=_("When the first request was sent that may have been accepted."),
+        help_text=_("The time of the first request that may have been accepted."),
     )
     settled_at = models.DateTimeField(_("settled at"), null=True, blank=True)
     note = models.CharField(_("note"), max_length=400, blank=True, help_text=_("The last answer, or who settled it."))

@@ -84,7 +84,9 @@ class Rule(Versioned):
     name = models.SlugField(
         _("name"),
         max_length=40,
-        help_text=_("A plan's rule replaces the default rule of the same name. Counters in Redis are kept by name."),
+        help_text=_(
+            "A plan's rule replaces the default rule of the same name. The counters in Redis belong to the name."
+        ),
     )
     plan = models.ForeignKey(
         Plan,
@@ -162,7 +164,7 @@ class Rule(Versioned):
     weighted = models.BooleanField(
         _("weighted"),
         default=False,
-        help_text=_("Count the oldest step only in part: by the share of it that is still in the window."),
+        help_text=_("Count only a share of the oldest step: the share that is still in the window."),
     )
     delay_after = models.BigIntegerField(
         _("delay after"),
@@ -193,8 +195,9 @@ class Rule(Versioned):
         _("bills"),
         default=False,
         help_text=_(
-            "Ledger lines and reports of what this rule admits name this rule. It does not switch billing on: usage is"
-            " counted, and costs the same, without it. Only one rule can do this for a kind of key and a meter."
+            "Ledger lines and reports name this rule for the usage that it admits. This does not switch billing on:"
+            " without it, usage is counted and costs the same. Only one rule can have this for a kind of key and a"
+            " meter."
         ),
     )
     on_failure = models.CharField(

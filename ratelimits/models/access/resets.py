@@ -28,7 +28,10 @@ class KeyReset(models.Model):
         _("account"),
         max_length=255,
         blank=True,
-        help_text=_("The account of a user or API key; - if it has none. Empty: the one in the key's latest usage."),
+        help_text=_(
+            "The account of the user or API key; - if there is no account. Leave it empty for the account of the key's"
+            " latest usage."
+        ),
     )
     rule = models.SlugField(_("rule"), max_length=40, help_text=_("Name of the rule."))
     reason = models.CharField(_("reason"), max_length=200)

@@ -60,7 +60,7 @@ class Access(Versioned):
         _("reason for the client"),
         max_length=200,
         blank=True,
-        help_text=_("Blocked clients read it in the response. Leave it empty to tell them nothing."),
+        help_text=_("Blocked clients read this text in the response. Leave it empty to tell them nothing."),
     )
     valid_from = models.DateTimeField(
         _("valid from"), null=True, blank=True, help_text=_("Leave it empty to begin at once.")

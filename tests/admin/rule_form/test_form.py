@@ -144,7 +144,9 @@ def test_the_sentence_says_plan_mode_and_billing(admin_client: Client) -> None:
     assert shadow.endswith("Ledger lines would name this rule if it were enforced.")
     assert said(bills="on").endswith("Ledger lines of what it admits name this rule.")
     assert "Off: it limits and records nothing." in said(mode="off")
-    assert "Ledger lines and reports of what this rule admits name this rule." in text(admin_client.get(RULES + "add/"))
+    assert "Ledger lines and reports name this rule for the usage that it admits." in text(
+        admin_client.get(RULES + "add/")
+    )
 
 
 class TestWhatItAdmits:
