@@ -15,7 +15,7 @@ from ratelimits.reports.periods import SECOND, Period
 from ratelimits.rules import Snapshot
 
 #: A rule's window and a billing period are the same month if their starts and their ends differ by at most this (µs).
-#: They differ at all because the time zones can differ.
+#: A difference is allowed, because their time zones can differ.
 _MAX_DIFFERENCE = 86_400 * SECOND
 #: If a rule limits each key, only this number of an account's keys is measured. They are the keys with the most usage.
 _MAX_KEYS = 100
@@ -95,7 +95,7 @@ class MonthlyLimits:
 
     def _smallest_override(self, name: str) -> int | None:
         if name not in self._smallest:
-            # Of a capacity of 0 there is no percentage, so it gives no alert and does not count here.
+            # A capacity of 0 has no percentage and gives no alert, so it is left out.
             rows = KeyOverride.objects.using(self._using).filter(rule=name, capacity__gt=0)
             self._smallest[name] = rows.aggregate(least=Min("capacity"))["least"]
         return self._smallest[name]

@@ -15,7 +15,8 @@ from decimal import (
 from functools import reduce
 
 ZERO = Decimal(0)
-#: Has more digits than any product of a quantity and a price. A calculation that would round raises Inexact.
+#: This context has more digits than any product of a quantity and a price. A calculation that would round raises
+#: Inexact.
 _EXACT = Context(prec=100, traps=[Inexact, InvalidOperation, Overflow, DivisionByZero])
 _ROUNDING = Context(prec=100, rounding=ROUND_HALF_EVEN, traps=[InvalidOperation, Overflow, DivisionByZero])
 

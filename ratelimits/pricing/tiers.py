@@ -17,7 +17,7 @@ from ratelimits.pricing.money import ZERO, written
 MORE = "more"
 #: Maximum number of digits of a price.
 DIGITS = 15
-#: Maximum number of its digits after the decimal point.
+#: Maximum number of digits of a price after the decimal point.
 PLACES = 10
 _MAX_UNITS = 10**12
 _LINE = re.compile(r"\s*(?P<up_to>[^:]*?)\s*:\s*(?P<price>[^+]*?)\s*(?:\+\s*(?P<fee>.*?)\s*)?")

@@ -43,7 +43,7 @@ class Lago(Service):
         return set(event_ids) <= {event.get("transaction_id") for event in events if isinstance(event, dict)}
 
     def refused(self, answer: HttpAnswer, event_ids: Sequence[str]) -> PushOutcome | None:
-        """Read a refusal. It gives each refused event by its index in the batch."""
+        """Read a refusal. A refusal lists events by their index in the batch."""
         content = read_json(answer)
         if not isinstance(content, dict) or "status" not in content or "error" not in content:
             return None

@@ -15,10 +15,10 @@ from ratelimits.reports.rows import Row
 
 
 class OpenMeter(Service):
-    """Send each report line as a CloudEvent. Its subject is the account, and its data are the whole line.
+    """Send each report line as a CloudEvent. The subject of the event is the account; its data are the whole line.
 
-    A self-hosted OpenMeter recognises repeated events for 24 hours by default. If yours has another time, set
-    REMEMBERS.
+    By default, a self-hosted OpenMeter recognises repeated events for 24 hours. If your server uses another time, set
+    the option REMEMBERS.
     """
 
     name, label = "openmeter", "OpenMeter"
@@ -42,7 +42,7 @@ class OpenMeter(Service):
         return answer.status in (202, 204)
 
     def refused(self, answer: HttpAnswer, event_ids: Sequence[str]) -> PushOutcome | None:
-        """Read a refusal. It is about the whole batch, and does not say which event was wrong."""
+        """Read a refusal. A refusal is about the whole batch, and does not say which event was wrong."""
         content = read_json(answer)
         if answer.status == 404 or not isinstance(content, dict):
             return None

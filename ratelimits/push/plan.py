@@ -1,8 +1,8 @@
 """Plan the deliveries of a report version: write one to the delivery ledger for each new line.
 
-This happens in one transaction. If the process dies before the commit, nothing is planned, and the next call finds the
-report again. After the commit the report is never planned again. So each line has exactly one delivery for each
-receiver.
+All of them are written in one transaction. If the process dies before the commit, nothing is planned, and the next call
+finds the report again. After the commit, the report is never planned again. So each line has exactly one delivery for
+each receiver.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def deliveries(receiver: Receiver, report: Report, now: datetime) -> Iterator[Pu
 def rendered(receiver: Receiver, row: Row) -> tuple[str, str]:
     """Return the customer and the event of a line. The customer is "" if the receiver does not bill the account.
 
-    Raises ValueError if the function CUSTOMER returns neither None nor a short text. Errors that the function raises
-    are not caught.
+    Raises ValueError if the function CUSTOMER returns something else than None or a text of at most 255 characters.
+    Errors that the function raises are not caught.
     """
     customer: object = (receiver.customer(row.account) or "") if row.account else ""
     if not isinstance(customer, str) or len(customer) > _MAX_CUSTOMER:

@@ -47,7 +47,7 @@ class Claimed:
     """Deliveries that this process has claimed."""
 
     token: UUID
-    #: The time of the claim, in seconds since 1970 UTC. A monotonic clock could stand still while the machine sleeps.
+    #: The time of the claim, in seconds since 1970 UTC. (A monotonic clock could stand still while the machine sleeps.)
     claimed_at: float
     rows: Sequence[PushDelivery]
     #: Primary keys of the deliveries that were never sent before.
@@ -98,7 +98,8 @@ def resume(receiver: Receiver, now: datetime) -> None:
 def give_up(receiver: Receiver, now: datetime) -> Counter[str]:
     """Mark the deliveries that must not be sent any more.
 
-    The receiver would refuse the event because of its age, or would not recognise it as a repetition.
+    The receiver would refuse their events because of the events' age, or might not recognise them as repeated.
+
     Return how many deliveries changed to each state.
     """
     changed: Counter[str] = Counter()
@@ -189,7 +190,7 @@ def _record(receiver: Receiver, claimed: Claimed, outcome: PushOutcome, now: dat
         claimed_rows = rows.filter(claim=claimed.token)
         for note, line_ids in _by_note(outcome.refused):
             refused = claimed_rows.filter(pk__in=[pks[line_id] for line_id in line_ids])
-            # If an event was sent in an earlier request, the receiver may have accepted that request.
+            # An event that was sent in an earlier request may have been accepted then. So only the others are refused.
             first_sent = claimed.never_sent & {pks[line_id] for line_id in line_ids}
             changed[State.REFUSED] += refused.filter(pk__in=first_sent).update(
                 state=State.REFUSED, note=note[:400], claim=None, unsure_since=None

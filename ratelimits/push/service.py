@@ -14,7 +14,7 @@ from ratelimits.reports.rows import Row
 
 #: Maximum pause in seconds, even if the receiver's Retry-After is longer.
 MAX_WAIT = 86_400.0
-#: HTTP statuses of an answer that refuses a request because of its content.
+#: HTTP statuses that refuse a request because of the request's content.
 _ABOUT_CONTENT = frozenset({400, 402, 404, 413, 422})
 #: After an answer with one of these HTTP statuses, the request may have been accepted or not. The same is true for all
 #: statuses of 500 or more.
@@ -51,7 +51,7 @@ class PushOutcome:
 
     #: A note for each accepted event. The keys are the identities of the events.
     accepted: Mapping[str, str] = field(default_factory=dict)
-    #: The same for the events that must not be sent again.
+    #: A note for each refused event. Refused events are not sent again.
     refused: Mapping[str, str] = field(default_factory=dict)
     #: Why the other events were not accepted.
     reason: str = ""

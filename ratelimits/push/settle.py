@@ -43,8 +43,8 @@ def settle(
 ) -> int:
     """Settle the deliveries of these lines; return their number.
 
-    With AGAIN, an event that the receiver certainly does not have is made anew. It has the same identity, and the
-    customer that CUSTOMER returns now. A delivery whose account still has no customer does not change.
+    With AGAIN, an event that the receiver certainly does not have is made again. The new event has the same identity,
+    and the customer that CUSTOMER returns now. A delivery whose account still has no customer does not change.
 
     Raises NotSettledError, and settles nothing, if the decision does not fit one of the deliveries.
     """

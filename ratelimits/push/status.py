@@ -22,7 +22,7 @@ State = PushDelivery.State
 _MAX_TRIED = 50
 
 
-class Former(NamedTuple):
+class FormerName(NamedTuple):
     """A former name of an account, with the lines that were skipped because their report has this name."""
 
     name: str
@@ -48,8 +48,8 @@ class PushStatus:
     error: str
     #: The deliveries that need a person.
     open: QuerySet[PushDelivery]
-    #: Former names of accounts. CUSTOMER returns no customer for them, so nobody bills their lines.
-    former: list[Former]
+    #: FormerName names of accounts. CUSTOMER returns no customer for them, so nobody bills their lines.
+    former: list[FormerName]
 
     @property
     def needs_a_person(self) -> bool:
@@ -77,8 +77,8 @@ def status(receiver: Receiver, now: datetime) -> PushStatus:
     )
 
 
-def _former(rows: QuerySet[PushDelivery]) -> list[Former]:
-    """Return the names with skipped lines that no account has now, but that an existing account had before."""
+def _former(rows: QuerySet[PushDelivery]) -> list[FormerName]:
+    """Return the former names of existing accounts that have skipped lines."""
     named = Account.objects.using(conf.DATABASE).filter(identifier=OuterRef("report__account"))
     skipped = rows.filter(state=State.SKIPPED).exclude(report__account="").exclude(Exists(named))
     sums = skipped.order_by("report__account").values_list("report__account").annotate(Count("pk"), Sum("overage"))
@@ -88,12 +88,12 @@ def _former(rows: QuerySet[PushDelivery]) -> list[Former]:
     account_pks = dict(records.values_list("identifier", "id"))
     accounts = Account.objects.using(conf.DATABASE).in_bulk(set(account_pks.values()))
     return [
-        Former(name, str(accounts[pk]), *counts[name]) for name, pk in sorted(account_pks.items()) if pk in accounts
+        FormerName(name, str(accounts[pk]), *counts[name]) for name, pk in sorted(account_pks.items()) if pk in accounts
     ]
 
 
 def preview(receiver: Receiver, now: datetime) -> Iterator[tuple[PushDelivery, bool]]:
-    """Yield each delivery that waits or would be planned, with whether it would be sent now. Write nothing."""
+    """Yield each delivery that waits or would be planned, and whether it would be sent now. Write nothing."""
     rows = PushDelivery.objects.using(conf.DATABASE).filter(receiver=receiver.name, state=State.WAITING)
     for row in rows.select_related("report").order_by("pk").iterator():
         yield _preview_row(receiver, row, now)

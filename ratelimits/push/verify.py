@@ -119,8 +119,8 @@ def _verify_states(using: str) -> Iterator[str]:
     latest = timezone.now() + _MAX_DELAY
     rows = PushDelivery.objects.using(using).order_by("pk")
     empty = Q(customer="") | Q(event="")
-    # Each condition is one query, so that a process that sends meanwhile cannot cause a finding: it changes all columns
-    # of a row in one statement.
+    # Each condition is checked by one query. A process that sends meanwhile cannot cause a finding, because it changes
+    # all columns of a row in one statement.
     conditions = (
         (~Q(state__in=State.values), "has an unknown state"),
         (Q(state__in=_SETTLED, settled_at=None), "is settled, but has no time of settlement"),
@@ -128,8 +128,8 @@ def _verify_states(using: str) -> Iterator[str]:
         (~Q(state__in=(State.SKIPPED, State.ELSEWHERE)) & empty, "has no customer or no event"),
         (Q(state=State.SKIPPED) & ~Q(customer="", event=""), "was skipped, but has a customer"),
         (Q(state=State.UNSURE, unsure_since=None), "may have been accepted, but does not say since when"),
-        (Q(state=State.WAITING, due_at__gt=latest), "waits longer than any delivery may"),
-        (Q(state=State.WAITING, together__lt=1), "is never sent, since a request may have less than one event"),
+        (Q(state=State.WAITING, due_at__gt=latest), "waits longer than a delivery can wait"),
+        (Q(state=State.WAITING, together__lt=1), "is never sent, because its requests may contain no event"),
     )
     # Wrong rows are rare, so one query first looks for all conditions together.
     suspect = rows.filter(reduce(or_, (condition for condition, _error in conditions))).exists()

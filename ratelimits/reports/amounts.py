@@ -121,7 +121,7 @@ class Totals:
         periods = {}
         for period, record in priced.items():
             quantities = self._quantities(period, record)
-            amount = worth(record, quantities)
+            amount = amount_added(record, quantities)
             periods[period] = {"quantities": quantities, "amount": f"{amount:f}"}
             currency = record["currency"]
             total[currency] = plus(total.get(currency, ZERO), amount)
@@ -159,7 +159,7 @@ def price_of(record: Record, totals: Mapping[str, int]) -> Decimal:
     return rounded(added(price.of(totals[meter]) for meter, price in prices_of(record).items()), record["digits"])
 
 
-def worth(record: Record, quantities: Mapping[str, BeforeAndAfter]) -> Decimal:
+def amount_added(record: Record, quantities: Mapping[str, BeforeAndAfter]) -> Decimal:
     """Return the rounded price of a period after a version, minus the rounded price before this version."""
     digits, prices = record["digits"], prices_of(record)
     after = price_of(record, {meter: quantities[meter][1] for meter in prices})

@@ -2,8 +2,8 @@
 
 Each ledger line stores under which period its usage was counted: this is its *counted period*. Most counted periods are
 billing periods. But counted periods can overlap. This happens if raw SQL changed the account's time zone or anchor day
-(the day of the month on which its periods start). It also happens if one of these was changed while some usage was not
-in the ledger yet. Counted periods that overlap are one billing period.
+(the day of the month on which its periods start). It also happens if an edit changed the time zone or the anchor day
+while some usage was not in the ledger yet. Counted periods that overlap are one billing period.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def between(since: Mapping[str, int], chain: Mapping[str, int]) -> Q:
 
 @dataclass(slots=True)
 class Allowance:
-    """The units that a plan includes in a billing period, and how much of them lines have used already, by meter."""
+    """The units that a plan includes in a billing period, and how many of them are used already, by meter."""
 
     #: The units that the plan includes.
     included: Mapping[str, int]
@@ -179,7 +179,7 @@ def gap_line(report: Report) -> ReportLine:
 
 
 def _with_line_id(line: ReportLine, *subject: str) -> ReportLine:
-    """Set the `line_id` of a line and return the line. In the second and later versions it becomes a correction."""
+    """Set the `line_id` of a line and return the line. A line of the second or a later version becomes a correction."""
     report = line.report
     name = report_id(report.account, report.period_start)
     line.line_id = line_id(name, *subject)

@@ -66,7 +66,7 @@ class IncludedBook:
     def of(self, name: str, start: int, end: int, proration: str | None = None) -> Included:
         """Return the included quantities of an account's billing period from `start` to `end` (µs since 1970 UTC).
 
-        `proration` replaces the setting PRORATION.
+        If `proration` is given, it replaces the setting PRORATION.
         """
         terms, stays = self._terms.at(name, end - 1), self._stays(name, start, end)
         unprorated = self._without_proration(name, terms, stays, start, end)
@@ -102,7 +102,7 @@ class IncludedBook:
     def _with_proration(
         self, name: str, terms: Terms, stays: Iterable[_Stay], start: int, end: int, unprorated: Included
     ) -> Included:
-        """Return the sum of each plan's share of its quantities, rounded half up."""
+        """Return the sum of all plans' shares for each meter, rounded half up."""
         under_name = sorted((stay for stay in stays if stay.name == name), key=lambda stay: stay.since)
         all_terms = [(terms.timezone, terms.anchor), *((stay.timezone, stay.anchor) for stay in under_name)]
         month = _month_length(all_terms, start, end)
@@ -138,8 +138,8 @@ def _stays_of(recorded: Records, start: int, end: int) -> Iterator[_Stay]:
 def _source_of_plan(name: str, terms: Terms, stays: Sequence[_Stay]) -> _Stay | int:
     """Return where the account's plan comes from.
 
-    This is the row in `terms` (its primary key) if it has a plan, otherwise the last stay with a plan. Return 0 if
-    there is neither.
+    If `terms` has a plan, return the primary key of the account row. Otherwise return the last stay with a plan; 0 if
+    there is none.
     """
     if terms.plan:
         return terms.row

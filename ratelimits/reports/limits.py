@@ -85,12 +85,12 @@ class Limits:
         if rule is None:
             return ""
         kind = group["key"].partition(":")[0]
-        counted = kind if rule.key_kind == "key" else rule.key_kind
+        counted_kind = kind if rule.key_kind == "key" else rule.key_kind
         for_key, for_account = (
-            list(overrides.get((key, rule.name), ())) if counted in COVERS.get(key.partition(":")[0], ()) else []
+            list(overrides.get((key, rule.name), ())) if counted_kind in COVERS.get(key.partition(":")[0], ()) else []
             for key in (group["key"], f"account:{group['account']}")
         )
-        unnamed_kinds = _unnamed_kinds(kind, counted)
+        unnamed_kinds = _unnamed_kinds(kind, counted_kind)
         if unnamed_kinds and self._first_unnamed(rule.name, unnamed_kinds) <= version:
             # The line does not name the key of such an override. The override is known only if it alone was edited in
             # the line's version.
@@ -122,12 +122,15 @@ def _of_kinds(kinds: Iterable[str]) -> Q:
     return condition
 
 
-def _unnamed_kinds(kind: str, counted: str) -> tuple[str, ...]:
-    """Return the kinds of keys with overrides that may have applied to a line's requests, but that it does not name."""
+def _unnamed_kinds(kind: str, counted_kind: str) -> tuple[str, ...]:
+    """Return the kinds of keys that a line does not name, but whose overrides may have applied to its requests.
+
+    The line names a key of the kind `kind`. The rule counts by keys of the kind `counted_kind`.
+    """
     if kind not in _NARROWEST:  # Anonymous usage: the requests have many different keys.
-        return _NARROWEST if counted in (*_NARROWEST, kind) else ()
+        return _NARROWEST if counted_kind in (*_NARROWEST, kind) else ()
     wider = _NARROWEST[_NARROWEST.index(kind) + 1 :]
-    return tuple(wider_kind for wider_kind in wider if counted in COVERS[wider_kind])
+    return tuple(wider_kind for wider_kind in wider if counted_kind in COVERS[wider_kind])
 
 
 def _single_limit(rule: Any, group: Mapping[str, Any], overrides: Sequence[_Override]) -> str:

@@ -144,7 +144,7 @@ class Closing:
         check(self._data.adjustments(self.account))
 
     def _head(self) -> str:
-        """Return the digest of the ledger's chains up to which the account is closed."""
+        """Return one digest for the ledger's chains, up to the positions in `self.chain`."""
         try:
             return self._data.chain_head(self.chain)
         except signing.BrokenChainError:
@@ -244,7 +244,7 @@ class Closing:
         adjustments: list[Adjustment],
         late_periods: list[BillingPeriod],
     ) -> Report:
-        """Write the first report of a billing period; it also gets the late usage of the closed `late_periods`."""
+        """Write the first report of a billing period. The report also gets the late usage of closed periods."""
         report = self._report(period, 1, [billing_period, *late_periods])
         included = self._included(billing_period.start, billing_period.end)
         report.plan, report.included = included.plan, self._not_used_by_other_names(included.included, billing_period)
@@ -261,7 +261,7 @@ class Closing:
     def _next_version(
         self, billing_period: BillingPeriod, adjustments: list[Adjustment], *, with_late_usage: bool
     ) -> Report:
-        """Write a new version of a closed period's report. It has the gaps and lost replies that are known now."""
+        """Write a new version of a closed period's report, with the gaps and the lost replies that are known now."""
         versions = self._versions(billing_period.start)
         before = versions[-1]
         late_periods = [billing_period] if with_late_usage else []

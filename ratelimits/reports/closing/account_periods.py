@@ -75,11 +75,11 @@ class AccountPeriods:
     def adjustments(self, billing_period: BillingPeriod) -> list[Adjustment]:
         """Return the adjustments of a billing period that are not on a report yet."""
         adjustments = self._data.adjustments(self._account)
-        return [adjustment for adjustment in adjustments if _is_of(start_of(adjustment), billing_period)]
+        return [adjustment for adjustment in adjustments if _belongs_to(start_of(adjustment), billing_period)]
 
-    def around(self, start: int) -> BillingPeriod | None:
+    def of_adjustment(self, start: int) -> BillingPeriod | None:
         """Return the billing period of an adjustment whose period starts at `start` (µs); None if there is none yet."""
-        return next((period for period in self.billing_periods if _is_of(start, period)), None)
+        return next((period for period in self.billing_periods if _belongs_to(start, period)), None)
 
     def oldest(self) -> int:
         """Return the start (µs since 1970 UTC) of the oldest period with usage but without a report."""
@@ -113,5 +113,5 @@ class AccountPeriods:
         return {period * SECOND: newest for period, newest in bins}
 
 
-def _is_of(start: int, billing_period: BillingPeriod) -> bool:
+def _belongs_to(start: int, billing_period: BillingPeriod) -> bool:
     return start in billing_period.members or billing_period.start <= start < billing_period.end

@@ -1,4 +1,4 @@
-"""Read data for many accounts in one query, before it is needed, because one query for each account is slow."""
+"""Read data for many accounts in one query before closing needs them, because one query for each account is slow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 _MAX_GROUPS = 5000
 #: Maximum number of different period starts in one query, since databases limit the depth of a condition.
 _MAX_STARTS = 50
-#: `SpanCache` reads this time (µs) more before and after a span, so that it has the spans of other accounts too.
+#: `SpanCache` also reads the data of this time (µs) before and after a span. So it has the data of near spans too.
 _MARGIN = 32 * 86_400 * 1_000_000
 
 

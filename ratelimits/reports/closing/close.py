@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 _NONE: Starts = {}
 #: Maximum number of accounts that are closed in one transaction. A drain of their shard waits for the transaction.
 MAX_TOGETHER = 100
-#: Maximum number of conditions in the statement that marks usage as covered.
+#: Maximum number of conditions in one statement of `mark`.
 _MAX_CONDITIONS = 50
 
 
@@ -176,9 +176,9 @@ def locked_with(using: str, shards: Mapping[str, list[int]]) -> list[int]:
 
 
 def mark(using: str, reports: list[Report]) -> None:
-    """Write into the totals up to which positions reports contain them, and mark the positions where reports end.
+    """Write into each total up to which position reports contain its usage. Mark the positions where reports end.
 
-    Compaction does not join the batches before a mark with the batches after it.
+    Compaction does not join a batch before a mark with a batch after the mark.
     """
     mark_ends(using, [report.chain for report in reports])
     by_chain: dict[tuple[tuple[str, int], ...], dict[tuple[str, ...], list[str]]] = {}

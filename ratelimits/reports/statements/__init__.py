@@ -183,7 +183,7 @@ def _provisional(
 
 
 class _OpenPeriod(NamedTuple):
-    """A billing period without a report, the quantities that it includes by today's terms, and its adjustments."""
+    """A billing period without a report, the quantities that it includes by the current terms, and its adjustments."""
 
     period: Period
     included: Included

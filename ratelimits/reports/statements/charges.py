@@ -3,8 +3,7 @@
 There are four kinds of such further amounts:
 
 - the flat fees;
-- the difference for units that were billed before, if the total reaches another volume tier, so that they have another
-  price now;
+- if the total reaches another volume tier: the difference between the new and the old price of earlier units;
 - the amount that is missing to the minimum;
 - the rounding of a period's price.
 
@@ -26,12 +25,12 @@ from ratelimits.pricing.money import ZERO, added, minus
 from ratelimits.reports.amounts import (
     BeforeAndAfter,
     Totals,
+    amount_added,
     billing_period_of,
     priced_together,
     prices_of,
     readable,
     recorded,
-    worth,
 )
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import (
@@ -179,7 +178,7 @@ def _other_charges(record: Record, quantities: dict[str, BeforeAndAfter]) -> Ite
         yield FEE, meter, _difference(price.fees, before, after)
         yield REPRICING, meter, price.repriced(before or 0, after)
         yield MINIMUM, meter, _difference(price.top_up, before, after)
-    yield ROUNDING, "", minus(worth(record, quantities), added(exact))
+    yield ROUNDING, "", minus(amount_added(record, quantities), added(exact))
 
 
 def _difference(charged: Callable[[int], Decimal], before: int | None, after: int) -> Decimal:

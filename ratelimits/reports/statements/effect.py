@@ -108,7 +108,7 @@ def effect_of(adjustment: Adjustment, using: str | None = None) -> Effect:
     account, meter = adjustment.account, adjustment.meter
     data = ClosingData(using, [account], {})
     closing = Closing(data, account, [], 0)
-    billing_period = closing.periods.around(start_of(adjustment))
+    billing_period = closing.periods.of_adjustment(start_of(adjustment))
     if billing_period is not None and billing_period.closed:
         state = _final(using, data, billing_period, closing.allowance_after_reports(billing_period), adjustment)
     else:

@@ -13,7 +13,7 @@ from ratelimits.models import Account, Batch, KeyOverride, Line, Plan, PlanInclu
 from ratelimits.reports.amounts import billing_period_of
 from ratelimits.reports.build import between
 from ratelimits.reports.rows import USAGE
-from ratelimits.reports.terms import then
+from ratelimits.reports.terms import record_at
 
 _DID = {"+": "added", "~": "changed", "-": "deleted"}
 
@@ -50,17 +50,17 @@ def rule_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
 
 
 def terms_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
-    """Yield the edits that gave the account, its plan, included quantity and price their state at the period's end."""
+    """Yield the last edits of the account, its plan, its included quantity and its price before the period's end."""
     at = line.report.period_end - 1
-    account = then(Account, using, at, identifier=line.report.account) if line.report.account else None
+    account = record_at(Account, using, at, identifier=line.report.account) if line.report.account else None
     if account is None:
         return
     yield _edit(Account, account)
-    plan = then(Plan, using, at, id=account.plan_id) if account.plan_id else None
+    plan = record_at(Plan, using, at, id=account.plan_id) if account.plan_id else None
     if plan is None:
         return
     yield _edit(Plan, plan)
-    included = then(PlanInclusion, using, at, plan_id=account.plan_id, meter=line.meter)
+    included = record_at(PlanInclusion, using, at, plan_id=account.plan_id, meter=line.meter)
     if included is not None:
         yield _edit(PlanInclusion, included)
     yield from _price_edits(line, using)
@@ -80,7 +80,7 @@ def _edit(model: Any, record: Any) -> RecordedEdit:
     return RecordedEdit(
         version=record.version,
         kind=str(model._meta.verbose_name),
-        # str() of a rule names its plan, which may have been deleted.
+        # `str(rule)` contains the name of the rule's plan, but this plan may have been deleted.
         row=record.name if model is Rule else str(record.instance),
         did=_DID[record.history_type],
         at=record.history_date,

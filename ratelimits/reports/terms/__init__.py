@@ -49,7 +49,7 @@ class RuleText:
     row: Any = None
 
 
-def then(model: Any, using: str, at: int, **filters: Any) -> Any:
+def record_at(model: Any, using: str, at: int, **filters: Any) -> Any:
     """Return the history record of a row at a moment (µs since 1970 UTC); None if the row did not exist then."""
     record = model.history.using(using).filter(since__lte=at, **filters).order_by("-version", "-history_id").first()
     return None if record is None or record.history_type == "-" else record

@@ -9,7 +9,7 @@ from typing import Any
 
 from ratelimits.models import Plan, PlanPrice
 from ratelimits.pricing.money import minor_digits
-from ratelimits.reports.terms import then
+from ratelimits.reports.terms import record_at
 
 #: The prices of a plan in the form in which reports record them. A record has the plan, the currency, the currency's
 #: number of decimals, and for each meter the price with its id and version.
@@ -76,7 +76,7 @@ class PriceBook:
         current = self._current(slug)
         if current is not None and current.since <= at:
             return current
-        past = then(Plan, self._using, at, slug=slug)
+        past = record_at(Plan, self._using, at, slug=slug)
         history: Any = Plan.history
         if past is None and current is not None:
             # If no record says that the plan was added, raw SQL wrote the plan. Then its first record is used.
