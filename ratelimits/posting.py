@@ -85,10 +85,10 @@ class _TimedSocket:
 
     def sendall(self, data: ReadableBuffer) -> None:
         """Send all data. Raise TimeoutError at the deadline."""
-        rest = memoryview(data).cast("B")
-        while rest:
+        unsent = memoryview(data).cast("B")
+        while unsent:
             self._sock.settimeout(self._deadline.remaining())
-            rest = rest[self._sock.send(rest) :]
+            unsent = unsent[self._sock.send(unsent) :]
 
     def makefile(self, _mode: str) -> BinaryIO:
         """Return a buffered reader, like the method of a socket."""

@@ -30,8 +30,8 @@ class SettingRule(NamedTuple):
     holds: Callable[[Any], bool]
 
 
-def _is_whole(least: int, most: int) -> Callable[[Any], bool]:
-    return lambda value: type(value) is int and least <= value <= most
+def _is_whole(minimum: int, maximum: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and minimum <= value <= maximum
 
 
 def _is_number(value: Any) -> bool:
@@ -49,11 +49,11 @@ def _one_of(*words: str) -> SettingRule:
     )
 
 
-def _seconds(most: float = LONGEST, *, zero: bool = False) -> SettingRule:
-    least = "from 0" if zero else "above 0"
+def _seconds(maximum: float = LONGEST, *, may_be_zero: bool = False) -> SettingRule:
+    minimum = "from 0" if may_be_zero else "above 0"
     return SettingRule(
-        f"a number of seconds {least} up to {most:,}.".replace(",", "_"),
-        lambda value: _is_number(value) and (value >= 0 if zero else value > 0) and value <= most,
+        f"a number of seconds {minimum} up to {maximum:,}.".replace(",", "_"),
+        lambda value: _is_number(value) and (value >= 0 if may_be_zero else value > 0) and value <= maximum,
     )
 
 
@@ -133,8 +133,8 @@ RULES: dict[str, SettingRule] = {
     "TIMEOUT": _seconds(LONGEST_CALL),
     "FAILURE_POLICY": _one_of("allow", "deny"),
     "RELOAD_INTERVAL": _seconds(),
-    "DENY_CACHE_SECONDS": _seconds(zero=True),
-    "PREFETCH_SECONDS": _seconds(zero=True),
+    "DENY_CACHE_SECONDS": _seconds(may_be_zero=True),
+    "PREFETCH_SECONDS": _seconds(may_be_zero=True),
     "RECEIPT_TTL": _seconds(),
     "PATHS": _PATHS,
     "BILL_ERRORS": _FLAG,
@@ -153,7 +153,7 @@ RULES: dict[str, SettingRule] = {
     "PRORATION": _one_of("none", "time"),
     "LATE_USAGE": _one_of("version", "period"),
     "ADJUSTMENT_APPROVAL": _FLAG,
-    "PROCESS_TOTALS_INTERVAL": _seconds(zero=True),
+    "PROCESS_TOTALS_INTERVAL": _seconds(may_be_zero=True),
     "SIGNING_KEY": SettingRule("a text; an empty one for no signatures.", _is_text),
     "SIGNING_KEYS_OLD": SettingRule(
         'a list of the former keys, as texts; with "" if there was no key at first; [] if there were no former keys.',

@@ -343,9 +343,9 @@ class Rule(Versioned):
         """Clear the fields of other algorithms. Raise ValidationError with a message for each invalid field."""
         if self.algorithm not in ALGORITHMS:
             return  # The validation of the field reports an unknown algorithm.
-        known = fields_of(self.algorithm)
+        field_names = fields_of(self.algorithm)
         for name, empty in PARAMETERS.items():
-            if name not in known:
+            if name not in field_names:
                 setattr(self, name, empty)
         if not ALGORITHMS[self.algorithm].may_wait:
             self.max_wait = None

@@ -119,8 +119,8 @@ def _memory(redis: RedisState) -> Fact:
         return Fact("memory", title, Level.GREEN, _("%(used)s, no maximum") % {"used": used})
     share = fullest.memory / fullest.max_memory
     level = Level.GREEN if share < _AMBER_MEMORY else Level.AMBER if share < _RED_MEMORY else Level.RED
-    most = f"{fullest.max_memory / 2**20:,.1f} MiB"
-    word = _("%(used)s of %(most)s (%(percent)s %%)") % {"used": used, "most": most, "percent": f"{share * 100:.0f}"}
+    maximum = f"{fullest.max_memory / 2**20:,.1f} MiB"
+    word = _("%(used)s of %(most)s (%(percent)s %%)") % {"used": used, "most": maximum, "percent": f"{share * 100:.0f}"}
     hint = "" if level is Level.GREEN else _("A full server refuses to count: the failure policies decide then.")
     return Fact("memory", title, level, word, hint)
 

@@ -44,8 +44,8 @@ def refused_lately(account: str, key: str, now: float) -> list[RefusedRequests]:
 
     If `key` is "", return the refusals of all keys of the account. `now` is in seconds since 1970 UTC.
     """
-    last = int(now) // QUARTER * QUARTER
-    return _refused(QUARTER, range(last - 24 * HOUR, last + 1, QUARTER), account, key)
+    current = int(now) // QUARTER * QUARTER
+    return _refused(QUARTER, range(current - 24 * HOUR, current + 1, QUARTER), account, key)
 
 
 def refused_by_day(account: str, key: str, now: float) -> list[RefusedRequests]:

@@ -167,8 +167,8 @@ class _Sums(Generic[T]):
 
     def top(self, kind: Kind) -> list[tuple[T, int, int]]:
         """Return the names with the most requests, as (name, number of requests, rule that refused most of them)."""
-        most = nsmallest(TOP, self._requests[kind].items(), key=lambda pair: (-pair[1], str(pair[0])))
-        return [(name, requests, self._most_refusing_rule(kind, name)) for name, requests in most]
+        largest = nsmallest(TOP, self._requests[kind].items(), key=lambda pair: (-pair[1], str(pair[0])))
+        return [(name, requests, self._most_refusing_rule(kind, name)) for name, requests in largest]
 
     def _most_refusing_rule(self, kind: Kind, name: T) -> int:
         refused = self._refused_by_rule.get((kind, name))

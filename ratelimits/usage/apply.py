@@ -232,13 +232,13 @@ def write_lines(using: str, batch: Batch, lines: Sequence[bytes]) -> None:
         if connection.vendor == "postgresql" and hasattr(cursor, "copy"):
             rows = (b"%d\t%d\t%b\t%d\n" % (pk, batch_id, line, crc32(line)) for pk, line in enumerate(lines, first))
             with cursor.copy(f"COPY {table} ({columns}) FROM STDIN") as copy:
-                # The server reads one chunk while this process makes the next one.
-                while chunk := b"".join(islice(rows, _COPY_CHUNK)):
-                    copy.write(chunk)
+                # The server reads one text while this process makes the next one.
+                while text := b"".join(islice(rows, _COPY_CHUNK)):
+                    copy.write(text)
             return
         statement = f"INSERT INTO {table} ({columns}) VALUES ({', '.join(['%s'] * len(_COLUMNS))})"  # noqa: S608
         tuples: Iterator[tuple[int | str, ...]] = (
             (pk, batch_id, *values(line), crc32(line)) for pk, line in enumerate(lines, first)
         )
-        while some := list(islice(tuples, _CHUNK)):
-            cursor.executemany(statement, some)
+        while chunk := list(islice(tuples, _CHUNK)):
+            cursor.executemany(statement, chunk)

@@ -78,9 +78,13 @@ def drain(now: int | None = None) -> Drained:
     server, using, drained = current_server(), conf.DATABASE, Drained()
     shards = range(server.keyspace.shards)
     if ShardState.objects.using(using).filter(shard__in=shards).count() < len(shards):
-        ShardState.objects.using(using).bulk_create([ShardState(shard=s) for s in shards], ignore_conflicts=True)
+        ShardState.objects.using(using).bulk_create(
+            [ShardState(shard=shard) for shard in shards], ignore_conflicts=True
+        )
     try:
-        on_each(server, shards, lambda _client, some: _drain_server(server, using, some, drained, now))
+        on_each(
+            server, shards, lambda _client, server_shards: _drain_server(server, using, server_shards, drained, now)
+        )
     finally:
         for shard, error in drained.refused.items():
             logger.warning("usage of shard %02d could not be drained; the next drain tries again: %s", shard, error)

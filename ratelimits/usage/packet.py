@@ -232,12 +232,12 @@ def packet(shard: int, fields: Iterable[tuple[bytes, bytes]]) -> Packet:
     """
     counters = dict(fields)
     identity = {name: counters.pop(name) for name in [name for name in counters if name[:1] == b"#"]}
-    (incarnation, run, sealed_run, follows), (seq, before, cum, opened_at, sealed_at) = _identity(identity)
+    (incarnation, run, sealed_run, follows), (seq, previous_cum, cum, opened_at, sealed_at) = _identity(identity)
     lines, total = _lines(counters)
-    if (before + total) % CUM_MODULUS != cum:
-        raise Unreadable(f"the running sum was {before}, the counters add {total}, but it became {cum}")
+    if (previous_cum + total) % CUM_MODULUS != cum:
+        raise Unreadable(f"the running sum was {previous_cum}, the counters add {total}, but it became {cum}")
     without_digest = Packet(
-        shard, incarnation, seq, before, cum, opened_at, sealed_at, run, sealed_run, follows, tuple(lines), ""
+        shard, incarnation, seq, previous_cum, cum, opened_at, sealed_at, run, sealed_run, follows, tuple(lines), ""
     )
     return replace(without_digest, content=content_digest(header_of(without_digest), lines))
 

@@ -118,11 +118,11 @@ def fold(now: int) -> int:
     """
     using, count = conf.DATABASE, 0
     old = ProcessTotal.objects.using(using).filter(kind__in=FOLDED, bin__lt=now - _FOLD_AGE).exclude(process="")
-    first = ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True).first()
+    lock_shard = ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True).first()
     for start in list(old.order_by("bin").values_list("bin", flat=True).distinct()):
         with transaction.atomic(using=using, durable=True):
-            if first is not None:
-                ShardState.lock(using, first)  # Two processes must not add up at the same time.
+            if lock_shard is not None:
+                ShardState.lock(using, lock_shard)  # Two processes must not add up at the same time.
             rows = ProcessTotal.objects.using(using).filter(kind__in=FOLDED, bin=start)
             sums = list(rows.values_list(*_SUBJECT).order_by().annotate(Sum("requests"), Sum("units")))
             count += rows.count() - len(sums)

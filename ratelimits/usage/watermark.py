@@ -82,11 +82,11 @@ def _declare(using: str, shard: int, since: int, until: int, lead: int) -> None:
     If the gaps are declared already, they are extended until `until`.
     """
     late = f"up to {lead // 1_000_000:,} seconds"
-    for what, shift, detail in (
+    for kind, shift, detail in (
         ("used", 0, f"the server's clock was ahead: usage of this time was counted {late} later"),
         ("counted", lead, f"the server's clock was ahead: usage counted at this time was used {late} before"),
     ):
-        event, first, last = f"{shard}:{since}:{what}", min(since or until, until) + shift, until + shift
+        event, first, last = f"{shard}:{since}:{kind}", min(since or until, until) + shift, until + shift
         if not gaps.declare(using, GapKind.CLOCK, event, shard=shard, since=first, until=last, detail=detail):
             gaps.extend(using, GapKind.CLOCK, event, last)
 
@@ -109,12 +109,12 @@ def advance_idle(using: str, idle: Iterable[Pending]) -> None:
     if not idle:
         return
     oldest = min(pending.sealed_at for pending in idle)
-    marks: dict[int, list[int]] = {}
+    shards_by_watermark: dict[int, list[int]] = {}
     for pending in idle:
         # One statement sets the same watermark for most shards. Other shards were first sealed after that time. They
         # get their own watermark: an earlier one would look as if the server had lost its data.
-        mark = oldest if pending.first_sealed <= oldest else pending.sealed_at
-        marks.setdefault(mark, []).append(pending.shard)
-    for mark, shards in marks.items():
+        watermark = oldest if pending.first_sealed <= oldest else pending.sealed_at
+        shards_by_watermark.setdefault(watermark, []).append(pending.shard)
+    for watermark, shards in shards_by_watermark.items():
         rows = ShardState.objects.using(using).filter(shard__in=shards)
-        rows.filter(watermark__lt=mark, frozen=False, run=idle[0].run).update(watermark=mark)
+        rows.filter(watermark__lt=watermark, frozen=False, run=idle[0].run).update(watermark=watermark)

@@ -45,21 +45,24 @@ def unrecorded(model: type[Versioned], using: str) -> Unrecorded:
     """Return the rows of a model that differ from its history."""
     records: models.QuerySet[Any] = model.history.using(using).order_by()  # type: ignore[attr-defined]
     newest = records.filter(id=OuterRef("pk")).order_by("-version", "-history_id").values("history_id")[:1]
-    equal = Q(history_id=OuterRef("newest"))
+    equals_row = Q(history_id=OuterRef("newest"))
     for field in model._meta.concrete_fields:
         if field.name in ("version", "since"):
             continue
-        same = Q(**{field.attname: OuterRef(field.attname)})
+        equal_value = Q(**{field.attname: OuterRef(field.attname)})
         if field.null:
-            same |= Q(**{f"{field.attname}__isnull": True}) & Q(IsNull(OuterRef(field.attname), True))
-        equal &= same
+            equal_value |= Q(**{f"{field.attname}__isnull": True}) & Q(IsNull(OuterRef(field.attname), True))
+        equals_row &= equal_value
     rows = model._base_manager.using(using).annotate(newest=Subquery(newest))
-    rows = rows.filter(Q(version=0) | ~Exists(records.filter(equal).exclude(history_type="-"))).order_by("pk")
+    rows = rows.filter(Q(version=0) | ~Exists(records.filter(equals_row).exclude(history_type="-"))).order_by("pk")
     newest_records = records.in_bulk({row.newest for row in rows} - {None}, field_name="history_id") if rows else {}
-    last = records.filter(id=OuterRef("id")).order_by("-version", "-history_id").values("history_id")[:1]
+    newest_of_id = records.filter(id=OuterRef("id")).order_by("-version", "-history_id").values("history_id")[:1]
     deleted = records.filter(~Exists(model._base_manager.using(using).filter(pk=OuterRef("id"))))
     deleted = (
-        deleted.exclude(history_type="-").annotate(last=Subquery(last)).filter(history_id=F("last")).order_by("id")
+        deleted.exclude(history_type="-")
+        .annotate(newest=Subquery(newest_of_id))
+        .filter(history_id=F("newest"))
+        .order_by("id")
     )
     return Unrecorded([(row, newest_records.get(row.newest)) for row in rows], list(deleted))
 

@@ -60,7 +60,7 @@ def compact() -> Iterator[Compacted]:
 def _joinable(using: str, shard: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield the first and the last position of each sequence of batches that can be joined."""
     tallied = ShardState.objects.using(using).get(shard=shard).tallied
-    marks = set(ChainMark.objects.using(using).filter(shard=shard).values_list("position", flat=True))
+    report_ends = set(ChainMark.objects.using(using).filter(shard=shard).values_list("position", flat=True))
     rows = Batch.objects.using(using).filter(shard=shard, position__lte=tallied, sealed_at__lt=end)
     numbers = ("first_position", "position", "first_seq", "seq", "previous_cum", "cum", "sealed_at")
     columns = (*numbers, "incarnation", "fence")
@@ -76,7 +76,7 @@ def _joinable(using: str, shard: int, end: int) -> Iterator[tuple[int, int]]:
             and batch.cum == following.previous_cum
             and batch.sealed_at // SPAN == following.sealed_at // SPAN
             and batch.fence == following.fence
-            and batch.position not in marks
+            and batch.position not in report_ends
             and length < _MAX_BATCHES
         )
         if can_join:

@@ -98,14 +98,14 @@ def _verify_shard(using: str, shard: int, archive: bool, checked: Counter[str]) 
 
 def _verify_batches(using: str, shard: int, archive: bool, counted: Counter[str]) -> Iterator[str]:
     batches = Batch.objects.using(using).filter(shard=shard).order_by("position")
-    before: Batch | None = None
+    previous: Batch | None = None
     #: By incarnation: the highest number of a batch so far, with the running sum after this batch. If a batch came
     #: late, its number is lower than the number of the batch before it.
     newest: dict[str, tuple[int, int]] = {}
     for batch in batches.iterator(chunk_size=100):
         findings = [*_verify_lines(batch), *_verify_parts(batch), *_verify_digest(batch)]
-        if before is not None:
-            findings += _verify_link(before, batch)
+        if previous is not None:
+            findings += _verify_link(previous, batch)
         elif not archive:
             findings += _verify_start(using, batch)
         findings += _verify_numbers(batch, newest)
@@ -113,7 +113,7 @@ def _verify_batches(using: str, shard: int, archive: bool, counted: Counter[str]
             raise _Replaced
         counted.update({"batches": 1, "ledger lines": batch.line_count, "links of the chains": len(batch.contents())})
         yield from findings
-        before = batch
+        previous = batch
 
 
 def _verify_lines(batch: Batch) -> Iterator[str]:
@@ -154,12 +154,12 @@ def _verify_digest(batch: Batch) -> Iterator[str]:
         yield f"the digest of batch {batch} does not match its content and the batch before"
 
 
-def _verify_link(before: Batch, batch: Batch) -> Iterator[str]:
-    if batch.first_position != before.position + 1:
-        first, last = before.position + 1, batch.first_position - 1
-        yield f"positions {first} to {last}, between batches {before} and {batch}, are missing"
-    if batch.previous_digest != before.digest:
-        yield f"batch {batch} does not continue the digest of batch {before}"
+def _verify_link(previous: Batch, batch: Batch) -> Iterator[str]:
+    if batch.first_position != previous.position + 1:
+        first, last = previous.position + 1, batch.first_position - 1
+        yield f"positions {first} to {last}, between batches {previous} and {batch}, are missing"
+    if batch.previous_digest != previous.digest:
+        yield f"batch {batch} does not continue the digest of batch {previous}"
 
 
 def _verify_numbers(batch: Batch, newest: dict[str, tuple[int, int]]) -> Iterator[str]:

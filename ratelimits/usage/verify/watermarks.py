@@ -36,35 +36,35 @@ def verify_watermarks(
     The number of watermarks is added to `checked`. If Redis does not answer, the error is appended to `unasked`.
     """
     # Read the watermarks first. A watermark advances only after the batches before it are drained.
-    marks = dict(ShardState.objects.using(using).order_by("shard").values_list("shard", "watermark"))
+    watermarks = dict(ShardState.objects.using(using).order_by("shard").values_list("shard", "watermark"))
     try:
-        before_watermark = list(_before_watermark(current_server(), marks))
+        before_watermark = list(_before_watermark(current_server(), watermarks))
     except (RedisError, Unavailable, OSError) as error:
         if unasked is not None:
             unasked.append(str(error))
         return
     if checked is not None:
-        checked["watermarks"] += len(marks)
+        checked["watermarks"] += len(watermarks)
     for batch in before_watermark:
         if not _is_known(using, batch):
             yield (
-                f"shard {batch.shard:02d} says that its usage is complete until {when(marks[batch.shard])}, but batch"
-                f" {batch.name}, opened at {when(batch.opened_at)}, still waits in Redis"
+                f"shard {batch.shard:02d} says that its usage is complete until {when(watermarks[batch.shard])}, but"
+                f" batch {batch.name}, opened at {when(batch.opened_at)}, still waits in Redis"
             )
 
 
-def _before_watermark(server: Server, marks: Mapping[int, int]) -> Iterator[_WaitingBatch]:
+def _before_watermark(server: Server, watermarks: Mapping[int, int]) -> Iterator[_WaitingBatch]:
     """Yield the oldest batch of each shard in Redis, if the batch was opened before the shard's watermark."""
     waiting: list[_WaitingBatch] = []
 
     def one_server(client: redis.Redis, shards: list[int]) -> None:
-        waiting.extend(_waiting(server, client, [shard for shard in shards if marks.get(shard)]))
+        waiting.extend(_waiting(server, client, [shard for shard in shards if watermarks.get(shard)]))
 
     on_each(server, range(server.keyspace.shards), one_server)
     shards = set()
     for batch in sorted(waiting, key=lambda batch: (batch.shard, batch.opened_at)):
         # After a failover, the clock of the new server may differ a little from the clock of the old one.
-        if batch.shard not in shards and batch.opened_at < marks[batch.shard] - TOLERANCE:
+        if batch.shard not in shards and batch.opened_at < watermarks[batch.shard] - TOLERANCE:
             shards.add(batch.shard)
             yield batch
 
