@@ -48,7 +48,7 @@ class PushStatus:
     error: str
     #: The deliveries that need a person.
     open: QuerySet[PushDelivery]
-    #: FormerName names of accounts. CUSTOMER returns no customer for them, so nobody bills their lines.
+    #: Former names of accounts. CUSTOMER returns no customer for them, so nobody bills their lines.
     former: list[FormerName]
 
     @property

@@ -22,7 +22,7 @@ from ratelimits.reports.rows import FINAL, VERSION, Row
 
 #: Maximum age (µs) of an event that Stripe accepts.
 STRIPE_OLDEST = 35 * 86_400 * SECOND
-#: Maximum time (µs) between now and the moment of an event in the future that Stripe accepts.
+#: Stripe accepts an event at most this time (µs) before its moment.
 STRIPE_NEWEST = 5 * 60 * SECOND
 #: Maximum number of events in one request to Lago.
 LAGO_BATCH = 100

@@ -21,7 +21,7 @@ from ratelimits.reports.rows import MOMENTS, QUANTITIES, TABLE, VERSION, Row, na
 #: If a line begins with one of these characters, its first value may need an apostrophe.
 _FIRST = frozenset(SIGNS + "\t\r\n")
 _SIGNS = re.escape(SIGNS)
-#: A quick test. It matches each line in which another value needs an apostrophe. It matches few other lines.
+#: A quick test. It matches each line in which a value after the first needs an apostrophe, and few other lines.
 _SUSPECT = re.compile(f'[,{ENDS}][{_SIGNS}\\t\\r\\n "]')
 #: The same test for lines in ASCII; it is faster.
 _SUSPECT_ASCII = re.compile(f'[,{ENDS}][=+\\-@\\t\\r\\n "]')

@@ -223,18 +223,18 @@ def compare(
                 " version of ratelimits does not have: use the version that wrote the manifest"
             )
             return
-    now = _sections(using, month, columns)
-    for section, what in _ENTRY_NAMES.items():
-        listed, current = manifest[section], now[section]
+    sections = _sections(using, month, columns)
+    for section, entry_name in _ENTRY_NAMES.items():
+        listed, current = manifest[section], sections[section]
         for name in sorted(listed.keys() | current.keys()):
             checked["entries of manifests"] += 1
             if name not in current:
                 if section not in _MAY_DISAPPEAR or not _MAY_DISAPPEAR[section](using, name, month):
-                    yield f"{what} {name} is in the manifest of {month}, but no longer exists"
+                    yield f"{entry_name} {name} is in the manifest of {month}, but no longer exists"
             elif name not in listed:
-                yield f"{what} {name} is not in the manifest of {month}: it is newer, so write another manifest"
+                yield f"{entry_name} {name} is not in the manifest of {month}: it is newer, so write another manifest"
             elif listed[name] != current[name]:
-                yield f"{what} {name} differs from the manifest of {month}"
+                yield f"{entry_name} {name} differs from the manifest of {month}"
     rows = manifest_sections.without_history(using) if without_history is None else without_history()
     yield from _compare_history(using, manifest, rows, checked)
     yield from manifest_conditional.compare(using, manifest, sources or (using,), checked)
@@ -245,19 +245,20 @@ def _compare_history(
 ) -> Iterator[str]:
     """Yield an error for each model of the configuration whose history was changed after the manifest.
 
-    Also yield an error for each row without history that differs, and for each new record that is dated before it.
+    Also yield an error for each row without history that differs from the manifest, and for each new record with a date
+    before the manifest.
     """
     month, listed = manifest["month"], manifest["history"]
-    now = manifest_sections.history(using, listed)
+    current = manifest_sections.history(using, listed)
     for name in sorted(listed):
         checked["entries of manifests"] += 1
-        if missing := set(listed[name]["columns"]) - set(now.get(name, {}).get("columns", ())):
+        if missing := set(listed[name]["columns"]) - set(current.get(name, {}).get("columns", ())):
             yield (
                 f"the manifest of {month} has the columns {', '.join(sorted(map(str, missing)))} of the"
                 f" history of {name},"
                 " which this version of ratelimits does not have: use the version that wrote the manifest"
             )
-        elif now[name] != listed[name]:
+        elif current[name] != listed[name]:
             yield (f"the history of {name} up to record {listed[name]['newest']} differs from the manifest of {month}")
     for name, digest in without_history.items():
         if manifest["without_history"].get(name) != digest:

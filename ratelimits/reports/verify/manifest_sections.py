@@ -149,7 +149,7 @@ def deliveries(
 
 
 def _lasting_values(columns: Sequence[str], values: Sequence[Any]) -> list[Any]:
-    """Return the values of a delivery that do not change while it keeps its state.
+    """Return the values of a delivery that cannot change unless its state changes.
 
     If a waiting delivery was sent before, it will be sent again. Then its columns `_SENDING` are left out.
     """
@@ -167,9 +167,9 @@ def unsettled(using: str, start: int, end: int) -> int:
 def history(using: str, listed: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
     """Return a digest of the history of each model of the configuration, up to its newest record.
 
-    `listed` is this section of an earlier manifest. If it is given, the digests are made from the same records and
-    columns as in that manifest, and with the same precision of times. Newer manifests cut times to milliseconds,
-    because fixtures (`dumpdata`) have no more digits.
+    `listed` is this section of an earlier manifest. If `listed` is given, make the digests from the same records and
+    columns as that manifest, and with the same precision of times. Newer manifests cut times to milliseconds, because
+    fixtures (`dumpdata`) have no more digits.
     """
     section = {}
     for model in MODELS:
@@ -207,8 +207,8 @@ def without_history(using: str) -> dict[str, str]:
 def newer_than_history(using: str, listed: Mapping[str, dict[str, Any]]) -> dict[str, str]:
     """Return a digest of each row that is newer than the newest record of its history, by model and primary key.
 
-    The digest is made from the row's version and start. Fixtures with their own history can make such rows. `listed` is
-    the section `history` of a manifest. Rows that were edited after this manifest are left out.
+    The digest is made from the row's `version` and `since`. Fixtures that contain history can make such rows. `listed`
+    is the section `history` of a manifest. Rows that were edited after this manifest are left out.
     """
     digests = {}
     for model in MODELS:

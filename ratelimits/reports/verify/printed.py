@@ -24,7 +24,7 @@ _OF_ADJUSTMENT = (
 
 
 def verify_printed(using: str, *, checked: Counter[str] | None = None) -> Generator[str]:
-    """Yield an error for each adjustment that differs from its report, and for each gap that does.
+    """Yield an error for each adjustment and each gap that differs between its own table and the reports.
 
     A declared gap must be on the reports of its time, and a gap on a report must be declared. The numbers of
     adjustments and of printed gaps are added to `checked`.
@@ -77,7 +77,7 @@ def _verify_sizes(using: str) -> Iterator[str]:
 
 
 def _is_of_period(report: Report, start: int) -> bool:
-    """Return whether the period that starts at `start` (µs since 1970 UTC) is billed by a report or its versions."""
+    """Return whether a version of the report bills the period that starts at `start` (µs since 1970 UTC)."""
     if start == report.period_start:
         return True
     reports = Report.objects.using(report._state.db).filter(account=report.account)
@@ -131,5 +131,5 @@ def _identity(text: str) -> tuple[str, ...]:
     """Return the parts of a gap's text that never change: its kind, its span of time and its fsync policy."""
     parts = text.split(" ")
     if parts[0] == GapKind.CLOCK:
-        parts[1] = parts[1].partition("/")[0]  # Only the start: the end changes until the clocks agree again.
+        parts[1] = parts[1].partition("/")[0]  # Use only the start: the end changes until the clocks agree again.
     return *parts[:2], *(part for part in parts[2:] if part.startswith("appendfsync="))

@@ -19,8 +19,8 @@ from ratelimits.reports.limits import Limits
 from ratelimits.reports.rows import ADJUSTMENT, joined_line_id, line_id
 from ratelimits.reports.statements import version_rows
 from ratelimits.reports.terms import RuleBook
+from ratelimits.reports.verify.allowances import ReportAllowances
 from ratelimits.reports.verify.amounts import verify_amounts
-from ratelimits.reports.verify.rated import ReportAllowances
 
 #: Columns that are compared. Names and limits are left out: they may have changed after the report was finalised.
 _COMPARED = (
@@ -140,7 +140,7 @@ class ReportVerifier:
             self._differences(report, ReportAllowances(self._using, report, one_for_all=True)), ""
         ):
             return
-        # That version also made other line_ids if a key or a meter contains line feeds.
+        # That earlier version also made another `line_id` if a key or a meter contains line feeds.
         if next(self._differences(report, ReportAllowances(self._using, report), joined_line_id), ""):
             yield finding
 

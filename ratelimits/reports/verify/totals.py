@@ -124,7 +124,8 @@ class _Account:
         self._lines: dict[tuple[Any, ...], tuple[list[int], int]] = {}
         #: By counted period (s) and shard: the position up to which the newest report contains the usage.
         self._covered: dict[tuple[int, int], int] = {}
-        #: By counted period (s, as text): the positions up to which the reports in `add_report` contain the usage.
+        #: By counted period (s, as text): the positions up to which the reports contain the usage. `add_report` adds
+        #: one report after another.
         self._chains: dict[str, dict[str, int]] = {}
         self._jumps: list[str] = []
         #: By billing period (s): its end (s) on its report, and the starts of the counted periods on that report.
@@ -186,7 +187,7 @@ class _Account:
             for row, other in totals:
                 if other is None or other == end:
                     continue
-                # If usage arrived after the report, the account's terms may have changed before, and with them the end.
+                # If usage arrived after the report, the end in its total may come from newer terms of the account.
                 if other not in self._ends_by_terms(row.period):
                     yield (
                         f"the total of {self.name or 'anonymous'} ({row.meter}) from {_when(period)} says that the"

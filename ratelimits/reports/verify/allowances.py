@@ -11,10 +11,10 @@ from ratelimits.reports.periods import SECOND
 
 
 class ReportAllowances:
-    """The allowance of each billing period that has usage on a report, as it was before the report.
+    """The allowance that each billing period had before a report, for all billing periods with usage on this report.
 
-    A line can contain late usage that belongs to an earlier billing period. It then uses the allowance of that billing
-    period. If `one_for_all` is true, all lines use the allowance of the report's period instead.
+    A line can contain late usage of an earlier billing period. Such a line uses the allowance of that billing period.
+    But if `one_for_all` is true, all lines use the allowance of the report's period.
     """
 
     def __init__(self, using: str, report: Report, *, one_for_all: bool = False) -> None:
