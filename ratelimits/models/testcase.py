@@ -30,7 +30,7 @@ changed = Signal()
 
 
 class _Test:
-    """The transaction of a test: its connection, and its outermost atomic block, which will be rolled back."""
+    """The transaction of a test: its connection, and the atomic block that Django will roll back."""
 
     def __init__(self, connection: Any, block: Any) -> None:
         self.connection, self.block = connection, block

@@ -149,7 +149,7 @@ def _declare_losses(
             if not _differs(using, state, pending):
                 continue
             if pending.incarnation or not pending.count:
-                gaps.declare_server(using, state, pending, fsync=drained.fsync)
+                gaps.declare_loss(using, state, pending, fsync=drained.fsync)
             # If batches wait, earlier runs may have sealed them. Applying these batches declares each restart.
             if state.run != pending.run and not pending.count:
                 run_start = pending.up_since if pending.up_since > state.watermark else pending.now

@@ -131,7 +131,7 @@ def _first_lost(using: str, state: ShardState, pending: Pending) -> int:
     return 0 if quarantined.filter(shard=state.shard).exists() else newest + 1
 
 
-def declare_server(using: str, state: ShardState, pending: Pending, *, fsync: str) -> None:
+def declare_loss(using: str, state: ShardState, pending: Pending, *, fsync: str) -> None:
     """Declare a loss that `is_loss` has found: the server's data was wiped or rolled back, or batches are lost."""
     event = f"{state.shard}:{state.incarnation}:{state.seq}"
     window: dict[str, Any] = {"since": state.watermark or pending.now, "until": pending.now, "fsync": fsync}
@@ -153,6 +153,7 @@ def declare_lost_batch(using: str, state: ShardState, incarnation: str, seq: int
 
 
 def _declare_lost(using: str, state: ShardState, incarnation: str, first: int, last: int, **window: Any) -> None:
+    """Declare batches missing. In the shard's state, the last of them is then the newest batch."""
     declare_missing(using, state, incarnation, first, last, **window)
     if incarnation != state.incarnation:
         state.incarnation, state.seq, state.cum = incarnation, last, 0
@@ -203,6 +204,10 @@ def _add_to_previous_gap(using: str, state: ShardState, lost: int) -> int:
 
 
 def _declare_incarnation(using: str, state: ShardState, packet: Packet, window: dict[str, Any]) -> int:
+    """Declare the gaps before a batch, if the newest batch in the ledger has another incarnation.
+
+    Return the number of gaps.
+    """
     count = 0
     follows_incarnation, _colon, number = packet.follows.rpartition(":")
     event = f"{state.shard}:{state.incarnation}:{state.seq}"

@@ -100,8 +100,8 @@ def _largest(rows: list[_Row], scope: str, method: str, edited_row: _Row | None)
         (names_by_plan.setdefault(row.plan, set()) if row.plan else default_names).add(row.name)
     added_by_plan = {plan: names - default_names for plan, names in names_by_plan.items()}
     if edited_row is not None and edited_row.plan:
-        first = added_by_plan.get(edited_row.plan, set())
-        added = max((len(first | names) for names in added_by_plan.values()), default=0)
+        edited_plan_names = added_by_plan.get(edited_row.plan, set())
+        added = max((len(edited_plan_names | names) for names in added_by_plan.values()), default=0)
     else:
         sizes = sorted(map(len, added_by_plan.values()), reverse=True)
         added = sum(sizes[:2])
