@@ -93,13 +93,13 @@ def drain(now: int | None = None) -> Drained:
     return drained
 
 
-def _live_runs(server: Server, listed: str, states: Iterable[ShardState]) -> set[str]:
+def _live_runs(server: Server, listing_run: str, states: Iterable[ShardState]) -> set[str]:
     """Return the runs of the servers that answer now.
 
-    `listed` is the run of the server that listed the batches. If no shard had another run before, return only this run.
+    `listing_run` is the run of the server that listed the batches. If all shards had this run before, return only it.
     """
-    runs = {listed}
-    if any(state.run != listed for state in states):
+    runs = {listing_run}
+    if any(state.run != listing_run for state in states):
         for client, _shards in server.wire.servers(server.keyspace, range(server.keyspace.shards)):
             with suppress(RedisError):
                 runs.add(run_named(client.info()))
