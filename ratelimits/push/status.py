@@ -79,8 +79,8 @@ def status(receiver: Receiver, now: datetime) -> PushStatus:
 
 def _former(rows: QuerySet[PushDelivery]) -> list[FormerName]:
     """Return the former names of existing accounts that have skipped lines."""
-    named = Account.objects.using(conf.DATABASE).filter(identifier=OuterRef("report__account"))
-    skipped = rows.filter(state=State.SKIPPED).exclude(report__account="").exclude(Exists(named))
+    current = Account.objects.using(conf.DATABASE).filter(identifier=OuterRef("report__account"))
+    skipped = rows.filter(state=State.SKIPPED).exclude(report__account="").exclude(Exists(current))
     sums = skipped.order_by("report__account").values_list("report__account").annotate(Count("pk"), Sum("overage"))
     counts = {name: (lines, overage) for name, lines, overage in sums if overage}
     history: Any = Account.history

@@ -48,9 +48,9 @@ def verify_pushed(using: str, checked: Counter[str]) -> Iterator[str]:
     planned = PushedReport.objects.using(using).order_by("report_id", "receiver_id").select_related("report")
     for _report, group in groupby(planned.iterator(_CHUNK), key=lambda pushed: pushed.report_id):
         yield from _verify_report(using, list(group), checked)
-    known = PushedReport.objects.filter(receiver=OuterRef("receiver"), report=OuterRef("report"))
-    for stray in PushDelivery.objects.using(using).filter(~Exists(known)).order_by("pk").iterator(_CHUNK):
-        yield f"delivery {stray} belongs to a report that was not planned for {stray.receiver_id}"
+    its_plan = PushedReport.objects.filter(receiver=OuterRef("receiver"), report=OuterRef("report"))
+    for delivery in PushDelivery.objects.using(using).filter(~Exists(its_plan)).order_by("pk").iterator(_CHUNK):
+        yield f"delivery {delivery} belongs to a report that was not planned for {delivery.receiver_id}"
     yield from _verify_states(using)
 
 
@@ -118,22 +118,22 @@ def _verify_states(using: str) -> Iterator[str]:
     """Yield a finding for each delivery and billing system whose columns contradict each other."""
     latest = timezone.now() + _MAX_DELAY
     rows = PushDelivery.objects.using(using).order_by("pk")
-    empty = Q(customer="") | Q(event="")
+    no_customer_or_event = Q(customer="") | Q(event="")
     # Each condition is checked by one query. A process that sends meanwhile cannot cause a finding, because it changes
     # all columns of a row in one statement.
     conditions = (
         (~Q(state__in=State.values), "has an unknown state"),
         (Q(state__in=_SETTLED, settled_at=None), "is settled, but has no time of settlement"),
         (~Q(state__in=_SETTLED) & Q(settled_at__isnull=False), "is not settled, but has a time of settlement"),
-        (~Q(state__in=(State.SKIPPED, State.ELSEWHERE)) & empty, "has no customer or no event"),
+        (~Q(state__in=(State.SKIPPED, State.ELSEWHERE)) & no_customer_or_event, "has no customer or no event"),
         (Q(state=State.SKIPPED) & ~Q(customer="", event=""), "was skipped, but has a customer"),
         (Q(state=State.UNSURE, unsure_since=None), "may have been accepted, but does not say since when"),
         (Q(state=State.WAITING, due_at__gt=latest), "waits longer than a delivery can wait"),
         (Q(state=State.WAITING, together__lt=1), "is never sent, because its requests may contain no event"),
     )
     # Wrong rows are rare, so one query first looks for all conditions together.
-    suspect = rows.filter(reduce(or_, (condition for condition, _error in conditions))).exists()
-    for condition, error in conditions if suspect else ():
+    any_wrong = rows.filter(reduce(or_, (condition for condition, _error in conditions))).exists()
+    for condition, error in conditions if any_wrong else ():
         for row in rows.filter(condition).iterator(_CHUNK):
             yield f"delivery {row.line_id} to {row.receiver_id} {error}: {row.state}"
     for receiver in PushReceiver.objects.using(using).filter(paused_until__gt=latest).order_by("pk"):

@@ -144,8 +144,8 @@ def _source_of_plan(name: str, terms: Terms, stays: Sequence[_Stay]) -> _Stay | 
     if terms.plan:
         return terms.row
     rows = {stay.row for stay in stays if stay.name == name}
-    planned = (stay for stay in stays if stay.row in rows and stay.plan is not None)
-    return max(planned, key=lambda stay: (stay.until, stay.since), default=0)
+    with_plan = (stay for stay in stays if stay.row in rows and stay.plan is not None)
+    return max(with_plan, key=lambda stay: (stay.until, stay.since), default=0)
 
 
 def _row_of(source: _Stay | int) -> int:

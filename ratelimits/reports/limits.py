@@ -66,8 +66,8 @@ class Limits:
 
     def of(self, groups: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the groups in their order, each with its `limit` (a decimal; "" if no single number is known)."""
-        rest = iter(groups)
-        while chunk := list(islice(rest, _CHUNK)):
+        unread = iter(groups)
+        while chunk := list(islice(unread, _CHUNK)):
             keys = {group["key"] for group in chunk} | {f"account:{group['account']}" for group in chunk}
             overrides = _read(self._using, keys) if self._has_overrides else {}
             for group in chunk:

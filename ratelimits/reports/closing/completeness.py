@@ -18,16 +18,16 @@ def incomplete_because(state: ShardState, end: int, now: int) -> str:
     if state.frozen:
         return f"{name} has a quarantined batch: accept or discard it"
     if is_ahead(state.watermark, now):
-        return f"{name} is complete until {iso(state.watermark)}, which is in the future: the next drain corrects that"
+        return f"{name} is complete until {iso(state.watermark)}, a future moment: the next drain corrects this moment"
     if state.watermark < end:
-        known = f"{name} is complete until {iso(state.watermark)}" if state.watermark else f"{name} is not complete yet"
-        known = f"{known}, but must be until {iso(end)}"
+        state_now = f"is complete until {iso(state.watermark)}" if state.watermark else "is not complete yet"
+        sentence = f"{name} {state_now}, but must be until {iso(end)}"
         if state.ahead:
             lead = f"{state.ahead // SECOND:,} seconds"
-            return f"{known}: its server's clock is {lead} ahead of the worker's, correct the wrong one"
+            return f"{sentence}: its server's clock is {lead} ahead of the worker's clock. Correct the wrong clock"
         if state.shard >= conf.SHARDS:
-            return f"{known}: it is not drained any more, since SHARDS is {conf.SHARDS}"
-        return f"{known}: is a worker sealing and draining?"
+            return f"{sentence}: the shard is no longer drained, since SHARDS is {conf.SHARDS}"
+        return f"{sentence}: is a worker sealing and draining?"
     if state.tallied != state.position:
-        return f"{name} has batches that are not tallied yet: the next drain does that"
+        return f"{name} has batches that are not tallied yet: the next drain tallies them"
     return ""

@@ -90,8 +90,8 @@ def lines(columns: Sequence[str], no_texts: Collection[str], rows: Iterable[list
     yield _with_line_feed(write(columns))
     for values in rows:
         line = ",".join(values)
-        suspect = _SUSPECT_ASCII if line.isascii() else _SUSPECT
-        if suspect.search(line) or line[0] in _FIRST:
+        quick_test = _SUSPECT_ASCII if line.isascii() else _SUSPECT
+        if quick_test.search(line) or line[0] in _FIRST:
             for index in text_columns:
                 values[index] = neutral(values[index])
             line = ",".join(values)

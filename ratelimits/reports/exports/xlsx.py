@@ -161,8 +161,8 @@ def _totals(rows: Iterable[Row], report: _Table) -> Iterator[list[object]]:
 
 def _values(row: Row, count: int) -> Sequence[object]:
     """Return a row's values for the first `count` columns of a sheet; None for columns that the row does not have."""
-    known = len(columns(row.columns_version))
-    return row[:count] if known >= count else (*row[:known], *(None for _ in range(count - known)))
+    in_row = len(columns(row.columns_version))
+    return row[:count] if in_row >= count else (*row[:in_row], *(None for _ in range(count - in_row)))
 
 
 class _Table:

@@ -123,7 +123,7 @@ def _may_have_new_run(using: str, sources: Sequence[str], state: ShardState, pos
 def _batches(using: str, end: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the batches of each shard: their fences, and a digest of the times at which they were written.
 
-    A fence says how the drain waited until the server had fsynced the batch. Batches that were sealed after `end` (µs)
+    A fence says how the drain made sure that Redis had saved the batch. Batches that were sealed after `end` (µs)
     have a separate digest, because compaction may still join them.
     """
     columns = ("shard", "first_position", "position", "fence", "sealed_at", "applied_at")

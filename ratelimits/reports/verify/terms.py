@@ -70,17 +70,17 @@ def _months(using: str, names: Collection[str]) -> dict[str, _Months]:
     columns = ("id", "identifier", "timezone", "billing_anchor", "history_type", "history_change_reason", "since")
     records = history.using(using).filter(identifier__in=related)
     records = records.order_by("id", "version", "history_id").values_list(*columns)
-    known = set()
+    with_history = set()
     for pk, states in groupby(records, key=lambda row: row[0]):
-        first, *others = states
+        first, *later = states
         _pk, name, *_terms, kind, reason, since = first
-        known.add(pk)
+        with_history.add(pk)
         group = months[related[name]]
-        group.terms |= {(state[2], state[3]) for state in (first, *others)}
+        group.terms |= {(state[2], state[3]) for state in (first, *later)}
         # If the first record is not the one that added the row, earlier states of the row are unknown.
         if kind != "+" or reason in ADOPTED:
             group.since = max(group.since, since)
-    for account in Account.objects.using(using).filter(identifier__in=related).exclude(pk__in=known):
+    for account in Account.objects.using(using).filter(identifier__in=related).exclude(pk__in=with_history):
         months[related[account.identifier]].since = 2**63
     return {name: months[related[name]] for name in names}
 

@@ -51,7 +51,7 @@ def test_each_open_period_says_what_it_waits_for() -> None:
     shard().update(frozen=False, watermark=at("2026-11-02"))
     assert why() == "its usage is complete: the next ratelimits_finalise closes it"
     shard().update(tallied=0, position=1)
-    assert why() == f"{name} has batches that are not tallied yet: the next drain does that"
+    assert why() == f"{name} has batches that are not tallied yet: the next drain tallies them"
     shard().update(tallied=1)
     QuerySet(Batch).all().delete()
     assert why() == f"{name} has no batch at position 1: restore it from a backup, or close by force"
@@ -104,7 +104,7 @@ def test_usage_in_shards_that_are_no_more_says_so(settings: Any) -> None:
     assert home_shard("acme") >= 8
     settings.RATELIMITS = {**settings.RATELIMITS, "SHARDS": 8}
     ShardState.objects.filter(shard__lt=8).update(watermark=at("2026-11-02"))
-    assert "it is not drained any more, since SHARDS is 8" in why()
+    assert "the shard is no longer drained, since SHARDS is 8" in why()
 
 
 def test_a_closed_period_is_not_open(used: None) -> None:
