@@ -193,14 +193,14 @@ class _OpenPeriod(NamedTuple):
 def _open_groups(using: str, groups: Iterator[Group]) -> Iterator[tuple[Group, _OpenPeriod]]:
     """Yield the groups that are not on a report, each with its billing period."""
     while chunk := list(islice(groups, CHUNK)):
-        counted: dict[str, set[int]] = {}
+        starts_by_account: dict[str, set[int]] = {}
         for group in chunk:
-            starts = counted.setdefault(group["account"], set())
+            starts = starts_by_account.setdefault(group["account"], set())
             if "meter" in group:  # The group has usage. The totals of usage may not have its newest lines yet.
                 starts.add(group["period"] * SECOND)
-        data = ClosingData(using, list(counted), {})
+        data = ClosingData(using, list(starts_by_account), {})
         # `lenient` is true, because an account whose time zone no longer exists must not stop the export of the others.
-        periods = {name: AccountPeriods(data, name, starts, lenient=True) for name, starts in counted.items()}
+        periods = {name: AccountPeriods(data, name, starts, lenient=True) for name, starts in starts_by_account.items()}
         open_by_member = {name: account_periods.open_by_member() for name, account_periods in periods.items()}
         for group in chunk:
             name, start = group["account"], group["period"] * SECOND
