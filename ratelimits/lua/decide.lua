@@ -133,7 +133,7 @@ while pos <= size do
   limits[#limits + 1] = l
 end
 for i = 1, #limits do
-  local l, algorithm = limits[i], A[limits[i].code]
+  local l, algorithm = limits[i], ALGORITHMS[limits[i].code]
   local entry = l.entry
   l.now, l.shift = at, 0
   if entry and op ~= RESET then
@@ -163,7 +163,7 @@ for i = 1, #limits do
   if (op ~= TRY and op ~= PEEK) or l.cost == 0 then
     l.ok = true
   else
-    A[l.code].check(l)
+    ALGORITHMS[l.code].check(l)
     if l.mode == 0 then
       if l.ok then
         wait = math.max(wait, l.wait or 0)
@@ -183,7 +183,7 @@ if never then retry = NEVER end
 -- 5. Charge the limits and write their states.
 local changed_states = {}
 for i = 1, #limits do
-  local l, algorithm = limits[i], A[limits[i].code]
+  local l, algorithm = limits[i], ALGORITHMS[limits[i].code]
   local last = l.last
   if op == TRY then
     if allowed and l.ok and l.cost > 0 then
@@ -285,7 +285,7 @@ local reply = {1, allowed and 1 or 0, binding, 0, retry, 0, allowed and wait or 
 local least_remaining, longest_reset
 for i = 1, #limits do
   local l = limits[i]
-  local remaining, reset = A[l.code].standing(l)
+  local remaining, reset = ALGORITHMS[l.code].standing(l)
   reply[7 + 3 * i], reply[8 + 3 * i], reply[9 + 3 * i] = l.ok and 1 or 0, remaining, reset
   if l.mode == 0 then
     if not least_remaining or remaining < least_remaining then

@@ -178,39 +178,43 @@ local NEVER = -1 -- a retry_after: the request can never be admitted
 --   params, changed    the params from the program, and the moment from which they hold (µs)
 --   shift              how much earlier `now` is than `last` of the state (µs), because the clock has stepped back
 --   redis_key          the first of the limit's own Redis keys
+--   charged_at         if a receipt is settled: the moment when it was charged (µs); 0: unknown
 -- An algorithm whose state has a fixed format also has `pack` (entry to payload) and `unpack` (payload to values). The
 -- states of other algorithms are packed by cmsgpack.
-local A = {}
+local ALGORITHMS = {}
 
 -- Returns the records of a packed state: a table from name to {code, expiry, raw, payload, name}, and a list of the
 -- names in the order of the records. `raw` is the record as bytes, `payload` is the position of the payload in these
 -- bytes. Raises an error if `raw` is not a packed state.
 local function records(raw)
-  local out, order, pos = {}, {}, 5
+  local by_name, names, pos = {}, {}, 5
   while pos <= #raw do
     local name, code, size, expiry, start = struct.unpack('<I4BI2I4', raw, pos)
     local stop = start + size - 1
     -- Accept the code of an unknown algorithm: a newer version of the app may have written this record.
     if stop > #raw or code < 1 then error('a record is cut off') end
-    out[name] = {code = code, expiry = expiry, raw = string.sub(raw, pos, stop), payload = start - pos + 1, name = name}
-    order[#order + 1] = name
+    local bytes = string.sub(raw, pos, stop)
+    by_name[name] = {code = code, expiry = expiry, raw = bytes, payload = start - pos + 1, name = name}
+    names[#names + 1] = name
     pos = stop + 1
   end
-  return out, order
+  return by_name, names
 end
 
+-- Returns the entry of a record.
 local function entry_of(record)
   local raw, code, at = record.raw, record.code, record.payload
-  local unpack_payload = A[code].unpack
+  local unpack_payload = ALGORITHMS[code].unpack
   if unpack_payload then return {record.name, code, record.expiry, unpack_payload(raw, at)} end
   local entry = cmsgpack.unpack(string.sub(raw, at))
   entry[1], entry[2], entry[3] = record.name, code, record.expiry
   return entry
 end
 
+-- Returns the record of an entry.
 local function record_of(entry)
   local code = entry[2]
-  local pack = A[code].pack
+  local pack = ALGORITHMS[code].pack
   local payload = pack and pack(entry) or cmsgpack.pack({0, 0, 0, unpack(entry, 4)})
   local header = struct.pack('<I4BI2I4', entry[1], code, #payload, entry[3])
   return {code = code, expiry = entry[3], raw = header .. payload, payload = #header + 1, name = entry[1]}

@@ -82,7 +82,7 @@ do
 
   function pause.entry(l, last) return {l.name, l.code, 0, last, l.til}, l.til - l.now end
 
-  A[12] = pause
+  ALGORITHMS[12] = pause
 end
 """
 #: A script that runs in the copy, in its own process, as after the deployment of a version with the algorithm.

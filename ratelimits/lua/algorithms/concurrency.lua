@@ -225,5 +225,5 @@ do
 
   leases.reset = delete_all
 
-  A[11] = leases
+  ALGORITHMS[11] = leases
 end

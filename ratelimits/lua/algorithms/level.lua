@@ -192,5 +192,5 @@ do
     return {l.name, l.code, 0, last, params[1], params[2], params[3], m, T, g}, life
   end
 
-  A[1], A[2], A[3], A[4] = level, level, level, level
+  ALGORITHMS[1], ALGORITHMS[2], ALGORITHMS[3], ALGORITHMS[4] = level, level, level, level
 end

@@ -344,5 +344,5 @@ do
 
   log.reset = delete_all
 
-  A[8] = log
+  ALGORITHMS[8] = log
 end

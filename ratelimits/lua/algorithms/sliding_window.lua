@@ -126,5 +126,5 @@ do
     return {l.name, l.code, 0, last, l.params[1], l.stored_newest, l.stored_counts}, (l.params[2] + 1) * l.params[1]
   end
 
-  A[7] = sliding
+  ALGORITHMS[7] = sliding
 end

@@ -131,4 +131,4 @@ local function smooth_limit()
 
   return smooth
 end
-A[9] = smooth_limit()
+ALGORITHMS[9] = smooth_limit()

@@ -74,5 +74,5 @@ do
   end
 
   smooth.param_count = 8
-  A[10] = smooth
+  ALGORITHMS[10] = smooth
 end

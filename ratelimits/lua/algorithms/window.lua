@@ -1,8 +1,7 @@
 -- fixed_window (5) and calendar_window (6): the state is a window and the number of permits spent in this window.
 -- Entry: name, algorithm, expiry, last, start, length, count of permits.
--- Params of fixed_window: period, then 1 if the first request opens the window, otherwise 0. Params of
--- calendar_window: start of the previous period, the current one and the next two. The sixth param of both is the
--- capacity.
+-- Params of fixed_window: period; 1 if the first request opens the window, otherwise 0; three zeros; capacity.
+-- Params of calendar_window: starts of four periods (the previous, the current and the next two); 0; capacity.
 do
   local WINDOW = '<i7i7I7I6' -- the format of the payload; fast.lua also contains it
 
@@ -100,5 +99,5 @@ do
     return {l.name, l.code, 0, last, l.start, l.length, l.count}, l.start + l.length - l.now
   end
 
-  A[5], A[6] = window, window
+  ALGORITHMS[5], ALGORITHMS[6] = window, window
 end
