@@ -20,7 +20,7 @@ Params = tuple[int, ...]
 class Storage(NamedTuple):
     """Where the state of a limit is stored in Redis. engine/keys.py makes the Redis keys.
 
-    packed    whether some of the state is in the packed state, a string that several limits of one key share
+    packed    whether the limit has a record in the packed state, a string that several limits of one key share
     own       the letter in the name of the Redis key that belongs to the limit alone; "" if there is no such key
     endings   suffixes of further Redis keys, by name. The Lua file writes "${name}" instead of the suffix
     """
@@ -55,7 +55,7 @@ class Algorithm(ABC):
     id: ClassVar[str]
     #: The name that people see.
     label: ClassVar[str]
-    #: One sentence for people who choose an algorithm; "" if there is none.
+    #: A short text for people who choose an algorithm; "" if there is none.
     explanation: ClassVar[str] = ""
     #: The number of the algorithm in Redis, from 1 to 255. Never use the number of another algorithm, even of a removed
     #: one.

@@ -1,8 +1,8 @@
 """Find the billing periods of an account.
 
 A billing period is a month in the account's time zone. It begins at the account's anchor, a day and time of the month.
-If the time zone or the anchor changes, the billing period of that moment does not change its start and end. This period
-is called the *kept period*.
+If the time zone or the anchor changes, the billing period of that moment keeps its start and end. It is called the
+*kept period*.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Four = tuple[int, int, int, int]
 
 
 def periods_around(timezone: str, anchor: str | None, kept: Span | None, now: int) -> Four:
-    """Return the starts of four billing periods, in µs since 1970 UTC: the one before `now`, the present, the next two.
+    """Return the starts of the previous billing period, the one that contains `now`, and the next two.
 
-    Periods are months of `timezone` that begin at `anchor`. If there is a `kept` period, the next period starts at its
-    end. Raise the errors of `boundaries`.
+    They are in µs since 1970 UTC. Periods are months of `timezone` that begin at `anchor`. If there is a `kept` period,
+    the next period starts at its end. Raise the errors of `boundaries`.
     """
     if kept is None:
         return boundaries("month", timezone, anchor, now)

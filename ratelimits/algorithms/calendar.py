@@ -104,10 +104,10 @@ def _number(unit: str, anchor: datetime, local: date) -> int:
 
 
 def boundaries(unit: str, timezone: str, anchor: str | None, now: int) -> tuple[int, int, int, int]:
-    """Return the starts of four periods, in µs since 1970 UTC: the one before `now`, the present, and the next two.
+    """Return the starts of the previous period, the period that contains `now`, and the next two.
 
-    The start of a period belongs to it, its end does not. Raise ValueError for an unknown unit, time zone or anchor,
-    and for a moment outside the years 1 to 9999.
+    They are in µs since 1970 UTC. A period includes its start, but not its end. Raise ValueError for an unknown unit,
+    time zone or anchor, and for a moment outside the years 1 to 9999.
     """
     if unit not in UNITS:
         raise ValueError(f"unknown calendar_unit {unit!r}: use one of {', '.join(UNITS)}")

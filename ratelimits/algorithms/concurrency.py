@@ -14,7 +14,8 @@ from ratelimits.algorithms.wording import Wording, amount, gettext_noop
 class Concurrency(Bounded):
     """At most `capacity` requests at once.
 
-    The lease of a request ends with the request, or earlier, after `lease_ttl` seconds.
+    The lease of a request ends with the request. If the request takes longer than `lease_ttl` seconds, its lease ends
+    after this time.
     """
 
     id = "concurrency"

@@ -27,8 +27,8 @@ _RECORD_SIZE, _RECORD = 27, "i7i7I7I6"
 class FixedWindow(Bounded):
     """At most `capacity` permits in each window of `period` seconds.
 
-    With the `window_start` "epoch", one window follows another since 1970. With "first_hit", a window begins with the
-    first request after the last window has ended.
+    If `window_start` is "epoch", windows follow one another, beginning in 1970. If it is "first_hit", a window begins
+    with the first request after the last window has ended.
     """
 
     id = "fixed_window"
