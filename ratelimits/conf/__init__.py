@@ -23,7 +23,7 @@ DEFAULTS: dict[str, Any] = {
     # Servers and databases
     "CACHE_ALIAS": "default",  # the django-redis alias of the server that decides and counts
     "NAMESPACE": "default",  # part of every Redis key; projects that share a server need different ones
-    "SHARDS": 64,  # number of parts into which accounts are divided; do not change it while usage is open
+    "SHARDS": 64,  # number of parts into which accounts are divided; choose it once: a change moves accounts
     "DATABASE": "default",  # the database alias of the rules and the ledger
     # The caller of a request
     "ACCOUNT": None,  # callable or dotted path: takes a request, returns an account or None; None: the user
@@ -52,7 +52,7 @@ DEFAULTS: dict[str, Any] = {
     "COMPACT_INTERVAL": 3_600,  # seconds between two searches for ledger batches that can be joined
     "FINALISE_INTERVAL": 900,  # seconds between two searches for billing periods that can be finalised
     "GRACE_SECONDS": 3_600,  # seconds after a period's end before its report may be finalised
-    "PRORATION": "none",  # included quantity of a part of a period: "none": all of it; "time": a share by time
+    "PRORATION": "none",  # what a part of a period includes: "none": the whole quantity; "time": a share by time
     "LATE_USAGE": "version",  # late usage is added to a new "version" of its report, or to the next "period"
     "ADJUSTMENT_APPROVAL": False,  # an adjustment counts only after another person has approved it
     "PROCESS_TOTALS_INTERVAL": 10,  # seconds between two times that a process writes its totals; 0: never
@@ -68,10 +68,10 @@ DEFAULTS: dict[str, Any] = {
     "ALERT_TIMEOUT": 10,  # maximum seconds for one call of a webhook
 }
 
+#: Settings whose value is a callable or the dotted path of a callable.
 CALLABLES = {"ACCOUNT", "BILLING_CUSTOMER", "KEY_SEARCH"}
+#: The hint if RATELIMITS itself is not a dict.
 A_DICT = 'Write a dict such as {"CACHE_ALIAS": "ratelimits"}.'
-
-
 #: Settings that contain secrets. No message shows their values.
 SECRETS = {"SIGNING_KEY", "SIGNING_KEYS_OLD", "PUSH"}
 
