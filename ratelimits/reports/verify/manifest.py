@@ -48,8 +48,8 @@ _ENTRY_NAMES = {
     "deliveries": "the entry for deliveries of",
     "process_totals": "the entry for process totals of the kind and day",
 }
-#: The sections of a manifest that are objects.
-_SECTIONS = (*_ENTRY_NAMES, "shards", "columns", "history", "without_history")
+#: The sections of a manifest that are JSON objects.
+_OBJECTS = (*_ENTRY_NAMES, "shards", "columns", "history", "without_history")
 #: Sections from which the app itself may delete an entry. The function says whether the app deleted this entry.
 _MAY_DISAPPEAR: dict[str, Callable[[str, str, str], bool]] = {
     "process_totals": lambda using, name, _month: manifest_sections.dropped(using, name),
@@ -163,10 +163,7 @@ def parse(text: str) -> dict[str, Any]:
                 f" {OLD_FORMAT!r}: use the version that wrote the manifest"
             )
         month_window(manifest["month"])
-        checks = [
-            isinstance(manifest[name], dict)
-            for name in (*_ENTRY_NAMES, "shards", "columns", "history", "without_history")
-        ]
+        checks = [isinstance(manifest[section], dict) for section in _OBJECTS]
         checks += [isinstance(manifest["open"], list)]
         checks += [isinstance(columns, list) for columns in (manifest["columns"][section] for section in TABLES)]
         checks += [manifest["format"] == OLD_FORMAT or isinstance(manifest["conditional"], dict)]
