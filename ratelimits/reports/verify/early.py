@@ -52,8 +52,8 @@ def verify_early(using: str, *sources: str) -> Iterator[str]:
             and not _explained(using, shard, watermark, latest.period_end)
         ):
             yield (
-                f"shard {shard:02d} says that its usage is complete until {when(watermark)}, but report"
-                f" {latest.report} is final, and its period ends at {when(latest.period_end)}"
+                f"shard {shard:02d} says that its usage is complete until {when(watermark)}, but the report"
+                f" {latest.report}, whose period ends at {when(latest.period_end)}, is final"
             )
         for source in sources or (using,):
             yield from _late_batches(using, source, shard, sorted(shard_ends))

@@ -76,7 +76,7 @@ def test_one_of_another_database_is_named_as_such() -> None:
     manifest = build("default", "2026-10")
     manifest["shards"] = {shard: [position, "0" * 64] for shard, (position, _head) in manifest["shards"].items()}
     (finding,) = found(manifest)
-    assert "it is of another database" in finding
+    assert "the manifest is of another database" in finding
 
 
 def test_one_of_an_older_version_is_compared_by_the_columns_that_it_has() -> None:
@@ -101,8 +101,8 @@ def test_one_of_an_older_version_is_compared_by_the_columns_that_it_has() -> Non
         (lambda text: text.replace("manifest 4", "manifest 1"), "its format is 'ratelimits manifest 1'"),
         (lambda text: text.replace('"2026-10"', '"2026-13"'), "is not a month"),
         (lambda text: "[" * 100_000, "not a complete manifest of a month"),
-        (lambda text: json.dumps({**json.loads(text), "shards": {"0": ["1", 2]}}), "does not have the type"),
-        (lambda text: json.dumps({**json.loads(text), "reports": []}), "does not have the type"),
+        (lambda text: json.dumps({**json.loads(text), "shards": {"0": ["1", 2]}}), "do not have the types"),
+        (lambda text: json.dumps({**json.loads(text), "reports": []}), "do not have the types"),
     ],
 )
 def test_what_is_not_a_whole_manifest_is_refused_with_the_reason(change: Any, says: str) -> None:
