@@ -80,8 +80,8 @@ def evaluate(now: int | None = None) -> list[Alert]:
     # Read the version first. If the configuration changes after this line, the next evaluation sees another version and
     # looks at all accounts again.
     version = ConfigVersion.read(using)[0]
-    terms = f"{version}:{','.join(map(str, thresholds))}"[:200]
-    shards = _changed_shards(using, terms, now)
+    version_and_thresholds = f"{version}:{','.join(map(str, thresholds))}"[:200]
+    shards = _changed_shards(using, version_and_thresholds, now)
     if not shards or not thresholds:
         return []
     snapshot = rules.reload(version)
@@ -95,25 +95,26 @@ def evaluate(now: int | None = None) -> list[Alert]:
     crash.reached("alerts:evaluated")
     for changed in shards:
         AlertState.objects.using(using).filter(shard=changed.shard, position__lte=changed.until).update(
-            position=changed.until, terms=terms
+            position=changed.until, terms=version_and_thresholds
         )
     return raised
 
 
-def _changed_shards(using: str, terms: str, now: int) -> list[ChangedShard]:
+def _changed_shards(using: str, version_and_thresholds: str, now: int) -> list[ChangedShard]:
+    """Return the shards with usage that was not evaluated yet with this version and these thresholds."""
     tallied = dict(ShardState.objects.using(using).values_list("shard", "tallied"))
     states = AlertState.objects.using(using).in_bulk()
-    new = tallied.keys() - states.keys()
-    if new:
+    new_shards = tallied.keys() - states.keys()
+    if new_shards:
         AlertState.objects.using(using).bulk_create(
-            [AlertState(shard=shard, since=now) for shard in sorted(new)], ignore_conflicts=True
+            [AlertState(shard=shard, since=now) for shard in sorted(new_shards)], ignore_conflicts=True
         )
         states = AlertState.objects.using(using).in_bulk()
     changed = []
     for shard, until in tallied.items():
         state = states[shard]
         # After a change of plans, rules or thresholds, every account is evaluated again.
-        after = state.position if state.terms == terms else 0
+        after = state.position if state.terms == version_and_thresholds else 0
         if until > after:
             changed.append(ChangedShard(shard, after, until))
     return changed
@@ -127,6 +128,7 @@ def _changed_accounts(using: str, shards: Sequence[ChangedShard], now: int) -> I
 
 
 def _evaluate(evaluation: _Evaluation, accounts: list[str]) -> list[Alert]:
+    """Raise the alerts of these accounts and return them."""
     oldest = evaluation.now // SECOND - _MAX_AGE
     rows = PeriodUsage.objects.using(evaluation.using).filter(account__in=accounts, period__gt=oldest).order_by()
     totals = rows.values_list("account", "period", "meter", "rule").annotate(
@@ -147,6 +149,7 @@ def _evaluate(evaluation: _Evaluation, accounts: list[str]) -> list[Alert]:
 
 
 def _existing(evaluation: _Evaluation, accounts: list[str], oldest: int) -> _LargestQuantities:
+    """Return the largest quantities for which these accounts have alerts."""
     existing: _LargestQuantities = {}
     for alert in Alert.objects.using(evaluation.using).filter(account__in=accounts, period__gt=oldest).iterator():
         _add(existing, alert)
@@ -154,6 +157,7 @@ def _existing(evaluation: _Evaluation, accounts: list[str], oldest: int) -> _Lar
 
 
 def _add(existing: _LargestQuantities, alert: Alert) -> None:
+    """Add the quantity of an alert to `existing`."""
     # Usage under any rule counts towards the included quantity, so an alert about this quantity belongs to no rule.
     rule = 0 if alert.basis == Alert.Basis.INCLUDED else alert.rule
     subject = alert.account, alert.period, alert.meter, alert.threshold, rule
@@ -163,6 +167,7 @@ def _add(existing: _LargestQuantities, alert: Alert) -> None:
 def _raise_for(
     evaluation: _Evaluation, usages: Sequence[AccountUsage], terms: Terms, existing: _LargestQuantities
 ) -> Iterator[Alert]:
+    """Raise and yield the alerts of one account, billing period and meter. `usages` has the usage under each rule."""
     total = sum(usage.used for usage in usages)
     for usage in usages:
         measures = [

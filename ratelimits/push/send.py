@@ -129,7 +129,7 @@ def _claim(receiver: Receiver, now: datetime) -> Claimed | None:
         if state.paused_until is not None and state.paused_until > now:
             return None
         due = waiting(receiver, now)
-        # Deliveries without an answer come first: they must be repeated while the receiver still recognises them.
+        # Deliveries whose answer was lost come first: they must be repeated while the receiver still recognises them.
         rows = list(due.exclude(unsure_since=None).order_by("unsure_since", "pk")[:limit])
         rows = rows or list(due.filter(unsure_since=None).order_by("pk")[:limit])
         if not rows:
@@ -197,6 +197,7 @@ def _record(receiver: Receiver, claimed: Claimed, outcome: PushOutcome, now: dat
             )
             unsure = f"an answer was lost, then the event was refused: {note}"[:400]
             changed[State.UNSURE] += refused.update(state=State.UNSURE, note=unsure, claim=None)
+        # If the receiver did not say which events were wrong, send the events again in smaller requests.
         names_events = bool(outcome.accepted or outcome.refused)
         together = None if names_events else max(len(claimed.rows) // 2, 1)
         _release(claimed_rows, claimed.never_sent, now, outcome.reason, together)

@@ -50,10 +50,10 @@ def billing_starts(reports: Iterable[Report], ends: Mapping[int, int]) -> dict[i
         for start in (int(period) * SECOND for period in report.since):
             if start in starts:
                 continue
-            covering = None
+            earlier = None
             if report.version == 1 and start != report.period_start:
-                covering = _covering(closed.values(), start, ends.get(start, start))
-            starts[start] = report.period_start if covering is None else covering.start
+                earlier = _closed_period_of(closed.values(), start, ends.get(start, start))
+            starts[start] = report.period_start if earlier is None else earlier.start
         closed[report.period_start] = BillingPeriod(report.period_start, report.period_end, frozenset(), closed=True)
     return starts
 
@@ -91,27 +91,26 @@ def billing_periods(
     open_: list[BillingPeriod] = []
     for start, end in sorted(used.items()):
         with_member = (period for period in closed.values() if start in period.members)
-        covering = next(with_member, None) or _covering(closed.values(), start, end)
-        if covering is not None:
-            closed[covering.start] = BillingPeriod(
-                covering.start, covering.end, covering.members | {start}, closed=True
-            )
+        closed_period = next(with_member, None) or _closed_period_of(closed.values(), start, end)
+        if closed_period is not None:
+            members = closed_period.members | {start}
+            closed[closed_period.start] = BillingPeriod(closed_period.start, closed_period.end, members, closed=True)
             continue
         free_start, free_end = _free_span(closed.values(), start, end)
-        last = open_[-1] if open_ else None
-        if last is None or last.end <= free_start:
+        previous = open_[-1] if open_ else None
+        if previous is None or previous.end <= free_start:
             open_.append(BillingPeriod(free_start, free_end, frozenset({start})))
             continue
-        members = last.members | {start}
-        _, joined_end = _free_span(closed.values(), last.start, _last_end(members, used, last_used(members)))
-        if joined_end - last.start < SHORTEST:
-            joined_end = max(free_end, last.end)
-        if joined_end - last.start <= MAX_LENGTH:
-            open_[-1] = BillingPeriod(last.start, joined_end, members)
-        elif free_end - last.end >= SHORTEST:
-            open_.append(BillingPeriod(last.end, free_end, frozenset({start})))
+        members = previous.members | {start}
+        _, joined_end = _free_span(closed.values(), previous.start, _last_end(members, used, last_used(members)))
+        if joined_end - previous.start < SHORTEST:
+            joined_end = max(free_end, previous.end)
+        if joined_end - previous.start <= MAX_LENGTH:
+            open_[-1] = BillingPeriod(previous.start, joined_end, members)
+        elif free_end - previous.end >= SHORTEST:
+            open_.append(BillingPeriod(previous.end, free_end, frozenset({start})))
         else:
-            open_[-1] = BillingPeriod(last.start, last.end, members)
+            open_[-1] = BillingPeriod(previous.start, previous.end, members)
     return sorted([*closed.values(), *open_], key=lambda billing_period: billing_period.start)
 
 
@@ -123,8 +122,8 @@ def _last_end(members: Collection[int], ends: Mapping[int, int], used_at: Mappin
     """
     last_use = max(used_at.get(member, 0) for member in members)
     used_last = sorted(member for member in members if used_at.get(member, 0) == last_use)
-    followed = [ends[member] for member in used_last if ends[member] in ends]
-    return followed[-1] if followed else ends[used_last[-1]]
+    adjacent_ends = [ends[member] for member in used_last if ends[member] in ends]
+    return adjacent_ends[-1] if adjacent_ends else ends[used_last[-1]]
 
 
 def _free_span(closed: Iterable[BillingPeriod], start: int, end: int) -> tuple[int, int]:
@@ -137,7 +136,7 @@ def _free_span(closed: Iterable[BillingPeriod], start: int, end: int) -> tuple[i
     return free_start, min([end, *(period.start for period in reported if period.start >= free_start)])
 
 
-def _covering(closed: Iterable[BillingPeriod], start: int, end: int) -> BillingPeriod | None:
+def _closed_period_of(closed: Iterable[BillingPeriod], start: int, end: int) -> BillingPeriod | None:
     """Return the reported period that a counted period belongs to; None if there is no such period.
 
     A counted period belongs to a reported period if its free part (see `_free_span`) is shorter than SHORTEST. If

@@ -20,8 +20,8 @@ _COLUMNS = ("id", "identifier", "since", "plan_id", "timezone", "billing_anchor"
 class State(NamedTuple):
     """The state of an account row from `since` (µs since 1970 UTC) on.
 
-    If the state is from the row's history, `kind` is "+" (added), "~" (changed) or "-" (deleted). If it is from the row
-    itself, `kind` is "".
+    `row` and `plan` are primary keys. If the state is from the row's history, `kind` is "+" (added), "~" (changed) or
+    "-" (deleted). If the state is from the row itself, `kind` is "".
     """
 
     row: int

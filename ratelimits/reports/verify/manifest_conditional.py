@@ -29,10 +29,10 @@ _MAX_CLOCK_DIFFERENCE = timedelta(hours=1)
 def build(
     using: str, month: str, states: Sequence[ShardState], history: Mapping[str, dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the conditional part of a manifest. `history` is the manifest's section with this name."""
+    """Return the conditional part of a manifest. `history` is the section `history` of the manifest."""
     start, end = month_window(month)
     return {
-        "states": {str(each.shard): [each.run, each.watermark, each.ahead] for each in states},
+        "states": {str(state.shard): [state.run, state.watermark, state.ahead] for state in states},
         "batches": dict(_batches(using, end)),
         "archived_at": _archived_at(using),
         "process_names": dict(manifest_sections.process_names(using, start, end)),
@@ -131,9 +131,9 @@ def _batches(using: str, end: int) -> Iterator[tuple[str, dict[str, Any]]]:
     for shard, group in groupby(rows, key=itemgetter(0)):
         fences: list[list[Any]] = []
         written = []
-        for _of_month, part in groupby(group, key=lambda row: row[4] < end):
+        for _before_end, batches in groupby(group, key=lambda row: row[4] < end):
             first, last, count, digest = 0, 0, 0, hashlib.sha256()
-            for _shard, begin, last, fence, _sealed, applied in part:
+            for _shard, begin, last, fence, _sealed, applied in batches:
                 first, count = first or begin, count + 1
                 digest.update(digest_of((last, applied)).encode())
                 if fences and fences[-1][1:] == [begin - 1, fence]:
