@@ -65,7 +65,7 @@ class _Months:
 def _months(using: str, names: Collection[str]) -> dict[str, _Months]:
     """Return, for each name, the billing months of this name and of all related names (see `_related`)."""
     related = _related(using, names)
-    months = {names: _Months(set(), 0) for names in related.values()}
+    months = {related_names: _Months(set(), 0) for related_names in related.values()}
     history: Any = Account.history
     columns = ("id", "identifier", "timezone", "billing_anchor", "history_type", "history_change_reason", "since")
     records = history.using(using).filter(identifier__in=related)
@@ -134,8 +134,8 @@ def _verify_included(using: str, reports: list[Report], terms: AccountTerms, sta
         expected = IncludedBook(terms).of(report.account, start, end)
         if _is_known(using, report, expected, end):
             yield (
-                f"report {report} includes {_shown(report.plan, report.included)}, but its account's terms give"
-                f" {_shown(expected.plan, expected.included)}"
+                f"report {report} includes {_described(report.plan, report.included)}, but its account's terms give"
+                f" {_described(expected.plan, expected.included)}"
             )
 
 
@@ -148,27 +148,28 @@ def _candidates(terms: AccountTerms, name: str, start: int, end: int) -> Iterato
     yield Included(at_end.plan, at_end.included)
 
 
-def _matches(using: str, report: Report, terms: Included, start: int, end: int) -> bool:
-    if report.plan != terms.plan:
+def _matches(using: str, report: Report, expected: Included, start: int, end: int) -> bool:
+    """Return whether a report has this plan and these quantities, without what other names of the account used."""
+    if report.plan != expected.plan:
         return False
     used: Counter[str] = Counter()
-    if terms.shared:
-        lines = ReportLine.objects.using(using).filter(report__account__in=terms.shared, report__lt=report.pk)
+    if expected.shared:
+        lines = ReportLine.objects.using(using).filter(report__account__in=expected.shared, report__lt=report.pk)
         lines = lines.filter(usage_period__gte=start // SECOND, usage_period__lt=end // SECOND)
         used.update(dict(lines.values_list("meter").order_by().annotate(Sum("included_quantity"))))
-    included: Any = {meter: quantity - used[meter] for meter, quantity in terms.included.items()}
+    included: Any = {meter: quantity - used[meter] for meter, quantity in expected.included.items()}
     return bool(report.included == included)
 
 
-def _is_known(using: str, report: Report, terms: Included, end: int) -> bool:
-    """Return whether the history has the account and the plans at the end of the period."""
+def _is_known(using: str, report: Report, expected: Included, end: int) -> bool:
+    """Return whether the history has the account, the report's plan and the expected plan at the period's end."""
     accounts: Any = Account.history
     records = accounts.using(using).filter(identifier=report.account)
     rows = Account.objects.using(using).filter(identifier=report.account)
     if not records.filter(since__lt=end).exists() and (records.exists() or rows.exists()):
         return False
     plans: Any = Plan.history
-    for slug in {report.plan, terms.plan} - {""}:
+    for slug in {report.plan, expected.plan} - {""}:
         records = plans.using(using).filter(slug=slug)
         known = records.filter(since__lt=end).exists()
         if not known and (records.exists() or Plan.objects.using(using).filter(slug=slug).exists()):
@@ -206,7 +207,7 @@ def _prices_are_known(using: str, report: Report) -> bool:
     return not late.exists() and not never_recorded(PlanPrice, using).filter(plan__in=ids).exists()
 
 
-def _shown(plan: str, included: Any) -> str:
+def _described(plan: str, included: Any) -> str:
     return f"{included} of {plan!r}" if plan or included else "nothing"
 
 
