@@ -77,23 +77,23 @@ def algorithm_from_json(data: Any) -> Algorithm:
         raise ValueError(
             'a rule is an object such as {"algorithm": "token_bucket", "capacity": 10, "rate": 5, "period": 1}'
         )
-    rest = dict(data)
-    name = rest.pop("algorithm", None)
+    fields_left = dict(data)
+    name = fields_left.pop("algorithm", None)
     if name is None:
         raise ValueError(f"a rule needs an algorithm: one of {', '.join(ALGORITHMS)}")
-    kind = ALGORITHMS.get(name) if isinstance(name, str) else None
-    if kind is None:
+    algorithm_class = ALGORITHMS.get(name) if isinstance(name, str) else None
+    if algorithm_class is None:
         raise ValueError(f"unknown algorithm {name!r}: use one of {', '.join(ALGORITHMS)}")
     parameters = fields_of(name)
     known_fields = {field for other in ALGORITHMS for field in fields_of(other)} | _FORM
-    for field in rest:
+    for field in fields_left:
         if field not in known_fields:
             raise ValueError(f"unknown field {field!r}: {name} takes {', '.join(parameters)}")
-    values = {field: rest[field] for field in parameters if rest.get(field) is not None}
-    missing = [field.name for field in fields(kind) if field.name not in values and field.default is MISSING]
+    values = {field: fields_left[field] for field in parameters if fields_left.get(field) is not None}
+    missing = [field.name for field in fields(algorithm_class) if field.name not in values and field.default is MISSING]
     if missing:
         raise ValueError(f"{name} needs {' and '.join(missing)}")
-    return kind(**values)
+    return algorithm_class(**values)
 
 
 @dataclass(frozen=True, slots=True)

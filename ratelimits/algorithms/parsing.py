@@ -15,8 +15,8 @@ HORIZON = 2**52
 MAX_PERMITS = 10**12
 
 
-def exact(name: str, value: object, least: Decimal | int = 0, *, above: bool = False) -> Decimal:
-    """Return a value as a decimal with at most six places. It must be at least `least`; if `above` is true, greater."""
+def exact(name: str, value: object, minimum: Decimal | int = 0, *, above: bool = False) -> Decimal:
+    """Return a value as a decimal with at most six places. It must be `minimum` or more; if `above` is true, more."""
     try:
         if isinstance(value, str) and ("_" in value or not value.isascii()):
             raise InvalidOperation  # Decimal would accept "1_0" and digits of other writing systems
@@ -25,8 +25,8 @@ def exact(name: str, value: object, least: Decimal | int = 0, *, above: bool = F
         raise ValueError(f"{name} must be a number, not {value!r}") from error
     if isinstance(value, bool) or not number.is_finite():
         raise ValueError(f"{name} must be a number, not {value if isinstance(value, Decimal) else repr(value)}")
-    if number < least or (above and number == least):
-        raise ValueError(f"{name} must be {'above' if above else 'at least'} {least}, not {number}")
+    if number < minimum or (above and number == minimum):
+        raise ValueError(f"{name} must be {'above' if above else 'at least'} {minimum}, not {number}")
     if number > MAX_PERMITS:
         raise ValueError(f"{name} must be at most {MAX_PERMITS}, not {number}")
     if number != round(number, 6):
@@ -34,13 +34,13 @@ def exact(name: str, value: object, least: Decimal | int = 0, *, above: bool = F
     return number
 
 
-def whole(name: str, value: object, least: int = 0, most: int = MAX_PERMITS) -> int:
-    """Return a value as a whole number. It must be from `least` to `most`."""
+def whole(name: str, value: object, minimum: int = 0, maximum: int = MAX_PERMITS) -> int:
+    """Return a value as a whole number. It must be from `minimum` to `maximum`."""
     number = exact(name, value)
     if number % 1:
         raise ValueError(f"{name} must be a whole number, not {value}")
-    if not least <= number <= most:
-        raise ValueError(f"{name} must be from {least} to {most}, not {number}")
+    if not minimum <= number <= maximum:
+        raise ValueError(f"{name} must be from {minimum} to {maximum}, not {number}")
     return int(number)
 
 

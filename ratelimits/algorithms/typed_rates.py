@@ -58,8 +58,8 @@ def seconds(text: str) -> Decimal:
     if _NUMBER.fullmatch(plain):
         return Decimal(plain)
     parts = re.findall(_PART, plain)
-    known = all(unit in _SECONDS for _count, unit in parts)
-    if not (parts and known and re.fullmatch(f"(?:{_PART})+", plain)):
+    all_units_known = all(unit in _SECONDS for _count, unit in parts)
+    if not (parts and all_units_known and re.fullmatch(f"(?:{_PART})+", plain)):
         raise Mistyped(_WRONG_LENGTH, text)
     return sum((Decimal(count) * _SECONDS[unit] for count, unit in parts), Decimal(0))
 

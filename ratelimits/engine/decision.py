@@ -142,8 +142,10 @@ class Decision:
     @property
     def standings(self) -> tuple[Standing, ...]:
         """Return the result of each limit, in the order of the limits."""
-        rest = self.reply[9 : 9 + 3 * len(self.program.terms)]
-        return tuple(Standing(rest[i] == 1, rest[i + 1], rest[i + 2] / MICROSECONDS) for i in range(0, len(rest), 3))
+        numbers = self.reply[9 : 9 + 3 * len(self.program.terms)]
+        return tuple(
+            Standing(numbers[i] == 1, numbers[i + 1], numbers[i + 2] / MICROSECONDS) for i in range(0, len(numbers), 3)
+        )
 
 
 def blocked(call: Call, now: int) -> Decision | None:

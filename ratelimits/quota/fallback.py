@@ -40,9 +40,9 @@ class LocalLimiter:
             charged: dict[tuple[str, str], float] = {}
             for key, name, algorithm, cost in limits:
                 quota, micros = algorithm.quota
-                spent, at = self._spent.get((key, name), (0.0, now))
+                spent, since = self._spent.get((key, name), (0.0, now))
                 seconds = (micros or 60 * MICROSECONDS) / MICROSECONDS
-                spent = max(spent - (now - at) * quota / seconds, 0.0)
+                spent = max(spent - (now - since) * quota / seconds, 0.0)
                 if spent + cost > quota:
                     return False
                 charged[key, name] = spent + cost

@@ -50,8 +50,8 @@ def quoted(value: str) -> str:
 def policies(all_policies: Sequence[Policy]) -> str:
     """Return the RateLimit-Policy field."""
     return ", ".join(
-        f"{quoted(one.name)};q={one.quota}" + (f";w={one.window}" if one.window is not None else "")
-        for one in all_policies
+        f"{quoted(shown.name)};q={shown.quota}" + (f";w={shown.window}" if shown.window is not None else "")
+        for shown in all_policies
     )
 
 

@@ -89,7 +89,7 @@ def _rule_named(name: str) -> Choice:
     """Return a function that chooses the rules with this name in every scope."""
 
     def choose(snapshot: Snapshot, identity: Identity) -> Iterable[Selection]:
-        found = (one.rule for one in snapshot.in_any_scope(identity) if one.row.name == name)
+        found = (applied.rule for applied in snapshot.in_any_scope(identity) if applied.row.name == name)
         rules_of_name = tuple(rule for rule in found if isinstance(rule, AppliedRule))
         yield Selection(rules_of_name, snapshot.version if snapshot.versioned else None)
 

@@ -170,18 +170,18 @@ class PrefetchedPermits:
                 fetched.until = float("-inf")
             return fetched.left if self._clock() >= fetched.until else None
 
-    def give_back(self, fetched: _Fetched, left: int) -> None:
-        """Give the permits of `left` requests back to Redis.
+    def give_back(self, fetched: _Fetched, unspent: int) -> None:
+        """Give the permits of `unspent` requests back to Redis.
 
         If Redis answers with an error, nobody can use these permits until the window ends. Raise Unavailable if Redis
         does not answer.
         """
         assert fetched.receipt is not None
-        spent = tuple((fetched.size - left) * cost for cost in self._call.costs)
+        spent = tuple((fetched.size - unspent) * cost for cost in self._call.costs)
         try:
             decide_call(self._server, receipt_call(fetched.receipt, spent, REMEMBERED)._replace(now=self._call.now))
         except (ResponseError, Stale, AlreadySettled) as error:
-            logger.info("Unspent permits of %s requests were not given back: %s", left, error)
+            logger.info("Unspent permits of %s requests were not given back: %s", unspent, error)
 
 
 def _power(size: int) -> int:
@@ -199,14 +199,14 @@ def give_back(*, everything: bool = False) -> None:
         returnable, _returnable = _returnable, []
     unfinished, no_answer = [], False
     for permits, fetched in returnable:
-        left = permits.end(fetched, now=everything)
-        if left is None or (left and no_answer):
+        unspent = permits.end(fetched, now=everything)
+        if unspent is None or (unspent and no_answer):
             unfinished.append((permits, fetched))
-        elif left:
+        elif unspent:
             try:
-                permits.give_back(fetched, left)
+                permits.give_back(fetched, unspent)
             except Unavailable as error:
-                logger.info("Unspent permits of %s requests were not given back: %s", left, error)
+                logger.info("Unspent permits of %s requests were not given back: %s", unspent, error)
                 # Other nodes of a cluster may answer.
                 no_answer = not isinstance(error, NodeUnavailable)
                 if isinstance(error, NotSent):

@@ -57,7 +57,7 @@ def uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Dec
         chosen = list(choose(snapshot, identity))
         applied = {(rule.key_kind, rule.name): rule for selection in chosen for rule in selection.rules}
         versions = [selection.version for selection in chosen] or [snapshot.version if snapshot.versioned else None]
-        version = min((one for one in versions if one is not None), default=None)
+        version = min((number for number in versions if number is not None), default=None)
         meters = tuple(dict.fromkeys(rule.meter for rule in applied.values()))
         prepared = prepare(Selection(tuple(applied.values()), version), meters)
         call = _call(prepared, identity, version, op)

@@ -48,14 +48,14 @@ class AccessIndex:
 
     __slots__ = ("_by_pk", "_keys", "_starts", "_v4", "_v6")
 
-    def __init__(self, rows: Iterable[AccessRow] = (), before: AccessIndex | None = None) -> None:
-        self._by_pk: dict[int, AccessRow] = {} if before is None else dict(before._by_pk)
-        self._keys: dict[str, tuple[AccessRow, ...]] = {} if before is None else dict(before._keys)
+    def __init__(self, rows: Iterable[AccessRow] = (), previous: AccessIndex | None = None) -> None:
+        self._by_pk: dict[int, AccessRow] = {} if previous is None else dict(previous._by_pk)
+        self._keys: dict[str, tuple[AccessRow, ...]] = {} if previous is None else dict(previous._keys)
         self._v4: _Networks = (
-            {} if before is None else {bits: dict(by_prefix) for bits, by_prefix in before._v4.items()}
+            {} if previous is None else {bits: dict(by_prefix) for bits, by_prefix in previous._v4.items()}
         )
         self._v6: _Networks = (
-            {} if before is None else {bits: dict(by_prefix) for bits, by_prefix in before._v6.items()}
+            {} if previous is None else {bits: dict(by_prefix) for bits, by_prefix in previous._v6.items()}
         )
         for row in rows:
             try:
@@ -74,7 +74,7 @@ class AccessIndex:
         """Return a new index in which `rows` are added or replaced. `deleted` are the ids of deleted rows."""
         if not rows and not deleted:
             return self
-        index = AccessIndex(before=self)
+        index = AccessIndex(previous=self)
         # A row whose target was changed may be in both `rows` and `deleted`.
         for pk in {*deleted, *(row.pk for row in rows)}:
             index._remove(pk)

@@ -67,18 +67,18 @@ def grant(
 
 def _make_room(row: KeyOverride, start: datetime, until: datetime, reason: str, by: Any) -> None:
     """Change an override so that it is in force only before `start` and after `until`."""
-    after = None
+    later_row = None
     if row.valid_until is None or row.valid_until > until:
-        after = _copy(row)
-        after.valid_from, after.valid_until = until, row.valid_until
+        later_row = _copy(row)
+        later_row.valid_from, later_row.valid_until = until, row.valid_until
     if row.valid_from is None or row.valid_from < start:
         row.valid_until = start
         _save(row, reason, by)
     else:
         _describe(row, reason, by)
         row.delete(using=conf.DATABASE)
-    if after is not None:
-        _save(after, reason, by)
+    if later_row is not None:
+        _save(later_row, reason, by)
 
 
 def _save(row: KeyOverride, reason: str, by: Any) -> None:
@@ -98,8 +98,10 @@ def _copy(row: KeyOverride) -> KeyOverride:
     return KeyOverride(key=row.key, rule=row.rule, **numbers)
 
 
-def _covers(row: KeyOverride, at: datetime) -> bool:
-    return (row.valid_from is None or row.valid_from <= at) and (row.valid_until is None or at < row.valid_until)
+def _covers(row: KeyOverride, moment: datetime) -> bool:
+    return (row.valid_from is None or row.valid_from <= moment) and (
+        row.valid_until is None or moment < row.valid_until
+    )
 
 
 def _overrides(key: str, rule: str, start: datetime, until: datetime) -> Sequence[KeyOverride]:

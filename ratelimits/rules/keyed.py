@@ -86,10 +86,10 @@ class KeyRows:
 def read(using: str, shards: Collection[int], above: int | None = None) -> dict[int, KeyRows]:
     """Return the rows about the keys of these shards. With `above`, return only rows with a higher version."""
     wanted: dict[str, Any] = {"shard__in": shards} | ({} if above is None else {"version__gt": above})
-    known: dict[Hashable, Hashable] = {}
+    stored: dict[Hashable, Hashable] = {}
 
     def once(value: _T) -> _T:
-        return known.setdefault(value, value)  # type: ignore[return-value]
+        return stored.setdefault(value, value)  # type: ignore[return-value]
 
     moments = "valid_from", "valid_until", "version", "since"
     overrides: dict[int, dict[str, tuple[OverrideRow, ...]]] = {}

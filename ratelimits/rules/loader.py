@@ -157,8 +157,8 @@ class Loader:
         if self._pid != os.getpid():
             self._begin()  # a forked child has no threads
         if self._failure is not None and argument is not None:
-            at, message = self._failure
-            if self._clock() - at < _PAUSE:
+            failed_at, message = self._failure
+            if self._clock() - failed_at < _PAUSE:
                 raise RulesUnavailable(message)
         future = self._start(job, argument)
         if future is None:

@@ -100,15 +100,15 @@ def _split(keyspace: Keyspace, call: Call) -> list[ShardPart]:
     return shard_parts
 
 
-def steps(whole: Command, name: bytes) -> Sending:
+def steps(whole_command: Command, name: bytes) -> Sending:
     """Yield the commands for a call in several shards. Return a reply as if one shard had decided the call.
 
     The caller throws an error into this generator if a command fails. Then give back the permits that were taken
     before, and raise the error again.
     """
-    if whole.call.op is Op.TRY:
-        return _try(whole, name)
-    return _settle(whole) if whole.call.op is Op.SETTLE else _each(whole)
+    if whole_command.call.op is Op.TRY:
+        return _try(whole_command, name)
+    return _settle(whole_command) if whole_command.call.op is Op.SETTLE else _each(whole_command)
 
 
 def _decide_part(part: ShardPart, command: Command) -> Sending:
@@ -120,31 +120,31 @@ def _decide_part(part: ShardPart, command: Command) -> Sending:
     return reply
 
 
-def _each(whole: Command) -> Sending:
+def _each(whole_command: Command) -> Sending:
     """Yield the commands of a call that takes no permits. They can be sent again without harm."""
     replies: Replies = {}
-    for number, part in enumerate(parts(whole)):
+    for number, part in enumerate(parts(whole_command)):
         replies[number] = yield from _decide_part(part, part.command)
         if replies[number][0] != 1:
             return replies[number]
-    return _combined(whole.call, parts(whole), replies)
+    return _combined(whole_command.call, parts(whole_command), replies)
 
 
-def _settle(whole: Command) -> Sending:
+def _settle(whole_command: Command) -> Sending:
     """Yield the commands that refund or settle a receipt, one for each shard. Each shard accepts a receipt only once.
 
     Only the reply of the last shard says whether the receipt was used before. So if a call has failed in some shards,
     a second call can do the rest.
     """
     replies: Replies = {}
-    all_parts = parts(whole)
+    all_parts = parts(whole_command)
     for number, part in enumerate(all_parts):
         reply = yield from _decide_part(part, part.command)
         if reply[0] == 1:
             replies[number] = reply
         elif reply[0] != 2 or part is all_parts[-1]:
             return reply
-    return _combined(whole.call, all_parts, replies)
+    return _combined(whole_command.call, all_parts, replies)
 
 
 def _leaves_traces(part: ShardPart) -> bool:
@@ -152,14 +152,14 @@ def _leaves_traces(part: ShardPart) -> bool:
     return not all(term.algorithm.undoable for term in part.command.call.program.terms)
 
 
-def _try(whole: Command, name: bytes) -> Sending:
-    call, all_parts = whole.call, parts(whole)
+def _try(whole_command: Command, name: bytes) -> Sending:
+    call, all_parts = whole_command.call, parts(whole_command)
     if any(map(_leaves_traces, all_parts[:-1])):
         # First peek at all shards. If all admit, a shard can still refuse after this, but only if its state changes
         # in the meantime.
-        reply = yield from _each(Command(whole.keyspace, call._replace(op=Op.PEEK)))
+        reply = yield from _each(Command(whole_command.keyspace, call._replace(op=Op.PEEK)))
         if reply[:2] != (1, 1):
-            yield from _count_denied(whole, reply)
+            yield from _count_denied(whole_command, reply)
             return reply
     replies: Replies = {}
     number = 0
@@ -169,29 +169,29 @@ def _try(whole: Command, name: bytes) -> Sending:
             if replies[number][:2] != (1, 1):
                 break
     except (Unavailable, RedisError):
-        yield from _give_back(whole, replies, number, name)
+        yield from _give_back(whole_command, replies, number, name)
         raise
     last = replies[number]
     if last[:2] != (1, 1):
-        yield from _give_back(whole, replies, number, name)
+        yield from _give_back(whole_command, replies, number, name)
         if last[0] != 1:
             return last
-        yield from _peek(whole, replies, number)
+        yield from _peek(whole_command, replies, number)
     reply = _combined(call, all_parts, replies)
     if reply[1] == 1:
-        yield from _count_shadowed(whole, reply)
+        yield from _count_shadowed(whole_command, reply)
     elif number < len(all_parts) - 1:
-        yield from _count_denied(whole, reply)
+        yield from _count_denied(whole_command, reply)
     return reply
 
 
-def _give_back(whole: Command, replies: Replies, until: int, name: bytes) -> Generator[Sent, bytes, None]:
+def _give_back(whole_command: Command, replies: Replies, until: int, name: bytes) -> Generator[Sent, bytes, None]:
     """Give back the permits that were taken in the shards before number `until`, with one command for each shard.
 
     If this fails in a shard, log an error. These permits stay taken.
     """
     for number in range(until):
-        part, charging_reply = parts(whole)[number], replies[number]
+        part, charging_reply = parts(whole_command)[number], replies[number]
         terms = part.command.call.program.terms
         costs = part.command.call.costs
         # Leave out limits that were not charged, because their shadow rule would have refused.
@@ -200,7 +200,7 @@ def _give_back(whole: Command, replies: Replies, until: int, name: bytes) -> Gen
             continue
         undo = _undo(part.command.call, tuple(terms[i] for i in charged), charging_reply[7], name.decode())
         try:
-            reply = yield from _decide_part(part, Command(whole.keyspace, undo))
+            reply = yield from _decide_part(part, Command(whole_command.keyspace, undo))
         except (Unavailable, RedisError) as error:
             logger.error("The permits taken in slot %d were not given back: %s", part.slot, error)
             continue
@@ -234,12 +234,12 @@ def _undo(call: Call, terms: tuple[Term, ...], at: int, name: str) -> Call:
     )
 
 
-def _peek(whole: Command, replies: Replies, refused_at: int) -> Generator[Sent, bytes, None]:
+def _peek(whole_command: Command, replies: Replies, refused_at: int) -> Generator[Sent, bytes, None]:
     """Yield peeks at the shards after the shard that refused. If a peek fails, the request is still refused."""
-    for number, part in enumerate(parts(whole)[refused_at + 1 :], refused_at + 1):
+    for number, part in enumerate(parts(whole_command)[refused_at + 1 :], refused_at + 1):
         if not part.limits:
             continue
-        peek = Command(whole.keyspace, part.command.call._replace(op=Op.PEEK, usage=None))
+        peek = Command(whole_command.keyspace, part.command.call._replace(op=Op.PEEK, usage=None))
         try:
             reply = yield from _decide_part(part, peek)
         except (Unavailable, RedisError):
@@ -248,39 +248,39 @@ def _peek(whole: Command, replies: Replies, refused_at: int) -> Generator[Sent, 
             replies[number] = reply
 
 
-def _count_denied(whole: Command, reply: Reply) -> Generator[Sent, bytes, None]:
+def _count_denied(whole_command: Command, reply: Reply) -> Generator[Sent, bytes, None]:
     """Yield the command that counts a refusal of another shard in the account's shard."""
-    call, usage = whole.call, whole.call.usage
+    call, usage = whole_command.call, whole_command.call.usage
     if usage is not None and reply[0] == 1:
         term = call.program.terms[reply[2] - 1]
         counted = Counted(usage, call.costs[: len(usage.meters)], term.rule, term.version, 1)
-        yield from _count(whole, usage, "d", [counted])
+        yield from _count(whole_command, usage, "d", [counted])
 
 
-def _count_shadowed(whole: Command, reply: Reply) -> Generator[Sent, bytes, None]:
+def _count_shadowed(whole_command: Command, reply: Reply) -> Generator[Sent, bytes, None]:
     """Yield the command that counts an admitted request if shadow rules in other shards would have refused it."""
-    call, usage = whole.call, whole.call.usage
+    call, usage = whole_command.call, whole_command.call.usage
     if usage is None:
         return
     counted = []
-    for i in (i for part in parts(whole)[:-1] for i in part.limits):
+    for i in (i for part in parts(whole_command)[:-1] for i in part.limits):
         term = call.program.terms[i]
         if not reply[9 + 3 * i] and term.slot < len(usage.meters):
             usage_in_meter = usage._replace(meters=(usage.meters[term.slot],))
             counted.append(Counted(usage_in_meter, (call.costs[term.slot],), term.rule, term.version, 1))
     if counted:
-        yield from _count(whole, usage, "s", counted)
+        yield from _count(whole_command, usage, "s", counted)
 
 
 def _count(
-    whole: Command, usage: Usage, kind: Literal["d", "s"], counted: list[Counted]
+    whole_command: Command, usage: Usage, kind: Literal["d", "s"], counted: list[Counted]
 ) -> Generator[Sent, bytes, None]:
-    number = home(whole.keyspace, usage)
-    command = Count(whole.keyspace.head(number), whole.keyspace.open(number), usage, kind)
+    number = home(whole_command.keyspace, usage)
+    command = Count(whole_command.keyspace.head(number), whole_command.keyspace.open(number), usage, kind)
     for item in counted:
         command.add(item)
     try:
-        yield slot_of(whole.keyspace, number), command
+        yield slot_of(whole_command.keyspace, number), command
     except (Unavailable, RedisError) as error:
         logger.error("A refusal by another shard than the account's was not counted: %s", error)
 

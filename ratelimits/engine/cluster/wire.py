@@ -108,8 +108,8 @@ class ClusterWire(Wire):
 
     def _candidates(self) -> list[Address]:
         """Return the nodes to ask for the slots: first the known members, then others, last the node that failed."""
-        known = list(dict.fromkeys([*self._members, *self._nodes, *self._seeds]))
-        return sorted(known, key=lambda address: address == self._doubted)
+        candidates = list(dict.fromkeys([*self._members, *self._nodes, *self._seeds]))
+        return sorted(candidates, key=lambda address: address == self._doubted)
 
     def _learn_slots(self, slots: Iterable[int]) -> Table:
         """Return the table of the first node that knows the owners of these slots.

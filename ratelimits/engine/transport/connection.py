@@ -127,10 +127,10 @@ class RawReplyParser(DefaultParser):  # type: ignore[misc, valid-type]
             return
         if any(signal.getitimer(timer)[1] for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)):
             return
-        whole, part = divmod(round(self.timeout * 1e6), 1_000_000)
+        seconds, microseconds = divmod(round(self.timeout * 1e6), 1_000_000)
         try:
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                self.socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", whole, part))
+                self.socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, microseconds))
         except OSError:
             return  # a system with another format of times
         self.socket.settimeout(None)

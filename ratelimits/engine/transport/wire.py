@@ -177,10 +177,10 @@ class Wire:
     async def acall(self, command: Sendable, name: bytes) -> Any:
         """Do the same as `call`, in async code, on the connection of the event loop."""
         loop = asyncio.get_running_loop()
-        known = self._loops.get(loop)
-        if known is None or known[0].process is not process():
+        shared = self._loops.get(loop)
+        if shared is None or shared[0].process is not process():
             return await (await self._shared(loop)).exchange(command, name)
-        return await known[0].exchange(command, name)
+        return await shared[0].exchange(command, name)
 
 
 def _streamed(connection: Any, run: str, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
