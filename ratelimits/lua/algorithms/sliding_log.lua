@@ -5,7 +5,8 @@
 -- sorted set. Times are in µs after `l.base`. An item is never earlier than the item before it, because the moment of a
 -- decision is never before `last`.
 --
--- All older charges are in a *tree*. This is a hash with the key `l.redis_key .. '${tree}'`. Each field is a node:
+-- All older charges are in a *tree*, a hash with the key `l.redis_key .. '${tree}'`. Its fields are "<level>:<number>".
+-- Each field is a node:
 --   "0:<k>"  block number k, with 64 charges. When the list has 128 items, the oldest 64 of them become a new block
 --   "1:<j>"  64 blocks, the first of them is number 64 * j
 --   "2:<i>"  64 nodes of level 1, the first of them is "1:<64 * i>"
@@ -29,10 +30,11 @@
 --   next_block, first_block      the number of the next new block, and of the oldest block that exists
 --   first_live_block             the number of the oldest block with a charge that has not ended
 --   ended_until                  all charges up to this time have ended. This stays so if the period becomes longer
---   cutoff                       all charges up to this time have ended, under the present period
+--   cutoff                       all charges up to this time have ended, with the present period
 --   is_new                       true if there was no state
 do
   local log = {}
+  -- The number of charges in a block and of nodes below a node; the level of the top.
   local SPREAD, TOP = 64, 3
 
   -- Returns the time and the permits of an item of the list.
