@@ -1,4 +1,4 @@
--- Deletes a sealed batch. Call it after the batch was written to the database: to the ledger or to quarantine.
+-- Deletes a sealed batch. Call this script after the batch was written to the database: to the ledger or to quarantine.
 -- KEYS[1] the shard's `meta` key   ARGV[1] the batch's id
 -- Returns 1 if the batch was still listed, otherwise 0. A second call changes nothing.
 local prefix = string.sub(KEYS[1], 1, -1 - #'${meta}')
