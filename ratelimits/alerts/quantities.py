@@ -65,12 +65,12 @@ class MonthlyLimits:
     def __init__(self, using: str, snapshot: Snapshot) -> None:
         self._using = using
         self._snapshot = snapshot
-        self._smallest: dict[str, int | None] = {}
+        self._smallest_overrides: dict[str, int | None] = {}
 
-    def measures(self, usage: AccountUsage, lowest: int) -> Iterator[Measure]:
+    def measures(self, usage: AccountUsage, lowest_percent: int) -> Iterator[Measure]:
         """Yield a measure for a rule's limit of the account, or one measure for each of the account's keys.
 
-        Keys are measured only if the whole account has used at least `lowest` percent of the smallest limit that a key
+        Keys are measured only if the whole account has used at least `lowest_percent` of the smallest limit that a key
         has under the rule.
         """
         row = self._snapshot.rows.rules.get(usage.rule)
@@ -81,24 +81,24 @@ class MonthlyLimits:
         elif row.key_kind in ("key", "api_key", "user"):
             capacity, _length = row.algorithm.quota
             least = min(capacity, self._smallest_override(row.name) or capacity)
-            if usage.used * 100 >= least * lowest:
+            if usage.used * 100 >= least * lowest_percent:
                 for key, used in self._by_key(usage):
-                    yield from self._measure(usage, used, _of_key(usage.account, key), key)
+                    yield from self._measure(usage, used, _identity_of_key(usage.account, key), key)
 
     def _measure(self, usage: AccountUsage, used: int, identity: Identity, key: str) -> Iterator[Measure]:
         row = self._snapshot.rows.rules[usage.rule]
         applied = self._snapshot.applicable(row.scope, min(row.methods, default=""), identity)
         for rule in applied:
             capacity, _length = rule.algorithm.quota
-            if rule.rule == usage.rule and capacity > 0 and _covers(rule.algorithm, usage.period):
+            if rule.rule == usage.rule and capacity > 0 and _limits_month_of(rule.algorithm, usage.period):
                 yield Measure(Alert.Basis.LIMIT, used, capacity, key)
 
     def _smallest_override(self, name: str) -> int | None:
-        if name not in self._smallest:
+        if name not in self._smallest_overrides:
             # A capacity of 0 has no percentage and gives no alert, so it is left out.
             rows = KeyOverride.objects.using(self._using).filter(rule=name, capacity__gt=0)
-            self._smallest[name] = rows.aggregate(least=Min("capacity"))["least"]
-        return self._smallest[name]
+            self._smallest_overrides[name] = rows.aggregate(least=Min("capacity"))["least"]
+        return self._smallest_overrides[name]
 
     def _by_key(self, usage: AccountUsage) -> list[tuple[str, int]]:
         rows = Line.objects.using(self._using).filter(account=usage.account, period=usage.period.start // SECOND)
@@ -107,12 +107,12 @@ class MonthlyLimits:
         return [(key, used) for key, used in sums[:_MAX_KEYS]]
 
 
-def _of_key(account: str, key: str) -> Identity:
+def _identity_of_key(account: str, key: str) -> Identity:
     owner = f"account:{account}"
     return Identity(user=key, account=owner) if key.startswith("user:") else Identity(api_key=key, account=owner)
 
 
-def _covers(algorithm: Algorithm, period: Period) -> bool:
+def _limits_month_of(algorithm: Algorithm, period: Period) -> bool:
     """Return whether an algorithm limits the month of the billing period, if the time zone is ignored."""
     month = algorithm.month_at((period.start + period.end) // 2)
     if month is None:
