@@ -56,9 +56,9 @@ def test_a_key_has_one_packed_state_and_own_ones_where_they_are_needed() -> None
 
 def test_the_script_knows_the_algorithms_of_the_program_and_no_others() -> None:
     text = program((term("sliding_log"),)).script.text
-    assert b"A[8] =" in text
-    assert b"A[1]" not in text
-    assert b"A[9] =" in program((term("smooth_warming_up"),)).script.text
+    assert b"ALGORITHMS[8] =" in text
+    assert b"ALGORITHMS[1]" not in text
+    assert b"ALGORITHMS[9] =" in program((term("smooth_warming_up"),)).script.text
 
 
 def test_without_a_calendar_a_program_is_always_right() -> None:
