@@ -52,7 +52,7 @@ class TypedRate(NamedTuple):
 def seconds(text: str) -> Decimal:
     """Return the number of seconds for a text such as "90", "1.5 h" or "1 day 12 h".
 
-    Raise Mistyped for any other text, also for "1 m", which may mean a minute or a month.
+    Raise Mistyped for any other text, also for "1 m": it may mean a minute or a month.
     """
     plain = text.strip().lower()
     if _NUMBER.fullmatch(plain):
@@ -72,8 +72,8 @@ def is_rate(text: str) -> bool:
 def rate(text: str) -> TypedRate:
     """Return the rate of a text such as "10/s", "100 per hour" or "10/5min".
 
-    Raise Mistyped for any other text, also for a rate without a unit of time ("10", "10/60"), and for "10/m", which may
-    mean a minute or a month.
+    Raise Mistyped for any other text. This includes rates without a unit of time ("10", "10/60"). It also includes
+    "10/m", because "m" may mean a minute or a month.
     """
     found = _RATE.fullmatch(text.strip().lower())
     if found is None or not _NUMBER.fullmatch(found["permits"]) or _NUMBER.fullmatch(found["time"]):

@@ -243,8 +243,8 @@ class Clock:
 clock = Clock()
 
 
-#: The cached bytes of a command: the run of the server for which they were made, start and end of the time for which
-#: they are valid (µs), and the bytes that follow the nonce.
+#: The cached bytes of a command. The items are: the run of the server for which the bytes were made; start and end of
+#: the time for which they are valid (µs); and the bytes that follow the nonce.
 _Made = tuple[str, float, float, bytes]
 #: Cached bytes that are never valid.
 _NEVER: _Made = ("", 0, 0, b"")

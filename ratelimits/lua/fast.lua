@@ -1,7 +1,10 @@
 -- The fast path: a quicker way to decide the most frequent requests. It is loaded before all other files.
--- The fast path decides only if each limit is a bucket or a window, has a state with the parameters of its rule, and
--- admits the request. Also, the clock must not have stepped back. Otherwise the fast path changes nothing and returns
--- nothing. Then decide.lua decides. Keep this file short: every definition in it takes time at each request.
+-- The fast path decides only if all of this is true:
+--   each limit is a bucket or a window, and admits the request
+--   each limit has a state, with the parameters of its rule
+--   the clock has not stepped back
+-- Otherwise the fast path changes nothing and returns nothing. Then decide.lua decides.
+-- Keep this file short: every definition in it takes time at each request.
 --
 -- decide.lua describes KEYS and ARGV[1] to ARGV[4]. algorithms/level.lua explains the letters q, r, n, T and g.
 -- ARGV[5]   '' if the fast path must not be used. Otherwise a list of numbers (doubles). For each packed state:

@@ -33,8 +33,8 @@ _EXEMPTED: tuple[None, None, tuple[()]] = None, None, ()
 
 
 Costs = tuple[tuple[str, int], ...]
-#: The row's target (a key or network), whether the row is a block, the request's account, its API key or user, and its
-#: cost in each meter. Requests for which all of these are equal have one counter.
+#: Requests with the same subject have one counter. The items are: the row's target (a key or network); whether the row
+#: is a block; the request's account; its API key or user; its cost in each meter.
 _Subject = tuple[str, bool, str | None, str | None, Costs]
 
 _lock = threading.Lock()

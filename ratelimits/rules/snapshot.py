@@ -291,8 +291,8 @@ class Snapshot:
     ) -> Iterator[tuple[int, RuleRow, AppliedRule | UnreadableRule | None, list[OverrideRow]]]:
         """Yield the wanted rules by name: rank, row, the rule as it applies (None if it is off), and its overrides.
 
-        If several rules have the same name, take the rule of the key's plan (rank 2), or else of the account's plan
-        (rank 1), or else the default rule, which belongs to no plan (rank 0).
+        Yield only one rule for each name. A rule of the key's plan (rank 2) comes before a rule of the account's plan
+        (rank 1). The default rule, which belongs to no plan (rank 0), comes last.
         """
         present, key_plan, account_plan, changed_at, overrides = properties
         ranks = (0, account_plan, key_plan)

@@ -3,9 +3,12 @@
 -- At the normal rate the interval between permits is q + r/n µs, the *stable interval*. While the store is full, the
 -- interval is the stable interval * cold factor. It becomes shorter as permits are taken from the store. When the
 -- store has fallen to the *threshold*, the interval is the stable interval.
--- The store is written as a time: permits * stable interval. In this form, with the warm-up time W and
--- gain = (5 + cold factor) / (2 + 2 * cold factor), the results are equal to Guava's if
---   the threshold is W / 2, the maximum of the store is W * gain, and a time without requests adds this time * gain.
+-- The store is written as a time: permits * stable interval. With these numbers the results are equal to Guava's:
+--   W, the warm-up time
+--   gain = (5 + cold factor) / (2 + 2 * cold factor)
+--   threshold = W / 2
+--   maximum of the store = W * gain
+--   what is added to the store = the time without requests * gain
 -- Params: q, r, n, denominator/n, W, cold factor * 10^6, numerator of the gain, denominator of the gain.
 -- Entry: the same as in smooth.lua as far as g, then the last five params.
 do
