@@ -7,7 +7,7 @@
 --                  µs after `l.base`
 --   ${by_name}     hash with a field for each name: "number:permits" of each lease with this name, separated by spaces
 --   ${beyond_one}  sorted set for leases with several permits
--- With the third key a decision finds the permits of all leases that end before a moment, without reading each lease.
+-- A decision must know how many permits end before a moment. With the third key it need not read each lease for this.
 -- The first key counts one permit of each lease. The other permits of a lease are split into powers of two, for
 -- example 5 = 1 + 4. Each power is a member of the third key: a letter ("A" is 1, "B" is 2, "C" is 4), the expiry (16
 -- digits), ":", the number of the lease. All scores are 0. So Redis sorts the members by power and expiry, and can
