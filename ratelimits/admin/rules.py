@@ -20,13 +20,14 @@ from django.utils.translation import ngettext
 
 from ratelimits.admin.audited import AuditedAdmin
 from ratelimits.admin.completed import Completed, CompletedKeys
-from ratelimits.admin.inspected import InspectedAdmin
+from ratelimits.admin.inspected import InspectedAdmin, inspect_url, may_inspect
 from ratelimits.admin.row_files.page import RowFiles
 from ratelimits.admin.rule_form import starting_points
 from ratelimits.admin.rule_form.forms import MAIN_NUMBERS, RuleForm, SavedRuleForm
 from ratelimits.admin.rule_form.reading import reading
 from ratelimits.admin.rule_form.trial import trial_of
 from ratelimits.admin.rule_form.typed_forms import TypedRates
+from ratelimits.admin.rule_form.yesterday import yesterday
 from ratelimits.algorithms.wording import number
 from ratelimits.conf import conf
 from ratelimits.models import KeyOverride, Rule
@@ -102,15 +103,18 @@ class RuleAdmin(Completed, AuditedAdmin):
 
     @admin.display(description=_("under load"))
     def admits(self, rule: Rule | None) -> str:
-        """Return the place where a script shows the chart, and a button.
+        """Return an empty place for the chart, and buttons that open two pages.
 
-        Without JavaScript, the button opens the chart on another page.
+        The first page has the same chart, and is needed only without scripts. The second one replays recorded requests.
         """
         return format_html(
             '<div data-ratelimits-trial="{0}" aria-live="polite"></div><button type="submit" class="button"'
-            ' formaction="{0}" formtarget="_blank" formnovalidate>{1}</button>',
+            ' formaction="{0}" formtarget="_blank" formnovalidate>{1}</button> <button type="submit" class="button"'
+            ' formaction="{2}" formtarget="_blank" formnovalidate>{3}</button>',
             self._url("trial", rule),
             _("Show what the rule admits, without saving it"),
+            self._url("yesterday", rule),
+            _("Try it on yesterday's requests, without saving it"),
         )
 
     def _url(self, name: str, rule: Rule | None) -> str:
@@ -118,7 +122,7 @@ class RuleAdmin(Completed, AuditedAdmin):
         return url if rule is None or rule.pk is None else f"{url}?rule={rule.pk}"
 
     def get_urls(self) -> list[URLPattern]:
-        views = (("preview", self.preview_view), ("trial", self.trial_view))
+        views = (("preview", self.preview_view), ("trial", self.trial_view), ("yesterday", self.yesterday_view))
         urls = [
             path(f"{name}/", self.admin_site.admin_view(view), name=f"ratelimits_rule_{name}") for name, view in views
         ]
@@ -152,6 +156,24 @@ class RuleAdmin(Completed, AuditedAdmin):
         context |= {**self.admin_site.each_context(request), "title": _("What a rule admits")}
         context |= {"opts": self.model._meta, "reading": rule and reading(rule)}
         return TemplateResponse(request, "ratelimits/admin/rule_trial_page.html", context)
+
+    def yesterday_view(self, request: HttpRequest) -> HttpResponse:
+        """Return a page with what the form's rule would have done with the recorded requests of 24 hours."""
+        rule, errors = self._typed_rule(request)
+        if rule is None:
+            context: dict[str, Any] = {"errors": [message for said in errors.values() for message in said]}
+        else:
+            saved = self.get_queryset(request).filter(pk=rule.pk).first()
+            user: Any = request.user
+            context = yesterday(rule, saved, with_keys=user.has_perm("ratelimits.view_line"))
+            may, site = may_inspect(request), self.admin_site.name
+            context["keys"] = [
+                (row, inspect_url(row.key, site=site) if may and ":" in row.key else "")
+                for row in context.get("keys", ())
+            ]
+        context |= {**self.admin_site.each_context(request), "title": _("What a rule would have done")}
+        context |= {"opts": self.model._meta, "reading": rule and reading(rule)}
+        return TemplateResponse(request, "ratelimits/admin/rule_yesterday.html", context)
 
     @admin.action(description=_("Enforce the selected rules"), permissions=["change"])
     def enforce(self, request: HttpRequest, queryset: QuerySet[Rule]) -> None:

@@ -113,7 +113,6 @@ def _begin_test(**kwargs: object) -> None:
     """Forget the refusals, failures and spent permits of the previous test."""
     denials.clear()
     access.clear()
-    recorder.clear()
     breaker.succeeded()
     local.clear()
 

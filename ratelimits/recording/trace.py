@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from django.db import connections
-from django.db.models import Max, Min
+from django.db.models import Max, Min, Sum
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
@@ -50,6 +50,34 @@ def write(requests: Sequence[Recorded], left_out: int = 0) -> None:
         # Close this thread's own connection: the thread serves no requests, so Django would never close it.
         if not connections[using].in_atomic_block:
             connections[using].close()
+
+
+class Trace(NamedTuple):
+    """Recorded requests, oldest first.
+
+    more      whether there are older ones, which were not read
+    left_out  how many requests of this time are known not to be recorded
+    """
+
+    rows: list[RecordedRequest]
+    more: bool
+    left_out: int
+
+
+def newest(since: int, most: int, scopes: Collection[str] = ("*",)) -> Trace:
+    """Return the requests since a moment (µs since 1970 UTC), at most the newest `most`.
+
+    Only requests in these scopes are read; "*" stands for all scopes.
+    """
+    rows = RecordedRequest.objects.using(conf.DATABASE).filter(at__gte=since)
+    if "*" not in scopes:
+        rows = rows.filter(scope__in=[ledger_name(scope) for scope in scopes])
+    found = list(rows.order_by("-at", "-pk")[: most + 1])
+    more = len(found) > most
+    found = found[:most][::-1]
+    # Requests of other scopes tell too what was left out.
+    lost = RecordedRequest.objects.using(conf.DATABASE).filter(at__gte=found[0].at if more else since, left_out__gt=0)
+    return Trace(found, more, lost.aggregate(sum=Sum("left_out"))["sum"] or 0)
 
 
 def _trim(using: str) -> int:

@@ -91,7 +91,8 @@ class Rows:
     logged: set[str] = field(default_factory=set, compare=False, repr=False)
 
 
-def _rule(rule: Rule) -> RuleRow:
+def rule_row(rule: Rule) -> RuleRow:
+    """Return the row of a rule, which may be unsaved. Log why a row is not valid."""
     unreadable = rule.unreadable()
     if unreadable:
         logger.error("Rule %s (%s) is not in force, its failure policy decides: %s", rule.pk, rule, unreadable)
@@ -137,7 +138,7 @@ def read(using: str, current: Rows | None) -> Rows:
 
 
 def _read_all(using: str, version: int) -> Rows:
-    rules = [_rule(rule) for rule in Rule.objects.using(using).select_related("plan").order_by("pk")]
+    rules = [rule_row(rule) for rule in Rule.objects.using(using).select_related("plan").order_by("pk")]
     tombstones = Tombstone.objects.using(using).filter(kind="rule").values_list("plan", "rule")
     return Rows(
         version,
@@ -161,7 +162,7 @@ def _read_changes(using: str, current: Rows, version: int) -> Rows:
         elif tombstone.kind == "plan":
             plans.pop(tombstone.row, None)
     for rule in Rule.objects.using(using).select_related("plan").filter(version__gt=current.version):
-        rules[rule.pk] = _rule(rule)
+        rules[rule.pk] = rule_row(rule)
     plans.update(Plan.objects.using(using).filter(version__gt=current.version).values_list("pk", "slug"))
     loaded = [shard for shard, rows in enumerate(current.shards) if rows is not None]
     shards = list(current.shards)

@@ -229,10 +229,10 @@ class Snapshot:
         shards = {crc32(key.encode()) % KEY_SHARDS for key in keys if key is not None}
         return frozenset(shard for shard in shards if self.rows.shards[shard] is None)
 
-    def having(self, identity: Identity) -> Snapshot:
-        """Return this snapshot, or a newer one, with the rows about all keys of the identity."""
-        keys = (identity.api_key, identity.user, identity.address, identity.account)
-        return self._with({crc32(key.encode()) % KEY_SHARDS for key in keys if key is not None})
+    def having(self, *identities: Identity) -> Snapshot:
+        """Return this snapshot, or a newer one, with the rows about all keys of the identities."""
+        keys = {key for identity in identities for key in identity if key is not None}
+        return self._with({crc32(key.encode()) % KEY_SHARDS for key in keys})
 
     def _with(self, shards: Iterable[int]) -> Snapshot:
         missing = frozenset(shard for shard in shards if self.rows.shards[shard] is None)

@@ -42,9 +42,9 @@ class Slot(NamedTuple):
 class Tried:
     """The result of a rule under one load. Times are in seconds.
 
-    kind          "bursts" or "overload"
+    kind          "bursts", "overload" or "recorded"
     length        duration of the whole load
-    each          permits of one burst; for an overload, all requested permits
+    each          permits of one burst; otherwise all requested permits
     every         time between bursts, or between the requests of an overload
     held          how long each request takes; 0 if this has no effect
     asked         requested permits

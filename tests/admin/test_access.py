@@ -50,7 +50,19 @@ AUDITED = EDITED - {AlertChannel}
 #: Models whose rows are imported and exported as files.
 IN_FILES = {PlanMembership, Account, KeyOverride}
 #: The pages that are about no single row.
-OF_ALL_ROWS = {"changelist", "add", "preview", "trial", "download_month", "open", "force", "import", "export", "keys"}
+OF_ALL_ROWS = {
+    "changelist",
+    "add",
+    "preview",
+    "trial",
+    "yesterday",
+    "download_month",
+    "open",
+    "force",
+    "import",
+    "export",
+    "keys",
+}
 _numbers = itertools.count(1)
 
 
@@ -234,7 +246,8 @@ def page_of(model: type[models.Model], name: str) -> Page:
     if model is Inspect:
         pages["keys"] = Page(see, query="?q=user")
     if model is Rule:
-        pages["preview"] = pages["trial"] = Page(lambda held: not held.isdisjoint({"add", "change"}))
+        tries = Page(lambda held: not held.isdisjoint({"add", "change"}))
+        pages |= dict.fromkeys(("preview", "trial", "yesterday"), tries)
     if model in IN_FILES:
         pages["import"] = Page(both(may("add"), may("change")), both(may("add"), may("change")))
         pages["export"] = Page(see)

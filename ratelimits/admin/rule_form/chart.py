@@ -58,6 +58,8 @@ def _title(tried: Tried, unit: str, words: Wording) -> str:
     shown |= {"length": words.span(_short(tried.length)), "held": words.span(tried.held)}
     if tried.kind == "bursts":
         text = _("Bursts: %(each)s at once, every %(every)s")
+    elif tried.kind == "recorded":
+        text = _("Recorded requests: the newest %(length)s, %(each)s")
     else:
         text = _("Steady overload: %(each)s, spread evenly over %(length)s")
     if tried.held:

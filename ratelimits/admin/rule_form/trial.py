@@ -9,6 +9,7 @@ from django.utils.translation import gettext as _
 
 from ratelimits.admin.rule_form.affected import affected
 from ratelimits.admin.rule_form.chart import chart
+from ratelimits.admin.rule_form.recorded import recorded_hour
 from ratelimits.conf import conf
 from ratelimits.engine.server import current_server
 from ratelimits.models import Rule
@@ -29,6 +30,7 @@ def trial_of(rule: Rule | None, errors: dict[str, list[str]]) -> dict[str, Any]:
     unit = conf.UNITS.get(rule.meter, rule.meter)
     try:
         tried = try_rule(current_server().wire, algorithm, rule.max_wait, time.time_ns() // 1000)
+        recorded = None if algorithm.leases else recorded_hour(rule)
     except UNAVAILABLE:
         return {**context, "away": True}
-    return {**context, "charts": [chart(one, unit) for one in tried]}
+    return {**context, "charts": [chart(one, unit) for one in (*tried, *([recorded] if recorded else []))]}

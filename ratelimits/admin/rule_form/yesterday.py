@@ -1,0 +1,157 @@
+"""The page that tries a rule, as it is typed into its form, on the recorded requests of the last 24 hours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from ratelimits.admin.rule_form.recorded import MAX_REQUESTS, ReplayResult, recorded_day, replay_result
+from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.algorithms.wording import Wording, amount, number
+from ratelimits.conf import conf
+from ratelimits.models import Rule
+from ratelimits.models.keys import KeyKind
+from ratelimits.models.ledger import moment
+from ratelimits.quota.standings import UNAVAILABLE
+from ratelimits.recording.trace import Trace
+
+#: Number of keys that are listed.
+TOP = 20
+
+
+class ComparedKey(NamedTuple):
+    """A key, its requests, and how many of them the saved rule and the typed rule would have refused."""
+
+    key: str
+    requests: str
+    saved: str
+    typed: str
+
+
+def yesterday(typed: Rule, saved: Rule | None, *, with_keys: bool) -> dict[str, Any]:
+    """Return the values of the page's template. `saved` is the rule before the edit; None for a new rule.
+
+    `with_keys` says whether the user may see single keys.
+    """
+    if typed.to_algorithm().leases:
+        said = _("The recorder does not know how long requests took, so a limit on requests at once cannot be tried.")
+        return {"nothing": said}
+    if saved is not None and (saved.unreadable() or saved.to_algorithm().leases):
+        saved = None
+    trace = recorded_day(typed, *([] if saved is None else [saved]))
+    if not trace.rows:
+        return {"nothing": _nothing()}
+    try:
+        after, before = replay_result(typed, trace), None if saved is None else replay_result(saved, trace)
+    except UNAVAILABLE:
+        return {"nothing": _("Redis or the database does not answer, so nothing could be tried.")}
+    if not after.requests and (before is None or not before.requests):
+        return {"nothing": _("The rule counts none of the recorded requests."), "notes": list(_notes(typed, trace))}
+    return {
+        "verdict": _verdict(after),
+        "rows": _rows(before, after, typed),
+        "compared": before is not None,
+        "keys": _keys(before, after) if with_keys else [],
+        "more_keys": max(len(_refused_keys(before, after)) - TOP, 0) if with_keys else 0,
+        "notes": [*_modes(typed, saved), *_notes(typed, trace)],
+    }
+
+
+def _nothing() -> str:
+    if not conf.RECORD_SAMPLE:
+        return _(
+            "Requests are not recorded. To record them, set RATELIMITS['RECORD_SAMPLE'] to the share of accounts to"
+            " record, such as 0.1, and come back after some hours."
+        )
+    return _("In the last 24 hours no request was recorded that this rule could count.")
+
+
+def _verdict(after: ReplayResult) -> str:
+    refused, keys = sum(after.refused.values()), len(after.refused)
+    if not refused:
+        return _("The typed rule would have refused nobody.")
+    requests = ngettext("%(n)s request", "%(n)s requests", refused) % {"n": f"{refused:,}"}
+    of_keys = ngettext("%(n)s key", "%(n)s keys", keys) % {"n": f"{keys:,}"}
+    return _("The typed rule would have refused %(requests)s of %(keys)s.") % {"requests": requests, "keys": of_keys}
+
+
+def _rows(before: ReplayResult | None, after: ReplayResult, typed: Rule) -> list[tuple[str, str, str]]:
+    """Return the rows of the comparison: what is compared, for the saved rule ("" if there is none), as typed."""
+    words, unit = Wording(_, ngettext), conf.UNITS.get(typed.meter, typed.meter)
+    rows: list[tuple[str, Callable[[ReplayResult], str]]] = [
+        (_("requests that it counts"), lambda one: number(sum(one.requests.values()))),
+        (_("keys"), lambda one: number(len(one.requests))),
+        (_("refused requests"), lambda one: number(sum(one.refused.values()))),
+        (_("keys with refused requests"), lambda one: number(len(one.refused))),
+        (_("admitted, and so billed"), lambda one: amount(one.units[1], unit)),
+        (_("not admitted, and so not billed"), lambda one: amount(one.units[0] - one.units[1], unit)),
+    ]
+    if after.longest_wait or (before is not None and before.longest_wait):
+        rows.append((_("longest wait"), lambda one: words.span(Decimal(one.longest_wait) / MICROSECONDS)))
+    return [(title, "" if before is None else shown(before), shown(after)) for title, shown in rows]
+
+
+def _refused_keys(before: ReplayResult | None, after: ReplayResult) -> set[str]:
+    return {*after.refused, *(() if before is None else before.refused)}
+
+
+def _keys(before: ReplayResult | None, after: ReplayResult) -> list[ComparedKey]:
+    """Return the keys of which most requests would have been refused, by the typed rule first."""
+    keys = sorted(
+        _refused_keys(before, after), key=lambda key: (-after.refused[key], -(before or after).refused[key], key)
+    )
+    return [
+        ComparedKey(
+            key,
+            number(max(after.requests[key], before.requests[key] if before is not None else 0)),
+            number(before.refused[key]) if before is not None else "",
+            number(after.refused[key]),
+        )
+        for key in keys[:TOP]
+    ]
+
+
+def _modes(typed: Rule, saved: Rule | None) -> Iterator[str]:
+    if typed.mode != Rule.Mode.ENFORCE:
+        yield _("The typed rule is not enforced: it would refuse these requests only if it were.")
+    if saved is not None and saved.mode != Rule.Mode.ENFORCE:
+        yield _("The saved rule is not enforced, so it refused nobody.")
+
+
+def _notes(typed: Rule, trace: Trace) -> Iterator[str]:
+    """Yield what a reader must know about the numbers."""
+    first, last = (f"{moment(row.at):%Y-%m-%d %H:%M} UTC" for row in (trace.rows[0], trace.rows[-1]))
+    if trace.more:
+        yield _("The newest %(n)s recorded requests were replayed, from %(first)s to %(last)s.") % {
+            "n": f"{MAX_REQUESTS:,}",
+            "first": first,
+            "last": last,
+        }
+    else:
+        yield _("All requests recorded in the last 24 hours were replayed, from %(first)s to %(last)s.") % {
+            "first": first,
+            "last": last,
+        }
+    yield _(
+        "Each key begins with all permits. Plans, overrides, blocks and allows apply as they are now. Only this rule is"
+        " replayed: another rule may refuse some of these requests too."
+    )
+    if conf.RECORD_SAMPLE < 1:
+        share = f"{number(Decimal(str(conf.RECORD_SAMPLE)) * 100)} %"
+        yield _(
+            "Now %(share)s of the accounts, and of the keys without an account, are recorded, with all requests."
+        ) % {"share": share}
+        if typed.key_kind in (KeyKind.IP, KeyKind.GLOBAL):
+            yield _(
+                "This rule counts them together with requests that are not recorded, so it would have refused more."
+            )
+    if trace.left_out:
+        yield ngettext(
+            "%(n)s more request of this time could not be recorded.",
+            "%(n)s more requests of this time could not be recorded.",
+            trace.left_out,
+        ) % {"n": f"{trace.left_out:,}"}

@@ -1,0 +1,56 @@
+"""Find the requests that an edited rule would apply to, before the rule is saved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ratelimits.models.rules import Rule
+from ratelimits.rules.loader import RulesUnavailable
+from ratelimits.rules.rows import rule_row
+from ratelimits.rules.selection import AppliedRule
+from ratelimits.rules.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from ratelimits.identity import Identity
+
+#: The id of a rule that was never saved.
+NEW = 0
+
+
+class EditedRule:
+    """A rule, saved or not, beside all other rules, plans and overrides in force. It applies even if it is off."""
+
+    def __init__(self, current: Snapshot, rule: Rule, identities: Iterable[Identity]) -> None:
+        """Put the rule into the current rules. The rows about the keys of all `identities` are read at once."""
+        row = rule_row(rule)
+        self._pk = row.pk or NEW
+        row = replace(row, pk=self._pk, version=0, since=0, mode="enforce" if row.mode == "off" else row.mode)
+        rows = current.having(*identities).rows
+        rows = replace(rows, rules={**rows.rules, self._pk: row})
+        self._snapshot = Snapshot(rows, _now, _unread, versioned=False)
+        self._found: dict[tuple[str, str, Identity], tuple[AppliedRule, str] | None] = {}
+
+    def applied(self, scope: str, method: str, identity: Identity) -> tuple[AppliedRule, str] | None:
+        """Return the rule as it applies to such a request, and the key that it counts; None if it does not apply."""
+        shape = scope, method, identity
+        if shape not in self._found:
+            self._found[shape] = self._find(*shape)
+        return self._found[shape]
+
+    def _find(self, scope: str, method: str, identity: Identity) -> tuple[AppliedRule, str] | None:
+        selection = self._snapshot.select(scope, method, identity)
+        for rule, key in zip(selection.rules, selection.keys(identity), strict=True):
+            if rule.rule == self._pk:
+                return rule, key
+        return None
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
+
+
+def _unread(shards: frozenset[int]) -> Snapshot:
+    raise RulesUnavailable("the rows about some keys were not read")
