@@ -9,6 +9,7 @@ from ratelimits.admin.changes import page as changes
 from ratelimits.admin.inspect import page as inspector
 from ratelimits.admin.operate import access, resets
 from ratelimits.admin.status import page as status
+from ratelimits.admin.status import shadow
 
 __all__ = [
     "access",
@@ -21,6 +22,7 @@ __all__ = [
     "reports",
     "resets",
     "rules",
+    "shadow",
     "status",
     "usage",
 ]

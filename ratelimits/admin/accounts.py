@@ -13,13 +13,12 @@ from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext_lazy as _
 
-from ratelimits.admin.audited import AuditedAdmin
+from ratelimits.admin.audited import AuditedAdmin, InForceFilter
 from ratelimits.admin.changes.page import PARTS, PER_PAGE, shown_change
 from ratelimits.admin.changes.rows import changed_rows
 from ratelimits.admin.completed import Completed, CompletedKeys
 from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.row_files.page import RowFiles
-from ratelimits.admin.rules import InForceFilter
 from ratelimits.admin.typed import TypedNumbers
 from ratelimits.algorithms.wording import amount
 from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, PlanPrice, Rule

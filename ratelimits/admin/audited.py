@@ -7,12 +7,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django import forms
-from django.contrib import messages
+from django.contrib import admin, messages
 from django.contrib.admin.helpers import ActionForm, AdminForm
 from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import router, transaction
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
+from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 from simple_history.admin import SimpleHistoryAdmin
 from simple_history.models import HistoricalRecords
@@ -204,3 +206,23 @@ class AuditedAdmin(TypedNumbers, _Base):
             return self.model._meta.pk.to_python(text)
         except ValidationError as error:
             raise Http404 from error
+
+
+class InForceFilter(admin.SimpleListFilter):
+    """Filter rows by their validity period: valid now, valid later, or no longer valid."""
+
+    title = _("in force")
+    parameter_name = "in_force"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [("now", _("now")), ("later", _("later")), ("ended", _("ended"))]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        now = timezone.now()
+        if self.value() == "now":
+            return queryset.exclude(valid_from__gt=now).exclude(valid_until__lte=now)
+        if self.value() == "later":
+            return queryset.filter(valid_from__gt=now)
+        if self.value() == "ended":
+            return queryset.filter(valid_until__lte=now)
+        return queryset

@@ -8,21 +8,22 @@ from typing import Any
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
-from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from ratelimits.admin.audited import AuditedAdmin
+from ratelimits.admin.audited import AuditedAdmin, InForceFilter
 from ratelimits.admin.completed import Completed, CompletedKeys
 from ratelimits.admin.inspected import InspectedAdmin, inspect_url, may_inspect
 from ratelimits.admin.row_files.page import RowFiles
 from ratelimits.admin.rule_form import starting_points
+from ratelimits.admin.rule_form.enforcing import enforcing
 from ratelimits.admin.rule_form.forms import MAIN_NUMBERS, RuleForm, SavedRuleForm
 from ratelimits.admin.rule_form.reading import reading
 from ratelimits.admin.rule_form.trial import trial_of
@@ -126,6 +127,8 @@ class RuleAdmin(Completed, AuditedAdmin):
         urls = [
             path(f"{name}/", self.admin_site.admin_view(view), name=f"ratelimits_rule_{name}") for name, view in views
         ]
+        enforce = self.admin_site.admin_view(self.enforce_view)
+        urls.append(path("<path:object_id>/enforce/", enforce, name="ratelimits_rule_enforce"))
         return [*urls, *super().get_urls()]
 
     def _typed_rule(self, request: HttpRequest) -> tuple[Rule | None, dict[str, list[str]]]:
@@ -175,6 +178,16 @@ class RuleAdmin(Completed, AuditedAdmin):
         context |= {"opts": self.model._meta, "reading": rule and reading(rule)}
         return TemplateResponse(request, "ratelimits/admin/rule_yesterday.html", context)
 
+    def enforce_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Show whom a rule would have refused, and set its mode to `enforce` after the user has confirmed it."""
+        if not self.has_change_permission(request):
+            raise PermissionDenied
+        rule = self.get_object(request, unquote(object_id))
+        if rule is None:
+            raise Http404
+        rows = self.get_queryset(request).filter(pk=rule.pk)
+        return enforcing(request, self.admin_site, rule, lambda: self._set_mode(request, rows, Rule.Mode.ENFORCE))
+
     @admin.action(description=_("Enforce the selected rules"), permissions=["change"])
     def enforce(self, request: HttpRequest, queryset: QuerySet[Rule]) -> None:
         """Set the mode of rules to `enforce`, so that the rules refuse requests."""
@@ -218,26 +231,6 @@ class KeyOverrideForm(TypedRates):
         if isinstance(rule, forms.ChoiceField):
             names = {*Rule.objects.order_by().values_list("name", flat=True), self.instance.rule} - {""}
             rule.choices = [("", "---------"), *((name, name) for name in sorted(names))]
-
-
-class InForceFilter(admin.SimpleListFilter):
-    """Filter rows by their validity period: valid now, valid later, or no longer valid."""
-
-    title = _("in force")
-    parameter_name = "in_force"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [("now", _("now")), ("later", _("later")), ("ended", _("ended"))]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        now = timezone.now()
-        if self.value() == "now":
-            return queryset.exclude(valid_from__gt=now).exclude(valid_until__lte=now)
-        if self.value() == "later":
-            return queryset.filter(valid_from__gt=now)
-        if self.value() == "ended":
-            return queryset.filter(valid_until__lte=now)
-        return queryset
 
 
 @admin.register(KeyOverride)

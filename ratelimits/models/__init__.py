@@ -27,7 +27,7 @@ from ratelimits.models.push import PushDelivery, PushedReport, PushReceiver
 from ratelimits.models.reports import PeriodUsage, Report, ReportLine
 from ratelimits.models.row_files.uploads import Upload
 from ratelimits.models.rules import Rule
-from ratelimits.models.status.page import Inspect, Status
+from ratelimits.models.status.page import Inspect, Shadow, Status
 from ratelimits.models.status.recorded import RecordedRequest
 from ratelimits.models.status.task_runs import TaskRun
 from ratelimits.models.status.totals import KeyTotal, RuleTotal
@@ -71,6 +71,7 @@ __all__ = [
     "ReportLine",
     "Rule",
     "RuleTotal",
+    "Shadow",
     "ShardState",
     "Status",
     "TaskRun",

@@ -247,6 +247,7 @@ def page_of(model: type[models.Model], name: str) -> Page:
         pages["keys"] = Page(see, query="?q=user")
     if model is Rule:
         tries = Page(lambda held: not held.isdisjoint({"add", "change"}))
+        pages["enforce"] = Page(may("change"), may("change"))
         pages |= dict.fromkeys(("preview", "trial", "yesterday"), tries)
     if model in IN_FILES:
         pages["import"] = Page(both(may("add"), may("change")), both(may("add"), may("change")))
@@ -283,6 +284,8 @@ def posted(model: type[models.Model], name: str, row: Any) -> dict[str, Any]:
     if name == "import":
         header = {"Account": "identifier,name", "KeyOverride": "key,rule"}.get(model.__name__, "key,plan")
         return {"file": SimpleUploadedFile("rows.csv", f"{header}\nuser:{next(_numbers)},x".encode())}
+    if name == "enforce":
+        return {"_confirmed": "1"}
     if name not in ("add", "change", "simple_history"):
         return {}
     values = typed(model)
@@ -299,6 +302,8 @@ def test_a_page_is_for_those_who_may(model: type[models.Model], name: str) -> No
     page, user = page_of(model, name), signed_in(model)
     for held in held_by_people(model):
         row, client = row_of(model), now_with(user, model, held)
+        if name == "enforce":
+            model._default_manager.filter(pk=row.pk).update(mode="shadow")
         url = address(model, name, row) + page.query
         about = f"{sorted(held)} at {url}"
         values = posted(model, name, row)

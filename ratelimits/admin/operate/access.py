@@ -18,11 +18,10 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ratelimits.admin.audited import REASON, AuditedAdmin
+from ratelimits.admin.audited import REASON, AuditedAdmin, InForceFilter
 from ratelimits.admin.completed import CompletedKeys
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed, may_operate
 from ratelimits.admin.operate.grants import GrantView
-from ratelimits.admin.rules import InForceFilter
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import identify

@@ -12,7 +12,7 @@ GROUPS: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (
         gettext_lazy("Operate"),
         (
-            *("Status", "Inspect", "Access", "KeyReset", "QuarantinedBatch", "DurabilityGap"),
+            *("Status", "Shadow", "Inspect", "Access", "KeyReset", "QuarantinedBatch", "DurabilityGap"),
             *("Alert", "AlertDelivery", "PushReceiver", "PushDelivery"),
         ),
     ),

@@ -130,6 +130,7 @@ def _kinds(usage: UsageOverTime, window: Window, links: _Links) -> Iterator[dict
         yield {
             "name": kind,
             "title": titles[kind],
+            "url": links.to_list("shadow") if kind == "shadow" else "",
             "total": f"{usage.totals[kind]:,}",
             "highest": f"{highest:,}",
             "chart": bars(kind, description % values_of_text, values, labels) if highest else "",

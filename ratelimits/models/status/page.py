@@ -1,4 +1,4 @@
-"""The entries of the status page and of the inspector in the admin's index, each with its own permission."""
+"""The entries of the status page, the shadow page and the inspector in the admin's index, each with a permission."""
 
 from __future__ import annotations
 
@@ -23,3 +23,12 @@ class Inspect(ShardState):
         proxy = True
         verbose_name = _("inspector")
         verbose_name_plural = _("inspector")
+
+
+class Shadow(ShardState):
+    """A model without its own table. Because of it, the admin's index lists the shadow page, with a permission."""
+
+    class Meta:
+        proxy = True
+        verbose_name = _("shadow refusals")
+        verbose_name_plural = _("shadow refusals")

@@ -82,18 +82,8 @@ NOTES = {"ConfigVersion", "GapChange", "PushReceiver"}
 #: Tables that no bill depends on: sent alerts, what pages of the admin show, resets, tombstones, and uploads.
 OTHER_TABLES = {
     *("Alert", "AlertChannel", "AlertDelivery", "AlertState"),
-    *(
-        "Change",
-        "Inspect",
-        "KeyReset",
-        "KeyTotal",
-        "RecordedRequest",
-        "RuleTotal",
-        "Status",
-        "TaskRun",
-        "Tombstone",
-        "Upload",
-    ),
+    *("Change", "Inspect", "KeyReset", "KeyTotal", "RecordedRequest", "RuleTotal"),
+    *("Shadow", "Status", "TaskRun", "Tombstone", "Upload"),
 }
 
 

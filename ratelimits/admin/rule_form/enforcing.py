@@ -1,0 +1,70 @@
+"""The page that sets a rule to `enforce`, after it has shown whom the rule would have refused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from copy import copy
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.contrib.admin import AdminSite
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
+from django.utils.translation import gettext as _
+
+from ratelimits.admin.audited import REASON, reason_field, recorded_user
+from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed
+from ratelimits.admin.rule_form.affected import affected
+from ratelimits.admin.status.shadow import may_see_shadow, shadow_summary
+from ratelimits.models import Rule
+from ratelimits.status.shadow_refusals import shadow_refusals
+
+
+class _ReasonForm(forms.Form):
+    """Asks for the reason of the change."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields[REASON] = reason_field()
+
+
+def enforcing(request: HttpRequest, site: AdminSite, rule: Rule, enforce: Callable[[], None]) -> HttpResponse:
+    """Show whom the rule would have refused; call `enforce` after the user has confirmed it.
+
+    The caller has checked that the user may change the rule.
+    """
+    name = "shadow_changelist" if may_see_shadow(request) else "rule_changelist"
+    back = reverse(f"{site.name}:ratelimits_{name}")
+    if rule.mode == Rule.Mode.ENFORCE:
+        messages.warning(request, _("The rule %(rule)s is enforced already.") % {"rule": rule})
+        return HttpResponseRedirect(back)
+    form = _ReasonForm(request.POST if is_confirmed(request) else None)
+    if is_confirmed(request) and form.is_valid():
+        with recorded_user(request):
+            enforce()
+        return HttpResponseRedirect(back)
+    return confirmation(request, site, Rule._meta, _consequences(request, rule), back, form=form)
+
+
+def _consequences(request: HttpRequest, rule: Rule) -> Consequences:
+    title = _("Enforce %(rule)s") % {"rule": rule}
+    if rule.unreadable():
+        return Consequences(title, [], [rule.sentence()])
+    (found,) = shadow_refusals(time.time(), rule)
+    enforced = copy(rule)
+    enforced.mode = Rule.Mode.ENFORCE
+    whom = affected(enforced, rule.to_algorithm())
+    said = [
+        f"{rule.sentence()}.",
+        _("From the next request on, the rule refuses what goes beyond it."),
+        shadow_summary(found),
+    ]
+    user: Any = request.user
+    may_see_keys = may_see_shadow(request) or user.has_perm("ratelimits.view_line")
+    rows = [(who.key, who.account or "–", f"{who.requests:,}") for who in found.keys] if may_see_keys else []
+    heads = [_("key"), _("account"), _("requests that it would have refused")]
+    return Consequences(
+        title, [*said, *([] if whom.everyone else [whom.text])], [whom.text] * whom.everyone, heads, rows
+    )

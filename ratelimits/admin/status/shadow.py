@@ -1,0 +1,96 @@
+"""The shadow page: what rules in shadow mode would have refused in the last 24 hours, and whom."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from ratelimits.admin.inspected import inspect_url, may_inspect
+from ratelimits.admin.readonly import ReadOnlyAdmin
+from ratelimits.admin.status.charts import bars
+from ratelimits.models import Rule, Shadow
+from ratelimits.models.ledger import moment
+from ratelimits.status.shadow_refusals import MAX_RULES, ShadowRule, hours_until, shadow_refusals
+
+
+def may_see_shadow(request: HttpRequest) -> bool:
+    """Return whether the user may open the shadow page."""
+    user: Any = request.user
+    return any(user.has_perm(f"ratelimits.{action}_shadow") for action in ("view", "change"))
+
+
+def shadow_summary(found: ShadowRule) -> str:
+    """Return in a sentence how many requests the rule would have refused."""
+    if not found.total:
+        return _("It would have refused nobody in the last 24 hours.")
+    requests = ngettext("%(n)s request", "%(n)s requests", found.total) % {"n": f"{found.total:,}"}
+    keys = ngettext("%(n)s key", "%(n)s keys", found.count) % {"n": f"{found.count:,}"}
+    return _("It would have refused %(requests)s of %(keys)s in the last 24 hours.") % {
+        "requests": requests,
+        "keys": keys,
+    }
+
+
+@admin.register(Shadow)
+class ShadowAdmin(ReadOnlyAdmin):
+    """The shadow page. It replaces the list of the model's rows."""
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return only the URL of this page, because single rows have no pages."""
+        return [path("", self.admin_site.admin_view(self.changelist_view), name="ratelimits_shadow_changelist")]
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Show each rule with a chart by hour and with the keys that it would have refused most."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        now = time.time()
+        labels = [f"{moment(start * 1_000_000):%H:%M}" for start in hours_until(now)]
+        rules = shadow_refusals(now)
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("Shadow refusals"),
+            "opts": self.model._meta,
+            "rules": [self._shown(request, one, labels) for one in rules],
+            "more": len(rules) >= MAX_RULES,
+            "max_rules": MAX_RULES,
+            **(extra_context or {}),
+        }
+        return TemplateResponse(request, "ratelimits/admin/shadow.html", context)
+
+    def _shown(self, request: HttpRequest, one: ShadowRule, labels: list[str]) -> dict[str, Any]:
+        rule, site = one.rule, self.admin_site.name
+        user: Any = request.user
+        may_change = user.has_perm("ratelimits.change_rule")
+        may_view = may_change or user.has_perm("ratelimits.view_rule")
+        about = {"rule": rule, "first": labels[0], "last": labels[-1], "highest": f"{max(one.hours):,}"}
+        description = _("%(rule)s: bars from %(first)s to %(last)s, at most %(highest)s in an hour") % about
+        return {
+            "name": str(rule),
+            "sentence": rule.sentence(),
+            "mode": "" if rule.mode == Rule.Mode.SHADOW else rule.get_mode_display(),
+            "url": reverse(f"{site}:ratelimits_rule_change", args=[rule.pk]) if may_view else "",
+            "enforce": (
+                reverse(f"{site}:ratelimits_rule_enforce", args=[rule.pk])
+                if may_change and rule.mode == Rule.Mode.SHADOW
+                else ""
+            ),
+            "summary": shadow_summary(one),
+            "chart": bars("shadow", description, one.hours, labels) if one.total else "",
+            "first": labels[0],
+            "last": labels[-1],
+            "highest": f"{max(one.hours):,}",
+            "hours": list(zip(labels, one.hours, strict=True)),
+            "keys": [
+                (who, inspect_url(who.key, who.account, site) if may_inspect(request) and ":" in who.key else "")
+                for who in one.keys
+            ],
+            "more_keys": one.count - len(one.keys),
+        }

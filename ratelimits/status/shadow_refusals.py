@@ -1,0 +1,102 @@
+"""The requests of the last 24 hours that rules in shadow mode would have refused, by rule, hour and key.
+
+They come from totals of short spans. So the number of queries is fixed, and the time does not grow with the ledger.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from heapq import nsmallest
+from typing import NamedTuple
+
+from django.db.models import Q, Sum
+
+from ratelimits.conf import conf
+from ratelimits.models import KeyTotal, Rule, RuleTotal
+from ratelimits.models.status.totals import HOUR, QUARTER
+
+#: Number of hours that are shown, the current hour among them.
+HOURS = 24
+#: Maximum number of rules, and of keys of one rule, that are listed.
+MAX_RULES, TOP = 100, 10
+
+
+class ShadowedKey(NamedTuple):
+    """A key, its account, and how many of its requests the rule would have refused."""
+
+    account: str
+    key: str
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowRule:
+    """A rule, and the admitted requests that it would have refused if it were enforced.
+
+    hours  the number of these requests in each hour, the oldest hour first
+    keys   the keys with most of these requests
+    count  the number of keys that have such requests
+    """
+
+    rule: Rule
+    hours: tuple[int, ...]
+    keys: tuple[ShadowedKey, ...]
+    count: int
+
+    @property
+    def total(self) -> int:
+        """Return the number of these requests in all hours."""
+        return sum(self.hours)
+
+
+def hours_until(now: float) -> range:
+    """Return the starts of the newest HOURS hours, in seconds since 1970 UTC. `now` has the same unit."""
+    current = int(now) // HOUR * HOUR
+    return range(current - (HOURS - 1) * HOUR, current + 1, HOUR)
+
+
+def shadow_refusals(now: float, only: Rule | None = None) -> list[ShadowRule]:
+    """Return the rules in shadow mode, and other rules that had shadow refusals; those with most refusals first.
+
+    A rule that is enforced has them from the time before, or from overrides with the mode "shadow". With `only`, return
+    this rule alone. There are at most MAX_RULES rules. `now` is in seconds since 1970 UTC.
+    """
+    using, hours = conf.DATABASE, hours_until(now)
+    totals = RuleTotal.objects.using(using).filter(span=QUARTER, start__gte=hours[0], shadow_requests__gt=0)
+    if only is not None:
+        totals = totals.filter(rule=only.pk)
+    by_hour: dict[int, Counter[int]] = defaultdict(Counter)
+    for pk, start, requests in totals.order_by().values_list("rule", "start", "shadow_requests"):
+        by_hour[pk][start // HOUR * HOUR] += requests
+    if only is None:
+        # Leave out deleted rules, which only the totals know.
+        wanted = Q(mode=Rule.Mode.SHADOW) | Q(pk__in=nsmallest(MAX_RULES, by_hour, key=lambda pk: -by_hour[pk].total()))
+        rules = list(Rule.objects.using(using).select_related("plan").filter(wanted))
+    else:
+        rules = [only]
+    rules = nsmallest(MAX_RULES, rules, key=lambda rule: (-by_hour[rule.pk].total(), rule.name, rule.pk))
+    by_key = _by_key(using, hours, [rule.pk for rule in rules])
+    return [
+        ShadowRule(
+            rule,
+            tuple(by_hour[rule.pk][start] for start in hours),
+            tuple(ShadowedKey(*who, requests) for who, requests in _most(by_key[rule.pk])),
+            len(by_key[rule.pk]),
+        )
+        for rule in rules
+    ]
+
+
+def _by_key(using: str, hours: range, rules: list[int]) -> dict[int, Counter[tuple[str, str]]]:
+    # Name every hour, so that the database can use the index.
+    rows = KeyTotal.objects.using(using).filter(span=HOUR, start__in=list(hours), shadow_requests__gt=0, rule__in=rules)
+    sums = rows.order_by().values_list("rule", "account", "key").annotate(Sum("shadow_requests"))
+    by_key: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
+    for rule, account, key, requests in sums.iterator(chunk_size=5_000):
+        by_key[rule][account, key] += requests
+    return by_key
+
+
+def _most(counts: Counter[tuple[str, str]]) -> list[tuple[tuple[str, str], int]]:
+    return nsmallest(TOP, counts.items(), key=lambda item: (-item[1], item[0]))
