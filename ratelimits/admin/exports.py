@@ -1,4 +1,4 @@
-"""Downloads of reports in the admin: one version of a report, or all usage of a month."""
+"""Downloads of reports in the admin: a single version of a report, or all usage of a month."""
 
 from __future__ import annotations
 
@@ -31,20 +31,21 @@ else:
 
 
 class ReportDownloads(_Base):
-    """Mixin for the admin page of Report: download buttons on each report, and a month to choose above the list.
+    """Mixin for the admin page of reports.
 
-    Users who may view a report may download it.
+    The page of a report has links to downloads. Above the list of reports, users choose a month to download. Users who
+    may view a report may download it.
     """
 
     change_form_template = "ratelimits/admin/report_change_form.html"
     change_list_template = "ratelimits/admin/report_change_list.html"
 
     def get_urls(self) -> list[URLPattern]:
-        """Put the downloads first: the admin's last pattern reads any other path as a primary key."""
-        wrap = self.admin_site.admin_view
+        """Return the URLs. The URLs of downloads come first, because Django's last URL pattern matches every path."""
+        view = self.admin_site.admin_view
         return [
-            path("download/", wrap(self.download_month_view), name="ratelimits_report_download_month"),
-            path("<int:pk>/download/", wrap(self.download_view), name="ratelimits_report_download"),
+            path("download/", view(self.download_month_view), name="ratelimits_report_download_month"),
+            path("<int:pk>/download/", view(self.download_view), name="ratelimits_report_download"),
             *super().get_urls(),
         ]
 
@@ -55,14 +56,14 @@ class ReportDownloads(_Base):
         return super().change_view(request, object_id, form_url, context)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        # Suggest the month by which the list is filtered, or else the previous month.
+        # Suggest the month that the filter of the list has chosen. Without a filter, suggest the previous month.
         previous = now().replace(day=1) - timedelta(days=1)
         month = request.GET.get("month") or f"{previous:%Y-%m}"
         context = {"download_formats": installed(), "download_month": month} | (extra_context or {})
         return super().changelist_view(request, context)
 
     def download_view(self, request: HttpRequest, pk: int) -> HttpResponseBase:
-        """Return a version of a report as a file; `?format=` names the format."""
+        """Return a version of a report as a file. `?format=` names the format."""
         report = self.get_object(request, str(pk))
         if not self.has_view_permission(request, report):
             raise PermissionDenied
@@ -82,16 +83,16 @@ class ReportDownloads(_Base):
         month = request.GET.get("period", "")
         try:
             version = columns_of(month)
-            stated = statements(month, columns_version=version)
+            selected = statements(month, columns_version=version)
         except ValueError as error:
             self.message_user(request, str(error), messages.ERROR)
             return HttpResponseRedirect(reverse(f"{self.admin_site.name}:ratelimits_report_changelist"))
         name = f"usage-{month}"
         if request.GET.get("final"):
-            stated = (period for period in stated if period.status == FINAL)
+            selected = (statement for statement in selected if statement.status == FINAL)
             name += "-final"
         form = _format(request)
-        return Download(form, lines_for(form, stated), version, name)
+        return Download(form, lines_for(form, selected), version, name)
 
 
 def _format(request: HttpRequest) -> Format:

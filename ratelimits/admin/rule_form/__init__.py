@@ -1,3 +1,3 @@
-"""The form of a rule. It shows the rule in sentences, a chart of what it would admit, and how many keys it affects."""
+"""The form of a rule. It shows the rule as sentences, a chart of what it would admit, and the number of its keys."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Count the keys that a rule applies to, and those of them that have used more lately than the rule admits."""
+"""Count the keys that a rule applies to. Count also the keys that have lately used more than the rule admits."""
 
 from __future__ import annotations
 
@@ -21,15 +21,20 @@ from ratelimits.models.keys import COUNTED, KeyKind
 from ratelimits.quota.standings import UNAVAILABLE
 from ratelimits.rules.selection import GLOBAL_KEY
 
-#: Length of a bin of the ledger, and how far back keys are looked for, in seconds.
-BIN, LOOK_BACK = 900, 86_400
-#: Maximum number of ledger lines that are read (the newest), of keys that are counted, and of keys that Redis is asked
-#: about.
-MAX_LINES, MAX_KEYS, MAX_PEEKS = 50_000, 2_000, 200
+#: Length of a bin of the ledger, in seconds.
+BIN = 900
+#: Keys with usage in the last LOOK_BACK seconds are counted.
+LOOK_BACK = 86_400
+#: Maximum number of ledger lines that are read. The newest lines are read first.
+MAX_LINES = 50_000
+#: Maximum number of keys that are counted.
+MAX_KEYS = 2_000
+#: Maximum number of keys for which Redis is asked what they have left.
+MAX_PEEKS = 200
 
 
 class _KeyUsage(NamedTuple):
-    """The units that a key was admitted, by the start of their bin of 15 minutes."""
+    """The admitted units of a key, by the start of the bin (15 minutes) in which they were admitted."""
 
     key: str
     account: str
@@ -38,13 +43,13 @@ class _KeyUsage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Affected:
-    """The keys that were seen in the last 24 hours and that the rule applies to.
+    """The keys that the rule applies to, among the keys with usage in the last 24 hours.
 
     keys      the number of these keys
-    above     the number of them that used more than the rule admits; None if this is not known
-    more      whether there are more keys than were counted
-    everyone  whether the rule would refuse all of them
-    known     whether the ledger has keys of this kind: it has no IP addresses
+    above     the number of these keys that have used more than the rule admits; None if this is not known
+    more      whether there are more keys than `keys`
+    everyone  whether the rule would refuse all these keys
+    known     whether the ledger has keys of this kind. (The ledger has no IP addresses.)
     """
 
     keys: int
@@ -57,7 +62,7 @@ class Affected:
     def text(self) -> str:
         """Return the numbers as a sentence."""
         if not self.known:
-            applies = _("The ledger has no addresses, so the number of keys that this applies to is not known.")
+            applies = _("The ledger has no addresses, so the number of keys that this rule applies to is not known.")
             return f"{applies} {_('Everyone would be refused.')}" if self.everyone else applies
         if self.more:
             applies = _("Applies to at least %(n)s keys of the last 24 hours.")
@@ -65,22 +70,26 @@ class Affected:
             applies = ngettext(
                 "Applies to %(n)s key of the last 24 hours.", "Applies to %(n)s keys of the last 24 hours.", self.keys
             )
-        said = [applies % {"n": f"{self.keys:,}"}]
+        sentences = [applies % {"n": f"{self.keys:,}"}]
         if self.everyone:
-            said.append(_("Everyone would be refused."))
+            sentences.append(_("Everyone would be refused."))
         elif self.above is None:
-            said.append(_("The ledger cannot tell how many of them are above it."))
+            sentences.append(_("The ledger does not show how many of these keys are above the limit."))
         elif self.keys:
-            text = ngettext("%(n)s of them is above it now.", "%(n)s of them are above it now.", self.above)
-            said.append(text % {"n": f"{self.above:,}"})
-        return " ".join(said)
+            text = ngettext(
+                "%(n)s of these keys is above the limit now.",
+                "%(n)s of these keys are above the limit now.",
+                self.above,
+            )
+            sentences.append(text % {"n": f"{self.above:,}"})
+        return " ".join(sentences)
 
 
 def affected(rule: Rule, algorithm: Algorithm, now: int | None = None) -> Affected:
-    """Return the keys that a rule applies to, by the usage of the 24 hours before `now` (s since 1970 UTC).
+    """Return the keys that a rule applies to, from the usage in the 24 hours before `now` (s since 1970 UTC).
 
-    The rule may be unsaved. If Redis has the rule's counters, they say which keys are above the limit; otherwise the
-    ledger does.
+    The rule may be unsaved. If Redis has counters of the rule, the counters say which keys are above the limit.
+    Otherwise the ledger says this.
     """
     now = int(time.time()) if now is None else now
     if rule.key_kind == KeyKind.IP:
@@ -96,13 +105,19 @@ def affected(rule: Rule, algorithm: Algorithm, now: int | None = None) -> Affect
 
 
 def _has_counters(rule: Rule) -> bool:
-    """Return whether Redis counts under this rule: its name, algorithm, kind of key and scope are as saved."""
-    as_saved = {name: getattr(rule, name) for name in ("name", "algorithm", "key_kind", "scope")}
-    return Rule.objects.using(conf.DATABASE).filter(pk=rule.pk, **as_saved).exclude(mode=Rule.Mode.OFF).exists()
+    """Return whether Redis has counters of this rule.
+
+    It has them if the rule is saved with the same name, algorithm, kind of key and scope.
+    """
+    saved_values = {name: getattr(rule, name) for name in ("name", "algorithm", "key_kind", "scope")}
+    return Rule.objects.using(conf.DATABASE).filter(pk=rule.pk, **saved_values).exclude(mode=Rule.Mode.OFF).exists()
 
 
 def _above_in_redis(rule: Rule, algorithm: Algorithm, used_keys: list[_KeyUsage]) -> int | None:
-    """Return how many of the keys would be refused a request now; None if Redis does not answer or there are many."""
+    """Return the number of keys whose next request would be refused.
+
+    Return None if Redis does not answer, or if there are more than `MAX_PEEKS` keys.
+    """
     if len(used_keys) > MAX_PEEKS:
         return None
     above = 0
@@ -116,13 +131,13 @@ def _above_in_redis(rule: Rule, algorithm: Algorithm, used_keys: list[_KeyUsage]
 
 
 def _is_above(algorithm: Algorithm, units: dict[int, int], now: int) -> bool:
-    """Return whether the units in these bins are more than the rule would have admitted."""
+    """Return whether the units in these bins are more than the rule admits."""
     permits, length = algorithm.quota
     window = algorithm.valid_span(now * MICROSECONDS)
     if window is not None:
         return _since(units, window[0] // MICROSECONDS) > permits
     assert length is not None
-    # In any span of time a rule admits at most the permits at its start and those that come back during it.
+    # In any span of time, a rule admits at most all permits once, and the permits that come back during the span.
     return any(
         _since(units, now - span) > permits * (1 + Fraction(span * MICROSECONDS, length))
         for span in (BIN, 3_600, LOOK_BACK)
@@ -134,30 +149,30 @@ def _since(units: dict[int, int], moment: int) -> int:
 
 
 def _usage_of_keys(rule: Rule, now: int) -> list[_KeyUsage]:
-    """Return the usage of each key that the rule applies to, for at most MAX_KEYS keys."""
+    """Return the usage of each key that the rule applies to, for at most `MAX_KEYS` keys."""
     newest = Line.objects.using(conf.DATABASE).filter(bin__gte=now - LOOK_BACK, meter=rule.meter)
     rows = newest.order_by("-bin").values_list("key", "account", "bin", "admitted_units")[:MAX_LINES]
-    of_key: dict[tuple[str, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    units_of: dict[tuple[str, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for key, account, start, units in rows:
         if rule.key_kind in ("global", "account") or key.partition(":")[0] in COUNTED[rule.key_kind]:
-            of_key[key, account][start] += units
-    busiest = sorted(of_key, key=lambda one: -sum(of_key[one].values()))[:MAX_KEYS]
-    counted: dict[str, _KeyUsage] = {}
+            units_of[key, account][start] += units
+    busiest = sorted(units_of, key=lambda pair: -sum(units_of[pair].values()))[:MAX_KEYS]
+    usage: dict[str, _KeyUsage] = {}
     for key, account in _limited_by(rule, busiest):
         if rule.key_kind == "account" and not account:
             continue
-        subject = {"global": GLOBAL_KEY, "account": f"account:{account}"}.get(rule.key_kind, key)
-        use = counted.setdefault(subject, _KeyUsage(subject, account, defaultdict(int)))
-        for start, units in of_key[key, account].items():
+        counted_key = {"global": GLOBAL_KEY, "account": f"account:{account}"}.get(rule.key_kind, key)
+        use = usage.setdefault(counted_key, _KeyUsage(counted_key, account, defaultdict(int)))
+        for start, units in units_of[key, account].items():
             use.units[start] += units
-    return list(counted.values())
+    return list(usage.values())
 
 
 def _limited_by(rule: Rule, keys: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the pairs (key, account) that this rule applies to.
 
-    Several plans may have a rule of this name. The rule of the key's plan applies; else the rule of the account's plan;
-    else the rule without a plan. A plan that has no rule of this name does not count.
+    Rules of several plans may have the same name. Then the rule of the key's plan applies. If that plan has no such
+    rule, the rule of the account's plan applies. If that plan has none either, the rule without a plan applies.
     """
     others = Rule.objects.using(conf.DATABASE).filter(name=rule.name).exclude(pk=rule.pk).exclude(plan=None)
     plans = {*others.values_list("plan_id", flat=True), rule.plan_id}
@@ -166,7 +181,9 @@ def _limited_by(rule: Rule, keys: list[tuple[str, str]]) -> list[tuple[str, str]
     now = timezone.now()
     members = PlanMembership.objects.using(conf.DATABASE).filter(key__in={key for key, _account in keys})
     members = members.exclude(valid_from__gt=now).exclude(valid_until__lte=now).filter(plan__in=plans - {None})
-    of_key = dict(members.values_list("key", "plan"))
+    plan_of_key = dict(members.values_list("key", "plan"))
     payers = Account.objects.using(conf.DATABASE).filter(identifier__in={account for _key, account in keys})
-    of_account = dict(payers.filter(plan__in=plans - {None}).values_list("identifier", "plan"))
-    return [(key, account) for key, account in keys if of_key.get(key, of_account.get(account)) == rule.plan_id]
+    plan_of_account = dict(payers.filter(plan__in=plans - {None}).values_list("identifier", "plan"))
+    return [
+        (key, account) for key, account in keys if plan_of_key.get(key, plan_of_account.get(account)) == rule.plan_id
+    ]

@@ -18,13 +18,13 @@ from ratelimits.models import Rule
 from ratelimits.models.fields.rule_fields import PARAMETERS
 from ratelimits.unknown_names.urlconf import written_in_views
 
-#: The fields that define how a rule counts. The sentence and the chart depend on them.
+#: The fields that say how a rule counts. The sentence and the chart depend on these fields.
 HOW = ("algorithm", *PARAMETERS, "max_wait")
-#: The fields of HOW that most rules have.
+#: The fields of `HOW` that most rules have.
 MAIN_NUMBERS = ("capacity", "rate", "period", "calendar_unit", "timezone", "max_wait")
-#: The fields that define whose requests a rule refuses.
+#: The fields that say whose requests a rule refuses.
 _WHO_IS_REFUSED = (*HOW, "scope", "key_kind", "meter", "mode", "plan_id")
-#: Name of the button that confirms a rule which would refuse everyone.
+#: Name of the button with which a user confirms a rule that would refuse everyone.
 EVERYONE_MEANT = "_everyone_meant"
 
 
@@ -32,7 +32,7 @@ def _fields_by_algorithm() -> dict[str, list[str]]:
     return {name: [*fields_of(name), *(["max_wait"] if kind.may_wait else [])] for name, kind in ALGORITHMS.items()}
 
 
-def _explained() -> Any:
+def _algorithm_explanations() -> Any:
     labels = ((_(ALGORITHMS[name].label), text) for name, text in explanations().items())
     rows = format_html_join("", "<dt>{}</dt><dd>{}</dd>", labels)
     return format_html("<details><summary>{}</summary><dl>{}</dl></details>", _("What each algorithm does"), rows)
@@ -47,7 +47,7 @@ def _meters() -> list[str]:
 
 
 class RuleForm(TypedRates):
-    """A form for a rule. The page's script shows only the fields of the chosen algorithm."""
+    """A form for a rule. A script of the page shows only the fields of the chosen algorithm."""
 
     class Meta:
         model = Rule
@@ -59,24 +59,27 @@ class RuleForm(TypedRates):
         if algorithm is not None:
             algorithm.widget.attrs["data-ratelimits-fields"] = json.dumps(_fields_by_algorithm())
             algorithm.widget.attrs["data-ratelimits-explanations"] = json.dumps(explanations())
-            algorithm.help_text = _explained()
+            algorithm.help_text = _algorithm_explanations()
         for name, suggestions in (("scope", _scopes), ("meter", _meters)):
             if name in self.fields:
                 attrs = self.fields[name].widget.attrs
                 self.fields[name].widget = SuggestingInput(suggestions, attrs)
 
     def typed_rule(self) -> tuple[Rule | None, dict[str, list[str]]]:
-        """Return the rule that the typed values describe, and the errors in the fields that define how it counts.
+        """Return the rule that the typed values describe, and no errors.
 
-        The rule is None if there are such errors. Errors in other fields, such as the name, are ignored.
+        If fields that say how the rule counts have errors, return None and these errors. Other errors, such as those of
+        the name, are ignored.
         """
         names = {*HOW, "key_kind", "mode"}
-        errors = {name: [str(message) for message in said] for name, said in self.errors.items() if name in names}
+        errors = {
+            name: [str(message) for message in messages] for name, messages in self.errors.items() if name in names
+        }
         return (None, errors) if errors else (self.instance, {})
 
 
 class SavedRuleForm(RuleForm):
-    """The form that saves a rule. If the rule would refuse every key, the form asks the user to confirm it."""
+    """The form that saves a rule. If the rule would refuse everyone, the form asks the user to confirm this."""
 
     def _post_clean(self) -> None:
         super()._post_clean()  # type: ignore[misc]
@@ -85,8 +88,8 @@ class SavedRuleForm(RuleForm):
         saved = None if self.instance.pk is None else Rule.objects.filter(pk=self.instance.pk).first()
         if saved is not None and all(getattr(saved, name) == getattr(self.instance, name) for name in _WHO_IS_REFUSED):
             return
-        whom = affected(self.instance, self.instance.to_algorithm())
-        if whom.everyone:
+        affected_keys = affected(self.instance, self.instance.to_algorithm())
+        if affected_keys.everyone:
             button = '{} <button type="submit" class="button" name="{}" value="1">{}</button>'
-            label = _("Save it, and refuse everyone")
-            self.add_error(None, ValidationError(format_html(button, whom.text, EVERYONE_MEANT, label)))
+            label = _("Save the rule, and refuse everyone")
+            self.add_error(None, ValidationError(format_html(button, affected_keys.text, EVERYONE_MEANT, label)))

@@ -1,4 +1,4 @@
-"""A whole rule in sentences: its limit, its plan, what happens beyond the limit, and whether it is billed."""
+"""A whole rule in sentences: its limit, its plan, what happens above the limit, and whether the rule bills."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def _sentences(rule: Rule) -> Iterator[str]:
     else:
         yield _("For everyone, except on plans with a rule of the same name.")
     if rule.mode == Rule.Mode.ENFORCE:
-        yield _("Refuses what goes beyond it.")
+        yield _("Requests above this limit are refused.")
     elif rule.mode == Rule.Mode.SHADOW:
-        yield _("Shadow: only records what it would refuse, and refuses nobody.")
+        yield _("Shadow: the rule only records what it would refuse, and refuses nobody.")
     else:
-        yield _("Off: it limits and records nothing.")
+        yield _("Off: the rule limits and records nothing.")
     if rule.bills and rule.mode == Rule.Mode.ENFORCE:
-        yield _("Ledger lines of what it admits name this rule.")
+        yield _("This rule bills: the ledger lines of admitted requests name this rule.")
     elif rule.bills:
-        yield _("Ledger lines would name this rule if it were enforced.")
+        yield _("If this rule is enforced, it bills: ledger lines will then name this rule.")
 
 
 def explanations() -> dict[str, str]:
-    """Return one plain sentence for each algorithm."""
+    """Return a sentence about each algorithm, by the name of the algorithm."""
     return {name: _(kind.explanation) for name, kind in ALGORITHMS.items() if kind.explanation}

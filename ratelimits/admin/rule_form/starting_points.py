@@ -1,4 +1,4 @@
-"""Starting points for a new rule: links to its form with some fields filled in."""
+"""Starting points for a new rule: links that open the form with some fields already filled in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class StartingPoint(NamedTuple):
-    """A starting point: its text, and the values of the form's fields."""
+    """A starting point: the text of its link, and the values of the form's fields."""
 
     text: str | Promise
     values: Mapping[str, str]
@@ -39,5 +39,5 @@ STARTING_POINTS: tuple[StartingPoint, ...] = (
 
 
 def links() -> list[tuple[str, str | Promise]]:
-    """Return the query string and text of each starting point."""
+    """Return the query string and the text of the link of each starting point."""
     return [("?" + urlencode(point.values), point.text) for point in STARTING_POINTS]

@@ -1,4 +1,4 @@
-"""Forms for the numbers of limits: they accept rates such as "10/5min", and suggest names that views use."""
+"""Forms for the numbers of limits. They accept rates such as "10/5min", and suggest names that views use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ratelimits.algorithms.typed_rates import Mistyped, is_rate
 from ratelimits.algorithms.wording import number
 from ratelimits.models.fields.durations import mistyped, seconds
 
-_OTHER_PERIOD = _("The rate %(rate)s contains a period: leave this field as it was, or write the rate as a number.")
+_OTHER_PERIOD = _("The rate %(rate)s contains a period: do not change this field, or write the rate as a number.")
 
 
 class SuggestingInput(forms.TextInput):
@@ -31,15 +31,15 @@ class SuggestingInput(forms.TextInput):
     def render(self, name: str, value: Any, attrs: dict[str, Any] | None = None, renderer: Any = None) -> SafeString:
         list_id = f"{(attrs or {}).get('id', name)}_suggestions"
         options = format_html_join("", '<option value="{}"></option>', ((text,) for text in self.suggestions()))
-        # Without autocomplete="off", the browser's list of earlier inputs would cover the suggestions.
-        shown = super().render(name, value, {**(attrs or {}), "list": list_id, "autocomplete": "off"}, renderer)
-        return format_html('{}<datalist id="{}">{}</datalist>', shown, list_id, options)
+        # Without autocomplete="off", the browser would show earlier inputs in front of the suggestions.
+        text_input = super().render(name, value, {**(attrs or {}), "list": list_id, "autocomplete": "off"}, renderer)
+        return format_html('{}<datalist id="{}">{}</datalist>', text_input, list_id, options)
 
 
 class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
-    """A form that accepts a rate such as "10/5min" in the field of the rate, or of a window's capacity.
+    """A form that accepts a rate such as "10/5min" in the field `rate`, or for windows in the field `capacity`.
 
-    The number becomes the rate (or capacity), and the rest becomes the period.
+    The number before the slash becomes the value of the field. The time after the slash becomes the period.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -54,11 +54,11 @@ class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
             self._split_typed_rate(typed)
 
     def _rate_fields(self) -> tuple[str, ...]:
-        """Return the fields in which a rate can be typed. If the algorithm has no rate, this is the capacity."""
+        """Return the fields in which a rate can be typed. If the algorithm has no rate, the capacity is this field."""
         algorithm = self.data.get("algorithm")
-        known = fields_of(algorithm) if algorithm in ALGORITHMS else ("rate", "capacity", "period")
-        names = ("rate",) if "rate" in known and algorithm else ("capacity", "rate")
-        return tuple(name for name in names if name in known) if "period" in known else ()
+        possible = fields_of(algorithm) if algorithm in ALGORITHMS else ("rate", "capacity", "period")
+        names = ("rate",) if "rate" in possible and algorithm else ("capacity", "rate")
+        return tuple(name for name in names if name in possible) if "period" in possible else ()
 
     def _split_typed_rate(self, data: Any) -> None:
         typed = {name: str(data.get(name) or "") for name in ("rate", "capacity")}
@@ -70,22 +70,25 @@ class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
             except Mistyped as error:
                 self._rate_errors[name] = mistyped(error)
                 continue
-            other = self._other_period(period)
+            has_other_period = self._has_other_period(period)
             data[name] = f"{permits:f}"
-            if other:
+            if has_other_period:
                 self._rate_errors["period"] = ValidationError(_OTHER_PERIOD, params={"rate": typed[name]})
             else:
                 data["period"], data["period_unit"] = typed_rates.length_and_unit(period)
 
-    def _other_period(self, period: Decimal) -> bool:
-        """Return whether the user has changed the form's period to a value other than `period`."""
+    def _has_other_period(self, period: Decimal) -> bool:
+        """Return whether the user has changed the period in the form to another value than `period`."""
         text = self.fields["period"].widget.value_from_datadict(self.data, self.files, "period")
         try:
-            given = seconds(text) if text else None
+            typed_period = seconds(text) if text else None
         except ValidationError:
             return True
         before = self.initial.get("period")
-        return given is not None and given not in (period, None if before in (None, "") else Decimal(str(before)))
+        return typed_period is not None and typed_period not in (
+            period,
+            None if before in (None, "") else Decimal(str(before)),
+        )
 
     def _clean_fields(self) -> None:
         super()._clean_fields()  # type: ignore[misc]

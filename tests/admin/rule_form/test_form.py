@@ -137,13 +137,13 @@ def test_the_sentence_says_plan_mode_and_billing(admin_client: Client) -> None:
 
     assert said() == (
         "5 requests per second, bursts to 10, per API key. For everyone, except on plans with a rule of the same name."
-        " Refuses what goes beyond it."
+        " Requests above this limit are refused."
     )
     shadow = said(plan=plan.pk, mode="shadow", bills="on")
-    assert "For keys and accounts on the plan Pro. Shadow: only records what it would refuse" in shadow
-    assert shadow.endswith("Ledger lines would name this rule if it were enforced.")
-    assert said(bills="on").endswith("Ledger lines of what it admits name this rule.")
-    assert "Off: it limits and records nothing." in said(mode="off")
+    assert "For keys and accounts on the plan Pro. Shadow: the rule only records what it would refuse" in shadow
+    assert shadow.endswith("If this rule is enforced, it bills: ledger lines will then name this rule.")
+    assert said(bills="on").endswith("This rule bills: the ledger lines of admitted requests name this rule.")
+    assert "Off: the rule limits and records nothing." in said(mode="off")
     assert "Ledger lines and reports name this rule for the usage that it admits." in text(
         admin_client.get(RULES + "add/")
     )
@@ -171,7 +171,7 @@ class TestWhatItAdmits:
         assert "<html" in page
         assert "<figure>" in page
         assert "Nothing was saved." in page
-        assert "Refuses what goes beyond it." in page
+        assert "Requests above this limit are refused." in page
 
     def test_what_is_wrong_is_said_in_its_place(self, admin_client: Client) -> None:
         page = admin_client.post(TRIAL + "?fragment=1", {**BUCKET, "rate": "<0>"}).content.decode()
@@ -206,7 +206,7 @@ class TestWhatItAdmits:
         client.force_login(user)
         page = client.get(f"{RULES}{rule().pk}/change/").content.decode()
         assert "data-ratelimits-trial" not in page
-        assert "Refuses what goes beyond it." in page
+        assert "Requests above this limit are refused." in page
         assert client.post(TRIAL, BUCKET).status_code == 403
 
 
