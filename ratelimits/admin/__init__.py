@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from django.contrib import admin
 
-from ratelimits.admin import accounts, adjustments, alerts, push, reports, rules, usage
+from ratelimits.admin import accounts, adjustments, alerts, push, rules, usage
 from ratelimits.admin.changes import page as changes
 from ratelimits.admin.inspect import page as inspector
 from ratelimits.admin.operate import access, resets
+from ratelimits.admin.reports import lines
+from ratelimits.admin.reports import page as reports
 from ratelimits.admin.status import page as status
 from ratelimits.admin.status import shadow
 
@@ -18,6 +20,7 @@ __all__ = [
     "alerts",
     "changes",
     "inspector",
+    "lines",
     "push",
     "reports",
     "resets",

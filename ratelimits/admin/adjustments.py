@@ -21,6 +21,7 @@ from django.utils.html import format_html
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.admin.open_periods.finalising import may_finalise
 from ratelimits.admin.readonly import BoundedPaginator
 from ratelimits.admin.typed import TypedNumbers
 from ratelimits.conf import conf
@@ -74,6 +75,10 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
         """
         user: Any = request.user
         return bool(user.has_perm("ratelimits.change_adjustment"))
+
+    def has_finalise_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may finalise periods: the action also closes complete periods of the accounts."""
+        return may_finalise(request)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Adjustment]:
         """Return the adjustments. Separate queries read their users, because users may be in another database."""
@@ -200,7 +205,7 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
                 self.log_change(request, adjustment, decision)
                 self.message_user(request, f"{adjustment}: {decision}", messages.SUCCESS)
 
-    @admin.action(description=_("Put the selected adjustments on reports now"), permissions=["add"])
+    @admin.action(description=_("Put the selected adjustments on reports now"), permissions=["finalise"])
     def finalise(self, request: HttpRequest, queryset: QuerySet[Adjustment]) -> None:
         """Make new versions of reports with these adjustments now. Otherwise the worker does this later."""
         unreported = queryset.filter(report=None, approval__in=Adjustment.COUNTS).order_by("account")

@@ -1,22 +1,24 @@
-"""The amounts of a report, for its page in the admin."""
+"""The amounts of reports, for their pages in the admin."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from decimal import Decimal
-from itertools import islice
-from typing import Any
+from itertools import groupby, islice
+from typing import Any, NamedTuple
 
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 
 from ratelimits.models import Report
 from ratelimits.models.ledger import moment
-from ratelimits.pricing.money import minus, written
-from ratelimits.reports.amounts import UnreadableError, prices_of, readable
+from ratelimits.pricing.money import ZERO, plus, written
+from ratelimits.reports.amounts import UnreadableError, meter_amounts, readable
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.statements.charges import version_charges
+from ratelimits.reports.statements.meter_totals import MeterTotal
 
 
 def summary(report: Report) -> str:
@@ -40,22 +42,22 @@ def _owed_amounts(owed: dict[str, str]) -> Iterator[tuple[str, str, str]]:
 
 
 def _priced_meters(report: Report) -> Iterator[str]:
-    for period, record in report.prices.get("periods", {}).items():
-        amounts = report.amounts["periods"][period]
-        for meter, price in prices_of(record).items():
-            before, after = amounts["quantities"][meter]
-            amount = minus(price.of(after), price.of(before) if before is not None else Decimal(0))
-            values: dict[str, Any] = {"meter": meter, "currency": record["currency"], "amount": written(amount)}
-            values |= {"after": f"{after:,}", "before": f"{before or 0:,}"}
+    for period, found in groupby(meter_amounts(report), key=lambda one: one.period):
+        for one in found:
+            values: dict[str, Any] = {"meter": one.meter, "currency": one.currency, "amount": written(one.amount)}
+            values |= {"after": f"{one.after:,}", "before": f"{one.before or 0:,}"}
             text = _("%(meter)s: %(after)s beyond the included quantity, %(amount)s %(currency)s")
-            if before is not None:
+            if one.before is not None:
                 text = _(
                     "%(meter)s: %(after)s beyond the included quantity (%(before)s before), %(amount)s %(currency)s"
                 )
             yield text % values
         text = _("this version, for the period from %(start)s: %(amount)s %(currency)s, rounded")
-        start = f"{moment(int(period) * SECOND):%Y-%m-%d}"
-        yield text % {"start": start, "amount": amounts["amount"], "currency": record["currency"]}
+        yield text % {
+            "start": f"{moment(int(period) * SECOND):%Y-%m-%d}",
+            "amount": report.amounts["periods"][period]["amount"],
+            "currency": report.prices["periods"][period]["currency"],
+        }
 
 
 def line_amounts(report: Report, limit: int) -> dict[str, str]:
@@ -66,3 +68,45 @@ def line_amounts(report: Report, limit: int) -> dict[str, str]:
             if charge.amount is not None:
                 amounts[charge.row.line_id] = f"{written(charge.amount)} {charge.currency}"
     return amounts
+
+
+class TotalRow(NamedTuple):
+    """The totals of one meter, as texts. `amount` is "" for a meter without a price."""
+
+    meter: str
+    corrects: bool
+    consumed: str
+    refunded: str
+    included: str
+    overage: str
+    amount: str
+
+
+def total_rows(report: Report, totals: Iterable[MeterTotal]) -> list[TotalRow]:
+    """Return the totals of a first version with the exact amount of each meter.
+
+    A meter has a second row for the units and amounts of earlier periods that the version corrects.
+    """
+    rows = {(total.corrects, total.meter): total for total in totals}
+    amounts: dict[tuple[bool, str], dict[str, Decimal]] = defaultdict(dict)
+    for one in meter_amounts(report):
+        key = one.period != str(report.period_start // SECOND), one.meter
+        amounts[key][one.currency] = plus(amounts[key].get(one.currency, ZERO), one.amount)
+    return [
+        TotalRow(
+            meter,
+            corrects,
+            f"{total.consumed:,}",
+            f"{total.refunded:,}",
+            f"{total.included:,}",
+            f"{total.overage:,}",
+            ", ".join(f"{written(amount)} {currency}" for currency, amount in amounts[corrects, meter].items()),
+        )
+        for corrects, meter in sorted(rows.keys() | amounts.keys())
+        for total in [rows.get((corrects, meter), MeterTotal(meter))]
+    ]
+
+
+def owed(report: Report) -> str:
+    """Return the amounts that the account owes for a report up to its version; "" without prices."""
+    return ", ".join(f"{amount} {currency}" for currency, amount in report.amounts.get("total", {}).items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, time, tzinfo
 from typing import Any
 from urllib.parse import urlencode
 
@@ -17,6 +18,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.readonly import ReadOnlyAdmin
+from ratelimits.algorithms import calendar
 from ratelimits.models import (
     ArchivedRange,
     Batch,
@@ -40,6 +42,21 @@ _MAX_LINES = 50
 def shown(microseconds: int) -> str:
     """Return a moment (µs since 1970 UTC) as text; "–" for 0."""
     return f"{moment(microseconds):%Y-%m-%d %H:%M:%S} UTC" if microseconds else "–"
+
+
+def shown_period(start: int, end: int, timezone: str) -> str:
+    """Return a billing period as text, by the clock of its time zone: its dates, with times unless both are midnight.
+
+    `start` and `end` are µs since 1970 UTC. If the time zone does not exist any more, UTC is used.
+    """
+    zone: tzinfo = UTC
+    try:
+        zone = calendar.zone(timezone)
+    except ValueError:
+        timezone = "UTC"
+    moments = [moment(each).astimezone(zone) for each in (start, end)]
+    form = "%Y-%m-%d" if all(each.time() == time() for each in moments) else "%Y-%m-%d %H:%M"
+    return f"{moments[0]:{form}} – {moments[1]:{form}} {timezone}"
 
 
 def link_to_lines(site: admin.AdminSite, **filters: object) -> str:
@@ -294,9 +311,9 @@ class QuarantinedBatchAdmin(ReadOnlyAdmin):
     ]
 
     def has_resolve_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may accept and discard batches. This needs the permission to change them."""
+        """Return whether the user may accept and discard batches."""
         user: Any = request.user
-        return bool(user.has_perm("ratelimits.change_quarantinedbatch"))
+        return bool(user.has_perm("ratelimits.resolve"))
 
     @admin.display(description=_("lines that the ledger does not have"))
     def missing_lines(self, quarantined: QuarantinedBatch) -> str:

@@ -382,6 +382,7 @@ class QuarantinedBatch(models.Model):
     class Meta:
         verbose_name = _("quarantined batch")
         verbose_name_plural = _("quarantined batches")
+        permissions = [("resolve", _("Can accept and discard quarantined batches"))]
         constraints = [models.UniqueConstraint(fields=["shard", "name", "content"], name="ratelimits_quarantined_once")]
 
     def __str__(self) -> str:

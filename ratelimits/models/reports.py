@@ -94,6 +94,7 @@ class Report(models.Model):
         verbose_name = _("report")
         verbose_name_plural = _("reports")
         ordering = ["-period_start", "account", "-version"]
+        permissions = [("finalise", _("Can finalise periods, and close one by force"))]
         constraints = [
             models.UniqueConstraint(fields=["account", "period_start", "version"], name="ratelimits_report_version")
         ]

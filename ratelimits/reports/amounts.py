@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -152,6 +153,33 @@ def billed(reports: Sequence[Report], start: int) -> tuple[Record, Counter[str]]
     record: Record = _newest(reports, "prices", period) or {}
     amounts = _newest(reports, "amounts", period)
     return record, Counter({meter: units[1] for meter, units in amounts["quantities"].items()} if amounts else {})
+
+
+@dataclass(frozen=True, slots=True)
+class MeterAmount:
+    """The exact amount that a version adds for a meter of a billing period, before the period's price is rounded.
+
+    period     the start of the period (s since 1970 UTC, as text)
+    before     units above the included quantity that earlier versions billed; None if the meter was not billed before
+    after      the same units together with those of this version
+    """
+
+    period: str
+    meter: str
+    before: int | None
+    after: int
+    amount: Decimal
+    currency: str
+
+
+def meter_amounts(report: Report) -> Iterator[MeterAmount]:
+    """Yield the amount of each priced meter of a version. Read it with `readable`."""
+    for period, record in report.prices.get("periods", {}).items():
+        quantities = report.amounts["periods"][period]["quantities"]
+        for meter, price in prices_of(record).items():
+            before, after = quantities[meter]
+            amount = minus(price.of(after), price.of(before) if before is not None else ZERO)
+            yield MeterAmount(period, meter, before, after, amount, record["currency"])
 
 
 def price_of(record: Record, totals: Mapping[str, int]) -> Decimal:

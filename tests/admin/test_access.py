@@ -62,6 +62,7 @@ OF_ALL_ROWS = {
     "import",
     "export",
     "keys",
+    "finalise",
 }
 _numbers = itertools.count(1)
 
@@ -166,7 +167,7 @@ def both(one: Test, other: Test) -> Test:
 
 def held_by_people(model: type[models.Model]) -> Iterator[Permissions]:
     """Return the sets of permissions: none, each one alone, each one together with "view", all."""
-    every = [permission.codename.rpartition("_")[0] for permission in permissions_of(model)]
+    every = [short(permission.codename) for permission in permissions_of(model)]
     assert set(every) >= {"view", "add", "change", "delete"}
     yield frozenset()
     for name in every:
@@ -174,6 +175,11 @@ def held_by_people(model: type[models.Model]) -> Iterator[Permissions]:
         if name != "view":
             yield frozenset({"view", name})
     yield frozenset(every)
+
+
+def short(codename: str) -> str:
+    """Return a permission's name without the name of its table; special permissions have no such name."""
+    return codename.rpartition("_")[0] or codename
 
 
 def permissions_of(model: type[models.Model]) -> models.QuerySet[Permission]:
@@ -205,7 +211,7 @@ def now_with(user: User, model: type[models.Model], held: Permissions) -> Client
     through: Any = User.user_permissions.through
     own = dict(permissions_of(model).values_list("pk", "codename"))
     through.objects.filter(user_id=user.pk, permission_id__in=own).delete()
-    given = [pk for pk, codename in own.items() if codename.rpartition("_")[0] in held]
+    given = [pk for pk, codename in own.items() if short(codename) in held]
     through.objects.bulk_create(through(user_id=user.pk, permission_id=pk) for pk in given)
     CLIENT.cookies.pop("messages", None)  # the unread ones
     return CLIENT
@@ -256,7 +262,7 @@ def page_of(model: type[models.Model], name: str) -> Page:
         pages["download"] = Page(see)
         pages["download_month"] = Page(see, query="?period=2026-11")
         pages["open"] = Page(see)
-        pages["force"] = Page(both(see, may("add")), changes=False)
+        pages["finalise"] = pages["force"] = Page(both(see, may("finalise")), changes=False)
     return pages[name]
 
 
@@ -343,10 +349,10 @@ def test_a_page_is_for_staff(model: type[models.Model], name: str, who: str) -> 
 ACTIONS: dict[tuple[str, str], tuple[Test, bool]] = {
     **{(model.__name__, "delete_selected"): (may("delete"), True) for model in EDITED},
     **{("Rule", name): (may("change"), True) for name in ("enforce", "shadow", "switch_off")},
-    **{("QuarantinedBatch", name): (may("change"), True) for name in ("accept", "discard")},
+    **{("QuarantinedBatch", name): (may("resolve"), True) for name in ("accept", "discard")},
     ("AlertDelivery", "again"): (may("change"), True),
     ("Report", "verify"): (see, False),
-    ("Adjustment", "finalise"): (may("add"), False),
+    ("Adjustment", "finalise"): (see, False),  # and may finalise: tests/admin/test_open_periods.py
     **{("Adjustment", name): (may("change"), True) for name in ("approve", "refuse")},
 }
 

@@ -30,7 +30,7 @@ def finance(client: Client) -> Client:
     """Return a client of a user who may see reports and the ledger, resolve and adjust, and do nothing else."""
     user = User.objects.create(username="finance", is_staff=True)
     names = [f"view_{each}" for each in ("report", "reportline", "durabilitygap", "quarantinedbatch", "adjustment")]
-    for name in (*names, "change_quarantinedbatch", "add_adjustment", "add_report"):
+    for name in (*names, "resolve", "add_adjustment", "finalise"):
         user.user_permissions.add(Permission.objects.get(codename=name))
     client.force_login(user)
     return client

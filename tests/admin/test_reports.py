@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
-from ratelimits.admin import reports as pages
-from ratelimits.models import Adjustment, Line, Report, ReportLine
+from ratelimits.admin.reports import overview
+from ratelimits.admin.reports import page as pages
+from ratelimits.models import Account, Adjustment, Line, Report, ReportLine
 from ratelimits.quota.process_totals import TotalKey
 from ratelimits.reports.exports import DOWNLOADS
 from ratelimits.usage import process_totals
@@ -197,3 +200,72 @@ def test_who_may_not_adjust_is_offered_no_adjustment(client: Client, report: Rep
     assert "adjustment/add" not in page
     assert "api_key:1" not in page, "lines are for who may view lines"
     assert client.get(ADD).status_code == 403
+
+
+class TestTotals:
+    @pytest.fixture
+    def versions(self, report: Report) -> list[Report]:
+        """Return two versions of November: 7 requests, then 3 late ones; and let December have two meters."""
+        spend(Account.objects.get(), "2026-11-30", cost=3)
+        (later,) = close("2026-12-03")
+        spend(Account.objects.get(), "2026-12-05", cost=4)
+        spend(Account.objects.get(), "2026-12-06", cost=90, meter="tokens")
+        close("2027-01-02")
+        return [report, later]
+
+    def test_the_list_shows_them_by_meter_up_to_each_version(
+        self, admin_client: Client, versions: list[Report]
+    ) -> None:
+        page = text(admin_client.get(url(Report)))
+        for row in (
+            "2026-12-01 – 2027-01-01 UTC 1 4 requests 90 tokens, 90 of them overage",
+            "2026-11-01 – 2026-12-01 UTC 2 10 requests, 5 of them overage",
+            "2026-11-01 – 2026-12-01 UTC 1 (newest: 2) 7 requests, 2 of them overage",
+        ):
+            assert row in page
+
+    def test_the_list_takes_a_fixed_number_of_queries(self, admin_client: Client, versions: list[Report]) -> None:
+        def count(listed: int, **query: str) -> int:
+            with CaptureQueriesContext(connection) as queries:
+                assert admin_client.get(url(Report), query).context["cl"].result_count == listed
+            return len(queries)
+
+        assert count(1, version="2") == count(3)
+
+    def test_a_list_of_very_many_lines_leaves_some_to_their_pages(
+        self, admin_client: Client, versions: list[Report], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(overview, "MAX_ADDED", 3)
+        page = text(admin_client.get(url(Report)))
+        assert "90 tokens, 90 of them overage" in page
+        assert "1 (newest: 2) 7 requests, 2 of them overage" in page
+        assert "UTC 2 many lines: see its page" in page
+
+    def test_a_page_has_them_for_each_meter_and_links_the_other_versions_and_periods(
+        self, admin_client: Client, versions: list[Report]
+    ) -> None:
+        first, later = versions
+        page = admin_client.get(url(Report, "change", later.pk))
+        said = text(page)
+        assert "up to this version meter consumed refunded included overage billed requests 10 0 5 5 10" in said
+        assert "this version alone meter consumed refunded included overage billed requests 3 0 0 3 3" in said
+        assert f'<a href="{url(Report, "change", first.pk)}">version 1, finalised on' in page.content.decode()
+        assert re.search(r"version 2, finalised on \S+ \(this one, the newest\)", said)
+        december = url(Report, "change", Report.objects.get(period_start=at("2026-12-01")).pk)
+        assert f'<a href="{december}">2026-12-01 – 2027-01-01 UTC</a>' in page.content.decode()
+        (every,) = re.findall(r'<a href="([^"]*)">All reports of this account', page.content.decode())
+        assert admin_client.get(unescape(every)).context["cl"].result_count == 3
+        old = admin_client.get(url(Report, "change", first.pk))
+        assert "requests 7 0 5 2 7" in text(old)
+        assert f'<a href="{url(Report, "change", later.pk)}">version 2' in old.content.decode()
+
+
+def test_a_period_is_shown_by_its_own_clock(admin_client: Client) -> None:
+    spend(account("tokyo", timezone="Asia/Tokyo"), "2026-11-10")
+    spend(account("six", billing_anchor="2026-01-15T06:00"), "2026-11-10")
+    close("2026-12-20")
+    page = text(admin_client.get(url(Report)))
+    assert "2026-11-01 – 2026-12-01 Asia/Tokyo" in page
+    assert "2026-10-15 06:00 – 2026-11-15 06:00 UTC" in page
+    Report.objects.filter(account="tokyo").update(timezone="Mars/Base")
+    assert "2026-10-31 15:00 – 2026-11-30 15:00 UTC" in text(admin_client.get(url(Report)))

@@ -218,7 +218,7 @@ def test_who_may_only_look_at_the_quarantine_may_not_resolve_it(client: Client, 
     client.post(QUARANTINE, {"action": "accept", "_selected_action": [kept.pk], "post": "yes"})
     kept.refresh_from_db()
     assert kept.resolved_at is None
-    viewer.user_permissions.add(Permission.objects.get(codename="change_quarantinedbatch"))
+    viewer.user_permissions.add(Permission.objects.get(codename="resolve"))
     client.post(QUARANTINE, {"action": "accept", "_selected_action": [kept.pk], "post": "yes"})
     kept.refresh_from_db()
     assert kept.resolution.startswith("accepted by viewer")

@@ -72,13 +72,18 @@ class Closing:
         self.periods = AccountPeriods(data, account)
         self.chain = {str(state.shard): state.tallied for state in self._states}
 
-    def close(self) -> list[Report]:
-        """Write the reports that can be written. Raises ValueError for an invalid adjustment or price."""
+    def close(self, only: Collection[int] | None = None) -> list[Report]:
+        """Write the reports that can be written. Raises ValueError for an invalid adjustment or price.
+
+        With `only`, write only the first reports of the periods that start at these moments (µs since 1970 UTC).
+        """
         check(self._data.adjustments(self.account))
         closed = (period for period in self.periods.billing_periods if period.closed)
         late = {period.start: period for period in closed if self._has_late_usage(period)}
         written = []
         for billing_period in self.periods.billing_periods:
+            if only is not None and (billing_period.closed or billing_period.start not in only):
+                continue
             adjustments = self.periods.adjustments(billing_period)
             if billing_period.closed:
                 with_late_usage = billing_period.start in late and self._needs_new_version(billing_period)
@@ -123,8 +128,8 @@ class Closing:
         """Return the account's shards that have an unresolved quarantined batch."""
         return [state.shard for state in self._states if state.frozen]
 
-    def why(self, period: Period) -> str:
-        """Return the reason why a period has no report yet, as a sentence."""
+    def obstacle(self, period: Period) -> str:
+        """Return what prevents a report of a period, as a sentence; "" if its usage is complete."""
         reason = self.open_because(period)
         if reason:
             return reason
@@ -136,7 +141,7 @@ class Closing:
             self.check(period)
         except ValueError as error:
             return f"{error}: correct it"
-        return "its usage is complete: the next ratelimits_finalise closes it"
+        return ""
 
     def check(self, period: Period) -> None:
         """Raise ValueError for an invalid price of the period or an invalid adjustment of the account."""

@@ -10,7 +10,7 @@ fails, the others are closed without it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import reduce
 from itertools import groupby, islice
 from operator import or_
@@ -111,7 +111,7 @@ def _close_each(using: str, names: list[str], now: int, with_new_gaps: Starts, f
     try:
         return close_together(using, names, now, with_new_gaps)
     except Exception as error:
-        if isinstance(error, OperationalError | InterfaceError) and not _is_overflow(error):
+        if isinstance(error, OperationalError | InterfaceError) and not is_overflow(error):
             raise  # The database failed, so closing fewer accounts would not help.
         if len(names) > 1:
             half = len(names) // 2
@@ -122,15 +122,25 @@ def _close_each(using: str, names: list[str], now: int, with_new_gaps: Starts, f
         return []
 
 
-def _is_overflow(error: Exception) -> bool:
+def is_overflow(error: Exception) -> bool:
     """Return whether a sum was too large for SQLite. On PostgreSQL this error is not an OperationalError."""
     return "integer overflow" in str(error)
 
 
-def close_together(using: str, names: list[str], now: int, with_new_gaps: Starts = _NONE) -> list[Report]:
+def close_together(
+    using: str,
+    names: list[str],
+    now: int,
+    with_new_gaps: Starts = _NONE,
+    *,
+    only: Mapping[str, Collection[int]] | None = None,
+    check: Callable[[list[Report]], None] | None = None,
+) -> list[Report]:
     """Close all periods of these accounts that can be closed, in one transaction. If one account fails, close none.
 
     `with_new_gaps` has, for each account, the starts of closed periods for which a gap was declared after the closing.
+    With `only`, close only the open periods that it names: the starts (µs since 1970 UTC) by account. `check` is called
+    with the written reports before the commit. If `check` raises an error, nothing is written.
     """
     # Read this before the transaction: SQLite does not let a transaction write if its first statement was a read.
     shards = shards_of(using, names)
@@ -142,10 +152,13 @@ def close_together(using: str, names: list[str], now: int, with_new_gaps: Starts
         crash.reached("close:locked")
         writer = ReportWriter(using)
         for name in names:
-            written += Closing(data, name, shards[name], now, with_new_gaps.get(name, ()), writer).close()
+            closing = Closing(data, name, shards[name], now, with_new_gaps.get(name, ()), writer)
+            written += closing.close(None if only is None else only[name])
         writer.flush()
         mark(using, written)
         crash.reached("close:marked")
+        if check is not None:
+            check(written)
     crash.reached("close:committed")
     for report in written:
         logger.info("report %s was finalised", report)

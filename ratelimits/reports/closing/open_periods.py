@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from time import time_ns
+from typing import Any
 
 from django.db import transaction
 from django.db.models import Q
@@ -18,7 +19,7 @@ from ratelimits.reports.adjusting import unreported
 from ratelimits.reports.billing_periods import BillingPeriod
 from ratelimits.reports.closing.account import Closing
 from ratelimits.reports.closing.account_periods import SHORTEST
-from ratelimits.reports.closing.close import ended, in_chunks, locked_with, mark, shards_of
+from ratelimits.reports.closing.close import MAX_TOGETHER, ended, locked_with, mark, shards_of
 from ratelimits.reports.closing.closing_data import ClosingData
 from ratelimits.reports.periods import SECOND, Period, iso
 
@@ -34,6 +35,7 @@ class OpenPeriod:
     period       the period with its end; None if the account's time zone cannot be read
     over         whether the period has ended and GRACE_SECONDS have passed since, by this machine's clock
     why          the reason why the period is open, as a sentence
+    complete     whether the period can be closed now
     units        billable units so far, by meter; they include adjustments
     quarantined  the account's shards that have a quarantined batch
     """
@@ -45,32 +47,45 @@ class OpenPeriod:
     why: str
     units: dict[str, int]
     quarantined: Sequence[int] = ()
+    complete: bool = False
 
 
-def open_periods(now: int | None = None, *, account: str | None = None) -> Iterator[OpenPeriod]:
-    """Yield the periods that may have ended and have no report, sorted by shard and account.
+#: The reason why a period is open whose report nothing prevents.
+_COMPLETE = "its usage is complete: the next ratelimits_finalise closes it"
+
+
+def open_periods(now: int | None = None, *, account: str | None = None, running: bool = False) -> Iterator[OpenPeriod]:
+    """Yield the periods that may have ended and have no report, sorted by account.
 
     `now` is in µs since 1970 UTC; the default is the time of this machine. With `account`, yield only the periods of
-    this account.
+    this account. With `running`, also yield periods that have not ended.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
-    over = ended(now) | Q(period__lte=(now - SHORTEST) // SECOND)
-    usage = PeriodUsage.objects.using(using).filter(over, covered=None)
-    names = {name for rows in (usage, unreported(using)) for name in rows.order_by().values_list("account", flat=True)}
-    for chunk in in_chunks(names if account is None else names & {account}):
+    own: dict[str, Any] = {} if account is None else {"account": account}
+    usage = PeriodUsage.objects.using(using).filter(covered=None, **own)
+    if not running:
+        usage = usage.filter(ended(now) | Q(period__lte=(now - SHORTEST) // SECOND))
+    rows = (usage, unreported(using, **own))
+    accounts = (found.order_by().values_list("account", flat=True).distinct() for found in rows)
+    names = sorted({name for found in accounts for name in found})
+    # Nothing is locked here, so accounts of different shards are read together.
+    for first in range(0, len(names), MAX_TOGETHER):
+        chunk = names[first : first + MAX_TOGETHER]
         shards = shards_of(using, chunk)
         states = ShardState.objects.using(using).in_bulk({shard for group in shards.values() for shard in group})
         data = ClosingData(using, chunk, states)
         for name in chunk:
             closing = Closing(data, name, shards[name], now)
-            yield from _of_account(data, closing, now)
+            yield from _of_account(data, closing, now, running=running)
 
 
-def _of_account(data: ClosingData, closing: Closing, now: int) -> Iterator[OpenPeriod]:
+def _of_account(data: ClosingData, closing: Closing, now: int, *, running: bool) -> Iterator[OpenPeriod]:
     periods = closing.periods
     try:
-        billing_periods = [period for period in periods.open() if period.end <= now or period.start <= now - SHORTEST]
+        billing_periods = [
+            period for period in periods.open() if running or period.end <= now or period.start <= now - SHORTEST
+        ]
     except ValueError as error:
         yield OpenPeriod(closing.account, periods.oldest(), None, True, f"{error}: correct the account", {})
         return
@@ -94,8 +109,16 @@ def _described(closing: Closing, billing_period: BillingPeriod, now: int, units:
     except ValueError as error:
         return OpenPeriod(closing.account, billing_period.start, None, True, f"{error}: correct the account", units)
     over = now >= period.end + conf.GRACE_SECONDS * SECOND
+    why = closing.obstacle(period)
     return OpenPeriod(
-        closing.account, billing_period.start, period, over, closing.why(period), units, closing.quarantined
+        closing.account,
+        billing_period.start,
+        period,
+        over,
+        why or _COMPLETE,
+        units,
+        closing.quarantined,
+        complete=not why,
     )
 
 
@@ -117,7 +140,7 @@ def force(account: str, start: int, by: str, reason: str, now: int | None = None
         states = {state.shard: state for state in locked if state is not None}
         closing = Closing(ClosingData(using, [account], states), account, shards[account], now)
         billing_period, period = _forcible(closing, start, now)
-        why = closing.why(period)
+        why = closing.obstacle(period) or _COMPLETE
         DurabilityGap.objects.using(using).create(
             event=f"{GapKind.FORCED}:{sha256(f'{account}:{start}'.encode()).hexdigest()}",
             kind=GapKind.FORCED,

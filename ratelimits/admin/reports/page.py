@@ -1,8 +1,7 @@
-"""Reports in the admin. People read, download and verify them here, and see the edits and batches behind each line."""
+"""Reports in the admin. People read, download, adjust and verify them here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from functools import reduce
 from operator import or_
@@ -10,37 +9,38 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
-from django.db.models import Model, Q, QuerySet
+from django.contrib.admin.views.main import ChangeList
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html_join
 from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 
-from ratelimits.admin.charges import line_amounts, summary
+from ratelimits.admin.charges import summary
 from ratelimits.admin.exports import ReportDownloads
-from ratelimits.admin.open_periods import OpenPeriods
+from ratelimits.admin.open_periods.page import OpenPeriods
 from ratelimits.admin.readonly import ReadOnlyAdmin
-from ratelimits.admin.usage import accounts_and_keys, link_to_lines, shown
-from ratelimits.conf import conf
-from ratelimits.models import Adjustment, Report, ReportLine
+from ratelimits.admin.reports.lines import ReportLines, database_of
+from ratelimits.admin.reports.overview import (
+    links_to_others,
+    links_to_versions,
+    overviews,
+    short_totals,
+    table_of_totals,
+    versions_of,
+)
+from ratelimits.admin.usage import shown, shown_period
+from ratelimits.models import Adjustment, Report
 from ratelimits.models.ledger import moment
 from ratelimits.reports import cross_check
 from ratelimits.reports.periods import month_in, month_window
-from ratelimits.reports.rows import TABLE
-from ratelimits.reports.statements import lineage
 from ratelimits.reports.verify.report import verify_report
 
-#: Maximum number of lines on a report's page, of batches on a line's page, and of lines that a web request verifies.
-_MAX_LINES, _MAX_BATCHES, _MAX_VERIFIED = 200, 50, 50_000
+#: Maximum number of lines of a report that a web request verifies.
+_MAX_VERIFIED = 50_000
 #: Number of months in the filter.
 _MONTHS = 24
-#: Number of an account's newest reports whose lines are searched.
-_MAX_REPORTS = 500
-
-
-def _database(row: Model) -> str:
-    return row._state.db or conf.DATABASE
 
 
 class MonthFilter(admin.SimpleListFilter):
@@ -84,57 +84,11 @@ class CorrectedFilter(admin.SimpleListFilter):
         return queryset if condition is None else queryset.filter(condition)
 
 
-#: The columns of lines that are computed from other columns, and the columns in the list of a report's lines.
-_COMPUTED = [column.name for column in TABLE if column.of_line]
-_LISTED = [column.name for column in TABLE if column.listed]
-
-
-def _computed(of: Callable[[Any], Any], name: str) -> Callable[[Any, ReportLine], Any]:
-    @admin.display(description=name)
-    def shown(_admin: Any, line: ReportLine) -> Any:
-        return of(line)
-
-    return shown
-
-
-class _ComputedColumns:
-    """The columns of lines that are computed from stored columns."""
-
-    vars().update({column.name: _computed(column.of_line, column.name) for column in TABLE if column.of_line})
-
-
-class _Lines(_ComputedColumns, admin.TabularInline):  # type: ignore[type-arg]
-    """The lines that a version added."""
-
-    model = ReportLine
-    verbose_name_plural = _("lines that this version added (the first 200; downloads contain all)")
-    fields = [*_LISTED, "amount"]
-    readonly_fields = [*_COMPUTED, "amount"]
-    show_change_link = True
-    max_num = 0
-    can_delete = False
-    #: Amounts by line_id, read once for each request: Django makes an inline object for each request.
-    _amounts: dict[str, str] | None = None
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Model]:
-        return super().get_queryset(request).filter(number__lte=_MAX_LINES).order_by("number")
-
-    @admin.display(description=_("amount"))
-    def amount(self, line: ReportLine) -> str:
-        """Return the exact amount of the line."""
-        if self._amounts is None:
-            self._amounts = line_amounts(line.report, _MAX_LINES)
-        return self._amounts.get(line.line_id, "–")
-
-
 @admin.register(Report)
 class ReportAdmin(ReportDownloads, OpenPeriods, ReadOnlyAdmin):
     """The finalised reports."""
 
-    list_display = ["payer", "starts", "ends", "timezone", "version", "line_count", "plan", "complete", "finalised_at"]
+    list_display = ["payer", "period", "which_version", "totals", "plan", "complete", "finalised_at"]
     list_filter = [MonthFilter, CorrectedFilter, ("gaps", admin.EmptyFieldListFilter)]
     search_fields = ["account__exact"]
     search_help_text = _("Search for a whole account identifier.")
@@ -145,23 +99,68 @@ class ReportAdmin(ReportDownloads, OpenPeriods, ReadOnlyAdmin):
             "starts",
             "ends",
             "timezone",
-            "version",
+            "versions",
+            "others",
             "plan",
             "included",
             "line_count",
+            "meters",
             "charged",
             "gaps",
             "compared",
         ),
         *("finalised_at", "digest", "previous_digest", "chain_head", "signature", "since", "chain"),
     ]
-    inlines = [_Lines]
+    inlines = [ReportLines]
     actions = ["verify"]
 
     @admin.display(description=_("account"))
     def payer(self, report: Report) -> str:
         """Return the account, or "anonymous"."""
         return report.account or str(_("anonymous"))
+
+    def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
+        """Return the list, whose rows have their totals, read for all of them together."""
+        listed = super().get_changelist_instance(request)
+        rows: Any = listed.result_list
+        found = overviews(database_of(rows[0]), rows) if rows else {}
+        for row in rows:
+            row.overview = found[row.pk]
+        return listed
+
+    @admin.display(description=_("period"))
+    def period(self, report: Report) -> str:
+        """Return the period, by the clock of its time zone."""
+        return shown_period(report.period_start, report.period_end, report.timezone)
+
+    @admin.display(description=_("version"))
+    def which_version(self, report: Any) -> str:
+        """Return the version, and the newest version if there is a newer one."""
+        newest = report.overview.newest
+        if newest == report.version:
+            return str(report.version)
+        return str(_("%(version)s (newest: %(newest)s)") % {"version": report.version, "newest": newest})
+
+    @admin.display(description=_("billed, up to this version"))
+    def totals(self, report: Any) -> str:
+        """Return the billed units of each meter, up to this version."""
+        return short_totals(report.overview.totals)
+
+    @admin.display(description=_("versions"))
+    def versions(self, report: Report) -> str:
+        """Return links to the report's earlier and later versions."""
+        return links_to_versions(self.admin_site, report, versions_of(database_of(report), report))
+
+    @admin.display(description=_("totals"))
+    def meters(self, report: Report) -> str:
+        """Return the totals of each meter."""
+        using = database_of(report)
+        return table_of_totals(using, report, versions_of(using, report))
+
+    @admin.display(description=_("other periods"))
+    def others(self, report: Report) -> str:
+        """Return links to the account's reports of other periods."""
+        return links_to_others(database_of(report), self.admin_site, report)
 
     @admin.display(description=_("start"))
     def starts(self, report: Report) -> str:
@@ -186,7 +185,7 @@ class ReportAdmin(ReportDownloads, OpenPeriods, ReadOnlyAdmin):
     @admin.display(description=_("cross-check"))
     def compared(self, report: Report) -> str:
         """Return the requests in the ledger and those that processes have counted, both as they are now."""
-        found = cross_check.compare(_database(report), report.account, report.period_start, report.period_end)
+        found = cross_check.compare(database_of(report), report.account, report.period_start, report.period_end)
         text = _("{mark} {meter}: {ledger} in the ledger, {said} counted by processes")
         beside = _("; {unanswered} unanswered, {unmetered} unmetered")
         rows = [
@@ -240,79 +239,3 @@ class ReportAdmin(ReportDownloads, OpenPeriods, ReadOnlyAdmin):
                 self.message_user(request, _("Report %(report)s is correct.") % {"report": report}, messages.SUCCESS)
             else:
                 self.message_user(request, finding, messages.ERROR)
-
-
-@admin.register(ReportLine)
-class ReportLineAdmin(_ComputedColumns, ReadOnlyAdmin):
-    """The lines of reports, each with the edits and the batches behind it."""
-
-    list_display = ["line_id", "report", "key", "meter", "consumed_quantity", "overage_quantity", "rule"]
-    list_select_related = ["report"]
-    search_fields = ["line_id"]  # Only shows the search box: see get_search_results.
-    search_help_text = _("Search for a whole line_id, a whole account, or an account, a space and a key.")
-    sortable_by = ()
-    exclude = ["charge_period_start", "charge_period_end", "usage_period"]
-    readonly_fields = [
-        *_COMPUTED,
-        *("used_from", "used_until", "rule_edits", "terms_edits", "batches", "ledger_lines"),
-    ]
-
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        """Search for a line_id, an account, or an account and a key. A key alone has no index."""
-        if not search_term:
-            return queryset, False
-        lines = queryset.filter(line_id=search_term)
-        if lines.exists():
-            return lines, False
-        for filters in accounts_and_keys(search_term):
-            account = filters.pop("account")
-            reports = Report.objects.using(queryset.db).filter(account=account)
-            pks = list(reports.order_by("-pk").values_list("pk", flat=True)[:_MAX_REPORTS])
-            if pks:
-                return queryset.filter(**filters, report__in=pks), False
-        return lines, False
-
-    @admin.display(description=_("used from"))
-    def used_from(self, line: ReportLine) -> str:
-        """Return the start of the line's charge period."""
-        return shown(line.charge_period_start)
-
-    @admin.display(description=_("used until"))
-    def used_until(self, line: ReportLine) -> str:
-        """Return the end of the line's charge period."""
-        return shown(line.charge_period_end)
-
-    @admin.display(description=_("edits of the rule"))
-    def rule_edits(self, line: ReportLine) -> str:
-        """Return the edits that made the rule version of the line."""
-        return _edits(lineage.rule_edits(line, _database(line)))
-
-    @admin.display(description=_("edits of plan and account"))
-    def terms_edits(self, line: ReportLine) -> str:
-        """Return the edits that put the account on its plan, and those that set the plan's quantities and prices."""
-        return _edits(lineage.terms_edits(line, _database(line)))
-
-    @admin.display(description=_("batches"))
-    def batches(self, line: ReportLine) -> str:
-        """Return links to the batches that counted the line's usage."""
-        batches = list(lineage.batches(line, _database(line))[: _MAX_BATCHES + 1])
-        url = f"{self.admin_site.name}:ratelimits_batch_change"
-        rows = ((reverse(url, args=[batch.pk]), batch, batch.digest) for batch in batches[:_MAX_BATCHES])
-        text = format_html_join("", '<div><a href="{}">{}</a> {}</div>', rows)
-        return format_html("{}…", text) if len(batches) > _MAX_BATCHES else text or "–"
-
-    @admin.display(description=_("its ledger lines"))
-    def ledger_lines(self, line: ReportLine) -> str:
-        """Return a link to the line's ledger lines; some of them may belong to later versions of the report."""
-        filters = {"account": line.report.account, "key": line.key, "meter": line.meter, "period": line.usage_period}
-        return link_to_lines(self.admin_site, **filters, rule=line.rule_id, version=line.rule_version)
-
-
-def _edits(edits: Any) -> str:
-    rows = (
-        (edit.version, f"{edit.at:%Y-%m-%d %H:%M:%S}", edit.who or "–", edit.kind, edit.row, edit.did, edit.reason)
-        for edit in edits
-    )
-    return format_html_join("", "<div>{}: {} UTC {}: {} “{}” {} {}</div>", rows) or "–"

@@ -1,4 +1,4 @@
-"""Open periods in the admin: the reason why each is open, and a page that closes one by force."""
+"""The list of open periods: the reason why each is open, its usage so far, and a page that closes one by force."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext_lazy as _
 
-from ratelimits.admin.usage import shown
+from ratelimits.admin.open_periods.finalising import FinaliseView, chosen_value, may_finalise
+from ratelimits.admin.usage import shown, shown_period
 from ratelimits.models import QuarantinedBatch, Report
 from ratelimits.reports.closing.open_periods import NotForcedError, OpenPeriod, force, open_periods
 
@@ -38,9 +39,9 @@ class ForceForm(forms.Form):
 
 
 class OpenPeriods(_Base):
-    """Mixin for the admin page of Report: the periods that are over and have no report yet.
+    """Mixin for the admin page of Report: the periods that have no report yet.
 
-    Users who may view reports see them; users who may add reports can close one by force.
+    Users who may view reports see them. Those who may also finalise can finalise some of them, or close one by force.
     """
 
     def get_urls(self) -> list[URLPattern]:
@@ -48,29 +49,37 @@ class OpenPeriods(_Base):
         wrap = self.admin_site.admin_view
         return [
             path("open/", wrap(self.open_view), name="ratelimits_report_open"),
+            path("finalise/", wrap(self.finalise_view), name="ratelimits_report_finalise"),
             path("force/", wrap(self.force_view), name="ratelimits_report_force"),
             *super().get_urls(),
         ]
 
-    def has_force_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may close periods by force. The permission to add reports allows only this."""
-        user: Any = request.user
-        return bool(user.has_perm("ratelimits.add_report"))
+    def _may_finalise(self, request: HttpRequest) -> bool:
+        return self.has_view_permission(request) and may_finalise(request)
 
     def open_view(self, request: HttpRequest) -> HttpResponse:
-        """List the periods that are over but still open, and the reason for each."""
+        """List the periods that are over but still open, and the reason for each.
+
+        `?account=` names an account. With `?running=1`, periods that are not over are listed too.
+        """
         if not self.has_view_permission(request):
             raise PermissionDenied
-        over = (period for period in open_periods() if period.over)
+        account, running = request.GET.get("account", ""), "running" in request.GET
+        found = open_periods(account=account or None, running=running) if "\0" not in account else iter(())
+        listed = (period for period in found if period.over or running)
         quarantine = self._quarantine_url(request)
-        rows = [_row(period, quarantine) for period in islice(over, _MAX_ROWS + 1)]
+        rows = [_row(period, quarantine) for period in islice(listed, _MAX_ROWS + 1)]
+        may = self._may_finalise(request)
         context = {
             **self.admin_site.each_context(request),
             "title": _("Open periods"),
             "opts": self.model._meta,
             "rows": rows[:_MAX_ROWS],
             "more": len(rows) > _MAX_ROWS,
-            "may_force": self.has_force_permission(request),
+            "account": account,
+            "running": running,
+            "may_finalise": may,
+            "may_choose": may and any(row["complete"] for row in rows),
         }
         return TemplateResponse(request, "ratelimits/admin/open_periods.html", context)
 
@@ -81,9 +90,16 @@ class OpenPeriods(_Base):
             return ""
         return reverse(f"{self.admin_site.name}:ratelimits_quarantinedbatch_changelist")
 
+    def finalise_view(self, request: HttpRequest) -> HttpResponse:
+        """Show the reports of the chosen periods, and write them after the user has confirmed."""
+        if not self._may_finalise(request):
+            raise PermissionDenied
+        back = reverse(f"{self.admin_site.name}:ratelimits_report_open")
+        return FinaliseView(self.admin_site, self.model._meta, back).page(request)
+
     def force_view(self, request: HttpRequest) -> HttpResponse:
         """Show the form that asks for the reason; a valid POST closes the period."""
-        if not (self.has_view_permission(request) and self.has_force_permission(request)):
+        if not self._may_finalise(request):
             raise PermissionDenied
         initial = {name: request.GET[name] for name in ("account", "start") if name in request.GET}
         form = ForceForm(request.POST) if request.method == "POST" else ForceForm(initial=initial)
@@ -112,14 +128,16 @@ class OpenPeriods(_Base):
 
 def _row(period: OpenPeriod, quarantine: str) -> dict[str, Any]:
     """Return a row of the page; `quarantine` is the URL of the quarantined batches, or "" for no link."""
-    shards = period.quarantined if quarantine else ()
+    shards, dated = period.quarantined if quarantine else (), period.period
     return {
         "account": period.account,
         "start": period.start,
-        "starts": shown(period.start),
-        "ends": shown(period.period.end) if period.period is not None else "–",
-        "units": ", ".join(f"{count:,} {meter}" for meter, count in period.units.items()) or "–",
+        "period": shown_period(dated.start, dated.end, dated.timezone) if dated else f"{shown(period.start)} – ?",
+        "units": [f"{count:,} {meter}" for meter, count in period.units.items()],
+        "over": period.over,
         "why": period.why,
+        "complete": period.complete,
+        "value": chosen_value(period.account, period.start),
         "quarantined": [
             (f"{shard:02d}", f"{quarantine}?{urlencode({'resolved_at__isempty': 1, 'shard': shard})}")
             for shard in shards

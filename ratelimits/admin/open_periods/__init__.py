@@ -1,0 +1,3 @@
+"""Open periods in the admin: the list, the preview of their reports, and closing one by force."""
+
+from __future__ import annotations

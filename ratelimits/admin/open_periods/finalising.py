@@ -1,0 +1,152 @@
+"""The page that finalises chosen periods: it shows their reports first, and writes exactly what it has shown."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any, NamedTuple
+
+from django.contrib import messages
+from django.contrib.admin import AdminSite
+from django.contrib.admin.models import ADDITION, LogEntry
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from ratelimits.admin.charges import TotalRow, owed, total_rows
+from ratelimits.admin.operate.confirming import CONFIRMED, is_confirmed
+from ratelimits.admin.usage import shown, shown_period
+from ratelimits.reports.closing.open_periods import open_periods
+from ratelimits.reports.statements.finalising import Outcome, Preview, Subject, finalise_chosen
+
+#: The permission to finalise periods.
+FINALISE = "ratelimits.finalise"
+#: Maximum number of periods that are finalised at once.
+MAX_CHOSEN = 200
+#: Maximum number of reports that a message names.
+_MAX_NAMED = 10
+#: Maximum number of digits of a period's start (µs since 1970 UTC).
+_MAX_DIGITS = 17
+
+
+def may_finalise(request: HttpRequest) -> bool:
+    """Return whether the user may finalise periods."""
+    return request.user.has_perm(FINALISE)
+
+
+def chosen_value(account: str, start: int) -> str:
+    """Return the text that names a period in a form."""
+    return f"{start}:{account}"
+
+
+class PreviewedReport(NamedTuple):
+    """A report on the page. `period_value` and `shown_value` are the values of its hidden inputs."""
+
+    account: str
+    period: str
+    plan: str
+    lines: int
+    gaps: str
+    rows: list[TotalRow]
+    owed: str
+    period_value: str
+    shown_value: str
+
+
+class FinaliseView:
+    """The page. `back` is the URL of the list of open periods."""
+
+    def __init__(self, site: AdminSite, opts: Any, back: str) -> None:
+        self._site, self._opts, self._back = site, opts, back
+
+    def page(self, request: HttpRequest) -> HttpResponse:
+        """Show what the reports of the chosen periods will contain; write them after the user has confirmed."""
+        chosen = _chosen(request)
+        confirmed = is_confirmed(request)
+        outcome = finalise_chosen(chosen, _digests(request) if confirmed else None)
+        self._tell(request, outcome)
+        if confirmed and outcome.changed:
+            text = _("Other reports would be written now than the page has shown. Look at these again.")
+            messages.warning(request, text)
+        left = outcome.left(chosen)
+        if confirmed and not outcome.changed:
+            for account, start in left[:_MAX_NAMED]:
+                text = _("Not finalised: %(account)s, %(start)s. If the period is still open, the list says why.")
+                values = {"account": account or _("anonymous"), "start": shown(start)}
+                messages.warning(request, text % values)
+            return HttpResponseRedirect(self._back)
+        context = {
+            **self._site.each_context(request),
+            "title": _("Finalise periods"),
+            "opts": self._opts,
+            "back": self._back,
+            "reports": [_previewed(preview) for preview in outcome.changed],
+            "left": [(account, shown(start)) for account, start in left],
+            "chosen": chosen,
+            "confirmed": CONFIRMED,
+        }
+        return TemplateResponse(request, "ratelimits/admin/finalise_periods.html", context)
+
+    def _tell(self, request: HttpRequest, outcome: Outcome) -> None:
+        """Show messages about what was written and what failed, and record it in the admin's log."""
+        for account in outcome.failed:
+            text = _("The periods of %(account)s cannot be finalised: the server's log says why.")
+            messages.error(request, text % {"account": account or _("anonymous")})
+        reports = [preview.report for preview in outcome.written]
+        if not reports:
+            return
+        assert request.user.pk is not None
+        text = "finalised from the list of open periods"
+        LogEntry.objects.log_actions(request.user.pk, reports, ADDITION, text, single_object=False)
+        named = ", ".join(map(str, reports[:_MAX_NAMED])) + (" …" if len(reports) > _MAX_NAMED else "")
+        text = ngettext("Report %(named)s was finalised.", "%(n)s reports were finalised: %(named)s.", len(reports))
+        messages.success(request, text % {"n": len(reports), "named": named})
+
+
+def _chosen(request: HttpRequest) -> dict[str, list[int]]:
+    """Return the starts of the chosen periods by account. Texts that name no period are left out."""
+    chosen: dict[str, list[int]] = {}
+    if request.method != "POST":
+        return chosen
+    if request.POST.get("all"):
+        account = request.POST.get("account") or None
+        complete = (period for period in open_periods(account=account) if period.complete)
+        subjects = [(period.account, period.start) for period in islice(complete, MAX_CHOSEN)]
+    else:
+        named = (_subject(text) for text in request.POST.getlist("period")[:MAX_CHOSEN])
+        subjects = [subject for subject in named if subject is not None]
+    for name, start in subjects:
+        chosen.setdefault(name, []).append(start)
+    return chosen
+
+
+def _subject(text: str) -> Subject | None:
+    start, _colon, account = text.partition(":")
+    is_number = start.isascii() and start.isdecimal() and len(start) <= _MAX_DIGITS
+    return (account, int(start)) if is_number and "\0" not in account else None
+
+
+def _digests(request: HttpRequest) -> dict[Subject, str]:
+    """Return the digests of what the page has shown, by period."""
+    digests = {}
+    for text in request.POST.getlist("shown"):
+        digest, _colon, rest = text.partition(":")
+        subject = _subject(rest)
+        if subject is not None:
+            digests[subject] = digest
+    return digests
+
+
+def _previewed(preview: Preview) -> PreviewedReport:
+    report, value = preview.report, chosen_value(*preview.subject)
+    return PreviewedReport(
+        account=report.account,
+        period=shown_period(report.period_start, report.period_end, report.timezone),
+        plan=report.plan,
+        lines=report.line_count,
+        gaps=report.gaps,
+        rows=total_rows(report, preview.totals),
+        owed=owed(report),
+        period_value=value,
+        shown_value=f"{preview.digest}:{value}",
+    )

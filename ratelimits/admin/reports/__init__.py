@@ -1,0 +1,3 @@
+"""Reports in the admin, with their lines."""
+
+from __future__ import annotations

@@ -1,0 +1,153 @@
+"""The lines of reports in the admin: those of a report, and each line with the edits and batches behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import Model, QuerySet
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.admin.charges import line_amounts
+from ratelimits.admin.readonly import ReadOnlyAdmin
+from ratelimits.admin.usage import accounts_and_keys, link_to_lines, shown
+from ratelimits.conf import conf
+from ratelimits.models import Report, ReportLine
+from ratelimits.reports.rows import TABLE
+from ratelimits.reports.statements import lineage
+
+#: Maximum number of lines on a report's page, and of batches on a line's page.
+_MAX_LINES, _MAX_BATCHES = 200, 50
+#: Number of an account's newest reports whose lines are searched.
+_MAX_REPORTS = 500
+
+
+def database_of(row: Model) -> str:
+    """Return the alias of the database that a row was read from."""
+    return row._state.db or conf.DATABASE
+
+
+#: The columns of lines that are computed from other columns, and the columns in the list of a report's lines.
+_COMPUTED = [column.name for column in TABLE if column.of_line]
+_LISTED = [column.name for column in TABLE if column.listed]
+
+
+def _computed(of: Callable[[Any], Any], name: str) -> Callable[[Any, ReportLine], Any]:
+    @admin.display(description=name)
+    def shown(_admin: Any, line: ReportLine) -> Any:
+        return of(line)
+
+    return shown
+
+
+class _ComputedColumns:
+    """The columns of lines that are computed from stored columns."""
+
+    vars().update({column.name: _computed(column.of_line, column.name) for column in TABLE if column.of_line})
+
+
+class ReportLines(_ComputedColumns, admin.TabularInline):  # type: ignore[type-arg]
+    """The lines that a version added."""
+
+    model = ReportLine
+    verbose_name_plural = _("lines that this version added (the first 200; downloads contain all)")
+    fields = [*_LISTED, "amount"]
+    readonly_fields = [*_COMPUTED, "amount"]
+    show_change_link = True
+    max_num = 0
+    can_delete = False
+    #: Amounts by line_id, read once for each request: Django makes an inline object for each request.
+    _amounts: dict[str, str] | None = None
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Model]:
+        return super().get_queryset(request).filter(number__lte=_MAX_LINES).order_by("number")
+
+    @admin.display(description=_("amount"))
+    def amount(self, line: ReportLine) -> str:
+        """Return the exact amount of the line."""
+        if self._amounts is None:
+            self._amounts = line_amounts(line.report, _MAX_LINES)
+        return self._amounts.get(line.line_id, "–")
+
+
+@admin.register(ReportLine)
+class ReportLineAdmin(_ComputedColumns, ReadOnlyAdmin):
+    """The lines of reports, each with the edits and the batches behind it."""
+
+    list_display = ["line_id", "report", "key", "meter", "consumed_quantity", "overage_quantity", "rule"]
+    list_select_related = ["report"]
+    search_fields = ["line_id"]  # Only shows the search box: see get_search_results.
+    search_help_text = _("Search for a whole line_id, a whole account, or an account, a space and a key.")
+    sortable_by = ()
+    exclude = ["charge_period_start", "charge_period_end", "usage_period"]
+    readonly_fields = [
+        *_COMPUTED,
+        *("used_from", "used_until", "rule_edits", "terms_edits", "batches", "ledger_lines"),
+    ]
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Search for a line_id, an account, or an account and a key. A key alone has no index."""
+        if not search_term:
+            return queryset, False
+        lines = queryset.filter(line_id=search_term)
+        if lines.exists():
+            return lines, False
+        for filters in accounts_and_keys(search_term):
+            account = filters.pop("account")
+            reports = Report.objects.using(queryset.db).filter(account=account)
+            pks = list(reports.order_by("-pk").values_list("pk", flat=True)[:_MAX_REPORTS])
+            if pks:
+                return queryset.filter(**filters, report__in=pks), False
+        return lines, False
+
+    @admin.display(description=_("used from"))
+    def used_from(self, line: ReportLine) -> str:
+        """Return the start of the line's charge period."""
+        return shown(line.charge_period_start)
+
+    @admin.display(description=_("used until"))
+    def used_until(self, line: ReportLine) -> str:
+        """Return the end of the line's charge period."""
+        return shown(line.charge_period_end)
+
+    @admin.display(description=_("edits of the rule"))
+    def rule_edits(self, line: ReportLine) -> str:
+        """Return the edits that made the rule version of the line."""
+        return _edits(lineage.rule_edits(line, database_of(line)))
+
+    @admin.display(description=_("edits of plan and account"))
+    def terms_edits(self, line: ReportLine) -> str:
+        """Return the edits that put the account on its plan, and those that set the plan's quantities and prices."""
+        return _edits(lineage.terms_edits(line, database_of(line)))
+
+    @admin.display(description=_("batches"))
+    def batches(self, line: ReportLine) -> str:
+        """Return links to the batches that counted the line's usage."""
+        batches = list(lineage.batches(line, database_of(line))[: _MAX_BATCHES + 1])
+        url = f"{self.admin_site.name}:ratelimits_batch_change"
+        rows = ((reverse(url, args=[batch.pk]), batch, batch.digest) for batch in batches[:_MAX_BATCHES])
+        text = format_html_join("", '<div><a href="{}">{}</a> {}</div>', rows)
+        return format_html("{}…", text) if len(batches) > _MAX_BATCHES else text or "–"
+
+    @admin.display(description=_("its ledger lines"))
+    def ledger_lines(self, line: ReportLine) -> str:
+        """Return a link to the line's ledger lines; some of them may belong to later versions of the report."""
+        filters = {"account": line.report.account, "key": line.key, "meter": line.meter, "period": line.usage_period}
+        return link_to_lines(self.admin_site, **filters, rule=line.rule_id, version=line.rule_version)
+
+
+def _edits(edits: Any) -> str:
+    rows = (
+        (edit.version, f"{edit.at:%Y-%m-%d %H:%M:%S}", edit.who or "–", edit.kind, edit.row, edit.did, edit.reason)
+        for edit in edits
+    )
+    return format_html_join("", "<div>{}: {} UTC {}: {} “{}” {} {}</div>", rows) or "–"

@@ -1,0 +1,125 @@
+"""Finalise open periods that a person has chosen, exactly as a preview has shown their reports.
+
+The preview makes the reports in a transaction, and then rolls the transaction back. So it shows all that the reports
+will contain: also late usage of earlier periods, and what the account's other names leave of its included units.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from time import time_ns
+
+from django.db import InterfaceError, OperationalError
+
+from ratelimits.conf import conf
+from ratelimits.models import Report
+from ratelimits.reports.closing.close import close_together, in_chunks, is_overflow
+from ratelimits.reports.statements.meter_totals import MeterTotal, meter_totals
+
+logger = logging.getLogger(__name__)
+
+#: The account and the start (µs since 1970 UTC) of a period.
+Subject = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A first report of a period with its totals. In a preview, `report` is not in the database."""
+
+    report: Report
+    totals: list[MeterTotal]
+
+    @property
+    def subject(self) -> Subject:
+        return self.report.account, self.report.period_start
+
+    @property
+    def digest(self) -> str:
+        """Return a digest of what a preview shows of the report."""
+        report = self.report
+        about = (*self.subject, report.period_end, report.plan, report.line_count, report.amounts, report.gaps)
+        return sha256(repr((about, self.totals)).encode()).hexdigest()
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The result for the chosen periods. All lists are sorted by shard and account.
+
+    written  the reports that were written
+    changed  the reports that would differ from what was shown; they were not written
+    failed   the accounts that cannot be closed; the log says why
+    """
+
+    written: list[Preview] = field(default_factory=list)
+    changed: list[Preview] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def left(self, chosen: Mapping[str, Collection[int]]) -> list[Subject]:
+        """Return the chosen periods that have no report, and can have none now."""
+        known = {preview.subject for preview in (*self.written, *self.changed)}
+        subjects = ((account, start) for account, starts in chosen.items() for start in starts)
+        return sorted(one for one in subjects if one not in known and one[0] not in self.failed)
+
+
+class _ChangedError(Exception):
+    """Raised to take back the reports of a transaction. `accounts` are those whose reports differ."""
+
+    def __init__(self, accounts: Collection[str]) -> None:
+        super().__init__()
+        self.accounts = accounts
+
+
+def finalise_chosen(
+    chosen: Mapping[str, Collection[int]], shown: Mapping[Subject, str] | None = None, now: int | None = None
+) -> Outcome:
+    """Write the first reports of these open periods, if each would be as it was shown.
+
+    `chosen` has the starts (µs since 1970 UTC) of periods, by account. `shown` has the digests of their previews. If a
+    report of an account would differ, no report of this account is written. Without `shown` nothing is written, and
+    `changed` has the previews. `now` is µs since 1970 UTC, by default this machine's clock.
+    """
+    now = time_ns() // 1000 if now is None else now
+    outcome = Outcome()
+    for names in in_chunks(chosen):
+        _finalise(names, chosen, shown or {}, now, outcome)
+    return outcome
+
+
+def _finalise(
+    names: list[str],
+    chosen: Mapping[str, Collection[int]],
+    shown: Mapping[Subject, str],
+    now: int,
+    outcome: Outcome,
+) -> None:
+    using = conf.DATABASE
+    previews: list[Preview] = []
+
+    def check(reports: list[Report]) -> None:
+        totals = meter_totals(using, [report.pk for report in reports])
+        previews.extend(Preview(report, totals.get(report.pk, [])) for report in reports)
+        changed = {one.report.account for one in previews if shown.get(one.subject) != one.digest}
+        if changed:
+            raise _ChangedError(changed)
+
+    try:
+        close_together(using, names, now, only=chosen, check=check)
+    except _ChangedError as error:
+        outcome.changed += [one for one in previews if one.report.account in error.accounts]
+        rest = [name for name in names if name not in error.accounts]
+        if rest and shown:
+            _finalise(rest, chosen, shown, now, outcome)
+    except Exception as error:
+        if isinstance(error, OperationalError | InterfaceError) and not is_overflow(error):
+            raise  # The database failed, so closing fewer accounts would not help.
+        if len(names) == 1:
+            outcome.failed += names
+            logger.exception("Account %r cannot be closed", names[0])
+            return
+        for part in (names[: len(names) // 2], names[len(names) // 2 :]):
+            _finalise(part, chosen, shown, now, outcome)
+    else:
+        outcome.written += previews

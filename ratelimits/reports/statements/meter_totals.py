@@ -1,0 +1,64 @@
+"""The sums of report lines by meter."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from django.db.models import Sum
+
+from ratelimits.models import ReportLine
+from ratelimits.reports.rows import CORRECTION
+
+_SUMS = ("consumed_quantity", "refunded_quantity", "included_quantity", "overage_quantity")
+
+
+@dataclass(frozen=True, slots=True)
+class MeterTotal:
+    """Units of one meter on reports. Adjustments are part of `consumed`.
+
+    corrects  whether these are the units of lines that correct closed periods
+    """
+
+    meter: str
+    consumed: int = 0
+    refunded: int = 0
+    included: int = 0
+    overage: int = 0
+    corrects: bool = False
+
+    @property
+    def billed(self) -> int:
+        """Return the units that are billed: those that the plan includes, and the overage."""
+        return self.included + self.overage
+
+
+def meter_totals(using: str, reports: Iterable[int]) -> dict[int, list[MeterTotal]]:
+    """Return, by the primary key of each version, the totals of the lines that this version added. Takes one query.
+
+    Units of lines that correct closed periods have totals of their own. A version without such units, and without any
+    others, has no entry.
+    """
+    lines = ReportLine.objects.using(using).filter(report__in=list(reports)).exclude(meter="").order_by()
+    sums = lines.values_list("report", "meter", "charge_class").annotate(*(Sum(name) for name in _SUMS))
+    found: dict[int, list[MeterTotal]] = defaultdict(list)
+    for report, meter, charge_class, consumed, refunded, included, overage in sums:
+        corrects = charge_class == CORRECTION
+        found[report].append(MeterTotal(meter, consumed, refunded, included, overage, corrects))
+    return {report: sorted(totals, key=lambda one: (one.corrects, one.meter)) for report, totals in found.items()}
+
+
+def added_up(versions: Iterable[Iterable[MeterTotal]]) -> list[MeterTotal]:
+    """Return the totals of several versions together, one for each meter, sorted by meter."""
+    sums: dict[str, MeterTotal] = {}
+    for one in (total for totals in versions for total in totals):
+        before = sums.get(one.meter, MeterTotal(one.meter))
+        sums[one.meter] = MeterTotal(
+            one.meter,
+            before.consumed + one.consumed,
+            before.refunded + one.refunded,
+            before.included + one.included,
+            before.overage + one.overage,
+        )
+    return [sums[meter] for meter in sorted(sums)]
