@@ -20,7 +20,7 @@ from rest_framework.viewsets import ViewSet
 
 from ratelimits.decorators import limited
 from ratelimits.models import Account
-from ratelimits.unknown_names import in_key, in_rule
+from ratelimits.unknown_names import in_key, in_keys, in_rule
 from ratelimits.unknown_names.urlconf import ViewNames, named_by_views
 
 
@@ -150,6 +150,16 @@ class TestKeys:
         assert len(list(in_key(f"account:{pk}"))) == 1
         settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": None}
         assert list(in_key(f"account:{pk}")) == []
+
+    def test_many_keys_take_two_queries(self, settings: Any, django_assert_num_queries: Any) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": None}
+        pk = User.objects.create(username="ann").pk
+        Account.objects.create(identifier="acme")
+        known = [f"user:{pk}", f"account:{pk}", "account:acme", "api_key:4"]
+        with django_assert_num_queries(2):
+            said = in_keys([*known, *(f"{kind}:x{n}" for n in range(50) for kind in ("user", "account"))])
+        assert len(said) == 100
+        assert not {*known} & said.keys()
 
     @pytest.mark.parametrize("key", ["api_key:4", "ip:203.0.113.9"])
     def test_nothing_is_said_of_kinds_without_a_table(self, key: str) -> None:

@@ -21,6 +21,7 @@ from django.utils.html import format_html
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.admin.completed import CompletedKeys
 from ratelimits.admin.open_periods.finalising import may_finalise
 from ratelimits.admin.readonly import BoundedPaginator
 from ratelimits.admin.typed import TypedNumbers
@@ -39,12 +40,13 @@ SEEN, LARGE, REFERENCE = "_effect_seen", "_large_meant", "_reference"
 
 
 @admin.register(Adjustment)
-class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
+class AdjustmentAdmin(CompletedKeys, TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
     """The adjustments. Users add adjustments, but cannot change or delete them.
 
     To correct a wrong adjustment, a user adds another one.
     """
 
+    account_fields = ("account",)
     list_display = [
         *("payer", "period_start", "meter", "quantity", "reason", "made_by", "created_at", "approval", "report"),
     ]

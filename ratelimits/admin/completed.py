@@ -53,16 +53,30 @@ class KeyInput(forms.TextInput):
         return format_html('{}<datalist id="{}"></datalist>', shown, list_id)
 
 
+def completed(field: Any, site: str, kind: str) -> None:
+    """Let the input of a form's field suggest known keys, or known accounts if `kind` is "accounts".
+
+    `site` is the name of the admin site.
+    """
+    field.widget = KeyInput(reverse(f"{site}:ratelimits_inspect_{kind}"), field.widget.attrs)
+
+
 class CompletedKeys(_Base):
-    """Mixin for admin pages with keys in `key_fields`: known keys are suggested to those who may use the inspector."""
+    """Mixin for admin pages with keys or accounts: known ones are suggested to those who may use the inspector.
+
+    key_fields      the names of the fields for keys
+    account_fields  the names of the fields for identifiers of accounts
+    """
 
     key_fields: tuple[str, ...] = ("key",)
+    account_fields: tuple[str, ...] = ()
 
     def formfield_for_dbfield(self, db_field: Field[Any, Any], request: HttpRequest | None, **kwargs: Any) -> Any:
         field = super().formfield_for_dbfield(db_field, request, **kwargs)  # type: ignore[arg-type]
-        if field is not None and request is not None and db_field.name in self.key_fields and may_inspect(request):
-            url = reverse(f"{self.admin_site.name}:ratelimits_inspect_keys")
-            field.widget = KeyInput(url, field.widget.attrs)
+        if field is not None and request is not None and may_inspect(request):
+            for kind, names in (("keys", self.key_fields), ("accounts", self.account_fields)):
+                if db_field.name in names:
+                    completed(field, self.admin_site.name, kind)
         return field
 
 

@@ -83,6 +83,18 @@ def known_keys(text: str, tables: Container[type[Model]]) -> Found:
     return Found(keys[:MAX_KEYS], len(keys) > MAX_KEYS, failed)
 
 
+def known_accounts(text: str, tables: Container[type[Model]]) -> list[KnownKey]:
+    """Return the keys of the accounts that contain a text in the identifier or in the name, at most `MAX_KEYS`.
+
+    `tables` are the tables to search: accounts, totals of keys.
+    """
+    found: dict[str, KnownKey] = {}
+    for model, search in ((Account, _accounts), (KeyTotal, _used_accounts)):
+        if model in tables:
+            _add(found, search(text))
+    return list(found.values())[:MAX_KEYS]
+
+
 def keys_of_account(account: str) -> list[str]:
     """Return the keys that an account has used in the last days, at most `MAX_KEYS` + 1."""
     keys = _recent_totals().filter(account=account).order_by().values_list("key", flat=True)
@@ -147,6 +159,10 @@ def _targets(text: str) -> Iterator[KnownKey]:
 def _used_keys(text: str) -> Iterator[KnownKey]:
     keys = _recent_totals().filter(key__icontains=text).order_by().values_list("key", flat=True).distinct()
     yield from map(KnownKey, keys[: MAX_KEYS + 1])
+    yield from _used_accounts(text)
+
+
+def _used_accounts(text: str) -> Iterator[KnownKey]:
     accounts = _recent_totals().filter(account__icontains=text).order_by().values_list("account", flat=True)
     yield from (KnownKey(f"account:{account}") for account in accounts.distinct()[: MAX_KEYS + 1])
 

@@ -5,7 +5,8 @@ Unknown names are not errors, because a view or a user with this name may be add
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from django.contrib.auth import get_user_model
@@ -63,25 +64,46 @@ def in_rule(scope: str, meter: str) -> Iterator[str]:
 
 def in_key(key: str) -> Iterator[str]:
     """Yield a sentence if a key names a user or account that does not exist. Other kinds of key are not checked."""
-    kind, _colon, name = key.partition(":")
-    if kind == "user" and not _is_user(name):
-        text = _("No user has the primary key “%(name)s”, so nobody has the key %(key)s yet.")
-        yield text % {"name": name, "key": key}
-    elif kind == "account" and not _is_account(name):
-        text = _("No account has the identifier “%(name)s”, so nobody has the key %(key)s yet.")
-        yield text % {"name": name, "key": key}
+    yield from in_keys([key]).values()
 
 
-def _is_user(name: str) -> bool:
+def in_keys(keys: Iterable[str]) -> dict[str, str]:
+    """Return, by key, a sentence for each key that names a user or account that does not exist.
+
+    Other kinds of key are not checked. This takes at most two queries for any number of keys.
+    """
+    named: dict[str, set[str]] = {"user": set(), "account": set()}
+    for key in keys:
+        kind, _colon, name = key.partition(":")
+        if kind in named:
+            named[kind].add(name)
+    accounts = set(Account.objects.filter(identifier__in=named["account"]).values_list("identifier", flat=True))
+    # Without RATELIMITS["ACCOUNT"], each user is an account too.
+    others = named["account"] - accounts if conf.ACCOUNT is None else set()
+    users = _users(named["user"] | others)
+    texts = {
+        "user": _("No user has the primary key “%(name)s”, so nobody has the key %(key)s yet."),
+        "account": _("No account has the identifier “%(name)s”, so nobody has the key %(key)s yet."),
+    }
+    found = {"user": users, "account": accounts | (users & others)}
+    return {
+        key: texts[kind] % {"name": name, "key": key}
+        for kind, names in named.items()
+        for name in sorted(names - found[kind])
+        for key in [f"{kind}:{name}"]
+    }
+
+
+def _users(names: Iterable[str]) -> set[str]:
+    """Return those of the names that are primary keys of users."""
     users: Any = get_user_model()
-    try:
-        pk = users._meta.pk.to_python(name)
-    except ValidationError:
-        return False
-    # Requests of user 7 have the key user:7. No request has a key with another spelling, such as user:07.
-    return str(pk) == name and users._base_manager.filter(pk=pk).exists()
-
-
-def _is_account(name: str) -> bool:
-    """Return whether an account has this identifier. Without RATELIMITS["ACCOUNT"], each user is an account too."""
-    return Account.objects.filter(identifier=name).exists() or (conf.ACCOUNT is None and _is_user(name))
+    pks = {}
+    for name in names:
+        with suppress(ValidationError):
+            pk = users._meta.pk.to_python(name)
+            users._meta.pk.run_validators(pk)  # A number may be too large for the database.
+            # Requests of user 7 have the key user:7. No request has a key with another spelling, such as user:07.
+            if str(pk) == name:
+                pks[pk] = name
+    rows = users._base_manager.filter(pk__in=list(pks)) if pks else users._base_manager.none()
+    return {pks[pk] for pk in rows.values_list("pk", flat=True)}

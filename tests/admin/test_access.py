@@ -63,6 +63,7 @@ OF_ALL_ROWS = {
     "export",
     "keys",
     "finalise",
+    "accounts",
 }
 _numbers = itertools.count(1)
 
@@ -250,7 +251,7 @@ def page_of(model: type[models.Model], name: str) -> Page:
     if model in AUDITED:
         pages["simple_history"] = Page(see, may("change"))
     if model is Inspect:
-        pages["keys"] = Page(see, query="?q=user")
+        pages["keys"] = pages["accounts"] = Page(see, query="?q=user")
     if model is Rule:
         tries = Page(lambda held: not held.isdisjoint({"add", "change"}))
         pages["enforce"] = Page(may("change"), may("change"))

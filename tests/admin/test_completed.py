@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from ratelimits.admin import completed
-from ratelimits.models import Account, Plan, PlanMembership
+from ratelimits.models import Account, KeyTotal, Plan, PlanMembership
+from ratelimits.models.status.totals import DAY
 from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db
@@ -73,22 +75,45 @@ def test_a_plan_in_the_list_has_the_numbers_of_what_is_on_it(admin_client: Clien
     ]
 
 
-KEY_FORMS = [("planmembership", "key"), ("keyoverride", "key"), ("access", "target"), ("keyreset", "key")]
+KEY_FORMS = [
+    *[("planmembership/add", "key", "keys"), ("keyoverride/add", "key", "keys"), ("access/add", "target", "keys")],
+    *[("keyreset/add", "key", "keys"), ("keyreset/add", "account", "accounts")],
+    *[("access/grant", "key", "keys"), ("access/grant", "account", "accounts")],
+    *[("adjustment/add", "key", "keys"), ("adjustment/add", "account", "accounts")],
+]
 
 
-def test_keys_are_suggested_to_those_who_may_use_the_inspector(client: Client) -> None:
+def test_keys_and_accounts_are_suggested_to_those_who_may_use_the_inspector(client: Client) -> None:
     user = User.objects.create(username="ada", is_staff=True)
     client.force_login(user)
-    forms = Permission.objects.filter(codename__in=["add_planmembership", "add_keyoverride", "operate"])
+    names = ["add_planmembership", "add_keyoverride", "add_adjustment", "operate"]
+    forms = Permission.objects.filter(codename__in=names)
     for extra, suggested in ((["view_account"], False), (["view_account", "view_inspect"], True)):
         user.user_permissions.set([*forms, *Permission.objects.filter(codename__in=extra)])
-        for model, name in KEY_FORMS:
-            page = client.get(ADD.format(model)).content.decode()
-            assert ("ratelimits/keys.js" in page) == suggested, model
+        for form, name, kind in KEY_FORMS:
+            page = client.get(f"/admin/ratelimits/{form}/").content.decode()
+            assert ("ratelimits/keys.js" in page) == suggested, form
             (tag,) = re.findall(rf'<input[^>]*name="{name}"[^>]*>', page)
-            assert ("data-ratelimits-keys" in tag) == suggested
+            assert (f'data-ratelimits-keys="/admin/ratelimits/inspect/{kind}/"' in tag) == suggested
             assert 'maxlength="' in tag
             assert (f'<datalist id="id_{name}_keys">' in page) == suggested
+
+
+def test_accounts_are_suggested_by_their_identifiers_from_their_rows_and_from_usage(client: Client) -> None:
+    user = User.objects.create(username="ada", is_staff=True)
+    client.force_login(user)
+    Account.objects.create(identifier="acme-1", name="Acme")
+    PlanMembership.objects.create(key="account:acme-2", plan=Plan.objects.create(name="Pro", slug="pro"))
+    today = int(time.time()) // DAY * DAY
+    sums = {"admitted_requests": 1, "denied_requests": 0, "shadow_requests": 0}
+    KeyTotal.objects.create(span=DAY, start=today, account="acme-3", key="user:acme", rule=1, meter="requests", **sums)
+    url = "/admin/ratelimits/inspect/accounts/"
+    for may, found in ((["view_account"], ["acme-1"]), (["view_account", "view_line"], ["acme-1", "acme-3"])):
+        user.user_permissions.set(Permission.objects.filter(codename__in=[*may, "view_inspect"]))
+        assert [key for key, _name in client.get(url, {"q": "acme"}).json()["keys"]] == found
+    assert client.get(url, {"q": "ACME"}).json()["keys"][0] == ["acme-1", "Acme"]
+    for text in ("", "x" * 301, "a\0"):
+        assert client.get(url, {"q": text}).json() == {"keys": []}
 
 
 def test_the_suggestions_are_the_keys_that_a_user_may_see(client: Client) -> None:

@@ -40,7 +40,7 @@ from ratelimits.models.access.targets import canonical
 from ratelimits.quota.operating import NO_ACCOUNT, NotOperatedError, UnknownAccountError, identity_of
 from ratelimits.quota.standings import live_limits
 from ratelimits.rules import RulesUnavailable
-from ratelimits.status.known_keys import MAX_KEYS, KnownKey, keys_of_account, known_keys, typed_key
+from ratelimits.status.known_keys import MAX_KEYS, KnownKey, keys_of_account, known_accounts, known_keys, typed_key
 
 #: Maximum number of characters of a searched text. No key is longer.
 MAX_TEXT = 300
@@ -59,6 +59,7 @@ class InspectAdmin(ReadOnlyAdmin):
         return [
             path("", view(self.changelist_view), name="ratelimits_inspect_changelist"),
             path("keys/", view(self.keys_view), name="ratelimits_inspect_keys"),
+            path("accounts/", view(self.accounts_view), name="ratelimits_inspect_accounts"),
         ]
 
     def keys_view(self, request: HttpRequest) -> HttpResponse:
@@ -66,6 +67,12 @@ class InspectAdmin(ReadOnlyAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         return JsonResponse({"keys": _Page(self.admin_site, request).keys(request.GET.get("q", "").strip())})
+
+    def accounts_view(self, request: HttpRequest) -> HttpResponse:
+        """Return, as JSON, the known accounts with their names. The identifier or the name contains the text `?q=`."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        return JsonResponse({"keys": _Page(self.admin_site, request).accounts(request.GET.get("q", "").strip())})
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Show the page of the key `?q=`, or a list of the keys that contain this text.
@@ -108,10 +115,15 @@ class _Page:
         return self._key_context(key, account)
 
     def keys(self, text: str) -> list[KnownKey]:
-        """Return the known keys that contain a text, in the key or in its name."""
-        if not text or len(text) > MAX_TEXT or not text.isprintable():
+        """Return the known keys that contain a text in the key or in its name."""
+        return known_keys(text, self._searched_tables()).keys if _is_searchable(text) else []
+
+    def accounts(self, text: str) -> list[KnownKey]:
+        """Return the known accounts that contain a text, each as its identifier and its name."""
+        if not _is_searchable(text):
             return []
-        return known_keys(text, self._searched_tables()).keys
+        found = known_accounts(text, self._searched_tables())
+        return [KnownKey(one.key.removeprefix("account:"), one.name) for one in found]
 
     def _search_context(self, text: str, account: str) -> dict[str, Any]:
         if (network := _network(text)) is not None:
@@ -257,6 +269,10 @@ class _Page:
             return bool(page.has_view_permission(self._request))
         names = (f"{opts.app_label}.{action}_{opts.model_name}" for action in ("view", "change"))
         return opts.app_label != "ratelimits" and any(user.has_perm(name) for name in names)
+
+
+def _is_searchable(text: str) -> bool:
+    return bool(text) and len(text) <= MAX_TEXT and text.isprintable()
 
 
 def _network(text: str) -> str | None:

@@ -16,6 +16,8 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ratelimits.admin.completed import completed
+from ratelimits.admin.inspected import may_inspect
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed, may_operate
 from ratelimits.models import KeyOverride, Rule
 from ratelimits.models.keys import validate_key
@@ -96,6 +98,9 @@ class GrantView:
         back = reverse(f"{self._site.name}:ratelimits_access_changelist")
         initial = {name: request.GET[name] for name in ("key", "account", "rule", "extra") if name in request.GET}
         form = GrantForm(request.POST if request.method == "POST" else None, initial=initial)
+        if may_inspect(request):
+            completed(form.fields["key"], self._site.name, "keys")
+            completed(form.fields["account"], self._site.name, "accounts")
         if request.method != "POST" or not form.is_valid():
             context = {
                 **self._site.each_context(request),

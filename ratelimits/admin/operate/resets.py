@@ -54,6 +54,7 @@ class KeyResetForm(forms.ModelForm):  # type: ignore[type-arg]
 class KeyResetAdmin(CompletedKeys, ReadOnlyAdmin):
     """The resets that users have made, and the form for a new reset."""
 
+    account_fields = ("account",)
     list_display = ["key", "rule", "account", "reason", "made_by", "at"]
     search_fields = ["key", "reason"]
     fields = ["key", "account", "rule", "reason", "made_by", "at"]

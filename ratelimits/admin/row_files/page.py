@@ -22,7 +22,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ratelimits.admin.audited import REASON, AuditedAdmin, reason_field, recorded_user
-from ratelimits.admin.row_files.shown import Shown, page_of
+from ratelimits.admin.row_files.shown import Shown, UnknownKeys, page_of
 from ratelimits.models import Upload
 from ratelimits.reports.exports.chunks import encoded
 from ratelimits.reports.exports.csv import lines as without_formulae
@@ -175,8 +175,12 @@ class RowFiles(_Base):
     def _difference_page(self, request: HttpRequest, source: Source, form: ConfirmForm | None) -> HttpResponse:
         difference, lines = differences(self._table, source, self._database)
         shown = Shown(request.GET.get("show", ""), page_of(request.GET.get("page", "")))
+        unknown = UnknownKeys()
         for line in lines:
             shown.add(line)
+            if "key" in self._table.columns:
+                unknown.add(line)
+        unknown.finish()
         typed = {} if form is None else {REASON: request.POST.get(REASON), "good_only": request.POST.get("good_only")}
         initial = {"digest": difference.digest, "version": difference.version, **typed}
         return self._page(
@@ -187,6 +191,7 @@ class RowFiles(_Base):
             errors=difference.counts[LineState.ERROR],
             good=difference.good,
             sections=shown.sections(request.GET["file"], difference.counts),
+            unknown=unknown,
             again=request.path,
         )
 

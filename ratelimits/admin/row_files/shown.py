@@ -8,7 +8,8 @@ from urllib.parse import urlencode
 
 from django.utils.translation import gettext as _
 
-from ratelimits.row_files.comparing import ComparedLine, LineState
+from ratelimits import unknown_names
+from ratelimits.row_files.comparing import PORTION, ComparedLine, LineState
 
 #: Maximum number of lines that a section shows at once.
 PER_PAGE = 200
@@ -76,3 +77,34 @@ class Shown:
             lines = self._lines.get(state, [])
             sections.append(Section(title % {"n": f"{counts[state]:,}"}, state.value, lines, others))
         return sections
+
+
+class UnknownKeys:
+    """Finds the lines to import whose key names a user or account that does not exist.
+
+    After `finish`, `count` is their number, and `first` has at most PER_PAGE of them: the line and the sentence.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: list[tuple[int, str]] = []
+        self._waiting: list[tuple[int, str]] = []
+
+    def add(self, line: ComparedLine) -> None:
+        """Look at a line."""
+        key = getattr(line.row, "key", "") if line.state in (LineState.NEW, LineState.CHANGED) else ""
+        if key:
+            self._waiting.append((line.number, key))
+        if len(self._waiting) >= PORTION:
+            self._look_up()
+
+    def finish(self) -> None:
+        """Look up the last lines."""
+        self._look_up()
+
+    def _look_up(self) -> None:
+        unknown = unknown_names.in_keys(key for _number, key in self._waiting)
+        found = [(number, unknown[key]) for number, key in self._waiting if key in unknown]
+        self.count += len(found)
+        self.first += found[: PER_PAGE - len(self.first)]
+        self._waiting = []
