@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, time, tzinfo
 from typing import Any
 from urllib.parse import urlencode
@@ -18,6 +18,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.readonly import ReadOnlyAdmin
+from ratelimits.admin.searched import AccountSearch
 from ratelimits.algorithms import calendar
 from ratelimits.models import (
     ArchivedRange,
@@ -63,17 +64,6 @@ def link_to_lines(site: admin.AdminSite, **filters: object) -> str:
     """Return a link to the ledger lines that match these filters."""
     url = reverse(f"{site.name}:ratelimits_line_changelist")
     return format_html('<a href="{}?{}">{}</a>', url, urlencode(filters), _("Ledger lines"))
-
-
-def accounts_and_keys(term: str) -> Iterator[dict[str, str]]:
-    """Yield all filters that a search term can mean.
-
-    A term is an account, or an account, a space and a key. Accounts and keys may contain spaces too. So for each space
-    in the term, yield the filters for which this space is between the account and the key.
-    """
-    yield {"account": term}
-    for space in (index for index, letter in enumerate(term) if letter == " "):
-        yield {"account": term[:space], "key": term[space + 1 :]}
 
 
 def with_rule_names(rows: QuerySet[Any]) -> QuerySet[Any]:
@@ -169,7 +159,7 @@ class BatchAdmin(ReadOnlyAdmin):
 
 
 @admin.register(Line)
-class LineAdmin(InspectedAdmin, ReadOnlyAdmin):
+class LineAdmin(InspectedAdmin, AccountSearch, ReadOnlyAdmin):
     """The lines of the ledger. Each has the usage of a key in 15 minutes."""
 
     list_display = [
@@ -177,9 +167,9 @@ class LineAdmin(InspectedAdmin, ReadOnlyAdmin):
         *("admitted_units", "denied_requests", "shadow_requests", "refunded_units", "in_batch"),
     ]
     list_select_related = ["batch"]
-    search_fields = ["account"]  # With this, Django shows a search box. get_search_results does the search.
     search_help_text = _(
-        "Search for a whole account, or for an account, a space and a key. At most 10,000 lines are listed."
+        "Search for a whole account (its identifier or its name), for a whole key that was used in the last three days,"
+        " or for an account, a space and a key. At most 10,000 lines are listed."
     )
     sortable_by = ()
     ordering = ["-id"]
@@ -219,16 +209,17 @@ class LineAdmin(InspectedAdmin, ReadOnlyAdmin):
         """
         if not search_term:
             return queryset, False
-        for filters in accounts_and_keys(search_term):
-            periods = PeriodUsage.objects.using(queryset.db).filter(account=filters["account"]).order_by()
+        for meant in self.meant(request, search_term):
+            of_accounts = {"account__in": meant.accounts}
+            periods = PeriodUsage.objects.using(queryset.db).filter(**of_accounts).order_by()
             starts = list(periods.values_list("period", flat=True).distinct())
             if starts:
-                return queryset.filter(**filters, period__in=starts), False
+                return queryset.filter(**of_accounts, **meant.of_key, period__in=starts), False
         return queryset.none(), False
 
 
 @admin.register(PeriodUsage)
-class PeriodUsageAdmin(ReadOnlyAdmin):
+class PeriodUsageAdmin(AccountSearch, ReadOnlyAdmin):
     """The totals of usage, by account and billing period."""
 
     list_display = [
@@ -241,8 +232,6 @@ class PeriodUsageAdmin(ReadOnlyAdmin):
         "refunded_units",
         "closed",
     ]
-    search_fields = ["account__exact"]
-    search_help_text = _("Search for a whole account identifier.")
     sortable_by = ()
     ordering = ["-period", "-id"]
     readonly_fields = ["starts", "rule_link"]
@@ -268,13 +257,11 @@ class PeriodUsageAdmin(ReadOnlyAdmin):
 
 
 @admin.register(DurabilityGap)
-class DurabilityGapAdmin(ReadOnlyAdmin):
+class DurabilityGapAdmin(AccountSearch, ReadOnlyAdmin):
     """The gaps: spans of time in which usage may be missing."""
 
     list_display = ["kind", "shard", "account", "from_", "to", "fsync", "units", "recovered_at"]
     list_filter = ["kind"]
-    search_fields = ["account__exact"]
-    search_help_text = _("Search for a whole account identifier.")
     sortable_by = ()
     exclude = ["since", "until"]
     readonly_fields = ["from_", "to", "declared_at"]

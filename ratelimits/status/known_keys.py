@@ -101,6 +101,12 @@ def keys_of_account(account: str) -> list[str]:
     return sorted(keys.distinct()[: MAX_KEYS + 1])
 
 
+def accounts_of_key(key: str) -> list[str]:
+    """Return the accounts that have used a key in the newest days, at most `MAX_KEYS`; "" stands for no account."""
+    used = _recent_totals().filter(key=key).order_by().values_list("account", flat=True)
+    return sorted(used.distinct()[:MAX_KEYS])
+
+
 def _add(found: dict[str, KnownKey], keys: Iterable[KnownKey]) -> None:
     """Add new keys, and add missing names to keys that were found before. Ignore texts that are not keys."""
     for known_key in keys:

@@ -17,6 +17,7 @@ from django.urls import reverse
 
 from ratelimits.admin import readonly
 from ratelimits.models import (
+    Account,
     ArchivedRange,
     Batch,
     ConfigVersion,
@@ -157,6 +158,29 @@ def test_a_search_for_what_there_is_not_finds_nothing(admin_client: Client, mode
     close("2026-11-02")
     for term in ("acm", "acme api_key", "acme api_key:12", "acme api_key:1 x"):
         assert list(admin_client.get(url(model), {"q": term}).context["cl"].result_list) == []
+
+
+def test_accounts_are_found_by_their_names_and_keys_alone(admin_client: Client, client: Client) -> None:
+    Account.objects.create(identifier="a1", name="Acme Ltd")
+    Account.objects.create(identifier="a2", name="ACME LTD")
+    for payer, key in (("a1", "user:7"), ("a2", "user:8"), ("a3", "user:7"), ("", "ip:203.0.113.9")):
+        use(payer, key, now=None)
+    flow()
+    DurabilityGap.objects.create(event="x", kind="forced", account="a1", since=1, until=2)
+
+    def found(model: Any, term: str) -> set[str]:
+        return {row.account for row in admin_client.get(url(model), {"q": term}).context["cl"].result_list}
+
+    for model in (Line, PeriodUsage, DurabilityGap):
+        assert found(model, "acme ltd") == ({"a1"} if model is DurabilityGap else {"a1", "a2"})
+        assert found(model, "acme") == set()
+    assert found(Line, "acme ltd user:8") == {"a2"}
+    assert found(Line, "user:7") == {"a1", "a3"}
+    assert found(Line, "203.0.113.9") == {""}
+    viewer = User.objects.create(username="viewer", is_staff=True)
+    viewer.user_permissions.add(Permission.objects.get(codename="view_line"))
+    client.force_login(viewer)
+    assert not client.get(url(Line), {"q": "acme ltd"}).context["cl"].result_list, "names are for who may view them"
 
 
 def test_a_batch_s_page_leads_to_its_lines(admin_client: Client) -> None:

@@ -14,7 +14,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.admin.charges import line_amounts
 from ratelimits.admin.readonly import ReadOnlyAdmin
-from ratelimits.admin.usage import accounts_and_keys, link_to_lines, shown
+from ratelimits.admin.searched import AccountSearch
+from ratelimits.admin.usage import link_to_lines, shown
 from ratelimits.conf import conf
 from ratelimits.models import Report, ReportLine
 from ratelimits.reports.rows import TABLE
@@ -78,13 +79,16 @@ class ReportLines(_ComputedColumns, admin.TabularInline):  # type: ignore[type-a
 
 
 @admin.register(ReportLine)
-class ReportLineAdmin(_ComputedColumns, ReadOnlyAdmin):
+class ReportLineAdmin(_ComputedColumns, AccountSearch, ReadOnlyAdmin):
     """The lines of reports, each with the edits and the batches behind it."""
 
     list_display = ["line_id", "report", "key", "meter", "consumed_quantity", "overage_quantity", "rule"]
     list_select_related = ["report"]
     search_fields = ["line_id"]  # Only shows the search box: see get_search_results.
-    search_help_text = _("Search for a whole line_id, a whole account, or an account, a space and a key.")
+    search_help_text = _(
+        "Search for a whole line_id, a whole account (its identifier or its name), a whole key that was used in the"
+        " last three days, or an account, a space and a key."
+    )
     sortable_by = ()
     exclude = ["charge_period_start", "charge_period_end", "usage_period"]
     readonly_fields = [
@@ -95,18 +99,17 @@ class ReportLineAdmin(_ComputedColumns, ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Search for a line_id, an account, or an account and a key. A key alone has no index."""
+        """Search for a line_id, an account, an account and a key, or a key that was used lately."""
         if not search_term:
             return queryset, False
         lines = queryset.filter(line_id=search_term)
         if lines.exists():
             return lines, False
-        for filters in accounts_and_keys(search_term):
-            account = filters.pop("account")
-            reports = Report.objects.using(queryset.db).filter(account=account)
+        for meant in self.meant(request, search_term):
+            reports = Report.objects.using(queryset.db).filter(account__in=meant.accounts)
             pks = list(reports.order_by("-pk").values_list("pk", flat=True)[:_MAX_REPORTS])
             if pks:
-                return queryset.filter(**filters, report__in=pks), False
+                return queryset.filter(**meant.of_key, report__in=pks), False
         return lines, False
 
     @admin.display(description=_("used from"))

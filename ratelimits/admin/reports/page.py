@@ -30,6 +30,7 @@ from ratelimits.admin.reports.overview import (
     table_of_totals,
     versions_of,
 )
+from ratelimits.admin.searched import AccountSearch
 from ratelimits.admin.usage import shown, shown_period
 from ratelimits.models import Adjustment, Report
 from ratelimits.models.ledger import moment
@@ -85,13 +86,11 @@ class CorrectedFilter(admin.SimpleListFilter):
 
 
 @admin.register(Report)
-class ReportAdmin(ReportDownloads, OpenPeriods, ReadOnlyAdmin):
+class ReportAdmin(ReportDownloads, OpenPeriods, AccountSearch, ReadOnlyAdmin):
     """The finalised reports."""
 
     list_display = ["payer", "period", "which_version", "totals", "plan", "complete", "finalised_at"]
     list_filter = [MonthFilter, CorrectedFilter, ("gaps", admin.EmptyFieldListFilter)]
-    search_fields = ["account__exact"]
-    search_help_text = _("Search for a whole account identifier.")
     sortable_by = ()
     fields = [
         *(
