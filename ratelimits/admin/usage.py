@@ -229,6 +229,7 @@ class PeriodUsageAdmin(AccountSearch, ReadOnlyAdmin):
         "rule_link",
         "admitted_units",
         "denied_requests",
+        "shadow_requests",
         "refunded_units",
         "closed",
     ]

@@ -40,6 +40,8 @@ class PeriodUsage(models.Model):
     admitted_requests = models.BigIntegerField(_("admitted requests"), default=0)
     admitted_units = models.BigIntegerField(_("admitted units"), default=0)
     denied_requests = models.BigIntegerField(_("denied requests"), default=0)
+    #: Empty in rows that are older than this column.
+    shadow_requests = models.BigIntegerField(_("shadow-refused requests"), null=True, blank=True)
     refunded_units = models.BigIntegerField(_("refunded units"), default=0)
     position = models.BigIntegerField(_("newest batch"))
     covered = models.BigIntegerField(_("covered up to"), null=True, blank=True)

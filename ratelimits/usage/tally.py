@@ -18,7 +18,7 @@ from ratelimits.models import Batch, Line, PeriodUsage, ShardState
 from ratelimits.models.kept import period_ends
 from ratelimits.usage import crash, span_totals
 
-_SUMS = ("admitted_requests", "admitted_units", "denied_requests", "refunded_units")
+_SUMS = ("admitted_requests", "admitted_units", "denied_requests", "shadow_requests", "refunded_units")
 #: Number of batches that are added up in one query and one transaction.
 _CHUNK = 32
 

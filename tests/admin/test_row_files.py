@@ -110,16 +110,17 @@ def test_500_memberships_with_3_wrong_lines(plans: tuple[Plan, Plan]) -> None:
 def test_keys_that_nobody_has_are_named_before_the_import() -> None:
     pk = User.objects.create(username="ann").pk
     Account.objects.create(identifier="acme")
-    client = importer()
-    good = [f"user:{pk},pro", "account:acme,pro", "api_key:4,pro"]
-    page = shown(client, MEMBERSHIPS, "key,plan", *good, "account:acmee,pro", f"user:{pk}000,free", "user:x,gold")
+    rule("burst")
+    client = importer("keyoverride")
+    keys = [f"user:{pk}", "account:acme", "api_key:4", "account:acmee", f"user:{pk}000"]
+    page = shown(client, OVERRIDES, "key,rule,capacity", *(f"{key},burst,5" for key in keys), "user:x,gold,5")
     said = text(page)
     assert "2 lines name users or accounts that do not exist. They can be imported." in said
     assert "Line 5: No account has the identifier “acmee”" in said
     assert f"Line 6: No user has the primary key “{pk}000”" in said
     assert "Line 7: No user" not in said, "this line is wrong"
     confirmed(client, page, good_only="on")
-    assert len(rows()) == 5
+    assert KeyOverride.objects.count() == 5
     accounts = importer("account")
     assert "do not exist" not in text(shown(accounts, ACCOUNTS, "identifier,name", "new,New"))
 

@@ -15,7 +15,12 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from ratelimits import engine
 from ratelimits.admin import readonly
+from ratelimits.algorithms.calendar import boundaries
+from ratelimits.engine.call import home, nonce
+from ratelimits.engine.counting import Count, Counted
+from ratelimits.engine.server import current_server
 from ratelimits.models import (
     Account,
     ArchivedRange,
@@ -30,10 +35,11 @@ from ratelimits.models import (
     Rule,
     ShardState,
 )
+from ratelimits.reports.verify.totals import verify_totals
 from tests.support.reports.invoices import close, spend
 from tests.support.rows import rule
 from tests.support.usage.quarantine import Fork
-from tests.support.usage.traffic import flow, use
+from tests.support.usage.traffic import NOON, flow, use
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
 
@@ -164,7 +170,7 @@ def test_accounts_are_found_by_their_names_and_keys_alone(admin_client: Client, 
     Account.objects.create(identifier="a1", name="Acme Ltd")
     Account.objects.create(identifier="a2", name="ACME LTD")
     for payer, key in (("a1", "user:7"), ("a2", "user:8"), ("a3", "user:7"), ("", "ip:203.0.113.9")):
-        use(payer, key, now=None)
+        use(payer, key, now=None, configuration=ConfigVersion.read("default")[0])
     flow()
     DurabilityGap.objects.create(event="x", kind="forced", account="a1", since=1, until=2)
 
@@ -250,6 +256,27 @@ def test_who_may_only_look_at_the_quarantine_may_not_resolve_it(client: Client, 
 
 def test_every_page_of_the_app_is_registered() -> None:
     assert {model for model in MODELS if not admin.site.is_registered(model)} == set()
+
+
+def test_lines_and_usage_show_what_a_rule_in_shadow_mode_would_have_refused(admin_client: Client) -> None:
+    dry = rule("dry")
+    usage = engine.Usage("acme", "api_key:1", (engine.Meter("requests", 0, 1),), boundaries("month", "UTC", None, NOON))
+    server = current_server()
+    shard = home(server.keyspace, usage)
+    command = Count(server.keyspace.head(shard), server.keyspace.open(shard), usage, "s")
+    command.add(Counted(usage, (1,), dry.pk, dry.version, 3))
+    server.wire.call(command, nonce())
+    flow()
+    for model in (Line, PeriodUsage):
+        row = admin_client.get(url(model)).content.decode().partition(">dry</a>")[2].partition("</tr>")[0]
+        cells = dict(re.findall(r'<td class="field-(\w+)">(\d+)</td>', row))
+        assert (cells["denied_requests"], cells["shadow_requests"]) == ("0", "3")
+    assert list(verify_totals("default")) == []
+    PeriodUsage.objects.filter(rule=dry.pk).update(shadow_requests=2)
+    (finding,) = verify_totals("default")
+    assert "says 2 shadow_requests, but the ledger's lines say 3" in finding
+    PeriodUsage.objects.filter(rule=dry.pk).update(shadow_requests=None)  # as in rows of before the column
+    assert list(verify_totals("default")) == []
 
 
 def test_lines_and_usage_name_their_rules_by_a_fixed_number_of_queries(admin_client: Client) -> None:

@@ -23,6 +23,8 @@ from ratelimits.reports.periods import MAX_LENGTH, SECOND, iso
 from ratelimits.reports.verify.report import readable
 
 _SUBJECT = ("account", "period", "meter", "rule")
+#: The columns that are added up. Totals that are older than the last one have no value in it.
+_SUMMED = (*SUMS, "shadow_requests")
 #: Maximum number of times that an account is read again. An account that changes while it is read can seem wrong.
 _TRIES = 50
 
@@ -104,7 +106,7 @@ def _sums(using: str, states: dict[str, int], filters: dict[str, Any]) -> Iterat
     lines = Line.objects.using(using).filter(between({}, states), **filters).values(*_SUBJECT, "batch__shard")
     rows: Iterator[dict[str, Any]] = (
         lines.order_by(*in_order(using, "account"))
-        .annotate(**{name: Sum(name) for name in SUMS}, newest=Max("batch__first_position"))
+        .annotate(**{name: Sum(name) for name in _SUMMED}, newest=Max("batch__first_position"))
         .iterator(CHUNK)
     )
     return rows
@@ -133,8 +135,8 @@ class _Account:
 
     def add_lines(self, row: dict[str, Any]) -> None:
         key = (row["period"], row["meter"], row["rule"], row["batch__shard"])
-        sums, newest = self._lines.get(key, ([0] * len(SUMS), 0))
-        added = [count + row[name] for count, name in zip(sums, SUMS, strict=True)]
+        sums, newest = self._lines.get(key, ([0] * len(_SUMMED), 0))
+        added = [count + row[name] for count, name in zip(sums, _SUMMED, strict=True)]
         self._lines[key] = added, max(newest, row["newest"])
 
     def add_usage(self, row: PeriodUsage) -> None:
@@ -202,17 +204,19 @@ class _Account:
         return {period_ends(self._using, {key: used}).get(key) for used in (period, last)}
 
     def _compared(self, period: int, meter: str, rule: int, shard: int) -> Iterator[str]:
-        sums, newest = self._lines.get((period, meter, rule, shard), ([0] * len(SUMS), 0))
+        sums, newest = self._lines.get((period, meter, rule, shard), ([0] * len(_SUMMED), 0))
         total = self.usage.get((period, meter, rule, shard))
         payer = self.name or "anonymous"
         name = f"the total of {payer} ({meter}, rule {rule}) from {_when(period)} in shard {shard:02d}"
         if total is None:
-            yield f"{name} is missing: the ledger has {dict(zip(SUMS, sums, strict=True))}"
+            yield f"{name} is missing: the ledger has {dict(zip(_SUMMED, sums, strict=True))}"
             return
         # Only usage that is on a report of a closed period is archived.
         partly_archived = shard in self._archived and total.covered is not None
-        counts = [getattr(total, column) for column in SUMS]
-        for column, count, in_lines in zip(SUMS, counts, sums, strict=True):
+        counts = [getattr(total, column) for column in _SUMMED]
+        for column, count, in_lines in zip(_SUMMED, counts, sums, strict=True):
+            if count is None:
+                continue
             if count < in_lines or (count > in_lines and not partly_archived):
                 yield f"{name} says {count} {column}, but the ledger's lines say {in_lines}"
         covered = self._covered.get((period, shard))
