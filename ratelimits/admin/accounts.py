@@ -76,9 +76,12 @@ class PlanAdmin(AuditedAdmin):
     ) -> HttpResponse:
         """Show the plan's history, and below it the newest changes of the plan's included quantities and prices."""
         pk = self._primary_key(unquote(object_id))
-        rows = changed_rows(PARTS, None, 0, PER_PAGE, Q(plan=pk))
-        changes = [shown_change(self.admin_site, request, row) for row in rows]
-        return super().history_view(request, object_id, {"changes": changes, **(extra_context or {})})
+        rows = changed_rows(PARTS, None, 0, PER_PAGE + 1, Q(plan=pk))
+        context = {
+            "changes": [shown_change(self.admin_site, request, row) for row in rows[:PER_PAGE]],
+            "more_changes": PER_PAGE if len(rows) > PER_PAGE else 0,
+        }
+        return super().history_view(request, object_id, {**context, **(extra_context or {})})
 
     @admin.display(description=_("included"))
     def included(self, plan: Plan) -> str:

@@ -247,6 +247,8 @@ def _effect_sentence(effect: Effect) -> str:
         text = format_lazy(
             "{}{}", text, _("; owed for the period: {owed_before} {currency} before, {owed_after} {currency} after")
         )
+    if not effect.version:
+        text = format_lazy("{} ({})", text, _("provisional: the period is open"))
     return format_html(
         str(text),
         owed_before=effect.owed and effect.owed.before,

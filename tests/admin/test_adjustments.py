@@ -257,6 +257,8 @@ def test_an_adjustment_counts_when_another_person_has_approved_it(client: Client
         return text(client.post(url(Adjustment), {"action": name, "_selected_action": [made.pk]}, follow=True))
 
     assert "your own: another person must approve or refuse it" in take("approve")
+    assert "waits for approval" not in take("finalise"), "this needs its own permission"
+    ada.user_permissions.add(Permission.objects.get(codename="finalise"))
     assert "waits for approval" in take("finalise")
     client.force_login(cyd)
     take("approve")

@@ -183,6 +183,19 @@ class TestFinalise:
         assert "Not finalised: acme, 2025-10-01 00:00:00 UTC. If the period is still open" in text(done)
         assert Report.objects.filter(account="acme").count() == 1
 
+    def test_an_account_that_cannot_be_closed_does_not_stop_the_others(self, admin_client: Client) -> None:
+        asked = admin_client.post(url(Report, "finalise"), {"all": "1"})
+        QuerySet(Plan).update(currency="ZZZ")
+        Plan.history.update(currency="ZZZ")
+        start = at("2025-10-01")
+        again = admin_client.post(url(Report, "finalise"), {"period": [f"{start}:", f"{start}:acme"]})
+        assert "The periods of acme cannot be finalised: the server's log says why." in text(again)
+        assert "requests 3 0 0 3" in text(again)
+        done = confirmed(admin_client, asked)
+        assert "The periods of acme cannot be finalised" in text(done)
+        assert "Report anonymous 2025-10-01 v1 was finalised." in text(done)
+        assert [report.account for report in Report.objects.all()] == [""]
+
     def test_it_needs_its_own_permission(self, client: Client) -> None:
         user = User.objects.create(username="finance", is_staff=True)
         client.force_login(user)

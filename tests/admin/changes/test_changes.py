@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from ratelimits.admin import accounts
 from ratelimits.admin.changes.page import PER_PAGE
 from ratelimits.admin.changes.rows import audited_models, changed_rows
 from ratelimits.models import Account, KeyOverride, Plan, PlanInclusion, PlanMembership, Rule
@@ -222,6 +223,23 @@ class TestAPlansHistory:
         assert "quantity: 10,000 → 20,000" in page
         assert "unit price: 0.1" in page
         assert "77" not in page
+
+    def test_an_included_quantity_that_was_deleted_is_in_it_with_the_reason(self, admin_client: Client) -> None:
+        plan = Plan.objects.create(name="Pro", slug="pro")
+        inclusion = PlanInclusion.objects.create(plan=plan, meter="requests", quantity=10_000)
+        with because("OPS-9"):
+            inclusion.delete()
+        page = text(admin_client.get(f"{PLANS}{plan.pk}/history/"))
+        assert "deleted" in page
+        assert "OPS-9" in page
+
+    def test_it_says_if_there_are_more_changes(self, admin_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(accounts, "PER_PAGE", 2)
+        plan = Plan.objects.create(name="Pro", slug="pro")
+        for number, more in ((1, False), (2, False), (3, True)):
+            PlanInclusion.objects.create(plan=plan, meter=f"m{number}", quantity=5)
+            page = text(admin_client.get(f"{PLANS}{plan.pk}/history/"))
+            assert ("These are the newest 2 changes. “All changes” lists the others." in page) == more
 
     def test_it_is_for_those_who_may_view_the_plan(self, client: Client) -> None:
         plan = Plan.objects.create(name="pro", slug="pro")
