@@ -163,11 +163,11 @@ class TestFinalise:
         ShardState.objects.filter(shard=home_shard("later")).update(watermark=at("2025-10-20"))
         again = confirmed(admin_client, asked)
         said = text(again)
-        assert "Report acme 2025-10-01 v1 was finalised." in said
+        assert "1 report was finalised: acme 2025-10-01 v1." in said
         assert "Other reports would be written now than the page has shown." in said
         assert "requests 13 0 0 13" in said
         assert [report.account for report in Report.objects.all()] == ["acme"]
-        assert "Report anonymous 2025-10-01 v1 was finalised." in text(confirmed(admin_client, again))
+        assert "1 report was finalised: anonymous 2025-10-01 v1." in text(confirmed(admin_client, again))
 
     def test_what_cannot_be_finalised_is_left_open(self, admin_client: Client) -> None:
         start = at("2025-10-01")
@@ -193,7 +193,7 @@ class TestFinalise:
         assert "requests 3 0 0 3" in text(again)
         done = confirmed(admin_client, asked)
         assert "The periods of acme cannot be finalised" in text(done)
-        assert "Report anonymous 2025-10-01 v1 was finalised." in text(done)
+        assert "1 report was finalised: anonymous 2025-10-01 v1." in text(done)
         assert [report.account for report in Report.objects.all()] == [""]
 
     def test_it_needs_its_own_permission(self, client: Client) -> None:

@@ -99,7 +99,9 @@ class FinaliseView:
         text = "finalised from the list of open periods"
         LogEntry.objects.log_actions(request.user.pk, reports, ADDITION, text, single_object=False)
         named = ", ".join(map(str, reports[:_MAX_NAMED])) + (" …" if len(reports) > _MAX_NAMED else "")
-        text = ngettext("Report %(named)s was finalised.", "%(n)s reports were finalised: %(named)s.", len(reports))
+        text = ngettext(
+            "%(n)s report was finalised: %(named)s.", "%(n)s reports were finalised: %(named)s.", len(reports)
+        )
         messages.success(request, text % {"n": len(reports), "named": named})
 
 
