@@ -62,7 +62,9 @@ class Plan(Versioned):
     def clean(self) -> None:
         """Raise ValidationError if the plan has prices but no currency."""
         if not self.currency and not self._state.adding and self.prices.exists():
-            raise ValidationError({"currency": _("The plan has prices: they need a currency. Delete them first.")})
+            raise ValidationError(
+                {"currency": _("The plan has prices, and prices need a currency: delete the prices first.")}
+            )
 
 
 class PlanInclusion(Versioned):
@@ -210,7 +212,7 @@ class PlanMembership(Versioned):
     def clean_values(self) -> None:
         """Raise ValidationError if the values of the row are not valid. Do not look at other memberships."""
         if self.key.startswith("account:"):
-            raise ValidationError({"key": _("An account has its plan on itself: choose the plan on the account.")})
+            raise ValidationError({"key": _("A membership cannot be for an account: choose the plan on the account.")})
         validate_period(self.valid_from, self.valid_until)
 
     def clean(self) -> None:

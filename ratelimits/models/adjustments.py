@@ -153,7 +153,7 @@ class Adjustment(models.Model):
         ):
             return ""
         if not self.account:
-            return _("There is no anonymous usage in a period that starts then.")
+            return _("There is no anonymous usage in a period that starts at this moment.")
         payer = Account.objects.filter(identifier=self.account).first()
         if payer is None:
             return _(
@@ -166,6 +166,7 @@ class Adjustment(models.Model):
             return _("%(error)s: correct the account first.") % {"error": error}
         if period_start == start:
             return ""
-        return _("No billing period of this account starts then. The period that contains it starts at %(start)s.") % {
-            "start": f"{moment(period_start):%Y-%m-%d %H:%M:%S} UTC"
-        }
+        return _(
+            "No billing period of this account starts at this moment. The period that contains this moment starts at"
+            " %(start)s."
+        ) % {"start": f"{moment(period_start):%Y-%m-%d %H:%M:%S} UTC"}

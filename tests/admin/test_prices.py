@@ -94,7 +94,7 @@ def test_prices_need_a_currency_that_there_is(admin_client: Client) -> None:
     plan = Plan.objects.get()
     change = {**PLAN, "prices-TOTAL_FORMS": "0", "currency": ""}
     found = wrong(admin_client.post(reverse("admin:ratelimits_plan_change", args=[plan.pk]), change))
-    assert "The plan has prices: they need a currency." in found["currency"]
+    assert "The plan has prices, and prices need a currency" in found["currency"]
 
 
 @pytest.mark.django_db(transaction=True)

@@ -86,7 +86,7 @@ def test_the_list_shows_sentence_plan_and_mode_with_filters(admin_client: Client
         (
             {"prefetch": "100"},
             "prefetch",
-            "permits come back while a process still has others, and together they would exceed the limit",
+            "permits come back while a process still has prefetched permits",
         ),
         ({"name": "two words"}, "name", "Enter a valid “slug”"),
     ],

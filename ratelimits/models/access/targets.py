@@ -64,7 +64,10 @@ def _network_target(name: str) -> str:
         name = str(network)
     if isinstance(network, IPv6Network) and network.prefixlen > NARROWEST_V6:
         raise ValidationError(
-            _("IPv6 addresses are known by their /64, which one subscriber has: write ip:%(wanted)s."),
+            _(
+                "IPv6 addresses are counted by their /64 network, since one subscriber has all of it: write"
+                " ip:%(wanted)s."
+            ),
             code="target",
             params={"wanted": network.supernet(new_prefix=NARROWEST_V6)},
         )

@@ -170,9 +170,9 @@ def _prefetch_errors(rule: Rule) -> Errors:
         )
     elif not _may_prefetch(rule):
         message = _(
-            "Leave this empty, or choose a fixed window at the clock's full periods or a calendar window."
-            " With any other"
-            " algorithm, permits come back while a process still has others, and together they would exceed the limit."
+            "Leave this empty, or choose a fixed window at the clock's full periods or a calendar window. With any"
+            " other algorithm, permits come back while a process still has prefetched permits. Together these permits"
+            " would exceed the limit."
         )
     elif rule.prefetch < 1:
         message = _("Write 1 or more, or leave it empty.")
@@ -222,9 +222,8 @@ def _check_numbers(override: KeyOverride, rule: Rule, changes: dict[str, Any]) -
         return  # The validation of the field reports an unknown kind.
     if not COUNTED[rule.key_kind] & covered_kinds:
         message = _(
-            "%(rule)s counts %(counted_per)s, so other keys share the counter of %(key)s: its numbers cannot"
-            " differ for "
-            "this key alone. Override the mode instead, or the numbers of the key that is counted."
+            "%(rule)s counts %(counted_per)s, so other keys share the counter of %(key)s. The numbers cannot differ"
+            " for only one of these keys. Override the mode instead, or the numbers of the key that is counted."
         )
         shown = {"rule": rule, "counted_per": COUNTED_PER[rule.key_kind](), "key": override.key}
         raise ValidationError(message % shown)
