@@ -104,9 +104,9 @@ class RuleAdmin(Completed, AuditedAdmin):
 
     @admin.display(description=_("under load"))
     def admits(self, rule: Rule | None) -> str:
-        """Return an empty place for the chart, and buttons that open two pages.
+        """Return the place where a script shows the chart, and buttons that open two pages.
 
-        The first page has the same chart, and is needed only without scripts. The second one replays recorded requests.
+        The first page has the same chart, for browsers without JavaScript. The second page replays recorded requests.
         """
         return format_html(
             '<div data-ratelimits-trial="{0}" aria-live="polite"></div><button type="submit" class="button"'
@@ -115,7 +115,7 @@ class RuleAdmin(Completed, AuditedAdmin):
             self._url("trial", rule),
             _("Show what the rule admits, without saving it"),
             self._url("yesterday", rule),
-            _("Try it on yesterday's requests, without saving it"),
+            _("Try the rule on yesterday's requests, without saving it"),
         )
 
     def _url(self, name: str, rule: Rule | None) -> str:
@@ -161,17 +161,17 @@ class RuleAdmin(Completed, AuditedAdmin):
         return TemplateResponse(request, "ratelimits/admin/rule_trial_page.html", context)
 
     def yesterday_view(self, request: HttpRequest) -> HttpResponse:
-        """Return a page with what the form's rule would have done with the recorded requests of 24 hours."""
+        """Return a page that shows what the typed rule would have decided about the recorded requests of 24 hours."""
         rule, errors = self._typed_rule(request)
         if rule is None:
-            context: dict[str, Any] = {"errors": [message for said in errors.values() for message in said]}
+            context: dict[str, Any] = {"errors": [message for messages in errors.values() for message in messages]}
         else:
             saved = self.get_queryset(request).filter(pk=rule.pk).first()
             user: Any = request.user
             context = yesterday(rule, saved, with_keys=user.has_perm("ratelimits.view_line"))
-            may, site = may_inspect(request), self.admin_site.name
+            has_links, site = may_inspect(request), self.admin_site.name
             context["keys"] = [
-                (row, inspect_url(row.key, site=site) if may and ":" in row.key else "")
+                (row, inspect_url(row.key, site=site) if has_links and ":" in row.key else "")
                 for row in context.get("keys", ())
             ]
         context |= {**self.admin_site.each_context(request), "title": _("What a rule would have done")}
@@ -179,7 +179,7 @@ class RuleAdmin(Completed, AuditedAdmin):
         return TemplateResponse(request, "ratelimits/admin/rule_yesterday.html", context)
 
     def enforce_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Show whom a rule would have refused, and set its mode to `enforce` after the user has confirmed it."""
+        """Show whose requests a rule would have refused. After the user has confirmed, set its mode to `enforce`."""
         if not self.has_change_permission(request):
             raise PermissionDenied
         rule = self.get_object(request, unquote(object_id))

@@ -1,3 +1,3 @@
-"""The recorder: it keeps the requests of some accounts and keys for some days, so that a rule can be tried on them."""
+"""The recorder keeps the requests of some accounts and keys for some days. Users try rules on these requests."""
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Record the requests of some accounts and keys. A thread writes them to the database.
 
-RECORD_SAMPLE is the share of accounts that are recorded, or of keys that have no account. A hash chooses them, so all
-processes choose the same ones, and every request of a chosen one is recorded. So a rule that counts such a key can be
-replayed as it would have decided.
+`RECORD_SAMPLE` is the share of the accounts, and of the keys without an account, that are recorded. A hash chooses
+them, so all processes choose the same accounts and keys. All requests of a chosen account or key are recorded, so a
+replay gives the decisions that a rule would have made.
 
-A request is only appended to a queue in memory. If a process ends without warning, at most the requests of its last
-INTERVAL seconds are lost.
+A request is first added to a queue in memory. If a process is killed, the requests of its last `INTERVAL` seconds are
+lost.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 #: Seconds between two writes.
 INTERVAL = 5.0
-#: Maximum number of requests that wait to be written. Further requests are only counted.
+#: Maximum length of the queue. While the queue is full, further requests are only counted.
 MAX_UNWRITTEN = 20_000
-#: From this number of waiting requests on, the thread does not wait for its next interval.
-_MANY = 5_000
+#: If the queue has this length, the thread writes at once.
+_WAKE_LENGTH = 5_000
 
 _unwritten: deque[trace.Recorded] = deque()
 _left_out = 0
@@ -39,20 +39,20 @@ _lock = threading.Lock()
 
 
 def in_sample(owner: str, share: float) -> bool:
-    """Return whether an account, or a key without an account, belongs to this share (0 to 1) of all of them."""
+    """Return whether an account, or a key without an account, is recorded. `share` (0 to 1) is the share of all."""
     return crc32(owner.encode()) < share * 2**32
 
 
 def record(identity: Identity, scope: str, method: str, costs: Mapping[str, int]) -> None:
-    """Record a request, if its account or key is in the sample. The caller has checked that RECORD_SAMPLE is not 0."""
+    """Record a request, if its account or key is in the sample. The caller must check that `RECORD_SAMPLE` is not 0."""
     owner = identity.account or identity.narrowest or identity.address or ""
     if not in_sample(owner, conf.RECORD_SAMPLE):
         return
     unwritten = len(_unwritten)
     if unwritten < MAX_UNWRITTEN:
-        # Appending needs no lock. Copy the mapping: the view may change it later.
+        # Appending to a deque needs no lock. The costs are copied, because the view may change its mapping later.
         _unwritten.append((time.time_ns() // 1000, identity, scope, method, dict(costs)))
-        if unwritten == _MANY:
+        if unwritten == _WAKE_LENGTH:
             _background.wake()
     else:
         _leave_out(1)
@@ -67,7 +67,10 @@ def _leave_out(requests: int) -> None:
 
 
 def write() -> None:
-    """Write the requests that wait. If this fails, they are lost; the next write says how many."""
+    """Write the requests of the queue to the database.
+
+    If this fails, the requests are lost. The next write records their number.
+    """
     global _left_out
     requests = [_unwritten.popleft() for _ in range(len(_unwritten))]
     if not requests:
@@ -82,14 +85,15 @@ def write() -> None:
 
 
 def clear() -> None:
-    """Forget the requests that wait. A forked process does this, since they belong to its parent."""
+    """Empty the queue. A forked process does this, because the requests in its queue belong to its parent."""
     global _lock, _left_out
     _lock, _left_out = threading.Lock(), 0
     _unwritten.clear()
 
 
 def _start() -> None:
-    # Do not start in tests: the thread would write into a database that a test empties, or into the project's real one.
+    # Do not start the thread in tests. It would write to a database that a test empties, or to the project's real
+    # database.
     if not tests.possible:
         _background.start()
 

@@ -1,4 +1,4 @@
-"""The table of recorded requests: write, read, and delete what is old."""
+"""Write, read and delete rows of the table of recorded requests."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from ratelimits.models.status.recorded import RecordedRequest
 if TYPE_CHECKING:
     from ratelimits.identity import Identity
 
-#: A request: its moment (µs since 1970 UTC), who made it, scope, HTTP method, and cost in each meter.
+#: A request: its moment (µs since 1970 UTC), the identity that made it, its scope, HTTP method, and cost in each meter.
 Recorded = tuple[int, "Identity", str, str, Mapping[str, int]]
 
-_CHUNK = 1_000
+#: Number of rows that are written with one query.
+_ROWS_PER_QUERY = 1_000
 _SECOND = 1_000_000
 
 
 def write(requests: Sequence[Recorded], left_out: int = 0) -> None:
-    """Write requests, and delete the oldest rows above RECORD_ROWS.
+    """Write requests. If the table then has more than `RECORD_ROWS` rows, delete the oldest ones.
 
-    `left_out` is the number of requests before these that could not be recorded.
+    `left_out` is the number of earlier requests that could not be recorded.
     """
     using = conf.DATABASE
     rows = [
@@ -44,7 +45,7 @@ def write(requests: Sequence[Recorded], left_out: int = 0) -> None:
     if rows:
         rows[0].left_out = left_out
     try:
-        RecordedRequest.objects.using(using).bulk_create(rows, batch_size=_CHUNK)
+        RecordedRequest.objects.using(using).bulk_create(rows, batch_size=_ROWS_PER_QUERY)
         _trim(using)
     finally:
         # Close this thread's own connection: the thread serves no requests, so Django would never close it.
@@ -55,8 +56,8 @@ def write(requests: Sequence[Recorded], left_out: int = 0) -> None:
 class Trace(NamedTuple):
     """Recorded requests, oldest first.
 
-    more      whether there are older ones, which were not read
-    left_out  how many requests of this time are known not to be recorded
+    more      whether there are older requests, which were not read
+    left_out  the number of requests of this time that could not be recorded
     """
 
     rows: list[RecordedRequest]
@@ -64,20 +65,22 @@ class Trace(NamedTuple):
     left_out: int
 
 
-def newest(since: int, most: int, scopes: Collection[str] = ("*",)) -> Trace:
-    """Return the requests since a moment (µs since 1970 UTC), at most the newest `most`.
+def newest(since: int, count: int, scopes: Collection[str] = ("*",)) -> Trace:
+    """Return the newest requests since a moment (µs since 1970 UTC), at most `count`.
 
-    Only requests in these scopes are read; "*" stands for all scopes.
+    Only requests in these scopes are read. "*" stands for all scopes.
     """
     rows = RecordedRequest.objects.using(conf.DATABASE).filter(at__gte=since)
     if "*" not in scopes:
         rows = rows.filter(scope__in=[ledger_name(scope) for scope in scopes])
-    found = list(rows.order_by("-at", "-pk")[: most + 1])
-    more = len(found) > most
-    found = found[:most][::-1]
-    # Requests of other scopes tell too what was left out.
-    lost = RecordedRequest.objects.using(conf.DATABASE).filter(at__gte=found[0].at if more else since, left_out__gt=0)
-    return Trace(found, more, lost.aggregate(sum=Sum("left_out"))["sum"] or 0)
+    newest_first = list(rows.order_by("-at", "-pk")[: count + 1])
+    more = len(newest_first) > count
+    requests = newest_first[:count][::-1]
+    # Rows of all scopes are needed: `left_out` does not depend on the scope of its row.
+    left_out = RecordedRequest.objects.using(conf.DATABASE).filter(
+        at__gte=requests[0].at if more else since, left_out__gt=0
+    )
+    return Trace(requests, more, left_out.aggregate(sum=Sum("left_out"))["sum"] or 0)
 
 
 def _trim(using: str) -> int:
@@ -89,9 +92,9 @@ def _trim(using: str) -> int:
 
 
 def expire(now: float) -> int:
-    """Delete requests that are older than RECORD_SECONDS, and the oldest ones above RECORD_ROWS; return their number.
+    """Delete requests that are older than `RECORD_SECONDS`, and the oldest requests if there are too many.
 
-    `now` is in seconds since 1970 UTC.
+    Return the number of deleted rows. `now` is in seconds since 1970 UTC.
     """
     using = conf.DATABASE
     old = RecordedRequest.objects.using(using).filter(at__lt=int((now - conf.RECORD_SECONDS) * _SECOND))

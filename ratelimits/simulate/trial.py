@@ -1,6 +1,6 @@
-"""Try a rule before it is saved: show what the real scripts admit under bursts and under a steady overload.
+"""Try a rule before it is saved. The real scripts show what the rule admits under bursts and under a steady overload.
 
-The requests are calculated from the rule's own numbers. There are at most MAX_LINES.
+The numbers of the rule determine the requests. A load has at most `MAX_LINES` requests.
 """
 
 from __future__ import annotations
@@ -18,46 +18,51 @@ from ratelimits.engine.transport.wire import Wire
 from ratelimits.simulate.lines import TraceLine
 from ratelimits.simulate.replay import Replay, Simulator
 
-#: Maximum and minimum number of slots in which a load is counted.
-SLOTS, FEW_SLOTS = 48, 12
-#: Maximum number of requests of one load. Requests that are larger stand for several.
+#: Maximum and minimum number of slots of time into which a load is divided.
+SLOTS, MIN_SLOTS = 48, 12
+#: Maximum number of requests of one load. If a load needs more requests, each request has a higher cost instead.
 MAX_LINES = 240
-#: A load lasts _LASTS times as long as all permits need to come back. It has _BURSTS bursts.
-_LASTS, _BURSTS = 3, 6
-#: A load requests this many times the limit.
-_TIMES = 2
-#: How long a request takes, in µs, if a limit has no period (concurrency).
-_HELD = MICROSECONDS
+#: A load lasts `_REFILLS` times as long as all permits need to come back.
+_REFILLS = 3
+#: Number of bursts in a load of bursts.
+_BURSTS = 6
+#: The requested permits are this many times the permits of the limit.
+_OVERLOAD_FACTOR = 2
+#: Duration of a request under a concurrency limit, in µs.
+_CONCURRENT_REQUEST = MICROSECONDS
 
 
 class Slot(NamedTuple):
-    """The permits in one slot of time. `admitted` counts requests in the slot in which they proceed, after any wait."""
+    """The requested, admitted and refused permits in a slot of time.
 
-    asked: int
+    A request that must wait is counted as admitted in the slot in which its wait ends.
+    """
+
+    requested: int
     admitted: int
     refused: int
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TrialResult:
     """The result of a rule under one load. Times are in seconds.
 
     kind          "bursts", "overload" or "recorded"
     length        duration of the whole load
-    each          permits of one burst; otherwise all requested permits
-    every         time between bursts, or between the requests of an overload
-    held          how long each request takes; 0 if this has no effect
-    asked         requested permits
+    permits       the permits of one burst; for other loads, all requested permits
+    interval      time between two bursts, or between two requests of an overload
+    duration      duration of each request; 0 if the duration has no effect
+    requested     requested permits
     admitted      admitted permits
     longest_wait  the longest time that a request waited
     """
 
     kind: str
     length: Decimal
-    each: int
-    every: Decimal
-    held: Decimal
-    asked: int
+    permits: int
+    interval: Decimal
+    duration: Decimal
+    requested: int
     admitted: int
     longest_wait: Decimal
     slots: tuple[Slot, ...]
@@ -67,36 +72,37 @@ class Tried:
 class _Load:
     kind: str
     length: int
-    each: int
-    every: int
-    held: int
-    #: Moments in µs after the start, and permits.
+    permits: int
+    interval: int
+    duration: int
+    #: For each request: its moment in µs after the start of the load, and its permits.
     requests: tuple[tuple[int, int], ...]
 
     @property
     def slots(self) -> int:
-        """Return a number of slots into which the requests divide evenly, so that a steady load looks steady."""
-        even = (slots for slots in range(SLOTS, FEW_SLOTS - 1, -1) if len(self.requests) % slots == 0)
-        return SLOTS if self.kind == "bursts" else next(even, SLOTS)
+        """Return the number of slots. If possible, each slot of a steady load has the same number of requests."""
+        even_numbers = (slots for slots in range(SLOTS, MIN_SLOTS - 1, -1) if len(self.requests) % slots == 0)
+        return SLOTS if self.kind == "bursts" else next(even_numbers, SLOTS)
 
     def lines(self, start: int, timeout: int) -> Iterator[TraceLine]:
         """Yield the lines of the trace in the order of time.
 
-        A request that ends comes before one that begins at the same moment.
+        If one request ends and another one begins at the same moment, the end comes first.
         """
         events = [(at, 1, cost, str(number)) for number, (at, cost) in enumerate(self.requests)]
-        if self.held:
-            events += [(at + self.held, 0, cost, lease) for at, _op, cost, lease in events]
+        if self.duration:
+            events += [(at + self.duration, 0, cost, lease) for at, _op, cost, lease in events]
         for at, begins, cost, lease in sorted(events):
             moment = start + at
             op = Op.TRY if begins else Op.RELEASE
-            yield TraceLine(moment, moment, op, "", cost, timeout, lease if self.held else "")
+            yield TraceLine(moment, moment, op, "", cost, timeout, lease if self.duration else "")
 
 
-def try_rule(wire: Wire, algorithm: Algorithm, max_wait: Decimal | None, now: int) -> tuple[Tried, ...]:
-    """Return what a rule admits under bursts and under a steady overload, beginning about `now` (µs since 1970 UTC).
+def try_rule(wire: Wire, algorithm: Algorithm, max_wait: Decimal | None, now: int) -> tuple[TrialResult, ...]:
+    """Return what a rule admits under bursts and under a steady overload.
 
-    Raises Unavailable and redis.exceptions.RedisError if the server does not answer. Deletes what it writes there.
+    The loads begin about at the moment `now` (µs since 1970 UTC). All keys that are written to the server are deleted
+    again. Raises Unavailable and redis.exceptions.RedisError if the server does not answer.
     """
     start, loads = _start(algorithm, now), _loads(algorithm, now)
     timeout = min(micros(max_wait), HORIZON) if max_wait and algorithm.may_wait else 0
@@ -104,35 +110,35 @@ def try_rule(wire: Wire, algorithm: Algorithm, max_wait: Decimal | None, now: in
     with Simulator(wire) as simulator:
         lines = ((replay, line) for replay, load in replays.items() for line in load.lines(start, timeout))
         outcomes = list(simulator.run(lines))
-    tried = []
-    for replay, of_one in groupby(outcomes, key=lambda outcome: outcome[0]):
+    results = []
+    for replay, replay_outcomes in groupby(outcomes, key=lambda outcome: outcome[0]):
         load = replays[replay]
-        results = [(line, outcome) for _replay, line, outcome in of_one if line.op is Op.TRY]
+        requests = [(line, outcome) for _replay, line, outcome in replay_outcomes if line.op is Op.TRY]
         slots = [[0, 0, 0] for _ in range(load.slots)]
-        for line, outcome in results:
-            asked = (line.now - start) * load.slots // load.length
-            slots[asked][0] += line.cost
+        for line, outcome in requests:
+            slot = (line.now - start) * load.slots // load.length
+            slots[slot][0] += line.cost
             if not outcome.allowed:
-                slots[asked][2] += line.cost
+                slots[slot][2] += line.cost
                 continue
-            proceeds = (line.now + outcome.wait - start) * load.slots // load.length
-            if proceeds < load.slots:
-                slots[proceeds][1] += line.cost
-        admitted = [(line.cost, outcome.wait) for line, outcome in results if outcome.allowed]
-        tried.append(
-            Tried(
+            proceeding_slot = (line.now + outcome.wait - start) * load.slots // load.length
+            if proceeding_slot < load.slots:
+                slots[proceeding_slot][1] += line.cost
+        admitted = [(line.cost, outcome.wait) for line, outcome in requests if outcome.allowed]
+        results.append(
+            TrialResult(
                 load.kind,
                 _seconds(load.length),
-                load.each,
-                _seconds(load.every),
-                _seconds(load.held),
-                sum(line.cost for line, _outcome in results),
+                load.permits,
+                _seconds(load.interval),
+                _seconds(load.duration),
+                sum(line.cost for line, _outcome in requests),
                 sum(cost for cost, _wait in admitted),
                 _seconds(max((wait for _cost, wait in admitted), default=0)),
                 tuple(Slot(*counts) for counts in slots),
             )
         )
-    return tuple(tried)
+    return tuple(results)
 
 
 def _seconds(us: int) -> Decimal:
@@ -140,14 +146,14 @@ def _seconds(us: int) -> Decimal:
 
 
 def _span(algorithm: Algorithm, now: int) -> int:
-    """Return the time in µs in which all permits come back. If there is none, return how long a request takes."""
+    """Return the time in µs in which all permits come back. For a concurrency limit, return a request's duration."""
     _permits, time = algorithm.quota
     window = algorithm.valid_span(now)
-    return time or (window[1] - window[0] if window else _HELD)
+    return time or (window[1] - window[0] if window else _CONCURRENT_REQUEST)
 
 
 def _start(algorithm: Algorithm, now: int) -> int:
-    """Return the last start of a window before `now`. Windows start at fixed times of the clock or the calendar."""
+    """Return the start of the window that contains `now`. All are in µs since 1970 UTC."""
     window = algorithm.valid_span(now)
     return window[0] if window else now - now % max(_span(algorithm, now), 1)
 
@@ -156,44 +162,47 @@ def _loads(algorithm: Algorithm, now: int) -> tuple[_Load, _Load]:
     permits, _time = algorithm.quota
     permits = max(permits, 1)
     span = max(_span(algorithm, now), 1)
-    most = algorithm.max_cost or permits
-    held = _HELD if algorithm.leases else 0
-    # For a rule that makes requests wait, the load lasts longer than the wait, if the number of lines allows it.
-    long = max(span, micros(algorithm.suggested_max_wait or Decimal(0)))
-    lasts = min(_LASTS * long, MAX_LINES * max(permits // 10, 1) * span // (_TIMES * permits), HORIZON // 4)
-    lasts = max(lasts, span, SLOTS)
-    return _bursts(permits, lasts, most, held), _overload(permits, span, lasts, most, held)
+    max_cost = algorithm.max_cost or permits
+    duration = _CONCURRENT_REQUEST if algorithm.leases else 0
+    # If the rule lets requests wait, the load lasts longer than the longest wait, as far as `MAX_LINES` allows this.
+    time_to_cover = max(span, micros(algorithm.suggested_max_wait or Decimal(0)))
+    length = min(
+        _REFILLS * time_to_cover, MAX_LINES * max(permits // 10, 1) * span // (_OVERLOAD_FACTOR * permits), HORIZON // 4
+    )
+    length = max(length, span, SLOTS)
+    return _bursts(permits, length, max_cost, duration), _overload(permits, span, length, max_cost, duration)
 
 
-def _bursts(permits: int, length: int, most: int, held: int) -> _Load:
-    each = _TIMES * permits
-    cost = _cost(permits, each, MAX_LINES // _BURSTS, most)
-    sizes = _sizes(min(each, cost * (MAX_LINES // _BURSTS)), cost)
-    every = length // _BURSTS
-    requests = tuple((number * every, size) for number in range(_BURSTS) for size in sizes)
-    return _Load("bursts", length, sum(sizes), every, held, requests)
+def _bursts(permits: int, length: int, max_cost: int, duration: int) -> _Load:
+    burst = _OVERLOAD_FACTOR * permits
+    cost = _cost(permits, burst, MAX_LINES // _BURSTS, max_cost)
+    costs = _costs(min(burst, cost * (MAX_LINES // _BURSTS)), cost)
+    interval = length // _BURSTS
+    requests = tuple((number * interval, cost) for number in range(_BURSTS) for cost in costs)
+    return _Load("bursts", length, sum(costs), interval, duration, requests)
 
 
-def _overload(permits: int, span: int, length: int, most: int, held: int) -> _Load:
-    total = max(_TIMES * permits * length // span, 1)
-    cost = _cost(permits, total, MAX_LINES, most)
-    sizes = _sizes(min(total, cost * MAX_LINES), cost)
-    every = max(length // len(sizes), 1)
-    requests = tuple((number * length // len(sizes), size) for number, size in enumerate(sizes))
-    return _Load("overload", length, sum(sizes), every, held, requests)
+def _overload(permits: int, span: int, length: int, max_cost: int, duration: int) -> _Load:
+    total = max(_OVERLOAD_FACTOR * permits * length // span, 1)
+    cost = _cost(permits, total, MAX_LINES, max_cost)
+    costs = _costs(min(total, cost * MAX_LINES), cost)
+    interval = max(length // len(costs), 1)
+    requests = tuple((number * length // len(costs), cost) for number, cost in enumerate(costs))
+    return _Load("overload", length, sum(costs), interval, duration, requests)
 
 
-def _cost(permits: int, total: int, lines: int, most: int) -> int:
-    """Return the permits of one request, so that this number of lines is enough for all.
+def _cost(permits: int, total: int, lines: int, max_cost: int) -> int:
+    """Return the cost of a request with which `lines` requests are enough for `total` permits.
 
-    If possible, it divides the limit.
+    If possible, the cost divides the permits of the limit without a remainder.
     """
-    least = max(-(-total // lines), 1)
-    parts = permits // least
-    cost = next((permits // part for part in range(parts, parts // 4, -1) if permits % part == 0), least)
-    return max(min(cost, most), 1)
+    min_cost = max(-(-total // lines), 1)
+    parts = permits // min_cost
+    cost = next((permits // part for part in range(parts, parts // 4, -1) if permits % part == 0), min_cost)
+    return max(min(cost, max_cost), 1)
 
 
-def _sizes(permits: int, cost: int) -> list[int]:
-    whole, rest = divmod(permits, cost)
-    return [cost] * whole + [rest] * bool(rest)
+def _costs(permits: int, cost: int) -> list[int]:
+    """Return the costs of requests that take these permits together. Only the last cost may be lower than `cost`."""
+    count, rest = divmod(permits, cost)
+    return [cost] * count + [rest] * bool(rest)

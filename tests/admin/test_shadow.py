@@ -47,9 +47,9 @@ def test_it_says_what_each_rule_would_have_refused_and_whom(admin_client: Client
     flow()
     response = admin_client.get(URL)
     page, html = text(response), response.content.decode()
-    assert "It would have refused 4 requests of 2 keys in the last 24 hours." in page
+    assert "The rule would have refused 4 requests of 2 keys in the last 24 hours." in page
     assert page.index("strict") < page.index("lax")
-    assert "It would have refused nobody in the last 24 hours." in page
+    assert "The rule would have refused nobody in the last 24 hours." in page
     assert re.search(
         r'<a href="/admin/ratelimits/inspect/\?q=user%3A1&amp;account=1">user:1</a></th><td>1</td><td>3<', html
     )
@@ -68,7 +68,7 @@ def test_a_rule_that_is_enforced_now_has_no_button(admin_client: Client) -> None
     use(3)
     flow()
     page = text(admin_client.get(URL))
-    assert "The mode of the rule is now: enforce. It would have refused 1 request of 1 key" in page
+    assert "The mode of the rule is now: enforce. The rule would have refused 1 request of 1 key" in page
     assert "Enforce now" not in page
     assert f"/admin/ratelimits/rule/{row.pk}/change/" in admin_client.get(URL).content.decode()
 
@@ -85,7 +85,7 @@ def test_old_and_other_totals_do_not_count(admin_client: Client) -> None:
     RuleTotal.objects.filter(shadow_requests__gt=0).update(start=0)
     KeyTotal.objects.filter(shadow_requests__gt=0).update(start=0)
     page = text(admin_client.get(URL))
-    assert "It would have refused nobody" in page
+    assert "The rule would have refused nobody" in page
     row.delete()
     assert "No rule is in shadow mode" in text(admin_client.get(URL))
 
@@ -115,10 +115,10 @@ def test_enforcing_shows_whom_it_hits_and_asks_first(admin_client: Client) -> No
     flow()
     url = f"/admin/ratelimits/rule/{row.pk}/enforce/"
     page = text(admin_client.get(url))
-    assert "It would have refused 3 requests of 1 key in the last 24 hours." in page
+    assert "The rule would have refused 3 requests of 1 key in the last 24 hours." in page
     assert "user:1 1 3" in page
-    assert "From the next request on, the rule refuses what goes beyond it." in page
-    assert "1 of them is above it now." in page
+    assert "From the next request on, the rule refuses requests above its limit." in page
+    assert "1 of these keys is above the limit now." in page
     admin_client.post(url)
     row.refresh_from_db()
     assert row.mode == "shadow", "a POST that nobody confirmed changes nothing"
@@ -134,7 +134,7 @@ def test_enforcing_shows_whom_it_hits_and_asks_first(admin_client: Client) -> No
         row.version,
     )
     assert not check(Identity("user:1", account="account:1")).allowed
-    assert "The rule strict is enforced already." in text(admin_client.get(url, follow=True))
+    assert "The rule strict is already enforced." in text(admin_client.get(url, follow=True))
 
 
 def test_enforcing_a_rule_that_would_refuse_everyone_warns(admin_client: Client) -> None:

@@ -85,7 +85,7 @@ def cluster(nodes: Cluster) -> Iterator[Cluster]:
 def test_a_typed_rule_is_tried_on_the_node_of_its_keys(cluster: Cluster) -> None:
     rule = engine.algorithm_from_json({"algorithm": "token_bucket", "capacity": 10, "rate": 5, "period": 1})
     bursts, _overload = try_rule(current_server().wire, rule, None, NOW)
-    assert (bursts.asked, bursts.admitted) == (120, 35)
+    assert (bursts.requested, bursts.admitted) == (120, 35)
     assert [client.dbsize() for client in cluster.clients] == [0] * NODES
 
 

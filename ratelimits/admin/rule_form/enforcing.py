@@ -1,4 +1,4 @@
-"""The page that sets a rule to `enforce`, after it has shown whom the rule would have refused."""
+"""The page that sets the mode of a rule to `enforce`. First it shows whose requests the rule would have refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ratelimits.status.shadow_refusals import shadow_refusals
 
 
 class _ReasonForm(forms.Form):
-    """Asks for the reason of the change."""
+    """A form that asks for the reason of the change."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -31,14 +31,14 @@ class _ReasonForm(forms.Form):
 
 
 def enforcing(request: HttpRequest, site: AdminSite, rule: Rule, enforce: Callable[[], None]) -> HttpResponse:
-    """Show whom the rule would have refused; call `enforce` after the user has confirmed it.
+    """Show whose requests the rule would have refused. After the user has confirmed, call `enforce`.
 
-    The caller has checked that the user may change the rule.
+    The caller must check that the user may change the rule.
     """
     name = "shadow_changelist" if may_see_shadow(request) else "rule_changelist"
     back = reverse(f"{site.name}:ratelimits_{name}")
     if rule.mode == Rule.Mode.ENFORCE:
-        messages.warning(request, _("The rule %(rule)s is enforced already.") % {"rule": rule})
+        messages.warning(request, _("The rule %(rule)s is already enforced.") % {"rule": rule})
         return HttpResponseRedirect(back)
     form = _ReasonForm(request.POST if is_confirmed(request) else None)
     if is_confirmed(request) and form.is_valid():
@@ -52,19 +52,23 @@ def _consequences(request: HttpRequest, rule: Rule) -> Consequences:
     title = _("Enforce %(rule)s") % {"rule": rule}
     if rule.unreadable():
         return Consequences(title, [], [rule.sentence()])
-    (found,) = shadow_refusals(time.time(), rule)
+    (shadow_rule,) = shadow_refusals(time.time(), rule)
     enforced = copy(rule)
     enforced.mode = Rule.Mode.ENFORCE
-    whom = affected(enforced, rule.to_algorithm())
-    said = [
+    affected_keys = affected(enforced, rule.to_algorithm())
+    sentences = [
         f"{rule.sentence()}.",
-        _("From the next request on, the rule refuses what goes beyond it."),
-        shadow_summary(found),
+        _("From the next request on, the rule refuses requests above its limit."),
+        shadow_summary(shadow_rule),
     ]
     user: Any = request.user
     may_see_keys = may_see_shadow(request) or user.has_perm("ratelimits.view_line")
-    rows = [(who.key, who.account or "–", f"{who.requests:,}") for who in found.keys] if may_see_keys else []
-    heads = [_("key"), _("account"), _("requests that it would have refused")]
+    rows = [(key.key, key.account or "–", f"{key.requests:,}") for key in shadow_rule.keys] if may_see_keys else []
+    heads = [_("key"), _("account"), _("requests that the rule would have refused")]
     return Consequences(
-        title, [*said, *([] if whom.everyone else [whom.text])], [whom.text] * whom.everyone, heads, rows
+        title,
+        [*sentences, *([] if affected_keys.everyone else [affected_keys.text])],
+        [affected_keys.text] * affected_keys.everyone,
+        heads,
+        rows,
     )

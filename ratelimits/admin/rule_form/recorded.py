@@ -1,4 +1,4 @@
-"""Replay recorded requests against a rule that may be unsaved. The real scripts decide, with a virtual clock."""
+"""Let a rule decide recorded requests again. The rule may be unsaved. The real scripts decide, with a virtual clock."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ from ratelimits.models.fields.scopes import split_scope
 from ratelimits.recording.trace import Trace, newest
 from ratelimits.rules.edited import EditedRule
 from ratelimits.simulate import Replay, Simulator, TraceLine
-from ratelimits.simulate.trial import SLOTS, Slot, Tried
+from ratelimits.simulate.trial import SLOTS, Slot, TrialResult
 
-#: How far back requests are replayed, in seconds, and the maximum number of them (the newest).
-LOOK_BACK, MAX_REQUESTS = 86_400, 20_000
-#: The same for the chart, which is drawn while the user types.
-HOUR, MAX_OF_HOUR = 3_600, 2_000
+#: Requests of the last LOOK_BACK seconds are replayed.
+LOOK_BACK = 86_400
+#: Maximum number of requests that are replayed. The newest ones are taken.
+MAX_REQUESTS = 20_000
+#: The chart of the form is drawn while the user types. It replays only the requests of this number of seconds.
+HOUR = 3_600
+#: Maximum number of requests that the chart replays.
+MAX_OF_HOUR = 2_000
 
 
 class Replayed(NamedTuple):
-    """A request as the rule would have decided it. `at` (since 1970 UTC) and `wait` are in µs."""
+    """A recorded request, with the decision of the rule. `at` (since 1970 UTC) and `wait` are in µs."""
 
     at: int
     key: str
@@ -42,9 +46,9 @@ class Replayed(NamedTuple):
 class ReplayResult:
     """The decisions of a rule about recorded requests.
 
-    requests      the requests that it counts, by key
-    refused       those that it would have refused, by key
-    units         the units of all these requests, and of those that it would have admitted
+    requests      the number of requests that the rule counts, by key
+    refused       the number of requests that the rule would have refused, by key
+    units         the units of all requests that the rule counts, and the units that it would have admitted
     longest_wait  the longest time that a request would have waited, in µs
     """
 
@@ -59,42 +63,43 @@ def recorded_day(*edits: Rule) -> Trace:
     return _newest(LOOK_BACK, MAX_REQUESTS, edits)
 
 
-def _newest(seconds: int, most: int, edits: Sequence[Rule]) -> Trace:
+def _newest(seconds: int, count: int, edits: Sequence[Rule]) -> Trace:
     since = (time.time_ns() // 1000) - seconds * MICROSECONDS
-    return newest(since, most, {split_scope(rule.scope)[0] for rule in edits})
+    return newest(since, count, {split_scope(rule.scope)[0] for rule in edits})
 
 
 def replay_result(rule: Rule, trace: Trace) -> ReplayResult:
-    """Return what a rule would have decided. Raise one of the errors UNAVAILABLE."""
+    """Return what a rule would have decided. Raise one of the errors in `UNAVAILABLE`."""
     decided = replayed(rule, trace)
     return ReplayResult(
-        Counter(one.key for one in decided),
-        Counter(one.key for one in decided if not one.allowed),
-        (sum(one.cost for one in decided), sum(one.cost for one in decided if one.allowed)),
-        max((one.wait for one in decided if one.allowed), default=0),
+        Counter(request.key for request in decided),
+        Counter(request.key for request in decided if not request.allowed),
+        (sum(request.cost for request in decided), sum(request.cost for request in decided if request.allowed)),
+        max((request.wait for request in decided if request.allowed), default=0),
     )
 
 
 def replayed(rule: Rule, trace: Trace) -> list[Replayed]:
-    """Return the requests that the rule counts, in order, as it would have decided them.
+    """Return the requests that the rule counts, in order, each with the rule's decision.
 
-    Plans, overrides, blocks and allows apply as they are now. Each key starts as if it had never been used. Raise one
-    of the errors UNAVAILABLE.
+    The present plans, overrides, blocks and allows apply. At the start, each key has all permits. Raise one of the
+    errors in `UNAVAILABLE`.
     """
-    made_by = [_identity(row) for row in trace.rows]
-    identities = set(made_by)
+    identity_of_row = [_identity(row) for row in trace.rows]
+    identities = set(identity_of_row)
     current = rules.current().having(*identities)
-    outside = {identity for identity in identities if current.access(identity) is not None}
+    blocked_or_allowed = {identity for identity in identities if current.access(identity) is not None}
     edited = EditedRule(current, rule, identities)
     lines: list[tuple[Replay, TraceLine]] = []
     replays: dict[Algorithm, Replay] = {}
-    for row, identity in zip(trace.rows, made_by, strict=True):
+    for row, identity in zip(trace.rows, identity_of_row, strict=True):
         cost = row.costs.get(rule.meter, 0)
-        found = edited.applied(row.scope, row.method, identity) if cost and identity not in outside else None
-        if found is None:
+        is_counted = cost and identity not in blocked_or_allowed
+        rule_and_key = edited.applied(row.scope, row.method, identity) if is_counted else None
+        if rule_and_key is None:
             continue
-        applied, key = found
-        # Keys with an override have an algorithm with other numbers, so they need a replay of their own.
+        applied, key = rule_and_key
+        # An override gives a key an algorithm with other numbers. There is a replay for each such algorithm.
         replay = replays.get(applied.algorithm)
         if replay is None:
             replay = replays[applied.algorithm] = Replay((applied.algorithm,), f"{len(replays)}:")
@@ -111,10 +116,11 @@ def _identity(row: RecordedRequest) -> Identity:
     return Identity(row.user or None, row.api_key or None, row.account or None, row.address or None)
 
 
-def recorded_hour(rule: Rule) -> Tried | None:
-    """Return what a rule would have admitted in the hour before the newest recorded request; None if there is none.
+def recorded_hour(rule: Rule) -> TrialResult | None:
+    """Return what a rule would have admitted in the hour before the newest recorded request.
 
-    If the hour has more than MAX_OF_HOUR requests, take a shorter time. Raise one of the errors UNAVAILABLE.
+    If the hour has more than `MAX_OF_HOUR` requests, take a shorter time. Return None if there is no recorded request
+    that the rule counts. Raise one of the errors in `UNAVAILABLE`.
     """
     trace = _newest(LOOK_BACK, MAX_OF_HOUR, [rule])
     if not trace.rows:
@@ -124,29 +130,29 @@ def recorded_hour(rule: Rule) -> Tried | None:
     decided = replayed(rule, trace._replace(rows=[row for row in trace.rows if row.at >= start]))
     if not decided:
         return None
-    asked, admitted = sum(one.cost for one in decided), [one for one in decided if one.allowed]
-    return Tried(
+    requested, admitted = sum(request.cost for request in decided), [request for request in decided if request.allowed]
+    return TrialResult(
         "recorded",
         Decimal(end - start) / MICROSECONDS,
-        asked,
+        requested,
         Decimal(0),
         Decimal(0),
-        asked,
-        sum(one.cost for one in admitted),
-        Decimal(max((one.wait for one in admitted), default=0)) / MICROSECONDS,
+        requested,
+        sum(request.cost for request in admitted),
+        Decimal(max((request.wait for request in admitted), default=0)) / MICROSECONDS,
         tuple(_slots(decided, start, end - start)),
     )
 
 
 def _slots(decided: Sequence[Replayed], start: int, length: int) -> Iterator[Slot]:
     slots = [[0, 0, 0] for _ in range(SLOTS)]
-    for one in decided:
-        place = (one.at - start) * SLOTS // length
-        slots[place][0] += one.cost
-        if not one.allowed:
-            slots[place][2] += one.cost
+    for request in decided:
+        slot = (request.at - start) * SLOTS // length
+        slots[slot][0] += request.cost
+        if not request.allowed:
+            slots[slot][2] += request.cost
             continue
-        proceeds = (one.at + one.wait - start) * SLOTS // length
-        if proceeds < SLOTS:
-            slots[proceeds][1] += one.cost
+        proceeding_slot = (request.at + request.wait - start) * SLOTS // length
+        if proceeding_slot < SLOTS:
+            slots[proceeding_slot][1] += request.cost
     yield from (Slot(*counts) for counts in slots)

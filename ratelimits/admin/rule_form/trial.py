@@ -1,4 +1,4 @@
-"""Try a rule before it is saved: what it would admit, and how many keys it applies to."""
+"""Try a rule before it is saved: show what the rule would admit, and the number of keys that it applies to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ratelimits.simulate.trial import try_rule
 
 
 def trial_of(rule: Rule | None, errors: dict[str, list[str]]) -> dict[str, Any]:
-    """Return the values of the trial's template: charts and numbers of keys, or the errors in what was typed."""
+    """Return the values for the template: charts and numbers of keys, or the errors in the typed values."""
     if rule is None:
         return {
             "errors": [message for messages in errors.values() for message in messages] or [_("Nothing was typed.")]
@@ -29,8 +29,8 @@ def trial_of(rule: Rule | None, errors: dict[str, list[str]]) -> dict[str, Any]:
         return context
     unit = conf.UNITS.get(rule.meter, rule.meter)
     try:
-        tried = try_rule(current_server().wire, algorithm, rule.max_wait, time.time_ns() // 1000)
+        trials = try_rule(current_server().wire, algorithm, rule.max_wait, time.time_ns() // 1000)
         recorded = None if algorithm.leases else recorded_hour(rule)
     except UNAVAILABLE:
         return {**context, "away": True}
-    return {**context, "charts": [chart(one, unit) for one in (*tried, *([recorded] if recorded else []))]}
+    return {**context, "charts": [chart(trial, unit) for trial in (*trials, *([recorded] if recorded else []))]}

@@ -1,4 +1,4 @@
-"""The page that tries a rule, as it is typed into its form, on the recorded requests of the last 24 hours."""
+"""The page that tries a typed rule, before it is saved, on the recorded requests of the last 24 hours."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ TOP = 20
 
 
 class ComparedKey(NamedTuple):
-    """A key, its requests, and how many of them the saved rule and the typed rule would have refused."""
+    """A key, with the number of its requests.
+
+    saved  the number of these requests that the saved rule would have refused
+    typed  the number of these requests that the typed rule would have refused
+    """
 
     key: str
     requests: str
@@ -33,13 +37,13 @@ class ComparedKey(NamedTuple):
 
 
 def yesterday(typed: Rule, saved: Rule | None, *, with_keys: bool) -> dict[str, Any]:
-    """Return the values of the page's template. `saved` is the rule before the edit; None for a new rule.
+    """Return the values for the template of the page.
 
-    `with_keys` says whether the user may see single keys.
+    `saved` is the rule before the edit; None for a new rule. `with_keys` says whether the user may see single keys.
     """
     if typed.to_algorithm().leases:
-        said = _("The recorder does not know how long requests took, so a limit on requests at once cannot be tried.")
-        return {"nothing": said}
+        text = _("The recorder does not know how long requests took, so a limit on requests at once cannot be tried.")
+        return {"nothing": text}
     if saved is not None and (saved.unreadable() or saved.to_algorithm().leases):
         saved = None
     trace = recorded_day(typed, *([] if saved is None else [saved]))
@@ -65,7 +69,7 @@ def _nothing() -> str:
     if not conf.RECORD_SAMPLE:
         return _(
             "Requests are not recorded. To record them, set RATELIMITS['RECORD_SAMPLE'] to the share of accounts to"
-            " record, such as 0.1, and come back after some hours."
+            " record, such as 0.1. Then come back after some hours."
         )
     return _("In the last 24 hours no request was recorded that this rule could count.")
 
@@ -80,19 +84,22 @@ def _verdict(after: ReplayResult) -> str:
 
 
 def _rows(before: ReplayResult | None, after: ReplayResult, typed: Rule) -> list[tuple[str, str, str]]:
-    """Return the rows of the comparison: what is compared, for the saved rule ("" if there is none), as typed."""
+    """Return the rows of the comparison.
+
+    Each row has a title, the value for the saved rule ("" if there is none), and the value for the typed rule.
+    """
     words, unit = Wording(_, ngettext), conf.UNITS.get(typed.meter, typed.meter)
     rows: list[tuple[str, Callable[[ReplayResult], str]]] = [
-        (_("requests that it counts"), lambda one: number(sum(one.requests.values()))),
-        (_("keys"), lambda one: number(len(one.requests))),
-        (_("refused requests"), lambda one: number(sum(one.refused.values()))),
-        (_("keys with refused requests"), lambda one: number(len(one.refused))),
-        (_("admitted, and so billed"), lambda one: amount(one.units[1], unit)),
-        (_("not admitted, and so not billed"), lambda one: amount(one.units[0] - one.units[1], unit)),
+        (_("requests that the rule counts"), lambda result: number(sum(result.requests.values()))),
+        (_("keys"), lambda result: number(len(result.requests))),
+        (_("refused requests"), lambda result: number(sum(result.refused.values()))),
+        (_("keys with refused requests"), lambda result: number(len(result.refused))),
+        (_("admitted, and so billed"), lambda result: amount(result.units[1], unit)),
+        (_("not admitted, and so not billed"), lambda result: amount(result.units[0] - result.units[1], unit)),
     ]
     if after.longest_wait or (before is not None and before.longest_wait):
-        rows.append((_("longest wait"), lambda one: words.span(Decimal(one.longest_wait) / MICROSECONDS)))
-    return [(title, "" if before is None else shown(before), shown(after)) for title, shown in rows]
+        rows.append((_("longest wait"), lambda result: words.span(Decimal(result.longest_wait) / MICROSECONDS)))
+    return [(title, "" if before is None else text_of(before), text_of(after)) for title, text_of in rows]
 
 
 def _refused_keys(before: ReplayResult | None, after: ReplayResult) -> set[str]:
@@ -100,7 +107,7 @@ def _refused_keys(before: ReplayResult | None, after: ReplayResult) -> set[str]:
 
 
 def _keys(before: ReplayResult | None, after: ReplayResult) -> list[ComparedKey]:
-    """Return the keys of which most requests would have been refused, by the typed rule first."""
+    """Return the keys with the most refused requests: first by the typed rule, then by the saved rule."""
     keys = sorted(
         _refused_keys(before, after), key=lambda key: (-after.refused[key], -(before or after).refused[key], key)
     )
@@ -117,13 +124,13 @@ def _keys(before: ReplayResult | None, after: ReplayResult) -> list[ComparedKey]
 
 def _modes(typed: Rule, saved: Rule | None) -> Iterator[str]:
     if typed.mode != Rule.Mode.ENFORCE:
-        yield _("The typed rule is not enforced: it would refuse these requests only if it were.")
+        yield _("The typed rule is not enforced. It would refuse these requests only if its mode were enforce.")
     if saved is not None and saved.mode != Rule.Mode.ENFORCE:
-        yield _("The saved rule is not enforced, so it refused nobody.")
+        yield _("The saved rule is not enforced, so it has refused nobody.")
 
 
 def _notes(typed: Rule, trace: Trace) -> Iterator[str]:
-    """Yield what a reader must know about the numbers."""
+    """Yield sentences that the user needs to understand the numbers."""
     first, last = (f"{moment(row.at):%Y-%m-%d %H:%M} UTC" for row in (trace.rows[0], trace.rows[-1]))
     if trace.more:
         yield _("The newest %(n)s recorded requests were replayed, from %(first)s to %(last)s.") % {
@@ -143,12 +150,10 @@ def _notes(typed: Rule, trace: Trace) -> Iterator[str]:
     if conf.RECORD_SAMPLE < 1:
         share = f"{number(Decimal(str(conf.RECORD_SAMPLE)) * 100)} %"
         yield _(
-            "Now %(share)s of the accounts, and of the keys without an account, are recorded, with all requests."
+            "At present, %(share)s of the accounts, and of the keys without an account, are recorded completely."
         ) % {"share": share}
         if typed.key_kind in (KeyKind.IP, KeyKind.GLOBAL):
-            yield _(
-                "This rule counts them together with requests that are not recorded, so it would have refused more."
-            )
+            yield _("This rule also counts requests that are not recorded, so it would have refused more requests.")
     if trace.left_out:
         yield ngettext(
             "%(n)s more request of this time could not be recorded.",

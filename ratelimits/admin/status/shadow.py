@@ -1,4 +1,4 @@
-"""The shadow page: what rules in shadow mode would have refused in the last 24 hours, and whom."""
+"""The shadow page: the requests that rules in shadow mode would have refused in the last 24 hours, by key."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def may_see_shadow(request: HttpRequest) -> bool:
     return any(user.has_perm(f"ratelimits.{action}_shadow") for action in ("view", "change"))
 
 
-def shadow_summary(found: ShadowRule) -> str:
-    """Return in a sentence how many requests the rule would have refused."""
-    if not found.total:
-        return _("It would have refused nobody in the last 24 hours.")
-    requests = ngettext("%(n)s request", "%(n)s requests", found.total) % {"n": f"{found.total:,}"}
-    keys = ngettext("%(n)s key", "%(n)s keys", found.count) % {"n": f"{found.count:,}"}
-    return _("It would have refused %(requests)s of %(keys)s in the last 24 hours.") % {
+def shadow_summary(shadow_rule: ShadowRule) -> str:
+    """Return a sentence with the number of requests that the rule would have refused."""
+    if not shadow_rule.total:
+        return _("The rule would have refused nobody in the last 24 hours.")
+    requests = ngettext("%(n)s request", "%(n)s requests", shadow_rule.total) % {"n": f"{shadow_rule.total:,}"}
+    keys = ngettext("%(n)s key", "%(n)s keys", shadow_rule.count) % {"n": f"{shadow_rule.count:,}"}
+    return _("The rule would have refused %(requests)s of %(keys)s in the last 24 hours.") % {
         "requests": requests,
         "keys": keys,
     }
@@ -48,7 +48,7 @@ class ShadowAdmin(ReadOnlyAdmin):
         return [path("", self.admin_site.admin_view(self.changelist_view), name="ratelimits_shadow_changelist")]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Show each rule with a chart by hour and with the keys that it would have refused most."""
+        """Show each rule with a chart by hour, and with the keys that have the most shadow refusals."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         now = time.time()
@@ -58,20 +58,20 @@ class ShadowAdmin(ReadOnlyAdmin):
             **self.admin_site.each_context(request),
             "title": _("Shadow refusals"),
             "opts": self.model._meta,
-            "rules": [self._shown(request, one, labels) for one in rules],
+            "rules": [self._rule_context(request, shadow_rule, labels) for shadow_rule in rules],
             "more": len(rules) >= MAX_RULES,
             "max_rules": MAX_RULES,
             **(extra_context or {}),
         }
         return TemplateResponse(request, "ratelimits/admin/shadow.html", context)
 
-    def _shown(self, request: HttpRequest, one: ShadowRule, labels: list[str]) -> dict[str, Any]:
-        rule, site = one.rule, self.admin_site.name
+    def _rule_context(self, request: HttpRequest, shadow_rule: ShadowRule, labels: list[str]) -> dict[str, Any]:
+        rule, site = shadow_rule.rule, self.admin_site.name
         user: Any = request.user
         may_change = user.has_perm("ratelimits.change_rule")
         may_view = may_change or user.has_perm("ratelimits.view_rule")
-        about = {"rule": rule, "first": labels[0], "last": labels[-1], "highest": f"{max(one.hours):,}"}
-        description = _("%(rule)s: bars from %(first)s to %(last)s, at most %(highest)s in an hour") % about
+        values = {"rule": rule, "first": labels[0], "last": labels[-1], "highest": f"{max(shadow_rule.hours):,}"}
+        description = _("%(rule)s: bars from %(first)s to %(last)s, at most %(highest)s in an hour") % values
         return {
             "name": str(rule),
             "sentence": rule.sentence(),
@@ -82,15 +82,15 @@ class ShadowAdmin(ReadOnlyAdmin):
                 if may_change and rule.mode == Rule.Mode.SHADOW
                 else ""
             ),
-            "summary": shadow_summary(one),
-            "chart": bars("shadow", description, one.hours, labels) if one.total else "",
+            "summary": shadow_summary(shadow_rule),
+            "chart": bars("shadow", description, shadow_rule.hours, labels) if shadow_rule.total else "",
             "first": labels[0],
             "last": labels[-1],
-            "highest": f"{max(one.hours):,}",
-            "hours": list(zip(labels, one.hours, strict=True)),
+            "highest": f"{max(shadow_rule.hours):,}",
+            "hours": list(zip(labels, shadow_rule.hours, strict=True)),
             "keys": [
-                (who, inspect_url(who.key, who.account, site) if may_inspect(request) and ":" in who.key else "")
-                for who in one.keys
+                (row, inspect_url(row.key, row.account, site) if may_inspect(request) and ":" in row.key else "")
+                for row in shadow_rule.keys
             ],
-            "more_keys": one.count - len(one.keys),
+            "more_keys": shadow_rule.count - len(shadow_rule.keys),
         }

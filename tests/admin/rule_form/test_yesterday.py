@@ -72,7 +72,7 @@ def test_it_says_who_would_have_been_refused_and_how_often(admin_client: Client)
         ("user:2", "3", "1"),
     ]
     assert tried(admin_client) == {
-        "requests that it counts": "9",
+        "requests that the rule counts": "9",
         "keys": "3",
         "refused requests": "4",
         "keys with refused requests": "2",
@@ -144,8 +144,8 @@ def test_the_modes_are_said(admin_client: Client) -> None:
     row = rule("burst", "fixed_window", key_kind="user", capacity=4, period=86_400, mode="off")
     asked(1, 5)
     page = text(admin_client.post(f"{URL}?rule={row.pk}", {**WINDOW, "mode": "shadow"}))
-    assert "The typed rule is not enforced: it would refuse these requests only if it were." in page
-    assert "The saved rule is not enforced, so it refused nobody." in page
+    assert "The typed rule is not enforced. It would refuse these requests only if its mode were enforce." in page
+    assert "The saved rule is not enforced, so it has refused nobody." in page
     assert "would have refused 3 requests" in page
 
 
@@ -172,12 +172,12 @@ def test_what_limits_the_numbers_is_said(admin_client: Client, settings: Any, mo
     RecordedRequest.objects.filter(pk=RecordedRequest.objects.latest("pk").pk).update(left_out=3)
     page = text(admin_client.post(URL, WINDOW))
     assert "All requests recorded in the last 24 hours were replayed" in page
-    assert "Now 25 % of the accounts" in page
+    assert "At present, 25 % of the accounts" in page
     assert "3 more requests of this time could not be recorded." in page
     assert "it would have refused more" not in page
     assert "it would have refused more" in text(admin_client.post(URL, {**WINDOW, "key_kind": "global"}))
     monkeypatch.setattr(recorded, "MAX_REQUESTS", 4)
-    assert tried(admin_client)["requests that it counts"] == "4"
+    assert tried(admin_client)["requests that the rule counts"] == "4"
 
 
 def test_what_is_wrong_is_said(admin_client: Client) -> None:
