@@ -46,6 +46,9 @@ class AdjustmentAdmin(CompletedKeys, TypedNumbers, admin.ModelAdmin):  # type: i
     To correct a wrong adjustment, a user adds another one.
     """
 
+    class Media:
+        css = {"all": ["ratelimits/lists.css"]}
+
     account_fields = ("account",)
     list_display = [
         *("payer", "period_start", "meter", "quantity", "reason", "made_by", "created_at", "approval", "report"),

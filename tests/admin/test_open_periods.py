@@ -54,6 +54,18 @@ def test_staff_see_why_a_period_is_open_and_close_it_by_force(admin_client: Clie
     assert "has no open period that starts" in text(again)
 
 
+def test_the_reasons_are_in_the_language_of_the_reader_and_the_gap_is_not(admin_client: Client) -> None:
+    spend("acme", "2025-10-15", 5)
+    flow()
+    ShardState.objects.update(watermark=at("2025-10-20"))
+    chinese = {"headers": {"accept-language": "zh-hans"}}
+    page = admin_client.get(url(Report, "open"), **chinese)  # type: ignore[arg-type]
+    assert f"分片 {home_shard('acme'):02d} 的用量完整至 2025-10-20T00:00:00Z" in text(page)
+    values: dict[str, Any] = {"account": "acme", "start": at("2025-10-01"), "reason": "x"}
+    admin_client.post(url(Report, "force"), values, **chinese)  # type: ignore[arg-type]
+    assert "is complete until 2025-10-20T00:00:00Z" in DurabilityGap.objects.get(kind="forced").detail
+
+
 def test_without_open_periods_the_page_says_so(admin_client: Client) -> None:
     assert "There are no such periods." in text(admin_client.get(url(Report, "open")))
     for start in ("²", "9" * 20, "-1"):

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 from django.db.models import Sum
+from django.utils.translation import gettext as _
 
 from ratelimits import signatures
 from ratelimits.conf import conf
@@ -118,9 +119,9 @@ class Closing:
         """Return why a period cannot be closed yet, as a sentence; "" if it can."""
         end = period.end + conf.GRACE_SECONDS * SECOND
         if self._now < end:
-            return f"it can be closed from {iso(end)} on, by this machine's clock"
+            return _("it can be closed from %(end)s on, by this machine's clock") % {"end": iso(end)}
         if not self._states:
-            return "no usage of its shard is in the ledger yet: is a worker draining?"
+            return _("no usage of its shard is in the ledger yet: is a worker draining?")
         return next(filter(None, (incomplete_because(state, end, self._now) for state in self._states)), "")
 
     @property
@@ -136,11 +137,11 @@ class Closing:
         try:
             self._head()
         except signing.BrokenChainError as error:
-            return f"{error}: restore it from a backup, or close by force"
+            return _("%(error)s: restore it from a backup, or close by force") % {"error": error}
         try:
             self.check(period)
         except ValueError as error:
-            return f"{error}: correct it"
+            return _("%(error)s: correct it") % {"error": error}
         return ""
 
     def check(self, period: Period) -> None:

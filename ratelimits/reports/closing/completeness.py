@@ -6,6 +6,10 @@ added to the totals of accounts.
 
 from __future__ import annotations
 
+from typing import Any
+
+from django.utils.translation import gettext as _
+
 from ratelimits.conf import conf
 from ratelimits.models import ShardState
 from ratelimits.reports.periods import SECOND, iso
@@ -14,20 +18,27 @@ from ratelimits.usage.watermark import is_ahead
 
 def incomplete_because(state: ShardState, end: int, now: int) -> str:
     """Return why a shard's usage until `end` (µs since 1970 UTC) is not complete, as a sentence; "" if it is."""
-    name = f"shard {state.shard:02d}"
+    values: dict[str, Any] = {"shard": f"{state.shard:02d}", "until": iso(state.watermark), "end": iso(end)}
     if state.frozen:
-        return f"{name} has a quarantined batch: accept or discard it"
+        return _("shard %(shard)s has a quarantined batch: accept or discard it") % values
     if is_ahead(state.watermark, now):
-        return f"{name} is complete until {iso(state.watermark)}, a future moment: the next drain corrects this moment"
+        text = _("shard %(shard)s is complete until %(until)s, a future moment: the next drain corrects this moment")
+        return text % values
     if state.watermark < end:
-        state_now = f"is complete until {iso(state.watermark)}" if state.watermark else "is not complete yet"
-        sentence = f"{name} {state_now}, but must be until {iso(end)}"
-        if state.ahead:
-            lead = f"{state.ahead // SECOND:,} seconds"
-            return f"{sentence}: its server's clock is {lead} ahead of the worker's clock. Correct the wrong clock"
-        if state.shard >= conf.SHARDS:
-            return f"{sentence}: the shard is no longer drained, since SHARDS is {conf.SHARDS}"
-        return f"{sentence}: is a worker sealing and draining?"
+        text = _("shard %(shard)s is not complete yet, but must be until %(end)s")
+        if state.watermark:
+            text = _("shard %(shard)s is complete until %(until)s, but must be until %(end)s")
+        return f"{text % values}{_cause(state)}"
     if state.tallied != state.position:
-        return f"{name} has batches that are not tallied yet: the next drain tallies them"
+        return _("shard %(shard)s has batches that are not tallied yet: the next drain tallies them") % values
     return ""
+
+
+def _cause(state: ShardState) -> str:
+    """Return the likely cause of a late watermark, as the end of a sentence."""
+    if state.ahead:
+        text = _(": its server's clock is %(n)s seconds ahead of the worker's clock. Correct the wrong clock")
+        return text % {"n": f"{state.ahead // SECOND:,}"}
+    if state.shard >= conf.SHARDS:
+        return _(": the shard is no longer drained, since SHARDS is %(shards)s") % {"shards": conf.SHARDS}
+    return _(": is a worker sealing and draining?")

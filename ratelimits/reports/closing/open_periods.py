@@ -11,6 +11,8 @@ from typing import Any
 
 from django.db import transaction
 from django.db.models import Q
+from django.utils import translation
+from django.utils.translation import gettext, gettext_lazy
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ANONYMOUS
@@ -51,7 +53,7 @@ class OpenPeriod:
 
 
 #: The reason why a period is open whose report nothing prevents.
-_COMPLETE = "its usage is complete: the next ratelimits_finalise closes it"
+_COMPLETE = gettext_lazy("its usage is complete: the next ratelimits_finalise closes it")
 
 
 def open_periods(now: int | None = None, *, account: str | None = None, running: bool = False) -> Iterator[OpenPeriod]:
@@ -87,7 +89,14 @@ def _of_account(data: ClosingData, closing: Closing, now: int, *, running: bool)
             period for period in periods.open() if running or period.end <= now or period.start <= now - SHORTEST
         ]
     except ValueError as error:
-        yield OpenPeriod(closing.account, periods.oldest(), None, True, f"{error}: correct the account", {})
+        yield OpenPeriod(
+            closing.account,
+            periods.oldest(),
+            None,
+            True,
+            gettext("%(error)s: correct the account") % {"error": error},
+            {},
+        )
         return
     for billing_period in billing_periods:
         yield _described(closing, billing_period, now, _units(data, closing, billing_period))
@@ -107,7 +116,14 @@ def _described(closing: Closing, billing_period: BillingPeriod, now: int, units:
     try:
         period = closing.periods.period(billing_period)
     except ValueError as error:
-        return OpenPeriod(closing.account, billing_period.start, None, True, f"{error}: correct the account", units)
+        return OpenPeriod(
+            closing.account,
+            billing_period.start,
+            None,
+            True,
+            gettext("%(error)s: correct the account") % {"error": error},
+            units,
+        )
     over = now >= period.end + conf.GRACE_SECONDS * SECOND
     why = closing.obstacle(period)
     return OpenPeriod(
@@ -115,7 +131,7 @@ def _described(closing: Closing, billing_period: BillingPeriod, now: int, units:
         billing_period.start,
         period,
         over,
-        why or _COMPLETE,
+        why or str(_COMPLETE),
         units,
         closing.quarantined,
         complete=not why,
@@ -140,7 +156,8 @@ def force(account: str, start: int, by: str, reason: str, now: int | None = None
         states = {state.shard: state for state in locked if state is not None}
         closing = Closing(ClosingData(using, [account], states), account, shards[account], now)
         billing_period, period = _forcible(closing, start, now)
-        why = closing.obstacle(period) or _COMPLETE
+        with translation.override("en"):  # Reports print the gap, so its text must not depend on who closes the period.
+            why = closing.obstacle(period) or str(_COMPLETE)
         DurabilityGap.objects.using(using).create(
             event=f"{GapKind.FORCED}:{sha256(f'{account}:{start}'.encode()).hexdigest()}",
             kind=GapKind.FORCED,
