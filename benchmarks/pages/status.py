@@ -18,6 +18,7 @@ from benchmarks.pages import measuring
 PAGES = {
     "status, 24 hours": "/admin/ratelimits/status/",
     "status, 30 days": "/admin/ratelimits/status/?window=month",
+    "shadow refusals": "/admin/ratelimits/shadow/",
     "the admin's index": "/admin/",
 }
 

@@ -37,7 +37,7 @@ def write(requests: Sequence[Recorded], left_out: int = 0) -> None:
             account=identity.account or "",
             address=identity.address or "",
             scope=ledger_name(scope),
-            method=method[:20],
+            method=ledger_name(method)[:20],
             costs={ledger_name(meter): cost for meter, cost in costs.items()},
         )
         for at, identity, scope, method, costs in requests
