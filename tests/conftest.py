@@ -13,6 +13,7 @@ import pytest
 import redis
 from django.conf import settings
 from django.core.management import get_commands
+from django.utils import translation
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
@@ -170,6 +171,13 @@ def _restored_settings() -> Iterator[None]:
     before = current._wrapped
     yield
     assert current._wrapped is before
+
+
+@pytest.fixture(autouse=True)
+def _restored_language() -> Iterator[None]:
+    """Restore the language after a test: `LocaleMiddleware` leaves the language of the last request active."""
+    yield
+    translation.deactivate()
 
 
 @pytest.fixture(autouse=True)
