@@ -42,12 +42,12 @@ def _owed_amounts(owed: dict[str, str]) -> Iterator[tuple[str, str, str]]:
 
 
 def _priced_meters(report: Report) -> Iterator[str]:
-    for period, found in groupby(meter_amounts(report), key=lambda one: one.period):
-        for one in found:
-            values: dict[str, Any] = {"meter": one.meter, "currency": one.currency, "amount": written(one.amount)}
-            values |= {"after": f"{one.after:,}", "before": f"{one.before or 0:,}"}
+    for period, meters in groupby(meter_amounts(report), key=lambda meter: meter.period):
+        for meter in meters:
+            values: dict[str, Any] = {"meter": meter.meter, "currency": meter.currency}
+            values |= {"amount": written(meter.amount), "after": f"{meter.after:,}", "before": f"{meter.before or 0:,}"}
             text = _("%(meter)s: %(after)s beyond the included quantity, %(amount)s %(currency)s")
-            if one.before is not None:
+            if meter.before is not None:
                 text = _(
                     "%(meter)s: %(after)s beyond the included quantity (%(before)s before), %(amount)s %(currency)s"
                 )
@@ -71,7 +71,11 @@ def line_amounts(report: Report, limit: int) -> dict[str, str]:
 
 
 class TotalRow(NamedTuple):
-    """The totals of one meter, as texts. `amount` is "" for a meter without a price."""
+    """The totals of a meter, as texts.
+
+    corrects  whether the units and amounts correct earlier periods
+    amount    "" for a meter without a price
+    """
 
     meter: str
     corrects: bool
@@ -83,15 +87,16 @@ class TotalRow(NamedTuple):
 
 
 def total_rows(report: Report, totals: Iterable[MeterTotal]) -> list[TotalRow]:
-    """Return the totals of a first version with the exact amount of each meter.
+    """Return a row with the totals and the exact amount of each meter, for the first version of a report.
 
-    A meter has a second row for the units and amounts of earlier periods that the version corrects.
+    If the version corrects units or amounts of earlier periods, the meter has a second row for these.
     """
     rows = {(total.corrects, total.meter): total for total in totals}
     amounts: dict[tuple[bool, str], dict[str, Decimal]] = defaultdict(dict)
-    for one in meter_amounts(report):
-        key = one.period != str(report.period_start // SECOND), one.meter
-        amounts[key][one.currency] = plus(amounts[key].get(one.currency, ZERO), one.amount)
+    for meter_amount in meter_amounts(report):
+        key = meter_amount.period != str(report.period_start // SECOND), meter_amount.meter
+        currency = meter_amount.currency
+        amounts[key][currency] = plus(amounts[key].get(currency, ZERO), meter_amount.amount)
     return [
         TotalRow(
             meter,

@@ -1,4 +1,4 @@
-"""Selects with autocompletion, which can also be used without JavaScript."""
+"""Inputs with autocompletion for admin pages. Without JavaScript, users can use these inputs too."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ MAX_LISTED = 500
 
 
 class ListedAutocomplete(AutocompleteSelect):
-    """Django's select with autocompletion. If there are few choices, it lists all of them.
+    """A select with autocompletion. It lists all choices, if there are at most `MAX_LISTED`.
 
-    Django's own select lists only the chosen one, so without JavaScript nothing else could be chosen.
+    Django's own select with autocompletion lists only the current choice. Without JavaScript, a user could choose
+    nothing else.
     """
 
     def optgroups(self, name: str, value: Any, attrs: Any = None) -> Any:
@@ -38,10 +39,13 @@ class ListedAutocomplete(AutocompleteSelect):
 
 
 class KeyInput(forms.TextInput):
-    """A text input that suggests known keys; without JavaScript it is a plain one. `url` is the inspector's search."""
+    """A text input that suggests known keys. `url` is the search of the inspector.
+
+    Without JavaScript, it is a text input without suggestions.
+    """
 
     def __init__(self, url: str, attrs: dict[str, Any] | None = None) -> None:
-        # Browsers' own lists of earlier inputs would cover the suggestions.
+        # Without autocomplete="off", the browser would show earlier inputs in front of the suggestions.
         super().__init__({"autocomplete": "off", **(attrs or {}), "data-ratelimits-keys": url})
 
     class Media:
@@ -49,20 +53,20 @@ class KeyInput(forms.TextInput):
 
     def render(self, name: str, value: Any, attrs: dict[str, Any] | None = None, renderer: Any = None) -> SafeString:
         list_id = f"{(attrs or {}).get('id', name)}_keys"
-        shown = super().render(name, value, {**(attrs or {}), "list": list_id}, renderer)
-        return format_html('{}<datalist id="{}"></datalist>', shown, list_id)
+        text_input = super().render(name, value, {**(attrs or {}), "list": list_id}, renderer)
+        return format_html('{}<datalist id="{}"></datalist>', text_input, list_id)
 
 
 def completed(field: Any, site: str, kind: str) -> None:
-    """Let the input of a form's field suggest known keys, or known accounts if `kind` is "accounts".
+    """Let the input of a form's field suggest known keys, or known accounts.
 
-    `site` is the name of the admin site.
+    `kind` is "keys" or "accounts". `site` is the name of the admin site.
     """
     field.widget = KeyInput(reverse(f"{site}:ratelimits_inspect_{kind}"), field.widget.attrs)
 
 
 class CompletedKeys(_Base):
-    """Mixin for admin pages with keys or accounts: known ones are suggested to those who may use the inspector.
+    """Mixin for admin pages with keys or accounts. If the user may open the inspector, inputs suggest known ones.
 
     key_fields      the names of the fields for keys
     account_fields  the names of the fields for identifiers of accounts
@@ -81,7 +85,10 @@ class CompletedKeys(_Base):
 
 
 class Completed(_Base):
-    """Mixin for admin pages with `autocomplete_fields`: only users who may view the rows get autocompletion."""
+    """Mixin for admin pages with `autocomplete_fields`.
+
+    A field has autocompletion only if the user may view the rows that can be chosen.
+    """
 
     def get_autocomplete_fields(self, request: HttpRequest) -> Any:
         return [name for name in super().get_autocomplete_fields(request) if self._may_view(name, request)]

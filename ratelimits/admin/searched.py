@@ -1,4 +1,4 @@
-"""Searches of the admin's lists for accounts, by identifier or name, and for keys."""
+"""Searches in the admin's lists for accounts (by identifier or name) and for keys."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-#: Maximum number of accounts with one name that a search finds.
+#: Maximum number of accounts that a search finds, if several accounts have the same name.
 _MAX_NAMED = 50
 
 
-class Meant(NamedTuple):
-    """What a search term may mean: some accounts, and one key of them; "" stands for all their keys."""
+class Subjects(NamedTuple):
+    """Accounts that a search term can mean, and a key of these accounts. A key of "" stands for all keys."""
 
     accounts: list[str]
     key: str = ""
 
     @property
-    def of_key(self) -> dict[str, str]:
+    def key_filter(self) -> dict[str, str]:
         """Return the filter for the key."""
         return {"key": self.key} if self.key else {}
 
 
 class AccountSearch(_Base):
-    """Mixin for lists with the column `account`: the search is for a whole identifier or name of an account."""
+    """Mixin for lists with the column `account`. Users search for the whole identifier or name of an account."""
 
     search_fields = ["account"]  # With this, Django shows a search box. get_search_results does the search.
     search_help_text = _("Search for a whole account: its identifier or its name.")
@@ -47,12 +47,12 @@ class AccountSearch(_Base):
         """Search for the rows of an account."""
         if not search_term:
             return queryset, False
-        return queryset.filter(account__in=self.accounts_meant(request, search_term)), False
+        return queryset.filter(account__in=self.possible_accounts(request, search_term)), False
 
-    def accounts_meant(self, request: HttpRequest, text: str) -> list[str]:
-        """Return the identifiers that a text may mean: the text itself, and those of accounts with this name.
+    def possible_accounts(self, request: HttpRequest, text: str) -> list[str]:
+        """Return the identifiers of accounts that a text can mean.
 
-        Names are searched only for users who may view accounts.
+        These are the text itself and, if the user may view accounts, the identifiers of accounts with this name.
         """
         page = self.admin_site._registry.get(Account)
         if page is None or not page.has_view_permission(request):
@@ -60,14 +60,14 @@ class AccountSearch(_Base):
         named = Account.objects.using(conf.DATABASE).filter(name__iexact=text).order_by("identifier")
         return list(dict.fromkeys([text, *named.values_list("identifier", flat=True)[:_MAX_NAMED]]))
 
-    def meant(self, request: HttpRequest, term: str) -> Iterator[Meant]:
-        """Yield what a search term may mean: an account; an account, a space and a key; or a key that was used lately.
+    def meanings(self, request: HttpRequest, term: str) -> Iterator[Subjects]:
+        """Yield what a search term can mean: an account; an account, a space and a key; or a key that was used lately.
 
-        Accounts and keys may contain spaces, so each space of the term may be the space between account and key.
+        Accounts and keys may contain spaces too. So each space in the term can be the space between account and key.
         """
-        yield Meant(self.accounts_meant(request, term))
+        yield Subjects(self.possible_accounts(request, term))
         for space in (index for index, letter in enumerate(term) if letter == " "):
-            yield Meant(self.accounts_meant(request, term[:space]), term[space + 1 :])
+            yield Subjects(self.possible_accounts(request, term[:space]), term[space + 1 :])
         key = typed_key(term)
         if key is not None:
-            yield Meant(accounts_of_key(key), key)
+            yield Subjects(accounts_of_key(key), key)

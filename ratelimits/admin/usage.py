@@ -40,23 +40,24 @@ from ratelimits.usage.packet import values
 _MAX_LINES = 50
 
 
-def shown(microseconds: int) -> str:
+def moment_text(microseconds: int) -> str:
     """Return a moment (µs since 1970 UTC) as text; "–" for 0."""
     return f"{moment(microseconds):%Y-%m-%d %H:%M:%S} UTC" if microseconds else "–"
 
 
-def shown_period(start: int, end: int, timezone: str) -> str:
-    """Return a billing period as text, by the clock of its time zone: its dates, with times unless both are midnight.
+def period_text(start: int, end: int, timezone: str) -> str:
+    """Return the start and the end of a billing period as text, in the time zone.
 
-    `start` and `end` are µs since 1970 UTC. If the time zone does not exist any more, UTC is used.
+    `start` and `end` are µs since 1970 UTC. If both are midnight, the text has only dates. If the time zone no longer
+    exists, UTC is used.
     """
     zone: tzinfo = UTC
     try:
         zone = calendar.zone(timezone)
     except ValueError:
         timezone = "UTC"
-    moments = [moment(each).astimezone(zone) for each in (start, end)]
-    form = "%Y-%m-%d" if all(each.time() == time() for each in moments) else "%Y-%m-%d %H:%M"
+    moments = [moment(microseconds).astimezone(zone) for microseconds in (start, end)]
+    form = "%Y-%m-%d" if all(edge.time() == time() for edge in moments) else "%Y-%m-%d %H:%M"
     return f"{moments[0]:{form}} – {moments[1]:{form}} {timezone}"
 
 
@@ -114,7 +115,7 @@ class ShardStateAdmin(ReadOnlyAdmin):
     @admin.display(description=_("complete until"), ordering="watermark")
     def complete_until(self, state: ShardState) -> str:
         """Return the watermark as text."""
-        return shown(state.watermark)
+        return moment_text(state.watermark)
 
 
 @admin.register(Batch)
@@ -144,12 +145,12 @@ class BatchAdmin(ReadOnlyAdmin):
     @admin.display(description=_("opened"))
     def opened(self, batch: Batch) -> str:
         """Return when the batch was opened."""
-        return shown(batch.opened_at)
+        return moment_text(batch.opened_at)
 
     @admin.display(description=_("sealed"))
     def sealed(self, batch: Batch) -> str:
         """Return when the batch was sealed."""
-        return shown(batch.sealed_at)
+        return moment_text(batch.sealed_at)
 
     @admin.display(description=_("its lines"))
     def ledger_lines(self, batch: Batch) -> str:
@@ -209,12 +210,12 @@ class LineAdmin(InspectedAdmin, AccountSearch, ReadOnlyAdmin):
         """
         if not search_term:
             return queryset, False
-        for meant in self.meant(request, search_term):
-            of_accounts = {"account__in": meant.accounts}
+        for subjects in self.meanings(request, search_term):
+            of_accounts = {"account__in": subjects.accounts}
             periods = PeriodUsage.objects.using(queryset.db).filter(**of_accounts).order_by()
             starts = list(periods.values_list("period", flat=True).distinct())
             if starts:
-                return queryset.filter(**of_accounts, **meant.of_key, period__in=starts), False
+                return queryset.filter(**of_accounts, **subjects.key_filter, period__in=starts), False
         return queryset.none(), False
 
 
@@ -270,12 +271,12 @@ class DurabilityGapAdmin(AccountSearch, ReadOnlyAdmin):
     @admin.display(description=_("from"))
     def from_(self, gap: DurabilityGap) -> str:
         """Return the start of the gap."""
-        return shown(gap.since)
+        return moment_text(gap.since)
 
     @admin.display(description=_("to"))
     def to(self, gap: DurabilityGap) -> str:
         """Return the end of the gap."""
-        return shown(gap.until)
+        return moment_text(gap.until)
 
 
 @admin.register(QuarantinedBatch)

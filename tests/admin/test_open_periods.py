@@ -176,7 +176,7 @@ class TestFinalise:
         again = confirmed(admin_client, asked)
         said = text(again)
         assert "1 report was finalised: acme 2025-10-01 v1." in said
-        assert "Other reports would be written now than the page has shown." in said
+        assert "The reports would now differ from those that the page has shown." in said
         assert "requests 13 0 0 13" in said
         assert [report.account for report in Report.objects.all()] == ["acme"]
         assert "1 report was finalised: anonymous 2025-10-01 v1." in text(confirmed(admin_client, again))

@@ -239,7 +239,7 @@ class TestTotals:
         page = text(admin_client.get(url(Report)))
         assert "90 tokens, 90 of them overage" in page
         assert "1 (newest: 2) 7 requests, 2 of them overage" in page
-        assert "UTC 2 many lines: see its page" in page
+        assert "UTC 2 too many lines: see the page of the report" in page
 
     def test_a_page_has_them_for_each_meter_and_links_the_other_versions_and_periods(
         self, admin_client: Client, versions: list[Report]

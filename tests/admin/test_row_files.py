@@ -128,7 +128,7 @@ def test_keys_that_nobody_has_are_named_before_the_import() -> None:
 def test_the_other_lines_are_on_other_pages() -> None:
     client = importer()
     page = shown(client, MEMBERSHIPS, "key,plan", *(f"user:{n},pro" for n in range(450)))
-    assert "Show all of them" in text(page)
+    assert "Show all rows" in text(page)
     last = client.get(f"{page.request['PATH_INFO']}?{page.request['QUERY_STRING']}&show=new&page=3")
     assert "451 user:449 key: user:449" in text(last)
     assert "user:399" not in text(last)
@@ -144,7 +144,7 @@ def test_what_somebody_changed_meanwhile_is_said_and_nothing_is_imported(plans: 
     again = confirmed(client, page)
     (said,) = messages(again)
     assert said.startswith("Nothing was imported: the file would now make other changes than were shown")
-    assert said.endswith("Meanwhile somebody has changed the rows of these lines: 3 (user:1).")
+    assert said.endswith("Since then, somebody has changed the rows of these lines: 3 (user:1).")
     assert rows() == [("user:1", "free")]
     assert "2 rows were imported: 1 new, 1 changed." in messages(confirmed(client, again))
 
@@ -162,7 +162,7 @@ def test_a_bad_file_is_refused_on_the_form() -> None:
 def test_a_file_that_changes_nothing_has_no_button(plans: tuple[Plan, Plan]) -> None:
     PlanMembership.objects.create(key="user:1", plan=plans[1])
     page = shown(importer(), MEMBERSHIPS, "key,plan", "user:1,pro")
-    assert "There is nothing to import: all rows are as in the file." in text(page)
+    assert "There is nothing to import: the file would change no row." in text(page)
     assert "<form" not in page.content.decode().partition('id="content-main"')[2]
 
 
@@ -229,14 +229,14 @@ class TestWhoMay:
         other = user_with("add_planmembership", "change_planmembership", "add_account", "change_account")
         for url in (f"{MEMBERSHIPS}import/?{query}", f"{ACCOUNTS}import/?{query}", f"{MEMBERSHIPS}import/?file=x"):
             answer = other.get(url, follow=True)
-            assert "This file is not stored any more: choose it again." in messages(answer)
+            assert "This file is no longer stored: choose it again." in messages(answer)
         assert rows() == []
 
     def test_a_file_waits_for_a_day(self) -> None:
         client = importer()
         page = shown(client, MEMBERSHIPS, "key,plan", "user:1,pro")
         Upload.objects.update(at=timezone.now() - KEPT)
-        assert "This file is not stored any more: choose it again." in messages(confirmed(client, page))
+        assert "This file is no longer stored: choose it again." in messages(confirmed(client, page))
         upload(client, MEMBERSHIPS, "key,plan", "user:2,pro")
         assert Upload.objects.count() == 1
         assert rows() == []

@@ -70,7 +70,7 @@ def test_500_memberships_are_imported_but_3_bad_rows(admin_page: Page, tmp_path:
     page.get_by_text("tick the box that leaves them out").wait_for()
     assert not PlanMembership.objects.exists()
 
-    page.get_by_label("Import the 497 good rows, and leave the wrong lines out").check()
+    page.get_by_label("Import the 497 correct rows, and leave the wrong lines out").check()
     page.get_by_role("button", name="Import 497 rows").click()
     page.get_by_text("497 rows were imported").wait_for()
     assert PlanMembership.objects.count() == 497

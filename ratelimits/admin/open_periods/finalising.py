@@ -1,4 +1,4 @@
-"""The page that finalises chosen periods: it shows their reports first, and writes exactly what it has shown."""
+"""The page that finalises chosen periods. It first shows the reports, and then writes exactly these reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django.utils.translation import ngettext
 
 from ratelimits.admin.charges import TotalRow, owed, total_rows
 from ratelimits.admin.operate.confirming import CONFIRMED, is_confirmed
-from ratelimits.admin.usage import shown, shown_period
+from ratelimits.admin.usage import moment_text, period_text
 from ratelimits.reports.closing.open_periods import open_periods
 from ratelimits.reports.statements.finalising import Outcome, Preview, Subject, finalise_chosen
 
@@ -35,7 +35,7 @@ def may_finalise(request: HttpRequest) -> bool:
 
 
 def chosen_value(account: str, start: int) -> str:
-    """Return the text that names a period in a form."""
+    """Return the value that stands for a period in a form."""
     return f"{start}:{account}"
 
 
@@ -54,25 +54,25 @@ class PreviewedReport(NamedTuple):
 
 
 class FinaliseView:
-    """The page. `back` is the URL of the list of open periods."""
+    """The page that finalises chosen periods. `back` is the URL of the list of open periods."""
 
     def __init__(self, site: AdminSite, opts: Any, back: str) -> None:
         self._site, self._opts, self._back = site, opts, back
 
     def page(self, request: HttpRequest) -> HttpResponse:
-        """Show what the reports of the chosen periods will contain; write them after the user has confirmed."""
+        """Show the reports of the chosen periods. After the user has confirmed, write them."""
         chosen = _chosen(request)
         confirmed = is_confirmed(request)
         outcome = finalise_chosen(chosen, _digests(request) if confirmed else None)
-        self._tell(request, outcome)
+        self._show_messages(request, outcome)
         if confirmed and outcome.changed:
-            text = _("Other reports would be written now than the page has shown. Look at these again.")
+            text = _("The reports would now differ from those that the page has shown. Look at them again.")
             messages.warning(request, text)
         left = outcome.left(chosen)
         if confirmed and not outcome.changed:
             for account, start in left[:_MAX_NAMED]:
                 text = _("Not finalised: %(account)s, %(start)s. If the period is still open, the list says why.")
-                values = {"account": account or _("anonymous"), "start": shown(start)}
+                values = {"account": account or _("anonymous"), "start": moment_text(start)}
                 messages.warning(request, text % values)
             return HttpResponseRedirect(self._back)
         context = {
@@ -81,14 +81,14 @@ class FinaliseView:
             "opts": self._opts,
             "back": self._back,
             "reports": [_previewed(preview) for preview in outcome.changed],
-            "left": [(account, shown(start)) for account, start in left],
+            "left": [(account, moment_text(start)) for account, start in left],
             "chosen": chosen,
             "confirmed": CONFIRMED,
         }
         return TemplateResponse(request, "ratelimits/admin/finalise_periods.html", context)
 
-    def _tell(self, request: HttpRequest, outcome: Outcome) -> None:
-        """Show messages about what was written and what failed, and record it in the admin's log."""
+    def _show_messages(self, request: HttpRequest, outcome: Outcome) -> None:
+        """Show messages about written reports and failures. Record the written reports in the log of the admin."""
         for account in outcome.failed:
             text = _("The periods of %(account)s cannot be finalised: the server's log says why.")
             messages.error(request, text % {"account": account or _("anonymous")})
@@ -106,7 +106,7 @@ class FinaliseView:
 
 
 def _chosen(request: HttpRequest) -> dict[str, list[int]]:
-    """Return the starts of the chosen periods by account. Texts that name no period are left out."""
+    """Return the starts of the chosen periods, by account. Values that stand for no period are left out."""
     chosen: dict[str, list[int]] = {}
     if request.method != "POST":
         return chosen
@@ -115,8 +115,8 @@ def _chosen(request: HttpRequest) -> dict[str, list[int]]:
         complete = (period for period in open_periods(account=account) if period.complete)
         subjects = [(period.account, period.start) for period in islice(complete, MAX_CHOSEN)]
     else:
-        named = (_subject(text) for text in request.POST.getlist("period")[:MAX_CHOSEN])
-        subjects = [subject for subject in named if subject is not None]
+        posted = (_subject(text) for text in request.POST.getlist("period")[:MAX_CHOSEN])
+        subjects = [subject for subject in posted if subject is not None]
     for name, start in subjects:
         chosen.setdefault(name, []).append(start)
     return chosen
@@ -129,7 +129,7 @@ def _subject(text: str) -> Subject | None:
 
 
 def _digests(request: HttpRequest) -> dict[Subject, str]:
-    """Return the digests of what the page has shown, by period."""
+    """Return the digests of the reports that the page has shown, by period."""
     digests = {}
     for text in request.POST.getlist("shown"):
         digest, _colon, rest = text.partition(":")
@@ -143,7 +143,7 @@ def _previewed(preview: Preview) -> PreviewedReport:
     report, value = preview.report, chosen_value(*preview.subject)
     return PreviewedReport(
         account=report.account,
-        period=shown_period(report.period_start, report.period_end, report.timezone),
+        period=period_text(report.period_start, report.period_end, report.timezone),
         plan=report.plan,
         lines=report.line_count,
         gaps=report.gaps,

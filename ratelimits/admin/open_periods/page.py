@@ -1,4 +1,4 @@
-"""The list of open periods: the reason why each is open, its usage so far, and a page that closes one by force."""
+"""The list of open periods, each with the reason why it is open, and a page that closes a period by force."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.admin.open_periods.finalising import FinaliseView, chosen_value, may_finalise
-from ratelimits.admin.usage import shown, shown_period
+from ratelimits.admin.usage import moment_text, period_text
 from ratelimits.models import QuarantinedBatch, Report
 from ratelimits.reports.closing.open_periods import NotForcedError, OpenPeriod, force, open_periods
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-#: Maximum number of periods on the page; `ratelimits_finalise --open` lists all.
+#: Maximum number of periods on the page. The command `ratelimits_finalise --open` lists all periods.
 _MAX_ROWS = 200
 #: The latest start of a period that the form accepts (µs since 1970 UTC, in the year 5138).
 _MAX_START = 10**17
@@ -39,18 +39,19 @@ class ForceForm(forms.Form):
 
 
 class OpenPeriods(_Base):
-    """Mixin for the admin page of Report: the periods that have no report yet.
+    """Mixin for the admin page of reports: a page lists the periods that have no report yet.
 
-    Users who may view reports see them. Those who may also finalise can finalise some of them, or close one by force.
+    Users who may view reports see this page. If they may also finalise periods, they can choose periods to finalise, or
+    close a period by force.
     """
 
     def get_urls(self) -> list[URLPattern]:
-        """Put these pages first: the admin's last pattern reads any other path as a primary key."""
-        wrap = self.admin_site.admin_view
+        """Return the URLs. The URLs of these pages come first, because Django's last URL pattern matches every path."""
+        view = self.admin_site.admin_view
         return [
-            path("open/", wrap(self.open_view), name="ratelimits_report_open"),
-            path("finalise/", wrap(self.finalise_view), name="ratelimits_report_finalise"),
-            path("force/", wrap(self.force_view), name="ratelimits_report_force"),
+            path("open/", view(self.open_view), name="ratelimits_report_open"),
+            path("finalise/", view(self.finalise_view), name="ratelimits_report_finalise"),
+            path("force/", view(self.force_view), name="ratelimits_report_force"),
             *super().get_urls(),
         ]
 
@@ -58,9 +59,9 @@ class OpenPeriods(_Base):
         return self.has_view_permission(request) and may_finalise(request)
 
     def open_view(self, request: HttpRequest) -> HttpResponse:
-        """List the periods that are over but still open, and the reason for each.
+        """List the periods that have ended but are still open, each with the reason.
 
-        `?account=` names an account. With `?running=1`, periods that are not over are listed too.
+        `?account=` names an account. With `?running=1`, periods that have not ended are listed too.
         """
         if not self.has_view_permission(request):
             raise PermissionDenied
@@ -69,7 +70,7 @@ class OpenPeriods(_Base):
         listed = (period for period in found if period.over or running)
         quarantine = self._quarantine_url(request)
         rows = [_row(period, quarantine) for period in islice(listed, _MAX_ROWS + 1)]
-        may = self._may_finalise(request)
+        may_finalise_periods = self._may_finalise(request)
         context = {
             **self.admin_site.each_context(request),
             "title": _("Open periods"),
@@ -78,8 +79,8 @@ class OpenPeriods(_Base):
             "more": len(rows) > _MAX_ROWS,
             "account": account,
             "running": running,
-            "may_finalise": may,
-            "may_choose": may and any(row["complete"] for row in rows),
+            "may_finalise": may_finalise_periods,
+            "may_choose": may_finalise_periods and any(row["complete"] for row in rows),
         }
         return TemplateResponse(request, "ratelimits/admin/open_periods.html", context)
 
@@ -91,14 +92,14 @@ class OpenPeriods(_Base):
         return reverse(f"{self.admin_site.name}:ratelimits_quarantinedbatch_changelist")
 
     def finalise_view(self, request: HttpRequest) -> HttpResponse:
-        """Show the reports of the chosen periods, and write them after the user has confirmed."""
+        """Show the reports of the chosen periods. After the user has confirmed, write them."""
         if not self._may_finalise(request):
             raise PermissionDenied
         back = reverse(f"{self.admin_site.name}:ratelimits_report_open")
         return FinaliseView(self.admin_site, self.model._meta, back).page(request)
 
     def force_view(self, request: HttpRequest) -> HttpResponse:
-        """Show the form that asks for the reason; a valid POST closes the period."""
+        """Show the form that asks for the reason. A valid POST of the form closes the period."""
         if not self._may_finalise(request):
             raise PermissionDenied
         initial = {name: request.GET[name] for name in ("account", "start") if name in request.GET}
@@ -119,7 +120,7 @@ class OpenPeriods(_Base):
         context = {
             **self.admin_site.each_context(request),
             "title": _("Close by force: %(account)s, %(start)s")
-            % {"account": account, "start": shown(int(start)) if is_number else "–"},
+            % {"account": account, "start": moment_text(int(start)) if is_number else "–"},
             "opts": self.model._meta,
             "form": form,
         }
@@ -127,12 +128,12 @@ class OpenPeriods(_Base):
 
 
 def _row(period: OpenPeriod, quarantine: str) -> dict[str, Any]:
-    """Return a row of the page; `quarantine` is the URL of the quarantined batches, or "" for no link."""
+    """Return a row of the page. `quarantine` is the URL of the list of quarantined batches; "" for no link."""
     shards, dated = period.quarantined if quarantine else (), period.period
     return {
         "account": period.account,
         "start": period.start,
-        "period": shown_period(dated.start, dated.end, dated.timezone) if dated else f"{shown(period.start)} – ?",
+        "period": period_text(dated.start, dated.end, dated.timezone) if dated else f"{moment_text(period.start)} – ?",
         "units": [f"{count:,} {meter}" for meter, count in period.units.items()],
         "over": period.over,
         "why": period.why,

@@ -1,4 +1,4 @@
-"""The lines of reports in the admin: those of a report, and each line with the edits and batches behind it."""
+"""The lines of reports in the admin: the lines on a report's page, and the page of each line."""
 
 from __future__ import annotations
 
@@ -15,44 +15,49 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.admin.charges import line_amounts
 from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.admin.searched import AccountSearch
-from ratelimits.admin.usage import link_to_lines, shown
+from ratelimits.admin.usage import link_to_lines, moment_text
 from ratelimits.conf import conf
 from ratelimits.models import Report, ReportLine
 from ratelimits.reports.rows import TABLE
 from ratelimits.reports.statements import lineage
 
-#: Maximum number of lines on a report's page, and of batches on a line's page.
-_MAX_LINES, _MAX_BATCHES = 200, 50
-#: Number of an account's newest reports whose lines are searched.
+#: Maximum number of lines on a report's page.
+_MAX_LINES = 200
+#: Maximum number of batches on a line's page.
+_MAX_BATCHES = 50
+#: A search for an account's lines looks at this number of the account's newest reports.
 _MAX_REPORTS = 500
 
 
 def database_of(row: Model) -> str:
-    """Return the alias of the database that a row was read from."""
+    """Return the alias of the database from which a row was read."""
     return row._state.db or conf.DATABASE
 
 
-#: The columns of lines that are computed from other columns, and the columns in the list of a report's lines.
+#: The columns of lines that are computed from other columns.
 _COMPUTED = [column.name for column in TABLE if column.of_line]
+#: The columns in the list of a report's lines.
 _LISTED = [column.name for column in TABLE if column.listed]
 
 
-def _computed(of: Callable[[Any], Any], name: str) -> Callable[[Any, ReportLine], Any]:
-    @admin.display(description=name)
-    def shown(_admin: Any, line: ReportLine) -> Any:
-        return of(line)
+def _computed(compute: Callable[[Any], Any], name: str) -> Callable[[Any, ReportLine], Any]:
+    """Return a method for an admin page that computes a column of a line."""
 
-    return shown
+    @admin.display(description=name)
+    def value(_admin: Any, line: ReportLine) -> Any:
+        return compute(line)
+
+    return value
 
 
 class _ComputedColumns:
-    """The columns of lines that are computed from stored columns."""
+    """Mixin with a method for each column of lines that is computed from stored columns."""
 
     vars().update({column.name: _computed(column.of_line, column.name) for column in TABLE if column.of_line})
 
 
 class ReportLines(_ComputedColumns, admin.TabularInline):  # type: ignore[type-arg]
-    """The lines that a version added."""
+    """The lines that a version of a report added."""
 
     model = ReportLine
     verbose_name_plural = _("lines that this version added (the first 200; downloads contain all)")
@@ -61,7 +66,8 @@ class ReportLines(_ComputedColumns, admin.TabularInline):  # type: ignore[type-a
     show_change_link = True
     max_num = 0
     can_delete = False
-    #: Amounts by line_id, read once for each request: Django makes an inline object for each request.
+    #: Amounts by `line_id`. They are read only once, and for one request: Django makes an inline object for each
+    #: request.
     _amounts: dict[str, str] | None = None
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -80,11 +86,11 @@ class ReportLines(_ComputedColumns, admin.TabularInline):  # type: ignore[type-a
 
 @admin.register(ReportLine)
 class ReportLineAdmin(_ComputedColumns, AccountSearch, ReadOnlyAdmin):
-    """The lines of reports, each with the edits and the batches behind it."""
+    """The lines of reports, each with the edits and batches from which it was made."""
 
     list_display = ["line_id", "report", "key", "meter", "consumed_quantity", "overage_quantity", "rule"]
     list_select_related = ["report"]
-    search_fields = ["line_id"]  # Only shows the search box: see get_search_results.
+    search_fields = ["line_id"]  # With this, Django shows a search box. get_search_results does the search.
     search_help_text = _(
         "Search for a whole line_id, a whole account (its identifier or its name), a whole key that was used in the"
         " last three days, or an account, a space and a key."
@@ -105,22 +111,22 @@ class ReportLineAdmin(_ComputedColumns, AccountSearch, ReadOnlyAdmin):
         lines = queryset.filter(line_id=search_term)
         if lines.exists():
             return lines, False
-        for meant in self.meant(request, search_term):
-            reports = Report.objects.using(queryset.db).filter(account__in=meant.accounts)
+        for subjects in self.meanings(request, search_term):
+            reports = Report.objects.using(queryset.db).filter(account__in=subjects.accounts)
             pks = list(reports.order_by("-pk").values_list("pk", flat=True)[:_MAX_REPORTS])
             if pks:
-                return queryset.filter(**meant.of_key, report__in=pks), False
+                return queryset.filter(**subjects.key_filter, report__in=pks), False
         return lines, False
 
     @admin.display(description=_("used from"))
     def used_from(self, line: ReportLine) -> str:
         """Return the start of the line's charge period."""
-        return shown(line.charge_period_start)
+        return moment_text(line.charge_period_start)
 
     @admin.display(description=_("used until"))
     def used_until(self, line: ReportLine) -> str:
         """Return the end of the line's charge period."""
-        return shown(line.charge_period_end)
+        return moment_text(line.charge_period_end)
 
     @admin.display(description=_("edits of the rule"))
     def rule_edits(self, line: ReportLine) -> str:
@@ -129,7 +135,7 @@ class ReportLineAdmin(_ComputedColumns, AccountSearch, ReadOnlyAdmin):
 
     @admin.display(description=_("edits of plan and account"))
     def terms_edits(self, line: ReportLine) -> str:
-        """Return the edits that put the account on its plan, and those that set the plan's quantities and prices."""
+        """Return the edits of the account's plan, and the edits of the plan's quantities and prices."""
         return _edits(lineage.terms_edits(line, database_of(line)))
 
     @admin.display(description=_("batches"))
@@ -143,7 +149,7 @@ class ReportLineAdmin(_ComputedColumns, AccountSearch, ReadOnlyAdmin):
 
     @admin.display(description=_("its ledger lines"))
     def ledger_lines(self, line: ReportLine) -> str:
-        """Return a link to the line's ledger lines; some of them may belong to later versions of the report."""
+        """Return a link to the line's ledger lines. Later versions of the report may contain some of them."""
         filters = {"account": line.report.account, "key": line.key, "meter": line.meter, "period": line.usage_period}
         return link_to_lines(self.admin_site, **filters, rule=line.rule_id, version=line.rule_version)
 

@@ -1,4 +1,4 @@
-"""The totals of reports by meter, and the links between versions and between an account's reports."""
+"""The totals of reports by meter, and links to other versions of a report and to other reports of its account."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 
-from ratelimits.admin.usage import shown_period
+from ratelimits.admin.usage import period_text
 from ratelimits.models import Report
 from ratelimits.reports.statements.meter_totals import MeterTotal, added_up, meter_totals
 
-#: Maximum number of lines that a list adds up. Totals of further reports are only on their pages.
+#: Maximum number of lines that a list adds up. The totals of further reports are only on the pages of these reports.
 MAX_ADDED = 100_000
-#: Maximum number of other periods that a report's page links.
+#: Maximum number of links to reports of other periods on a report's page.
 _MAX_OTHERS = 12
 
 
 class Overview(NamedTuple):
-    """What the list shows of a report: its totals up to this version, and the number of its newest version.
+    """Two values of a report that the list shows.
 
-    totals  None if the report has too many lines to add them up for a list
+    totals  the totals up to this version; None if the report has too many lines to add them up for a list
+    newest  the number of the report's newest version
     """
 
     totals: list[MeterTotal] | None
@@ -33,24 +34,26 @@ class Overview(NamedTuple):
 
 
 def overviews(using: str, reports: Sequence[Report]) -> dict[int, Overview]:
-    """Return the overviews of the reports of a list, by primary key. Takes two queries."""
+    """Return the overviews of the reports in a list, by primary key. This takes two queries."""
     versions: dict[tuple[str, int], list[Report]] = defaultdict(list)
     accounts, starts = ({getattr(report, name) for report in reports} for name in ("account", "period_start"))
     rows = Report.objects.using(using).filter(account__in=accounts, period_start__in=starts).order_by("version")
     for row in rows.only("account", "period_start", "version", "line_count"):
         versions[row.account, row.period_start].append(row)
-    parts: dict[int, list[int]] = {}
-    counted: dict[int, int] = {}
+    versions_of_report: dict[int, list[int]] = {}
+    line_counts: dict[int, int] = {}
     for report in reports:
-        own = [row for row in versions[report.account, report.period_start] if row.version <= report.version]
-        more = {row.pk: row.line_count for row in own if row.pk not in counted}
-        if sum(counted.values()) + sum(more.values()) <= MAX_ADDED:
-            counted |= more
-            parts[report.pk] = [row.pk for row in own]
-    totals = meter_totals(using, counted)
+        earlier = [row for row in versions[report.account, report.period_start] if row.version <= report.version]
+        more_lines = {row.pk: row.line_count for row in earlier if row.pk not in line_counts}
+        if sum(line_counts.values()) + sum(more_lines.values()) <= MAX_ADDED:
+            line_counts |= more_lines
+            versions_of_report[report.pk] = [row.pk for row in earlier]
+    totals = meter_totals(using, line_counts)
     return {
         report.pk: Overview(
-            added_up(totals.get(pk, []) for pk in parts[report.pk]) if report.pk in parts else None,
+            added_up(totals.get(pk, []) for pk in versions_of_report[report.pk])
+            if report.pk in versions_of_report
+            else None,
             max(row.version for row in [report, *versions[report.account, report.period_start]]),
         )
         for report in reports
@@ -58,9 +61,9 @@ def overviews(using: str, reports: Sequence[Report]) -> dict[int, Overview]:
 
 
 def short_totals(totals: Iterable[MeterTotal] | None) -> str:
-    """Return the totals as one line of text for each meter."""
+    """Return the totals as HTML, with one line for each meter."""
     if totals is None:
-        return _("many lines: see its page")
+        return _("too many lines: see the page of the report")
     rows = []
     for total in totals:
         text = _("%(units)s %(meter)s, %(overage)s of them overage") if total.overage else _("%(units)s %(meter)s")
@@ -69,32 +72,33 @@ def short_totals(totals: Iterable[MeterTotal] | None) -> str:
 
 
 def table_of_totals(using: str, report: Report, versions: Sequence[Report]) -> str:
-    """Return a table with the totals of each meter, up to a version of a report, and of the version alone.
+    """Return a table, as HTML, with the totals of each meter up to a version of a report.
 
-    `versions` are the report's versions, oldest first.
+    If there are earlier versions, a second table has the totals of this version alone. `versions` are all versions of
+    the report, oldest first.
     """
     earlier = [version.pk for version in versions if version.version <= report.version]
     totals = meter_totals(using, earlier)
-    every = added_up(totals.values())
-    tables = [("", every)]
+    up_to_version = added_up(totals.values())
+    tables = [("", up_to_version)]
     if len(earlier) > 1:
         alone = added_up([totals.get(report.pk, [])])
-        tables = [(_("up to this version"), every), (_("this version alone"), alone)]
+        tables = [(_("up to this version"), up_to_version), (_("this version alone"), alone)]
     heads = (_("meter"), _("consumed"), _("refunded"), _("included"), _("overage"), _("billed"))
-    head = format_html_join("", '<th scope="col">{}</th>', ((one,) for one in heads))
+    head = format_html_join("", '<th scope="col">{}</th>', ((text,) for text in heads))
     texts = []
     for caption, rows in tables:
         body = format_html_join(
             "",
             '<tr><th scope="row">{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>',
             (
-                (one.meter, *(f"{n:,}" for n in (one.consumed, one.refunded, one.included, one.overage, one.billed)))
-                for one in rows
+                (row.meter, *(f"{n:,}" for n in (row.consumed, row.refunded, row.included, row.overage, row.billed)))
+                for row in rows
             ),
         )
         title = format_html("<caption>{}</caption>", caption) if caption else ""
         texts.append((format_html("<table>{}<thead><tr>{}</tr></thead><tbody>{}</tbody></table>", title, head, body),))
-    return format_html_join("", '<div style="overflow-x:auto">{}</div>', texts) if every else "–"
+    return format_html_join("", '<div style="overflow-x:auto">{}</div>', texts) if up_to_version else "–"
 
 
 def versions_of(using: str, report: Report) -> list[Report]:
@@ -104,36 +108,36 @@ def versions_of(using: str, report: Report) -> list[Report]:
 
 
 def links_to_versions(site: AdminSite, report: Report, versions: Sequence[Report]) -> str:
-    """Return links to the other versions of a report, and say which is the newest."""
+    """Return links to the other versions of a report, as HTML. A note says which version is the newest."""
     rows = []
     for version in versions:
         text = _("version %(n)s, finalised on %(day)s") % {
             "n": version.version,
             "day": f"{version.finalised_at:%Y-%m-%d}",
         }
-        notes = [_("this one")] if version.pk == report.pk else []
+        notes = [_("this version")] if version.pk == report.pk else []
         notes += [_("the newest")] if version.version == versions[-1].version and len(versions) > 1 else []
-        named = f" ({', '.join(notes)})" if notes else ""
-        shown = format_html("<strong>{}</strong>", text) if version.pk == report.pk else _link(site, version.pk, text)
-        rows.append((shown, named))
+        note = f" ({', '.join(notes)})" if notes else ""
+        link = format_html("<strong>{}</strong>", text) if version.pk == report.pk else _link(site, version.pk, text)
+        rows.append((link, note))
     return format_html_join("", "<div>{}{}</div>", rows)
 
 
 def links_to_others(using: str, site: AdminSite, report: Report) -> str:
-    """Return links to the newest versions of the account's reports of other periods, newest period first."""
+    """Return links to the account's reports of other periods, newest period first, each in its newest version."""
     rows = Report.objects.using(using).filter(account=report.account).exclude(period_start=report.period_start)
     rows = rows.order_by("-period_start", "-version").only("period_start", "period_end", "timezone", "version")
     newest: dict[int, Report] = {}
     for row in rows[: 4 * _MAX_OTHERS]:
         newest.setdefault(row.period_start, row)
     links = [
-        (_link(site, row.pk, shown_period(row.period_start, row.period_end, row.timezone)),)
+        (_link(site, row.pk, period_text(row.period_start, row.period_end, row.timezone)),)
         for row in list(newest.values())[:_MAX_OTHERS]
     ]
     if not links:
         return "–"
-    every = reverse(f"{site.name}:ratelimits_report_changelist") + "?" + urlencode({"account": report.account})
-    links.append((format_html('<a href="{}">{}</a>', every, _("All reports of this account")),))
+    all_reports = reverse(f"{site.name}:ratelimits_report_changelist") + "?" + urlencode({"account": report.account})
+    links.append((format_html('<a href="{}">{}</a>', all_reports, _("All reports of this account")),))
     return format_html_join("", "<div>{}</div>", links)
 
 

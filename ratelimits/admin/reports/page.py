@@ -1,4 +1,4 @@
-"""Reports in the admin. People read, download, adjust and verify them here."""
+"""Reports in the admin. Users read, download, adjust and verify reports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ratelimits.admin.reports.overview import (
     versions_of,
 )
 from ratelimits.admin.searched import AccountSearch
-from ratelimits.admin.usage import shown, shown_period
+from ratelimits.admin.usage import moment_text, period_text
 from ratelimits.models import Adjustment, Report
 from ratelimits.models.ledger import moment
 from ratelimits.reports import cross_check
@@ -45,7 +45,7 @@ _MONTHS = 24
 
 
 class MonthFilter(admin.SimpleListFilter):
-    """Filter for reports of periods that start in a month, in the time zone of each report."""
+    """Filter reports by the month in which their period starts. The month begins in the time zone of the report."""
 
     title = _("month")
     parameter_name = "month"
@@ -63,16 +63,18 @@ class MonthFilter(admin.SimpleListFilter):
             start, end = month_window(month)
         except ValueError:
             return queryset.none()
-        near = queryset.filter(period_start__gte=start, period_start__lt=end)
-        spans = {zone: month_in(month, zone) for zone in near.order_by().values_list("timezone", flat=True).distinct()}
+        candidates = queryset.filter(period_start__gte=start, period_start__lt=end)
+        spans = {
+            zone: month_in(month, zone) for zone in candidates.order_by().values_list("timezone", flat=True).distinct()
+        }
         conditions = (
             Q(timezone=zone, period_start__gte=first, period_start__lt=after) for zone, (first, after) in spans.items()
         )
-        return near.filter(reduce(or_, conditions, Q(pk__in=())))
+        return candidates.filter(reduce(or_, conditions, Q(pk__in=())))
 
 
 class CorrectedFilter(admin.SimpleListFilter):
-    """Filter for first versions, or for versions that correct an earlier version."""
+    """Filter reports by version: only first versions, or only corrections of an earlier version."""
 
     title = _("corrections")
     parameter_name = "corrected"
@@ -119,22 +121,22 @@ class ReportAdmin(ReportDownloads, OpenPeriods, AccountSearch, ReadOnlyAdmin):
         return report.account or str(_("anonymous"))
 
     def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
-        """Return the list, whose rows have their totals, read for all of them together."""
-        listed = super().get_changelist_instance(request)
-        rows: Any = listed.result_list
-        found = overviews(database_of(rows[0]), rows) if rows else {}
+        """Return the list, in which each row has its totals. The totals of all rows are read together."""
+        changelist = super().get_changelist_instance(request)
+        rows: Any = changelist.result_list
+        overview_of = overviews(database_of(rows[0]), rows) if rows else {}
         for row in rows:
-            row.overview = found[row.pk]
-        return listed
+            row.overview = overview_of[row.pk]
+        return changelist
 
     @admin.display(description=_("period"))
     def period(self, report: Report) -> str:
-        """Return the period, by the clock of its time zone."""
-        return shown_period(report.period_start, report.period_end, report.timezone)
+        """Return the start and the end of the period, in the time zone of the report."""
+        return period_text(report.period_start, report.period_end, report.timezone)
 
     @admin.display(description=_("version"))
     def which_version(self, report: Any) -> str:
-        """Return the version, and the newest version if there is a newer one."""
+        """Return the version. If the report has a newer version, return also the newest version."""
         newest = report.overview.newest
         if newest == report.version:
             return str(report.version)
@@ -142,7 +144,7 @@ class ReportAdmin(ReportDownloads, OpenPeriods, AccountSearch, ReadOnlyAdmin):
 
     @admin.display(description=_("billed, up to this version"))
     def totals(self, report: Any) -> str:
-        """Return the billed units of each meter, up to this version."""
+        """Return the units of each meter that all versions up to this one bill."""
         return short_totals(report.overview.totals)
 
     @admin.display(description=_("versions"))
@@ -164,45 +166,45 @@ class ReportAdmin(ReportDownloads, OpenPeriods, AccountSearch, ReadOnlyAdmin):
     @admin.display(description=_("start"))
     def starts(self, report: Report) -> str:
         """Return when the period starts."""
-        return shown(report.period_start)
+        return moment_text(report.period_start)
 
     @admin.display(description=_("end"))
     def ends(self, report: Report) -> str:
         """Return when the period ends."""
-        return shown(report.period_end)
+        return moment_text(report.period_end)
 
     @admin.display(description=_("amounts"))
     def charged(self, report: Report) -> str:
-        """Return the amounts of the report's meters and versions, and the total that the account owes for it."""
+        """Return the amounts of the report's meters and versions, and the total that the account owes."""
         return summary(report)
 
     @admin.display(description=_("no gaps"), boolean=True)
     def complete(self, report: Report) -> bool:
-        """Return whether the report declares no gap, and its cross-check found no missing requests."""
+        """Return whether the report states no gap. (Requests that the cross-check misses are a gap too.)"""
         return not report.gaps
 
     @admin.display(description=_("cross-check"))
     def compared(self, report: Report) -> str:
-        """Return the requests in the ledger and those that processes have counted, both as they are now."""
-        found = cross_check.compare(database_of(report), report.account, report.period_start, report.period_end)
+        """Return, by meter, the requests that the ledger has now, and the requests that processes have counted."""
+        comparisons = cross_check.compare(database_of(report), report.account, report.period_start, report.period_end)
         text = _("{mark} {meter}: {ledger} in the ledger, {said} counted by processes")
-        beside = _("; {unanswered} unanswered, {unmetered} unmetered")
+        uncertain_text = _("; {unanswered} unanswered, {unmetered} unmetered")
         rows = [
             (
                 str(text).format(
                     # "–": the process totals were deleted, because the usage was archived.
-                    mark=("✓" if each.holds else "✗") if each.granted or not each.ledger else "–",
-                    meter=each.meter,
-                    ledger=f"{each.ledger:,}",
-                    said=f"{each.granted:,}",
+                    mark=("✓" if meter.holds else "✗") if meter.granted or not meter.ledger else "–",
+                    meter=meter.meter,
+                    ledger=f"{meter.ledger:,}",
+                    said=f"{meter.granted:,}",
                 )
                 + (
-                    str(beside).format(unanswered=f"{each.unanswered:,}", unmetered=f"{each.unmetered:,}")
-                    if each.unanswered or each.unmetered
+                    str(uncertain_text).format(unanswered=f"{meter.unanswered:,}", unmetered=f"{meter.unmetered:,}")
+                    if meter.unanswered or meter.unmetered
                     else ""
                 ),
             )
-            for each in found
+            for meter in comparisons
         ]
         return format_html_join("", "<div>{}</div>", rows) or "–"
 
@@ -222,7 +224,7 @@ class ReportAdmin(ReportDownloads, OpenPeriods, AccountSearch, ReadOnlyAdmin):
 
     @admin.action(description=_("Verify the selected reports against the ledger"), permissions=["view"])
     def verify(self, request: HttpRequest, queryset: QuerySet[Report]) -> None:
-        """Compute each report again from the ledger, and show whether it is the same."""
+        """Compute each report again from the ledger. Show whether the result is the same as the report."""
         for report in queryset:
             if report.line_count > _MAX_VERIFIED:
                 self.message_user(

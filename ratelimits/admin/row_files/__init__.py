@@ -1,3 +1,3 @@
-"""Import of many rows in the admin: choose a CSV file, look at the differences to the table, and confirm them."""
+"""The import of many rows in the admin: choose a CSV file, look at its differences from the table, and confirm them."""
 
 from __future__ import annotations

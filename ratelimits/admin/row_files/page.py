@@ -1,6 +1,6 @@
-"""The pages that import a CSV file into a table and export the table's rows.
+"""The pages that import a CSV file into a table, or export the rows of a table.
 
-The import has three steps: choose the file, look at its differences to the table, and confirm them.
+An import has three steps: the user chooses a file, looks at its differences from the table, and confirms them.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _READ_AT_ONCE = 2000
 
 
 class FileForm(forms.Form):
-    """The form for the file."""
+    """The form in which the user chooses a file."""
 
     file = forms.FileField(label=gettext_lazy("CSV file"))
 
     def clean_file(self) -> Any:
-        """Refuse a file that is too large before it is read."""
+        """Return the file. Refuse a file that is too large, before it is read."""
         file = self.cleaned_data["file"]
         if message := too_large(file.size):
             raise forms.ValidationError(message)
@@ -62,7 +62,7 @@ class FileForm(forms.Form):
 
 
 class ConfirmForm(forms.Form):
-    """The form that confirms the differences that were shown, with the reason of the change."""
+    """The form that confirms the differences. It also asks for the reason of the change."""
 
     digest = forms.CharField(widget=forms.HiddenInput)
     version = forms.IntegerField(widget=forms.HiddenInput)
@@ -74,21 +74,21 @@ class ConfirmForm(forms.Form):
 
     @property
     def seen(self) -> Seen:
-        """Return what the page had shown. Call it only if the form is valid."""
+        """Return the effect of the file that the user has seen. Use this property only if the form is valid."""
         return Seen(self.cleaned_data["digest"], self.cleaned_data["version"])
 
 
 class RowFiles(_Base):
-    """Mixin for admin pages of tables that can be imported and exported: it adds two links above the list."""
+    """Mixin for admin pages of tables that can be imported and exported. It adds two links above the list."""
 
     change_list_template = "ratelimits/admin/rows_change_list.html"
 
     def get_urls(self) -> list[URLPattern]:
-        """Put these pages first: the admin's last pattern reads any other path as a primary key."""
-        wrap, start = self.admin_site.admin_view, f"ratelimits_{self.model._meta.model_name}"
+        """Return the URLs. The URLs of these pages come first, because Django's last URL pattern matches every path."""
+        view, start = self.admin_site.admin_view, f"ratelimits_{self.model._meta.model_name}"
         return [
-            path("import/", wrap(self.import_view), name=f"{start}_import"),
-            path("export/", wrap(self.export_view), name=f"{start}_export"),
+            path("import/", view(self.import_view), name=f"{start}_import"),
+            path("export/", view(self.export_view), name=f"{start}_export"),
             *super().get_urls(),
         ]
 
@@ -101,7 +101,7 @@ class RowFiles(_Base):
         return super().changelist_view(request, context | (extra_context or {}))
 
     def _may_import(self, request: HttpRequest) -> bool:
-        """Return whether the user may add and change rows, because a file can do both."""
+        """Return whether the user may import files. A file can add and change rows, so both permissions are needed."""
         return self.has_add_permission(request) and self.has_change_permission(request)
 
     @property
@@ -110,11 +110,11 @@ class RowFiles(_Base):
 
     @property
     def _database(self) -> str:
-        # Not a replica, which may not have the newest rows yet.
+        # The newest rows are needed. A replica may not have these rows yet.
         return router.db_for_write(self.model)
 
     def export_view(self, request: HttpRequest) -> HttpResponseBase:
-        """Return the rows of the list, with its filters and search, as a file that can be imported."""
+        """Return a file with the rows that the list shows, as its filters select them. The file can be imported."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         try:
@@ -129,7 +129,7 @@ class RowFiles(_Base):
         return FileDownload(chunks, "text/csv; charset=utf-8", name)
 
     def import_view(self, request: HttpRequest) -> HttpResponse:
-        """Ask for a file. With `?file=`, show what that file would change, and import it after the user confirms."""
+        """Ask for a file. With `?file=`, show what the file would change. When the user confirms, import the file."""
         if not self._may_import(request):
             raise PermissionDenied
         if "file" in request.GET:
@@ -148,36 +148,36 @@ class RowFiles(_Base):
             request,
             "ratelimits/admin/import_file.html",
             form=form,
-            columns=[self._described(name) for name in self._table.columns],
+            columns=[self._column_help(name) for name in self._table.columns],
             limits={"size": MAX_BYTES // 2**20, "lines": f"{MAX_LINES:,}"},
         )
 
-    def _described(self, name: str) -> tuple[str, bool, Any]:
+    def _column_help(self, name: str) -> tuple[str, bool, Any]:
         column: Any = self.model._meta.get_field(name)
         return name, name in self._table.needed, column.help_text
 
     def _file_view(self, request: HttpRequest) -> HttpResponse:
         pk = request.GET["file"]
-        own = pk.isdecimal() and len(pk) < 19
-        upload = Upload.find(int(pk), self._table.name, request.user.pk, self._database) if own else None
+        is_number = pk.isdecimal() and len(pk) < 19
+        upload = Upload.find(int(pk), self._table.name, request.user.pk, self._database) if is_number else None
         if upload is None:
-            self.message_user(request, _("This file is not stored any more: choose it again."), messages.WARNING)
+            self.message_user(request, _("This file is no longer stored: choose it again."), messages.WARNING)
             return HttpResponseRedirect(request.path)
         source, form = read(upload.raw(), self._table), None
         if request.method == "POST":
             form = ConfirmForm(request.POST)
-            done = self._import(request, source, form) if form.is_valid() else None
-            if done is not None:
+            imported = self._import(request, source, form) if form.is_valid() else None
+            if imported is not None:
                 upload.delete()
-                return self._finished(request, done)
+                return self._finished(request, imported)
         return self._difference_page(request, source, form)
 
     def _difference_page(self, request: HttpRequest, source: Source, form: ConfirmForm | None) -> HttpResponse:
         difference, lines = differences(self._table, source, self._database)
-        shown = Shown(request.GET.get("show", ""), page_of(request.GET.get("page", "")))
+        shown_lines = Shown(request.GET.get("show", ""), page_of(request.GET.get("page", "")))
         unknown = UnknownKeys()
         for line in lines:
-            shown.add(line)
+            shown_lines.add(line)
             if "key" in self._table.columns:
                 unknown.add(line)
         unknown.finish()
@@ -190,13 +190,13 @@ class RowFiles(_Base):
             difference=difference,
             errors=difference.counts[LineState.ERROR],
             good=difference.good,
-            sections=shown.sections(request.GET["file"], difference.counts),
+            sections=shown_lines.sections(request.GET["file"], difference.counts),
             unknown=unknown,
             again=request.path,
         )
 
     def _import(self, request: HttpRequest, source: Source, form: ConfirmForm) -> FileDifference | None:
-        """Import a file. If nothing was imported, show a message with the reason and return None."""
+        """Import a file, and return its effect. If nothing was imported, show the reason and return None."""
         try:
             with recorded_user(request):
                 return import_rows(
@@ -210,8 +210,10 @@ class RowFiles(_Base):
         except ChangedSinceError as error:
             text = _("Nothing was imported: the file would now make other changes than were shown. Look at them again.")
             if error.lines:
-                shown = ", ".join(f"{line.number} ({line.name})" for line in error.lines[:10])
-                text += " " + _("Meanwhile somebody has changed the rows of these lines: %(lines)s.") % {"lines": shown}
+                changed_lines = ", ".join(f"{line.number} ({line.name})" for line in error.lines[:10])
+                text += " " + _("Since then, somebody has changed the rows of these lines: %(lines)s.") % {
+                    "lines": changed_lines
+                }
             self.message_user(request, text, messages.ERROR)
         except NotImportedError:
             text = _("Nothing was imported: correct the wrong lines, or tick the box that leaves them out.")
@@ -222,28 +224,32 @@ class RowFiles(_Base):
         return None
 
     def _log(self, request: HttpRequest, new: Sequence[Any], changed: Sequence[Any]) -> None:
-        """Write the rows to the admin's own log."""
+        """Add the rows to the log of the admin."""
         assert request.user.pk is not None
         for rows, flag, verb in ((new, ADDITION, "added"), (changed, CHANGE, "changed")):
             if rows:
                 LogEntry.objects.log_actions(request.user.pk, rows, flag, [{verb: {}}], single_object=False)
 
-    def _finished(self, request: HttpRequest, done: FileDifference) -> HttpResponse:
-        """Show a message with the number of imported rows, and go to the list."""
-        if not done.good:
+    def _finished(self, request: HttpRequest, imported: FileDifference) -> HttpResponse:
+        """Return a redirect to the list, with a message that has the number of imported rows."""
+        if not imported.good:
             self.message_user(request, _("There was nothing to change."), messages.INFO)
             return HttpResponseRedirect(self._list_url())
         text = ngettext(
             "%(n)s row was imported: %(new)s new, %(changed)s changed.",
             "%(n)s rows were imported: %(new)s new, %(changed)s changed.",
-            done.good,
+            imported.good,
         )
-        counts = {"n": done.good, "new": done.counts[LineState.NEW], "changed": done.counts[LineState.CHANGED]}
-        said = text % {name: f"{n:,}" for name, n in counts.items()}
-        if wrong := done.counts[LineState.ERROR]:
+        counts = {
+            "n": imported.good,
+            "new": imported.counts[LineState.NEW],
+            "changed": imported.counts[LineState.CHANGED],
+        }
+        message = text % {name: f"{n:,}" for name, n in counts.items()}
+        if wrong := imported.counts[LineState.ERROR]:
             left_out = ngettext("%(n)s wrong line was left out.", "%(n)s wrong lines were left out.", wrong)
-            said += " " + left_out % {"n": f"{wrong:,}"}
-        self.message_user(request, said, messages.SUCCESS)
+            message += " " + left_out % {"n": f"{wrong:,}"}
+        self.message_user(request, message, messages.SUCCESS)
         return HttpResponseRedirect(self._list_url())
 
     def _list_url(self) -> str:

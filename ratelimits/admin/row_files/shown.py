@@ -1,4 +1,4 @@
-"""The lines on the page of a file's differences: a section for each state, with at most PER_PAGE lines in memory."""
+"""The lines on the page that shows a file's differences: a section for each state, with at most `PER_PAGE` lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PER_PAGE = 200
 
 
 class Section(NamedTuple):
-    """The lines of one state. `others` are links to the section's other pages."""
+    """The lines with the same state. `others` are links to pages with other lines of this state."""
 
     title: str
     state: str
@@ -25,30 +25,34 @@ class Section(NamedTuple):
 
 
 def page_of(text: str) -> int:
-    """Return the page number in a URL's query; 1 if there is none."""
+    """Return the page number that a text from a URL names; 1 if it names none."""
     return max(1, int(text)) if text.isdecimal() and len(text) < 6 else 1
 
 
 class Shown:
-    """Keeps the lines to show: a page of one state's lines if `chosen` names the state, else the first of several."""
+    """Keeps the lines that the page shows.
+
+    If `chosen` names a state, these are the lines of this state on the page `page`. Otherwise they are the first lines
+    of several states.
+    """
 
     def __init__(self, chosen: str, page: int) -> None:
         self._chosen = chosen if chosen in {*LineState} else ""
         self._page = page if self._chosen else 1
         states = [LineState(chosen)] if self._chosen else [LineState.ERROR, LineState.CHANGED, LineState.NEW]
         self._lines: dict[LineState, list[ComparedLine]] = {state: [] for state in states}
-        self._passed = dict.fromkeys(states, 0)
+        self._counts = dict.fromkeys(states, 0)
 
     def add(self, line: ComparedLine) -> None:
-        """Keep a line if it is on the page."""
+        """Keep a line if the page shows it."""
         if line.state not in self._lines:
             return
-        self._passed[line.state] += 1
-        if (self._page - 1) * PER_PAGE < self._passed[line.state] <= self._page * PER_PAGE:
+        self._counts[line.state] += 1
+        if (self._page - 1) * PER_PAGE < self._counts[line.state] <= self._page * PER_PAGE:
             self._lines[line.state].append(line)
 
     def sections(self, file: str, counts: Mapping[LineState, int]) -> list[Section]:
-        """Return the sections, each with links to its other lines. `file` is the file's number in the links."""
+        """Return the sections, each with links to its other lines. `file` is the number of the file, for the links."""
         titles = {
             LineState.ERROR: _("Wrong lines: %(n)s"),
             LineState.CHANGED: _("Rows that change: %(n)s"),
@@ -65,7 +69,7 @@ class Shown:
                 continue
             others = []
             if state not in self._lines:
-                others.append((_("Show them"), link(show=state.value)))
+                others.append((_("Show these rows"), link(show=state.value)))
             elif self._chosen:
                 others.append((_("All differences"), link()))
                 if self._page > 1:
@@ -73,7 +77,7 @@ class Shown:
                 if self._page * PER_PAGE < counts[state]:
                     others.append((_("Next lines"), link(show=state.value, page=self._page + 1)))
             elif counts[state] > PER_PAGE:
-                others.append((_("Show all of them"), link(show=state.value)))
+                others.append((_("Show all rows"), link(show=state.value)))
             lines = self._lines.get(state, [])
             sections.append(Section(title % {"n": f"{counts[state]:,}"}, state.value, lines, others))
         return sections

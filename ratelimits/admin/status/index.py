@@ -1,4 +1,4 @@
-"""Sort the app's tables on the admin's index in the order of work, not by the alphabet."""
+"""Sort the app's tables on the admin's index in the order in which people use them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-#: The groups and the names of their models, both in the order of the index.
+#: The groups of the index, each with the names of its models. Groups and models are in the order of the index.
 GROUPS: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (
         gettext_lazy("Operate"),
@@ -23,21 +23,21 @@ GROUPS: tuple[tuple[Any, tuple[str, ...]], ...] = (
 
 
 def in_groups(app_list: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the apps of the index, with one entry for each group instead of this app's entry.
+    """Return the entries of the index. In place of the entry of this app, there is an entry for each group.
 
-    A model that is in no group comes last in the first group. A group is left out if the user may see none of its
-    models.
+    A model without a group comes last in the first group. If the user may see no model of a group, the group is left
+    out.
     """
-    grouped: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for app in app_list:
-        grouped += _groups(app) if app["app_label"] == "ratelimits" else [app]
-    return grouped
+        entries += _groups(app) if app["app_label"] == "ratelimits" else [app]
+    return entries
 
 
 def _groups(app: dict[str, Any]) -> list[dict[str, Any]]:
     models = {entry["object_name"]: entry for entry in app["models"]}
-    named = {name for _title, names in GROUPS for name in names}
-    others = [entry for name, entry in models.items() if name not in named]
+    names_in_groups = {name for _title, names in GROUPS for name in names}
+    others = [entry for name, entry in models.items() if name not in names_in_groups]
     groups = []
     for number, (title, names) in enumerate(GROUPS):
         entries = [models[name] for name in names if name in models] + ([] if number else others)
