@@ -172,7 +172,7 @@ def test_a_report_is_adjusted_from_its_page_by_whoever_is_logged_in(
         (
             {"period_start_0": "2026-11-05"},
             "period_start",
-            "The period that contains it starts at 2026-11-01 00:00:00 UTC",
+            "The period that contains this moment starts at 2026-11-01 00:00:00 UTC",
         ),
         ({"period_start_0": ""}, "period_start", "required"),
         ({"account": "acmee"}, "period_start", "This account has no usage in this period"),
@@ -250,7 +250,7 @@ class TestTotals:
         assert "up to this version meter consumed refunded included overage billed requests 10 0 5 5 10" in said
         assert "this version alone meter consumed refunded included overage billed requests 3 0 0 3 3" in said
         assert f'<a href="{url(Report, "change", first.pk)}">version 1, finalised on' in page.content.decode()
-        assert re.search(r"version 2, finalised on \S+ \(this one, the newest\)", said)
+        assert re.search(r"version 2, finalised on \S+ \(this version, the newest\)", said)
         december = url(Report, "change", Report.objects.get(period_start=at("2026-12-01")).pk)
         assert f'<a href="{december}">2026-12-01 – 2027-01-01 UTC</a>' in page.content.decode()
         (every,) = re.findall(r'<a href="([^"]*)">All reports of this account', page.content.decode())
