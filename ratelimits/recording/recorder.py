@@ -39,7 +39,10 @@ _lock = threading.Lock()
 
 
 def in_sample(owner: str, share: float) -> bool:
-    """Return whether an account, or a key without an account, is recorded. `share` (0 to 1) is the share of all."""
+    """Return whether an account, or a key without an account, is recorded.
+
+    `share` (0 to 1) is the share of the accounts and keys that are recorded.
+    """
     return crc32(owner.encode()) < share * 2**32
 
 

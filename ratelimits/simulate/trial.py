@@ -153,7 +153,7 @@ def _span(algorithm: Algorithm, now: int) -> int:
 
 
 def _start(algorithm: Algorithm, now: int) -> int:
-    """Return the start of the window that contains `now`. All are in µs since 1970 UTC."""
+    """Return the last moment before `now` at which a window of the limit starts. Both are µs since 1970 UTC."""
     window = algorithm.valid_span(now)
     return window[0] if window else now - now % max(_span(algorithm, now), 1)
 

@@ -66,7 +66,7 @@ class ReportLines(_ComputedColumns, admin.TabularInline):  # type: ignore[type-a
     show_change_link = True
     max_num = 0
     can_delete = False
-    #: Amounts by `line_id`. They are read only once, and for one request: Django makes an inline object for each
+    #: Amounts by `line_id`. They are read once for each request, because Django makes an inline object for each
     #: request.
     _amounts: dict[str, str] | None = None
 

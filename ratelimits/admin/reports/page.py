@@ -144,7 +144,7 @@ class ReportAdmin(ReportDownloads, OpenPeriods, AccountSearch, ReadOnlyAdmin):
 
     @admin.display(description=_("billed, up to this version"))
     def totals(self, report: Any) -> str:
-        """Return the units of each meter that all versions up to this one bill."""
+        """Return the billed units of each meter, as the sum of all versions up to this one."""
         return short_totals(report.overview.totals)
 
     @admin.display(description=_("versions"))
@@ -180,7 +180,7 @@ class ReportAdmin(ReportDownloads, OpenPeriods, AccountSearch, ReadOnlyAdmin):
 
     @admin.display(description=_("no gaps"), boolean=True)
     def complete(self, report: Report) -> bool:
-        """Return whether the report states no gap. (Requests that the cross-check misses are a gap too.)"""
+        """Return whether the report states no gap. (If the cross-check misses requests, the report states a gap.)"""
         return not report.gaps
 
     @admin.display(description=_("cross-check"))

@@ -86,7 +86,7 @@ class Shown:
 class UnknownKeys:
     """Finds the lines to import whose key names a user or account that does not exist.
 
-    After `finish`, `count` is their number, and `first` has at most PER_PAGE of them: the line and the sentence.
+    After `finish`, `count` is the number of these lines. `first` has at most `PER_PAGE` of them, each with a sentence.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class UnknownKeys:
         self._waiting: list[tuple[int, str]] = []
 
     def add(self, line: ComparedLine) -> None:
-        """Look at a line."""
+        """Add a line, and look up its key together with those of other lines."""
         key = getattr(line.row, "key", "") if line.state in (LineState.NEW, LineState.CHANGED) else ""
         if key:
             self._waiting.append((line.number, key))

@@ -107,7 +107,7 @@ def affected(rule: Rule, algorithm: Algorithm, now: int | None = None) -> Affect
 def _has_counters(rule: Rule) -> bool:
     """Return whether Redis has counters of this rule.
 
-    It has them if the rule is saved with the same name, algorithm, kind of key and scope.
+    Redis has them if the rule is saved with the same name, algorithm, kind of key and scope, and is not off.
     """
     saved_values = {name: getattr(rule, name) for name in ("name", "algorithm", "key_kind", "scope")}
     return Rule.objects.using(conf.DATABASE).filter(pk=rule.pk, **saved_values).exclude(mode=Rule.Mode.OFF).exists()

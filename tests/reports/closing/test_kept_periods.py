@@ -55,7 +55,9 @@ class TestEdits:
             Adjustment(account="acme", period_start=moment(at(day)), quantity=1, reason="goodwill").clean()
 
         for day, around in (("2026-10-15", "2026-10-01"), ("2026-11-10", "2026-11-01"), ("2026-12-01", "2026-11-15")):
-            with pytest.raises(ValidationError, match=f"The period that contains this moment starts at {around} 00:00:00 UTC"):
+            with pytest.raises(
+                ValidationError, match=f"The period that contains this moment starts at {around} 00:00:00 UTC"
+            ):
                 check(day)
         for day in ("2026-10-01", "2026-11-01", "2026-11-15"):
             check(day)
