@@ -19,6 +19,7 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.text import format_lazy
+from django.utils.timezone import localtime
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.admin.completed import CompletedKeys
@@ -51,7 +52,7 @@ class AdjustmentAdmin(CompletedKeys, TypedNumbers, admin.ModelAdmin):  # type: i
 
     account_fields = ("account",)
     list_display = [
-        *("payer", "period_start", "meter", "quantity", "reason", "made_by", "created_at", "approval", "report"),
+        *("payer", "period_start", "meter", "quantity", "reason", "made_by", "approval", "report"),
     ]
     list_select_related = ["report"]
     list_filter = [("report", admin.EmptyFieldListFilter), "approval"]
@@ -94,10 +95,10 @@ class AdjustmentAdmin(CompletedKeys, TypedNumbers, admin.ModelAdmin):  # type: i
         """Return the account, or "anonymous"."""
         return adjustment.account or str(_("anonymous"))
 
-    @admin.display(description=_("author"))
+    @admin.display(description=_("author"), ordering="created_at")
     def made_by(self, adjustment: Adjustment) -> str:
-        """Return the user who added the adjustment."""
-        return str(adjustment.author)
+        """Return the user who added the adjustment, and the day in the current time zone."""
+        return f"{adjustment.author}, {localtime(adjustment.created_at):%Y-%m-%d}"
 
     @admin.display(description=_("effect on the report"))
     def effect(self, adjustment: Adjustment) -> str:
