@@ -147,7 +147,9 @@ def _notes(typed: Rule, trace: Trace) -> Iterator[str]:
         "Each key begins with all permits. Plans, overrides, blocks and allows apply as they are now. Only this rule is"
         " replayed: another rule may refuse some of these requests too."
     )
-    if conf.RECORD_SAMPLE < 1:
+    if not conf.RECORD_SAMPLE:
+        yield _("The recorder is off now. These requests were recorded before.")
+    elif conf.RECORD_SAMPLE < 1:
         share = f"{number(Decimal(str(conf.RECORD_SAMPLE)) * 100)} %"
         yield _(
             "At present, %(share)s of the accounts, and of the keys without an account, are recorded completely."

@@ -176,6 +176,8 @@ def test_what_limits_the_numbers_is_said(admin_client: Client, settings: Any, mo
     assert "3 more requests of this time could not be recorded." in page
     assert "it would have refused more" not in page
     assert "it would have refused more" in text(admin_client.post(URL, {**WINDOW, "key_kind": "global"}))
+    on(settings, RECORD_SAMPLE=0)
+    assert "The recorder is off now. These requests were recorded before." in text(admin_client.post(URL, WINDOW))
     monkeypatch.setattr(recorded, "MAX_REQUESTS", 4)
     assert tried(admin_client)["requests that the rule counts"] == "4"
 
