@@ -40,8 +40,9 @@ from ratelimits.usage.complete import complete_until
 class UsageView(APIView):
     """Return usage by windows of time, and the remaining quota.
 
-    Customers see the usage of their own account. Staff see the usage of all accounts, or of the account in `account`.
-    Like bills, the numbers come from the ledger. The ledger does not have the usage of about the last minute yet.
+    Customers see the usage of their own account. Staff see the usage of all accounts, or of the account that the
+    parameter `account` names. Like bills, the numbers come from the ledger. The ledger does not have the usage of about
+    the last minute yet.
     """
 
     permission_classes = [IsAuthenticated]
@@ -76,7 +77,7 @@ class ReportView(APIView):
 
     The report contains the billing periods that start in the month. Finalised periods have the numbers of their newest
     report. Open periods have provisional numbers. Customers get the report of their own account. Staff get the report
-    of all accounts, or of the account in `account`.
+    of all accounts, or of the account that the parameter `account` names.
     """
 
     permission_classes = [IsAuthenticated]
@@ -101,7 +102,7 @@ def _parameters(request: Request, serializer_class: type[Query]) -> dict[str, An
     repeated = [name for name in params if len(params.getlist(name)) > 1]
     if repeated:
         raise ValidationError(dict.fromkeys(repeated, _("This parameter is given more than once.")))
-    # Give the serializer a dict: in a QueryDict it would ignore parameters with an empty value.
+    # Give the serializer a dict: with a QueryDict, the serializer would ignore parameters with an empty value.
     serializer = serializer_class(data=params.dict())
     serializer.is_valid(raise_exception=True)
     parameters: dict[str, Any] = serializer.validated_data

@@ -142,8 +142,7 @@ class Replay:
 
     def state_keys(self) -> Iterator[str]:
         """Yield the Redis keys of all states that this replay may have written."""
-        # The keys depend only on the algorithms of the rules. So one maker for each combination of algorithms is
-        # enough.
+        # The keys depend only on the algorithms of the rules. So take one maker for each combination of algorithms.
         makers = {tuple(term.algorithm.id for term in maker.program.terms): maker for maker in self._makers}
         return (state for maker in makers.values() for key in self._keys for state in maker.state_keys(key))
 

@@ -29,7 +29,7 @@ _BURSTS = 6
 #: The requested permits are this many times the permits of the limit.
 _OVERLOAD_FACTOR = 2
 #: Duration of a request under a concurrency limit, in µs.
-_CONCURRENT_REQUEST = MICROSECONDS
+_CONCURRENT_DURATION = MICROSECONDS
 
 
 class Slot(NamedTuple):
@@ -70,6 +70,8 @@ class TrialResult:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
+    """The requests of a load, with the values that `TrialResult` explains. Times are in µs."""
+
     kind: str
     length: int
     permits: int
@@ -149,11 +151,11 @@ def _span(algorithm: Algorithm, now: int) -> int:
     """Return the time in µs in which all permits come back. For a concurrency limit, return a request's duration."""
     _permits, time = algorithm.quota
     window = algorithm.valid_span(now)
-    return time or (window[1] - window[0] if window else _CONCURRENT_REQUEST)
+    return time or (window[1] - window[0] if window else _CONCURRENT_DURATION)
 
 
 def _start(algorithm: Algorithm, now: int) -> int:
-    """Return the last moment before `now` at which a window of the limit starts. Both are µs since 1970 UTC."""
+    """Return the start of the limit's present window, in µs since 1970 UTC. `now` has the same unit."""
     window = algorithm.valid_span(now)
     return window[0] if window else now - now % max(_span(algorithm, now), 1)
 
@@ -163,7 +165,7 @@ def _loads(algorithm: Algorithm, now: int) -> tuple[_Load, _Load]:
     permits = max(permits, 1)
     span = max(_span(algorithm, now), 1)
     max_cost = algorithm.max_cost or permits
-    duration = _CONCURRENT_REQUEST if algorithm.leases else 0
+    duration = _CONCURRENT_DURATION if algorithm.leases else 0
     # If the rule lets requests wait, the load lasts longer than the longest wait, as far as `MAX_LINES` allows this.
     time_to_cover = max(span, micros(algorithm.suggested_max_wait or Decimal(0)))
     length = min(

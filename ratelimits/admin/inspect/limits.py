@@ -68,7 +68,10 @@ def _permits(limit: LiveLimit) -> int:
 
 
 def _urgency(limit: LiveLimit, permits: int) -> tuple[int, float, str]:
-    """Return the sort key of a rule: refusing rules first, then by the share of permits left; unknown ones last."""
+    """Return the sort key of a rule.
+
+    Refusing rules come first, then rules with a small share of permits left. Rules without a known answer come last.
+    """
     standing, name = limit.standing, limit.why.row.name
     return (1, 2.0, name) if standing is None else (int(standing.allowed), standing.remaining / (permits or 1), name)
 
@@ -155,12 +158,12 @@ class _Table:
     def _override(self, override: OverrideRow) -> SafeString:
         changes = [f"{name} {number(value)}" for name, value in override.numbers]
         changes += [override.mode] if override.mode else []
-        said = _("override of %(key)s: %(changes)s") % {"key": override.key, "changes": ", ".join(changes)}
+        text = _("override of %(key)s: %(changes)s") % {"key": override.key, "changes": ", ".join(changes)}
         if override.valid_until != NEVER:
-            said += " " + _("until %s") % when(override.valid_until)
+            text += " " + _("until %s") % when(override.valid_until)
         if reason := self._reasons.get(override.pk):
-            said += f" ({reason})"
-        return _linked(said, self._pages.override.format(override.pk))
+            text += f" ({reason})"
+        return _linked(text, self._pages.override.format(override.pk))
 
 
 def _linked(text: str, url: str) -> SafeString:

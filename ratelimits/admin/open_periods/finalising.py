@@ -40,7 +40,7 @@ def chosen_value(account: str, start: int) -> str:
 
 
 class PreviewedReport(NamedTuple):
-    """A report on the page. `period_value` and `shown_value` are the values of its hidden inputs."""
+    """A report on the page. `period_value` and `shown_value` are the values of hidden inputs."""
 
     account: str
     period: str
@@ -68,9 +68,9 @@ class FinaliseView:
         if confirmed and outcome.changed:
             text = _("The reports would now differ from those that the page has shown. Look at them again.")
             messages.warning(request, text)
-        left = outcome.left(chosen)
+        not_written = outcome.left(chosen)
         if confirmed and not outcome.changed:
-            for account, start in left[:_MAX_NAMED]:
+            for account, start in not_written[:_MAX_NAMED]:
                 text = _("Not finalised: %(account)s, %(start)s. If the period is still open, the list says why.")
                 values = {"account": account or _("anonymous"), "start": moment_text(start)}
                 messages.warning(request, text % values)
@@ -81,7 +81,7 @@ class FinaliseView:
             "opts": self._opts,
             "back": self._back,
             "reports": [_previewed(preview) for preview in outcome.changed],
-            "left": [(account, moment_text(start)) for account, start in left],
+            "left": [(account, moment_text(start)) for account, start in not_written],
             "chosen": chosen,
             "confirmed": CONFIRMED,
         }

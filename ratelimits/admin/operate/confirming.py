@@ -18,8 +18,8 @@ CONFIRMED = "_confirmed"
 class Consequences(NamedTuple):
     """The consequences of an action, as a page shows them.
 
-    heads  the heads of the columns of a table, or none
-    rows   the rows of this table
+    heads  the column heads of a table; empty if there is no table
+    rows   the rows of the table
     """
 
     title: str

@@ -63,10 +63,10 @@ class Command(BaseCommand):
                 if options["now"]:
                     resume(receiver, timezone.now())
                 send(receiver)
-        states = [status(receiver, timezone.now()) for receiver in chosen]
-        for state in states:
-            self._show(state)
-        if any(state.needs_a_person for state in states):
+        statuses = [status(receiver, timezone.now()) for receiver in chosen]
+        for push_status in statuses:
+            self._show(push_status)
+        if any(push_status.needs_a_person for push_status in statuses):
             raise CommandError("The deliveries above need a person's decision: see --settle.", returncode=1)
 
     def _chosen_receivers(self, name: str | None) -> list[Receiver]:
