@@ -39,7 +39,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    # If a number has more digits than these, the database rounds it.
+    # A database would round a number with more digits than 40.
     return _is_whole(value) or (
         type(value) is Decimal
         and value.is_finite()

@@ -24,7 +24,7 @@ from ratelimits.rules import Snapshot
 from ratelimits.status.refusals import MAX_REFUSALS, RefusedRequests, blocked_lately, refused_by_day, refused_lately
 from ratelimits.usage.complete import complete_until
 
-#: For this time after their end, blocks and allows are still shown.
+#: Blocks and allows are shown until this time after their end.
 _SHOWN_AFTER_END = timedelta(hours=25)
 #: Maximum number of blocks and allows that are shown.
 _MAX_ACCESS = 50

@@ -89,7 +89,7 @@ class Command(BaseCommand):
         row = rules.reload().access(identity)
         if row is not None:
             access = Access.objects.using(conf.DATABASE).get(pk=row.pk)
-            self.stdout.write(f"{access}, {_until(access)}: {access.reason}")
+            self.stdout.write(f"{access}, {_validity_text(access)}: {access.reason}")
         limits, error = live_limits(identity)
         if error is not None:
             raise error
@@ -97,18 +97,18 @@ class Command(BaseCommand):
             self.stdout.write(_limit_text(limit))
 
     def _reset(self, options: dict[str, Any]) -> None:
-        user = _by(options)
+        user = _author(options)
         row = reset(options["key"], options["rule"], options["reason"], account=options["account"], by=user)
         self.stdout.write(f"{row.key} has all permits of {row.rule} again.")
 
     def _grant(self, options: dict[str, Any]) -> None:
         key, rule, extra, until = (options[name] for name in ("key", "rule", "extra", "until"))
         owner = options["account"] or identity_of(key).owner
-        for override in grant(key, rule, extra, until, options["reason"], account=owner, by=_by(options)):
-            self.stdout.write(f"{override}: capacity {override.capacity}, {_until(override)}")
+        for override in grant(key, rule, extra, until, options["reason"], account=owner, by=_author(options)):
+            self.stdout.write(f"{override}: capacity {override.capacity}, {_validity_text(override)}")
 
     def _block(self, options: dict[str, Any]) -> None:
-        user = _by(options)
+        user = _author(options)
         row: Any = Access(
             effect=options["command"],
             target=options["target"],
@@ -121,12 +121,12 @@ class Command(BaseCommand):
         row.full_clean()
         row._history_user, row._change_reason = user, options["reason"][:MAX_REASON]
         row.save(using=conf.DATABASE)
-        self.stdout.write(f"{row}, {_until(row)}")
+        self.stdout.write(f"{row}, {_validity_text(row)}")
 
     _allow = _block
 
     def _unblock(self, options: dict[str, Any]) -> None:
-        user, target, now = _by(options), canonical(options["target"]), timezone.now()
+        user, target, now = _author(options), canonical(options["target"]), timezone.now()
         rows: list[Any] = [
             row for row in Access.objects.using(conf.DATABASE).filter(target=target) if row.in_force(now)
         ]
@@ -176,12 +176,12 @@ def _moment(text: str) -> datetime:
 _moment.__name__ = "moment"  # The error message of argparse has this name: "invalid moment value".
 
 
-def _until(row: Any) -> str:
+def _validity_text(row: Any) -> str:
     begins = f"from {row.valid_from:%Y-%m-%d %H:%M:%S %Z} " if row.valid_from else ""
     return f"{begins}until {row.valid_until:%Y-%m-%d %H:%M:%S %Z}" if row.valid_until else f"{begins}without an end"
 
 
-def _by(options: dict[str, Any]) -> Any:
+def _author(options: dict[str, Any]) -> Any:
     name = options["by"]
     if name is None:
         return None

@@ -13,7 +13,7 @@ from ratelimits.reports.verify.manifest import build
 class Command(BaseCommand):
     help = (
         "Writes the manifest of a month: a small signed file that lists the month's reports, adjustments and gaps. Keep"
-        " the file outside the database. With the file, ratelimits_verify notices if such a row was changed or deleted."
+        " the file outside the database. With it, ratelimits_verify notices if a listed row was changed or deleted."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
