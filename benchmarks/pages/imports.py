@@ -109,7 +109,7 @@ def step(options: argparse.Namespace) -> dict[str, Any]:
         if options.process == "import":
             queries, start = 0, time.perf_counter()
             seen = Seen(difference.digest, difference.version)
-            done = import_rows(table, source, "default", seen, good_only=False, written=lambda new, changed: None)
+            done = import_rows(table, source, "default", seen, good_only=False, after_portion=lambda new, changed: None)
             assert done.good == options.lines
         seconds = time.perf_counter() - start
     return {

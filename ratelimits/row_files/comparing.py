@@ -78,12 +78,14 @@ def compare(table: FileTable, source: Source, using: str) -> Iterator[list[Compa
 
 
 class _Comparison:
+    """Compares the lines of a file. Data that all portions need is read only once."""
+
     def __init__(self, table: FileTable, source: Source, using: str) -> None:
         self.table, self.source, self.using = table, source, using
         self.now = timezone.now()
         self.known = Known.read(using)
         self.cells = Cells(table, self.known)
-        self.identity = [source.columns.index(name) for name in table.identity]
+        self.identity_columns = [source.columns.index(name) for name in table.identity]
 
     def portions(self) -> Iterator[list[ComparedLine]]:
         groups: dict[tuple[str, ...], list[SourceLine]] = defaultdict(list)
@@ -103,16 +105,16 @@ class _Comparison:
     def _identity(self, line: SourceLine) -> tuple[str, ...]:
         if line.problem:
             return "", str(line.number)  # No other line has this identity.
-        return tuple(line.cells[index].strip() for index in self.identity)
+        return tuple(line.cells[index].strip() for index in self.identity_columns)
 
     def _portion(self, groups: dict[tuple[str, ...], list[SourceLine]]) -> list[ComparedLine]:
-        stored = self._stored({identity[0] for identity in groups})
+        stored = self._stored_rows({identity[0] for identity in groups})
         compared = []
         for identity, lines in groups.items():
-            compared += self._group(identity, lines, stored.get(identity, []))
+            compared += self._compared_group(identity, lines, stored.get(identity, []))
         return compared
 
-    def _stored(self, names: set[str]) -> dict[tuple[str, ...], list[Any]]:
+    def _stored_rows(self, names: set[str]) -> dict[tuple[str, ...], list[Any]]:
         """Return the stored rows of these keys or account identifiers, by the identity of the row."""
         # No database stores a NUL character. PostgreSQL refuses to search for a text with a NUL character.
         searched = {name for name in names if name and "\0" not in name}
@@ -126,9 +128,11 @@ class _Comparison:
             by_identity[tuple(getattr(row, name) for name in self.table.identity)].append(row)
         return by_identity
 
-    def _group(self, identity: tuple[str, ...], lines: list[SourceLine], stored: list[Any]) -> list[ComparedLine]:
+    def _compared_group(
+        self, identity: tuple[str, ...], lines: list[SourceLine], stored: list[Any]
+    ) -> list[ComparedLine]:
         """Compare and check all lines with the same key."""
-        compared = [self._line(" · ".join(identity), line, stored) for line in lines]
+        compared = [self._compared_line(" · ".join(identity), line, stored) for line in lines]
         if len(compared) > 1:
             self._fail_duplicates(compared)
         if self.table.dated:
@@ -140,7 +144,7 @@ class _Comparison:
                 line.fail(text % {"line": wrong_number})
         return compared
 
-    def _line(self, name: str, line: SourceLine, stored: list[Any]) -> ComparedLine:
+    def _compared_line(self, name: str, line: SourceLine, stored: list[Any]) -> ComparedLine:
         if line.problem:
             return ComparedLine(line.number, " ".join(line.cells)[:60], errors=[line.problem])
         compared = ComparedLine(line.number, name)
@@ -167,9 +171,9 @@ class _Comparison:
             return stored
         rows = [row for row in stored if "valid_from" not in values or row.valid_from == values["valid_from"]]
         if "valid_until" in values:
-            same = [row for row in rows if row.valid_until == values["valid_until"]]
-            if same:
-                return same[-1:]
+            same_period = [row for row in rows if row.valid_until == values["valid_until"]]
+            if same_period:
+                return same_period[-1:]
         return [row for row in rows if row.valid_until is None or row.valid_until > self.now]
 
     def _fill(self, compared: ComparedLine, cells: dict[str, str], values: dict[str, Any]) -> None:

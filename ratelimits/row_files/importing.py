@@ -17,7 +17,7 @@ from ratelimits.row_files.tables import FileTable
 
 #: A function that is called for each portion. Its arguments are the rows that were added and the rows that were
 #: changed.
-Written = Callable[[Sequence[Any], Sequence[Any]], None]
+AfterPortion = Callable[[Sequence[Any], Sequence[Any]], None]
 
 
 class Seen(NamedTuple):
@@ -93,7 +93,7 @@ def differences(table: FileTable, source: Source, using: str) -> tuple[FileDiffe
 
 
 def import_rows(
-    table: FileTable, source: Source, using: str, seen: Seen, *, good_only: bool, written: Written
+    table: FileTable, source: Source, using: str, seen: Seen, *, good_only: bool, after_portion: AfterPortion
 ) -> FileDifference:
     """Write the rows of a file in one edit, and return the effect. `seen` is the effect that the user has seen.
 
@@ -111,7 +111,7 @@ def import_rows(
                 difference.add(line)
                 if line.stored is not None and line.stored.version > seen.version:
                     changed_since.append(line)
-            _write(table, portion, using, written)
+            _write(table, portion, using, after_portion)
         if difference.digest != seen.digest:
             raise ChangedSinceError(changed_since)
         if difference.counts[LineState.ERROR] and not good_only:
@@ -121,7 +121,7 @@ def import_rows(
     return difference
 
 
-def _write(table: FileTable, portion: Sequence[ComparedLine], using: str, written: Written) -> None:
+def _write(table: FileTable, portion: Sequence[ComparedLine], using: str, after_portion: AfterPortion) -> None:
     changed = [line.row for line in portion if line.state is LineState.CHANGED]
     new = [line.row for line in portion if line.state is LineState.NEW]
     rows: Any = table.model._default_manager.using(using)
@@ -131,4 +131,4 @@ def _write(table: FileTable, portion: Sequence[ComparedLine], using: str, writte
     if new:
         rows.bulk_create(new)
     if new or changed:
-        written(new, changed)
+        after_portion(new, changed)

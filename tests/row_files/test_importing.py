@@ -46,7 +46,7 @@ def seen(file: Source, model: Any = PlanMembership) -> Seen:
 
 
 def imported(file: Source, shown: Seen | None = None, *, model: Any = PlanMembership, **options: Any) -> FileDifference:
-    options = {"good_only": False, "written": ignore, **options}
+    options = {"good_only": False, "after_portion": ignore, **options}
     return import_rows(TABLES[model], file, "default", shown or seen(file, model), **options)
 
 
@@ -155,7 +155,7 @@ def test_a_row_that_the_database_refuses_undoes_the_whole_file(
             PlanMembership.objects.create(key="user:1", plan=plans[0])
 
     with pytest.raises(IntegrityError):
-        imported(file, written=refuse)
+        imported(file, after_portion=refuse)
     assert (rows(), version()) == ([], before)
 
 

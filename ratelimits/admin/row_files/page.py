@@ -205,7 +205,7 @@ class RowFiles(_Base):
                     self._database,
                     form.seen,
                     good_only=form.cleaned_data["good_only"],
-                    written=lambda new, changed: self._log(request, new, changed),
+                    after_portion=lambda new, changed: self._log(request, new, changed),
                 )
         except ChangedSinceError as error:
             text = _("Nothing was imported: the file would now make other changes than were shown. Look at them again.")

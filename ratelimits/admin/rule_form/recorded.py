@@ -26,8 +26,7 @@ from ratelimits.simulate.trial import SLOTS, Slot, TrialResult
 LOOK_BACK = 86_400
 #: Maximum number of requests that are replayed. The newest ones are taken.
 MAX_REQUESTS = 20_000
-#: The chart on the form changes while the user types. So only the requests of this number of seconds are replayed for
-#: it.
+#: The chart on the form changes while the user types. So it replays only the requests of this number of seconds.
 HOUR = 3_600
 #: Maximum number of requests that the chart replays.
 MAX_OF_HOUR = 2_000
