@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rest_framework.request import Request
 from rest_framework.throttling import BaseThrottle
 
+from ratelimits import rules
 from ratelimits.conf import conf
 from ratelimits.engine.call import Op
 from ratelimits.identity import Identity, identify
@@ -44,6 +45,9 @@ def _rules_of_scope(scope: str, method: str) -> Choice:
         if answer is not None:
             raise _Decided(answer)
         selection = snapshot.select(scope, method, identity)
+        if selection.version not in (None, snapshot.version):
+            # The rows about the key were read together with an edit, which may be a block.
+            return choose(rules.current(), identity)
         rows = snapshot.rows.rules
         if any(rule.refuses and rows[rule.rule].scope == scope for rule in selection.unreadable):
             raise QuotaUnavailable

@@ -33,7 +33,7 @@ from ratelimits.quota.fallback import LocalLimiter
 from ratelimits.quota.prefetch import Fetch, PrefetchedDecision, PrefetchedPermits
 from ratelimits.quota.prepared import Prepared, PreparedCommands, RequestShape, commands_by, usage_key
 from ratelimits.recording import recorder
-from ratelimits.rules import AccessRow, AppliedRule, RulesUnavailable
+from ratelimits.rules import AccessRow, AppliedRule, RulesUnavailable, Selection, Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -152,11 +152,10 @@ def check(
             commands = commands_by(snapshot)
             ready = commands.by_key.get(cache_key)
             if ready is None:
-                answer = by_row(commands, identity, costs)
-                if answer is not None:
-                    return answer
-                shape = RequestShape(identity, scope, method, costs, at_once)
-                ready = commands.add(cache_key, shape, snapshot.select(scope, method, identity))
+                chosen = _chosen(commands, snapshot, scope, method, identity, costs)
+                if isinstance(chosen, Answer):
+                    return chosen
+                ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
             prepared, fetch, permits, blocked = ready
             if blocked is not None and (commands.newest or not _reread(commands)):
                 return _blocked(blocked, prepared)
@@ -208,11 +207,10 @@ async def acheck(
             commands = commands_by(snapshot)
             ready = commands.by_key.get(cache_key)
             if ready is None:
-                answer = await _aby_row(commands, identity, costs)
-                if answer is not None:
-                    return answer
-                shape = RequestShape(identity, scope, method, costs, at_once)
-                ready = commands.add(cache_key, shape, await rules.aselect(snapshot, scope, method, identity))
+                chosen = await _achosen(commands, snapshot, scope, method, identity, costs)
+                if isinstance(chosen, Answer):
+                    return chosen
+                ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
             prepared, fetch, permits, blocked = ready
             if blocked is not None and (commands.newest or not await _areread(commands)):
                 return _blocked(blocked, prepared)
@@ -241,6 +239,51 @@ async def acheck(
     except BaseException as error:  # noqa: BLE001  (_note raises it again unless a failure policy can answer)
         _note(error, identity, costs, metered)
     return _answer_without_decision(prepared, identity, costs, metered)
+
+
+def _chosen(
+    commands: PreparedCommands,
+    snapshot: Snapshot,
+    scope: str,
+    method: str,
+    identity: Identity,
+    costs: Mapping[str, int],
+) -> Answer | Selection:
+    """Return the answer of a request's block or allow. If the request has neither, return the rules that apply."""
+    answer = by_row(commands, identity, costs)
+    if answer is not None:
+        return answer
+    selection = snapshot.select(scope, method, identity)
+    return _by_newer_row(selection, snapshot, identity, costs) or selection
+
+
+async def _achosen(
+    commands: PreparedCommands,
+    snapshot: Snapshot,
+    scope: str,
+    method: str,
+    identity: Identity,
+    costs: Mapping[str, int],
+) -> Answer | Selection:
+    """Do the same as `_chosen`, in async code."""
+    answer = await _aby_row(commands, identity, costs)
+    if answer is not None:
+        return answer
+    selection = await rules.aselect(snapshot, scope, method, identity)
+    return _by_newer_row(selection, snapshot, identity, costs) or selection
+
+
+def _by_newer_row(
+    selection: Selection, snapshot: Snapshot, identity: Identity, costs: Mapping[str, int]
+) -> Answer | None:
+    """Return the answer of a block or allow that was read together with the rows about the key.
+
+    The snapshot does not contain this block or allow. Redis does not report the edit, because the selection already has
+    the newest version.
+    """
+    if selection.version in (None, snapshot.version):
+        return None
+    return by_row(commands_by(rules.current()), identity, costs, again=False)
 
 
 def _begin_request(

@@ -125,6 +125,13 @@ class TestEdits:
         Access.objects.all().delete()
         assert check(WHO).allowed
 
+    def test_a_block_is_in_force_at_the_first_request_of_a_key(self, check: Check) -> None:
+        rule("a", capacity=5)
+        # The process knows the rules, but it has not read the rows about this key yet. It reads the edit with them.
+        rules.current()
+        Access.objects.create(target="api_key:9", reason="r")
+        assert not check(WHO).allowed
+
     def test_a_block_of_another_process_is_in_force_at_the_next_request(self, check: Check) -> None:
         rule(capacity=50)
         assert check(WHO).allowed
