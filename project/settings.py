@@ -126,4 +126,6 @@ RATELIMITS: dict[str, Any] = {
     # on Redis 6.2, a drain waits two seconds for an fsync of the server, and the worker also needs time to seal.
     "SEAL_INTERVAL": 1,
     "DRAIN_INTERVAL": 3,
+    # The demo sets it to 1, so that rules can be tried on its requests.
+    "RECORD_SAMPLE": float(os.environ.get("RATELIMITS_RECORD_SAMPLE", "0")),
 }

@@ -61,7 +61,7 @@ class Command(BaseCommand):
             stack.callback(server.stop)
             child = subprocess.Popen(
                 [sys.executable, *sys.argv],
-                env={**os.environ, "REDIS_URL": server.url},
+                env={"RATELIMITS_RECORD_SAMPLE": "1", **os.environ, "REDIS_URL": server.url},
                 preexec_fn=die_with_parent,
             )
             try:
