@@ -75,6 +75,7 @@ _SLOW = {_TESTS / place for place in SLOW}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long suites in full")
+    parser.addoption("--screenshots", metavar="DIR", help="write pictures of the admin's pages into this folder")
     parser.addoption("--crashes", type=int, help="how many crashes, or power cuts, a test of them makes")
     parser.addoption("--crash-seed", type=int, help="what the crashes are drawn from; default: the same ones again")
 

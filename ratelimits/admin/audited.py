@@ -86,6 +86,9 @@ class AuditedAdmin(TypedNumbers, _Base):
     delete_confirmation_template = "ratelimits/admin/delete_confirmation.html"
     delete_selected_confirmation_template = "ratelimits/admin/delete_selected_confirmation.html"
 
+    class Media:
+        css = {"all": ["ratelimits/lists.css"]}
+
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
         """Return the form with an input for the reason. The table of the row has no column for the reason."""
         form_with_reason = type(

@@ -33,11 +33,11 @@ class BoundedPaginator(_Paginator):
 class ReadOnlyAdmin(_Base):
     """An admin page on which nobody can add, change or delete rows."""
 
-    class Media:
-        css = {"all": ["ratelimits/lists.css"]}
-
     paginator = BoundedPaginator
     show_full_result_count = False
+
+    class Media:
+        css = {"all": ["ratelimits/lists.css"]}
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Chromium asks nobody on the network but the test's own server.
 _OPTIONS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync"),
+    *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
 )
 #: Milliseconds that a page may take on a busy machine.
 _PATIENCE = 60_000

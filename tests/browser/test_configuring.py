@@ -82,7 +82,7 @@ def test_500_memberships_are_imported_but_3_bad_rows(admin_page: Page, tmp_path:
 
 def test_a_change_is_undone(admin_page: Page, customer: Customer) -> None:
     page = admin_page
-    row = rule("hourly", "fixed_window", capacity=100, period=3600, key_kind="api_key")
+    row = rule("hourly", "fixed_window", capacity=100, period=3600, window_start="first_hit", key_kind="api_key")
     page.goto(f"/admin/ratelimits/rule/{row.pk}/change/")
     page.get_by_label("Capacity:").fill("1")
     page.get_by_label("Why this change:").fill("a slip of the hand")

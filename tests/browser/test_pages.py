@@ -1,0 +1,203 @@
+"""Test every page of the admin in a real browser: its width on a phone, and what axe-core says of it, light and dark.
+
+With `--screenshots DIR`, also write a picture of each page in each look.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+import pytest
+
+from tests.browser.conftest import OpenPage
+from tests.browser.filled import Filled, fill
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("fsync_at_once"),
+]
+
+
+class ViewportSize(TypedDict):
+    """A size in pixels, as Playwright takes it."""
+
+    width: int
+    height: int
+
+
+SCREEN, PHONE = ViewportSize(width=1280, height=800), ViewportSize(width=390, height=844)
+LOOKS: Mapping[str, tuple[ViewportSize, Literal["light", "dark"]]] = {
+    "light": (SCREEN, "light"),
+    "phone": (PHONE, "light"),
+    "phone-dark": (PHONE, "dark"),
+    "dark": (SCREEN, "dark"),
+}
+#: The rules that axe-core checks in a look: all of them, or those that depend on the look.
+RULES: Mapping[str, Mapping[str, Any]] = {
+    "light": {},
+    "dark": {"runOnly": ["color-contrast", "link-in-text-block"]},
+    "phone": {"runOnly": ["scrollable-region-focusable"]},
+}
+#: The pages with colours of our own; the other pages have only Django's, which need not be checked twice.
+COLOURED = {"index", "status", "shadow", "inspector", "new-rule", "trial", "changes", "import-differences"}
+#: Pages that look much like another one, so that they need no picture.
+ALIKE = {"status-month", "search", "rule", "block", "reset", "override", "import", "usage"}
+#: What axe-core examines: our part of each page. The header, the sidebar and the breadcrumbs are Django's, and so are
+#: these widgets of its forms and lists, each with the fault that axe-core finds in it.
+STOCK = {
+    ".select2": "aria-input-field-name: the box of an autocomplete has no name (its label names the hidden select)",
+    ".vDateField, .vTimeField": "label: the label of a moment belongs to neither of its two inputs",
+    "#searchbar": "label-title-only: the search of a list has no label, only a description",
+}
+_EXAMINED = {
+    "include": [["#content"]],
+    "exclude": [[selector] for selectors in STOCK for selector in selectors.split(", ")],
+}
+_APP = "/admin/ratelimits"
+
+
+def _at(address: str) -> Callable[[Page, Filled], None]:
+    """Return what opens an address, into which the fields of `filled` are put."""
+
+    def opened(page: Page, filled: Filled) -> None:
+        response = page.goto(address.format(**filled._asdict()))
+        assert response is not None
+        assert response.status == 200, address
+
+    return opened
+
+
+def _new_rule(page: Page, filled: Filled) -> None:
+    _at(f"{_APP}/rule/add/?name=burst&algorithm=token_bucket&capacity=10&rate=5&period=1")(page, filled)
+    page.locator("[data-ratelimits-trial] svg").first.wait_for()
+
+
+def _block(page: Page, filled: Filled) -> None:
+    _at(f"{_APP}/access/add/")(page, filled)
+    page.locator("#id_target").fill("127.0.0.0/24")
+    page.locator("#id_reason").fill("a scan")
+    page.locator("[name=_save]").click()
+    page.locator("[name=_confirmed]").wait_for(state="attached")
+
+
+def _finalise(page: Page, filled: Filled) -> None:
+    _at(f"{_APP}/report/open/")(page, filled)
+    page.locator("button[name=all]").click()
+    page.locator("[name=shown]").first.wait_for(state="attached")
+
+
+def _import(page: Page, filled: Filled) -> None:
+    _at(f"{_APP}/planmembership/import/")(page, filled)
+    lines = ["key,plan", f"{filled.key},free", "user:1,pro", "user:2,gold", "user 3,pro"]
+    file: Any = {"name": "memberships.csv", "mimeType": "text/csv", "buffer": "\n".join(lines).encode()}
+    page.locator("[type=file]").set_input_files(file)
+    page.locator("#content-main [type=submit]").click()
+    page.locator("[name=change_reason]").wait_for()
+
+
+PAGES: Mapping[str, Callable[[Page, Filled], None]] = {
+    "index": _at("/admin/"),
+    "status": _at(f"{_APP}/status/"),
+    "status-month": _at(f"{_APP}/status/?window=month"),
+    "shadow": _at(f"{_APP}/shadow/"),
+    "enforce": _at(f"{_APP}/rule/{{shadow}}/enforce/"),
+    "search": _at(f"{_APP}/inspect/?q=acme"),
+    "inspector": _at(f"{_APP}/inspect/?q={{key}}"),
+    "rules": _at(f"{_APP}/rule/"),
+    "new-rule": _new_rule,
+    "rule": _at(f"{_APP}/rule/{{rule}}/change/"),
+    "trial": _at(
+        f"{_APP}/rule/trial/?rule={{rule}}&algorithm=token_bucket&capacity=10&rate=5&period=1&key_kind=api_key&mode=enforce"
+    ),
+    "blocks": _at(f"{_APP}/access/"),
+    "block": _at(f"{_APP}/access/add/"),
+    "block-confirm": _block,
+    "reset": _at(f"{_APP}/keyreset/add/?key={{key}}&account=acme&rule=hourly"),
+    "grant": _at(f"{_APP}/access/grant/?key={{key}}&account=acme&rule=burst&extra=50"),
+    "overrides": _at(f"{_APP}/keyoverride/"),
+    "override": _at(f"{_APP}/keyoverride/add/"),
+    "import": _at(f"{_APP}/planmembership/import/"),
+    "import-differences": _import,
+    "reports": _at(f"{_APP}/report/"),
+    "report": _at(f"{_APP}/report/{{report}}/change/"),
+    "open-periods": _at(f"{_APP}/report/open/?running=1"),
+    "finalise": _finalise,
+    "adjustment": _at(f"{_APP}/adjustment/add/"),
+    "changes": _at(f"{_APP}/change/"),
+    "ledger": _at(f"{_APP}/line/"),
+    "usage": _at(f"{_APP}/periodusage/"),
+}
+
+
+@pytest.fixture
+def screenshots(pytestconfig: pytest.Config) -> Path | None:
+    """Return the folder for pictures, or None."""
+    folder: str | None = pytestconfig.option.screenshots
+    if folder is None:
+        return None
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    return Path(folder)
+
+
+def _faults(page: Page, name: str, look: str, axe: Any) -> Iterator[str]:
+    """Yield what is wrong with a page as it looks now."""
+    wide, window = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    if wide > window:
+        yield f"it is {wide} pixels wide"
+    table = page.locator("#changelist .results")
+    if look == "light" and table.count():
+        hidden = table.evaluate("list => list.scrollWidth - list.clientWidth")
+        if hidden > 0:
+            yield f"its list is {hidden} pixels too wide"
+    if look in RULES and (look != "dark" or name in COLOURED):
+        options = {"resultTypes": ["violations"], **RULES[look]}
+        for violation in axe.run(page, context=_EXAMINED, options=options).response["violations"]:
+            if violation["impact"] in ("serious", "critical"):
+                for node in violation["nodes"]:
+                    yield f"{violation['id']}: {node['html'][:300]} {node['failureSummary']}"
+
+
+def test_every_page_fits_its_screen_and_has_no_serious_fault(open_page: OpenPage, screenshots: Path | None) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    axe, filled = Axe(), fill()
+    page = open_page(filled.user)
+    faults = []
+    for name, opened in PAGES.items():
+        page.set_viewport_size(SCREEN)
+        page.emulate_media(color_scheme="light")
+        opened(page, filled)
+        for look, (size, scheme) in LOOKS.items():
+            page.set_viewport_size(size)
+            page.emulate_media(color_scheme=scheme)
+            # Django's links change their colour slowly.
+            page.evaluate("Promise.all(document.getAnimations().map(one => one.finished))")
+            faults += [f"{name}, {look}: {fault}" for fault in _faults(page, name, look, axe)]
+            _picture(page, screenshots, name, look)
+    assert faults == [], "\n".join(faults)
+
+
+def test_every_page_speaks_the_browser_s_language(open_page: OpenPage, screenshots: Path | None) -> None:
+    filled = fill()
+    page = open_page(filled.user, locale="zh-CN", viewport=SCREEN)
+    for name, opened in PAGES.items():
+        opened(page, filled)
+        assert page.locator("html").get_attribute("lang") == "zh-hans", name
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+        _picture(page, screenshots, name, "zh-hans")
+
+
+def _picture(page: Page, folder: Path | None, name: str, look: str) -> None:
+    """Write a picture of what the window shows, as WebP, which takes a third of the bytes of a PNG."""
+    if folder is None or name in ALIKE or look == "phone-dark":
+        return
+    options = {"format": "webp", "quality": 36}
+    picture = page.context.new_cdp_session(page).send("Page.captureScreenshot", options)
+    (folder / f"{name}.{look}.webp").write_bytes(b64decode(picture["data"]))
