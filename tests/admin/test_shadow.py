@@ -40,6 +40,12 @@ def user_with(client: Client, *permissions: str) -> Client:
     return client
 
 
+def confirmation(client: Client, url: str, **typed: str) -> dict[str, str]:
+    """Return what the form of the page posts, with the values that a user types."""
+    inputs = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', client.get(url).content.decode())
+    return {**dict(inputs), **typed}
+
+
 def test_it_says_what_each_rule_would_have_refused_and_whom(admin_client: Client) -> None:
     strict, _lax = shadowed(), shadowed("lax", scope="search")
     use(5)
@@ -122,7 +128,7 @@ def test_enforcing_shows_whom_it_hits_and_asks_first(admin_client: Client) -> No
     admin_client.post(url)
     row.refresh_from_db()
     assert row.mode == "shadow", "a POST that nobody confirmed changes nothing"
-    response = admin_client.post(url, {"_confirmed": "1", "change_reason": "OPS-17"}, follow=True)
+    response = admin_client.post(url, confirmation(admin_client, url, change_reason="OPS-17"), follow=True)
     assert response.redirect_chain == [(URL, 302)]
     assert "The mode of 1 rule is now enforce." in text(response)
     row.refresh_from_db()
@@ -135,6 +141,24 @@ def test_enforcing_shows_whom_it_hits_and_asks_first(admin_client: Client) -> No
     )
     assert not check(Identity("user:1", account="account:1")).allowed
     assert "The rule strict is already enforced." in text(admin_client.get(url, follow=True))
+
+
+def test_an_edit_after_the_page_was_shown_is_shown_before_the_rule_is_enforced(admin_client: Client) -> None:
+    row = shadowed()
+    url = f"/admin/ratelimits/rule/{row.pk}/enforce/"
+    seen = confirmation(admin_client, url)
+    row.capacity = 1
+    row.save()
+    for values in (seen, {"_confirmed": "1"}, {**seen, "version": "x"}, {**seen, "version": "9" * 30}):
+        page = text(admin_client.post(url, values, follow=True))
+        assert "The rule was edited after the page was shown. Look at it again." in page
+        assert "Enforce strict" in page
+        row.refresh_from_db()
+        assert row.mode == "shadow"
+        assert row.history.count() == 2
+    admin_client.post(url, confirmation(admin_client, url))
+    row.refresh_from_db()
+    assert (row.mode, row.capacity) == ("enforce", 1)
 
 
 def test_enforcing_a_rule_that_would_refuse_everyone_warns(admin_client: Client) -> None:
@@ -172,5 +196,6 @@ def test_parts_of_the_page_are_for_those_who_may_see_them(client: Client) -> Non
     assert "3 requests of 1 key" in enforcing
     assert "user:1" not in enforcing
     assert client.get(URL).status_code == 403
-    response = client.post(f"/admin/ratelimits/rule/{row.pk}/enforce/", {"_confirmed": "1"})
+    url = f"/admin/ratelimits/rule/{row.pk}/enforce/"
+    response = client.post(url, confirmation(client, url))
     assert response["Location"] == "/admin/ratelimits/rule/"

@@ -10,6 +10,7 @@ from typing import Any
 from django import forms
 from django.contrib import messages
 from django.contrib.admin import AdminSite
+from django.db import router, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.translation import gettext as _
@@ -19,11 +20,14 @@ from ratelimits.admin.operate.confirming import Consequences, confirmation, is_c
 from ratelimits.admin.rule_form.affected import affected
 from ratelimits.admin.status.shadow import may_see_shadow, shadow_summary
 from ratelimits.models import Rule
+from ratelimits.models.versions import editing
 from ratelimits.status.shadow_refusals import shadow_refusals
 
 
-class _ReasonForm(forms.Form):
-    """A form that asks for the reason of the change."""
+class _ConfirmForm(forms.Form):
+    """A form that asks for the reason of the change. `version` is the version of the rule that the page has shown."""
+
+    version = forms.CharField(required=False, widget=forms.HiddenInput)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -33,19 +37,35 @@ class _ReasonForm(forms.Form):
 def enforcing(request: HttpRequest, site: AdminSite, rule: Rule, enforce: Callable[[], None]) -> HttpResponse:
     """Show whose requests the rule would have refused. After the user has confirmed, call `enforce`.
 
-    The caller must check that the user may change the rule.
+    If the rule was edited after the page was shown, show the page again. The caller must check that the user may change
+    the rule.
     """
     name = "shadow_changelist" if may_see_shadow(request) else "rule_changelist"
     back = reverse(f"{site.name}:ratelimits_{name}")
     if rule.mode == Rule.Mode.ENFORCE:
         messages.warning(request, _("The rule %(rule)s is already enforced.") % {"rule": rule})
         return HttpResponseRedirect(back)
-    form = _ReasonForm(request.POST if is_confirmed(request) else None)
+    form = _ConfirmForm(request.POST if is_confirmed(request) else None, initial={"version": rule.version})
     if is_confirmed(request) and form.is_valid():
         with recorded_user(request):
-            enforce()
-        return HttpResponseRedirect(back)
+            if _enforced(rule, form.cleaned_data["version"], enforce):
+                return HttpResponseRedirect(back)
+        messages.warning(request, _("The rule was edited after the page was shown. Look at it again."))
+        return HttpResponseRedirect(request.path)
     return confirmation(request, site, Rule._meta, _consequences(request, rule), back, form=form)
+
+
+def _enforced(rule: Rule, version: str, enforce: Callable[[], None]) -> bool:
+    """Call `enforce` and return True. If the rule has another version by now, change nothing and return False."""
+    using = router.db_for_write(Rule)
+    with editing(using):
+        # From here on, nobody else can edit the rule.
+        current = Rule.objects.using(using).filter(pk=rule.pk).values_list("version", flat=True).first()
+        if str(current) != version:
+            transaction.set_rollback(True, using=using)
+            return False
+        enforce()
+    return True
 
 
 def _consequences(request: HttpRequest, rule: Rule) -> Consequences:
