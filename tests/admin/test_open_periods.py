@@ -181,6 +181,16 @@ class TestFinalise:
         assert [report.account for report in Report.objects.all()] == ["acme"]
         assert "1 report was finalised: anonymous 2025-10-01 v1." in text(confirmed(admin_client, again))
 
+    def test_a_changed_price_is_shown_again_also_if_the_rounded_amount_is_the_same(self, admin_client: Client) -> None:
+        asked = admin_client.post(url(Report, "finalise"), {"period": [f"{at('2025-10-01')}:acme"]})
+        assert "requests 7 0 5 2 0.5 EUR" in text(asked)
+        for rows in (QuerySet(PlanPrice), PlanPrice.history):
+            rows.update(unit_price="0.251")
+        again = confirmed(admin_client, asked)
+        assert "The reports would now differ from those that the page has shown." in text(again)
+        assert "requests 7 0 5 2 0.502 EUR Owed for this report: 0.50 EUR" in text(again)
+        assert not Report.objects.exists()
+
     def test_what_cannot_be_finalised_is_left_open(self, admin_client: Client) -> None:
         start = at("2025-10-01")
         asked = admin_client.post(url(Report, "finalise"), {"period": [f"{start}:later", f"{start}:acme"]})

@@ -40,8 +40,10 @@ class Preview:
     def digest(self) -> str:
         """Return a digest of what a preview shows of the report."""
         report = self.report
-        about = (*self.subject, report.period_end, report.plan, report.line_count, report.amounts, report.gaps)
-        return sha256(repr((about, self.totals)).encode()).hexdigest()
+        about = (*self.subject, report.period_end, report.timezone, report.plan, report.line_count, report.gaps)
+        # Amounts are rounded. So other prices can give the same amounts, but other exact amounts of meters.
+        money = (report.amounts, report.prices)
+        return sha256(repr((about, money, self.totals)).encode()).hexdigest()
 
 
 @dataclass(slots=True)
