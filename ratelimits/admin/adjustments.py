@@ -24,7 +24,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.admin.completed import CompletedKeys
 from ratelimits.admin.open_periods.finalising import may_finalise
-from ratelimits.admin.readonly import BoundedPaginator
+from ratelimits.admin.readonly import BoundedPaginator, OwnTransactions
 from ratelimits.admin.typed import TypedNumbers
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment
@@ -41,7 +41,7 @@ SEEN, LARGE, REFERENCE = "_effect_seen", "_large_meant", "_reference"
 
 
 @admin.register(Adjustment)
-class AdjustmentAdmin(CompletedKeys, TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
+class AdjustmentAdmin(CompletedKeys, TypedNumbers, OwnTransactions):
     """The adjustments. Users add adjustments, but cannot change or delete them.
 
     To correct a wrong adjustment, a user adds another one.

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.core.paginator import Paginator
+from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
+
+from ratelimits.conf import conf
 
 if TYPE_CHECKING:
     _Base = admin.ModelAdmin[Any]
@@ -30,7 +33,23 @@ class BoundedPaginator(_Paginator):
         return int(rows.order_by()[:MAX_ROWS].count())
 
 
-class ReadOnlyAdmin(_Base):
+class OwnTransactions(_Base):
+    """An admin page whose actions make their own transactions.
+
+    If the project sets ATOMIC_REQUESTS, Django runs each view in a transaction. In this transaction, no period could be
+    closed and no batch could be accepted. So these pages are views without such a transaction.
+    """
+
+    @property
+    def urls(self) -> Any:
+        """Return the URLs of the pages."""
+        patterns = super().urls
+        for pattern in patterns:
+            transaction.non_atomic_requests(conf.DATABASE)(pattern.callback)
+        return patterns
+
+
+class ReadOnlyAdmin(OwnTransactions):
     """An admin page on which nobody can add, change or delete rows."""
 
     paginator = BoundedPaginator

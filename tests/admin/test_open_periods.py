@@ -191,6 +191,17 @@ class TestFinalise:
         assert "requests 7 0 5 2 0.502 EUR Owed for this report: 0.50 EUR" in text(again)
         assert not Report.objects.exists()
 
+    def test_periods_are_finalised_if_each_request_is_a_transaction(
+        self, admin_client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+        asked = admin_client.post(url(Report, "finalise"), {"period": [f"{at('2025-10-01')}:acme"]})
+        assert "acme, 2025-10-01 – 2025-11-01 UTC (provisional)" in text(asked)
+        assert "1 report was finalised: acme 2025-10-01 v1." in text(confirmed(admin_client, asked))
+        values: dict[str, Any] = {"account": "later", "start": at("2025-10-01"), "reason": "the invoice is due"}
+        assert "was finalised" in text(admin_client.post(url(Report, "force"), values, follow=True))
+        assert Report.objects.count() == 2
+
     def test_what_cannot_be_finalised_is_left_open(self, admin_client: Client) -> None:
         start = at("2025-10-01")
         asked = admin_client.post(url(Report, "finalise"), {"period": [f"{start}:later", f"{start}:acme"]})

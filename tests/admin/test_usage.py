@@ -210,6 +210,13 @@ def test_batches_are_listed_by_shard(admin_client: Client) -> None:
     assert len(admin_client.get(url(Batch), {"shard": "x"}).context["cl"].result_list) == 2
 
 
+@pytest.mark.parametrize("model", [Line, ReportLine])
+def test_a_search_for_many_words_takes_few_queries(admin_client: Client, model: Any) -> None:
+    with CaptureQueriesContext(connection) as seen:
+        assert admin_client.get(url(model), {"q": "a " * 500}).status_code == 200
+    assert len(seen) < 60
+
+
 @pytest.mark.parametrize(("action", "units", "says"), [("discard", 3, "discarded by admin"), ("accept", 5, "accepted")])
 def test_what_is_in_quarantine_is_resolved_by_an_action_that_says_who_did_it(
     admin_client: Client,
@@ -237,6 +244,14 @@ def test_what_is_in_quarantine_is_resolved_by_an_action_that_says_who_did_it(
     assert says in entry.get_change_message()
     again = admin_client.post(QUARANTINE, chosen, follow=True)
     assert "was resolved already" in text(again)
+
+
+def test_a_batch_is_accepted_if_each_request_is_a_transaction(
+    admin_client: Client, fork: Fork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    chosen = {"action": "accept", "_selected_action": [fork(5).pk], "post": "yes"}
+    assert "accepted" in text(admin_client.post(QUARANTINE, chosen, follow=True))
 
 
 def test_who_may_only_look_at_the_quarantine_may_not_resolve_it(client: Client, fork: Fork) -> None:
