@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.contrib import admin
@@ -21,6 +22,8 @@ else:
 
 #: Maximum number of accounts that a search finds, if several accounts have the same name.
 _MAX_NAMED = 50
+#: Maximum number of spaces of a search term that can be the space between account and key. Each one needs queries.
+_MAX_SPACES = 20
 
 
 class Subjects(NamedTuple):
@@ -63,10 +66,11 @@ class AccountSearch(_Base):
     def meanings(self, request: HttpRequest, term: str) -> Iterator[Subjects]:
         """Yield what a search term can mean: an account; an account, a space and a key; or a key that was used lately.
 
-        Accounts and keys may contain spaces too. So each space in the term can be the space between account and key.
+        Accounts and keys may contain spaces too. So each of the first `_MAX_SPACES` spaces in the term can be the space
+        between account and key.
         """
         yield Subjects(self.possible_accounts(request, term))
-        for space in (index for index, letter in enumerate(term) if letter == " "):
+        for space in islice((index for index, letter in enumerate(term) if letter == " "), _MAX_SPACES):
             yield Subjects(self.possible_accounts(request, term[:space]), term[space + 1 :])
         key = typed_key(term)
         if key is not None:
