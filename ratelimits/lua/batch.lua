@@ -56,9 +56,9 @@ local function batch_seal(prefix, now, run, nonce)
   local cum = tonumber(identity[3])
   local fields = redis.call('HGETALL', open)
   for i = 1, #fields, 2 do
-    if string.byte(fields[i]) ~= 35 then
-      local count = tonumber(string.sub(fields[i + 1], -15))
-      if string.byte(fields[i], -1) == 49 then count = 2 * count end
+    if string.byte(fields[i]) ~= 35 then -- the name does not begin with '#'
+      local count = tonumber(string.sub(fields[i + 1], -15)) -- modulo 10^15
+      if string.byte(fields[i], -1) == 49 then count = 2 * count end -- the name ends with '1'
       cum = (cum + count) % 1e15
     end
   end

@@ -122,7 +122,7 @@ while pos <= size do
   -- Ignore a record that has expired. It still exists only because other records in the string have not expired. The
   -- limit's own keys do not exist any more.
   if record and (is_virtual or record.expiry * 1e6 > now) then
-    l.known = true
+    l.has_record = true
     if record.code == code then
       local readable, entry = pcall(entry_of, record)
       if not readable and op ~= RESET then return corrupt(state_number) end
@@ -206,7 +206,7 @@ for i = 1, #limits do
   elseif op == RELEASE then
     if l.entry then l.must_write = algorithm.release and algorithm.release(l) or l.shift > 0 end
   elseif op == SETTLE then
-    if l.known and not l.entry then
+    if l.has_record and not l.entry then
       -- Do nothing: the rule has another algorithm now, which never charged this request.
     elseif l.cost > 0 then
       algorithm.charge(l)
@@ -216,7 +216,7 @@ for i = 1, #limits do
       local give = whole_receipt and algorithm.release or algorithm.refund
       l.must_write = give(l) or l.shift > 0
     end
-  elseif op == RESET and l.known then
+  elseif op == RESET and l.has_record then
     states[l.state_number][l.name] = nil
     changed_states[l.state_number] = true
     if l.redis_key and algorithm.reset then algorithm.reset(l) end

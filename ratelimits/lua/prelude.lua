@@ -92,7 +92,7 @@ local function scale(whole, part, base, a, b, n)
     whole, a, b = math.floor(whole), 1, 1
   end
   local out, left = muldiv(whole, a, b)
-  -- The rest of the result, left/b + part*a/(base*b), is not in `out` yet. Usually its numbers are small.
+  -- The rest of the result, left/b + part*a/(base*b), is not in `out` yet.
   local function reduce(x, y)
     common = gcd(x, y)
     return x / common, y / common

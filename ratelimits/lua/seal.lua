@@ -10,10 +10,10 @@ if ARGV[2] ~= '' then now = tonumber(ARGV[2]) end
 local run = server_run()
 local prefix = string.sub(KEYS[1], 1, -1 - #'${meta}')
 local id = batch_seal(prefix, now, run, ARGV[1]) or ''
--- `first_sealed` shows the drain (usage/drain.py) that the server has lost all its data. Sometimes nothing else shows
--- this. If the stored time is later than now, the clock was wrong. Then store 0.
-local stored = redis.call('HMGET', KEYS[1], 'sealed_at', 'first_sealed')
-if not stored[1] then redis.call('HSET', KEYS[1], 'first_sealed', string.format('%.0f', now)) end
-if tonumber(stored[2] or 0) > now then redis.call('HSET', KEYS[1], 'first_sealed', 0) end
+-- If the server loses all its data, `first_sealed` becomes later. So the drain (usage/drain.py) notices the loss, which
+-- sometimes nothing else shows. If `first_sealed` is later than now, the clock was wrong. Then store 0.
+local sealed_at, first_sealed = unpack(redis.call('HMGET', KEYS[1], 'sealed_at', 'first_sealed'))
+if not sealed_at then redis.call('HSET', KEYS[1], 'first_sealed', string.format('%.0f', now)) end
+if tonumber(first_sealed or 0) > now then redis.call('HSET', KEYS[1], 'first_sealed', 0) end
 redis.call('HSET', KEYS[1], 'sealed_at', string.format('%.0f', now), 'sealed_clock', ARGV[3] or '')
 return {string.format('%.0f', now), run, id, redis.call('LLEN', prefix .. '${sealed}')}

@@ -7,7 +7,7 @@
 --                  µs after `l.base`
 --   ${by_name}     hash with a field for each name: "number:permits" of each lease with this name, separated by spaces
 --   ${beyond_one}  sorted set for leases with several permits
--- A decision must know how many permits end before a moment. With the third key it need not read each lease for this.
+-- A decision counts the permits that end before a moment. With the third key, the decision need not read each lease.
 -- The first key counts one permit of each lease. The other permits of a lease are split into powers of two, for
 -- example 5 = 1 + 4. Each power is a member of the third key: a letter ("A" is 1, "B" is 2, "C" is 4), the expiry (16
 -- digits), ":", the number of the lease. All scores are 0. So Redis sorts the members by power and expiry, and can
@@ -87,7 +87,7 @@ do
       if permits_ending_by(l, expiry(rank)) < need then first = rank + 1 else last = rank end
     end
     -- If large and small leases are mixed evenly, the rank of this lease is close to `likely`. Two steps there save
-    -- about ten of the steps below. Each of those halves the range.
+    -- about ten steps of the loop below. Each step of this loop halves the range.
     local likely = math.floor(need / l.stored_permits * size)
     for _, rank in ipairs({likely - 64, likely + 64}) do
       if first <= rank and rank < last then narrow(rank) end

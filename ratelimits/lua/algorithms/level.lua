@@ -3,7 +3,7 @@
 -- One permit takes q + r/n µs. The debt is the exact time until all spent permits have come back: T + g/(n*m) µs.
 -- Usually m is 1. After a change of the rate, the fraction of the old debt may need a larger denominator. Then m is
 -- larger. The *room* is the largest debt that is allowed. It is the time that `capacity` permits take, as a pair over
--- n (see prelude.lua). In a queue with a capacity above 0 it is the time that capacity + 1 permits take.
+-- n (see prelude.lua). In a queue with a capacity above 0, the room is the time that capacity + 1 permits take.
 -- Entry: name, algorithm, expiry, last, q, r, n, m, T, g.
 -- Params: q, r, n, the pair of the room (two params), capacity, and one more: for token_bucket the number of permits
 -- that are already spent in a new state, for a queue `delay_after`.
@@ -13,13 +13,13 @@ do
 
   -- The formats of the payload: without fractions (r is 0), with fractions, and with m above 1. fast.lua reads only
   -- the first two.
-  local LEVEL, FRACTION, STRETCHED = '<I7I7I7', '<I7I7I4I4I7I4', '<ddddddd'
+  local WHOLE, FRACTION, STRETCHED = '<I7I7I7', '<I7I7I4I4I7I4', '<ddddddd'
 
   local level = {}
 
   -- Uses the shortest format for these numbers.
   function level.pack(entry)
-    if entry[E_N] == 1 and entry[E_M] == 1 then return struct.pack(LEVEL, entry[4], entry[E_Q], entry[E_T]) end
+    if entry[E_N] == 1 and entry[E_M] == 1 then return struct.pack(WHOLE, entry[4], entry[E_Q], entry[E_T]) end
     if entry[E_N] < 4294967296 and entry[E_M] == 1 then
       return struct.pack(FRACTION, entry[4], entry[E_Q], entry[E_R], entry[E_N], entry[E_T], entry[E_G])
     end
@@ -29,7 +29,7 @@ do
   function level.unpack(raw, at)
     local size = #raw - at + 1
     if size == 21 then
-      local last, q, T = struct.unpack(LEVEL, raw, at)
+      local last, q, T = struct.unpack(WHOLE, raw, at)
       return last, q, 0, 1, 1, T, 0
     elseif size == 33 then
       local last, q, r, n, T, g = struct.unpack(FRACTION, raw, at)
@@ -187,7 +187,7 @@ do
     -- After a refund `last` may be earlier than now. Then write the debt as it was at `last`.
     local T, g, m = l.T, l.g, l.m
     if l.now > last and (T > 0 or g > 0) then T = T + l.now - last end
-    -- A new bucket that does not begin full must not be forgotten: it would not be full again.
+    -- Never forget a bucket that begins with spent permits: after this it would begin with spent permits again.
     local life = math.max(l.code == 1 and params[7] > 0 and FOREVER or 0, T + 1)
     return {l.name, l.code, 0, last, params[1], params[2], params[3], m, T, g}, life
   end

@@ -70,8 +70,8 @@ do
   end
 
   -- Goes down the tree. In each node it takes the last pair whose time is `t` or earlier. Returns the sum of all
-  -- permits up to `t`, the number of the block in which it ends, and the path. The path has {level, number, node,
-  -- index of the pair} for each level, the top first.
+  -- permits up to `t`, the number of the block with the last of these permits, and the path. The path has a table for
+  -- each level, the top first: its level, number and node, and the index `at` of the pair in the node.
   local function by_time(l, t)
     local sum, number, path = 0, 0, {}
     for level = TOP, 0, -1 do
@@ -79,7 +79,7 @@ do
       -- The node was removed: either all its charges are before `ended_until`, or it has no permits.
       if not node then
         local last = path[#path]
-        if last then sum = sum + last[3][last[4] + 1] end
+        if last then sum = sum + last.node[last.at + 1] end
         return sum, number * SPREAD ^ level, path
       end
       local at = 1
@@ -87,7 +87,7 @@ do
       while node[at + 2] and node[at + 2] <= t do
         sum, at = sum + node[at + 1], at + 2
       end
-      path[#path + 1] = {level, number, node, at}
+      path[#path + 1] = {level = level, number = number, node = node, at = at}
       if level == 0 then return sum + node[at + 1], number, path end
       number = first_child(l, level, number) + (at - 1) / 2
     end
@@ -227,7 +227,7 @@ do
 
   local function delete_all(l) redis.call('UNLINK', l.redis_key, l.redis_key .. '${tree}') end
 
-  local function keep_tree(l) redis.call('HSET', l.redis_key .. '${tree}', '', '') end
+  local function create_tree(l) redis.call('HSET', l.redis_key .. '${tree}', '', '') end
 
   local function remove_ended(l)
     if l.is_new then delete_all(l) l.is_new = false end
@@ -237,7 +237,7 @@ do
     end
     if l.next_block > 0 and l.ended_in_tree == l.in_tree then
       redis.call('UNLINK', l.redis_key .. '${tree}')
-      keep_tree(l)
+      create_tree(l)
       l.in_tree, l.ended_in_tree, l.next_block, l.first_block, l.first_live_block = 0, 0, 0, 0, 0
     end
     remove_blocks(l, l.first_live_block)
@@ -256,7 +256,7 @@ do
     end
     l.live_permits, l.in_list = l.live_permits + l.cost, l.in_list + l.cost
     local items = redis.call('RPUSH', l.redis_key, format_item(t, count))
-    if items == 1 then keep_tree(l) end
+    if items == 1 then create_tree(l) end
     if items >= 2 * SPREAD then make_block(l) end
   end
 
@@ -265,10 +265,10 @@ do
   local function refund_in_tree(l, t, left)
     local _, _, path = by_time(l, t)
     local last = path[#path]
-    if not last or last[1] > 0 or last[3][last[4]] ~= t then return 0 end
-    local amount = math.min(left, last[3][last[4] + 1])
+    if not last or last.level > 0 or last.node[last.at] ~= t then return 0 end
+    local amount = math.min(left, last.node[last.at + 1])
     for i = #path, 1, -1 do
-      local level, number, node, at = unpack(path[i])
+      local level, number, node, at = path[i].level, path[i].number, path[i].node, path[i].at
       node[at + 1] = node[at + 1] - amount
       if level == 0 and node[at + 1] == 0 then
         table.remove(node, at)

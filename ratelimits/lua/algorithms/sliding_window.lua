@@ -1,7 +1,7 @@
 -- sliding_window (7): a window of N buckets, as in LeapArray of Alibaba's Sentinel. A bucket has the permits that were
 -- spent in a time of the length `width` (µs). The bucket for the time t has the index floor(t / width). When a new
 -- bucket begins, the oldest bucket leaves the window. The bucket before the window, number N+1, is partly outside and
--- partly inside. Only `weighted` counts this bucket, by the share that is inside.
+-- partly inside. If `weighted` is 1, its share that is inside is counted. Otherwise this bucket is not counted.
 -- Entry: name, algorithm, expiry, last, width, index of the newest bucket, counts of N+1 buckets, the newest first.
 -- Params: width, N, weighted (1 or 0), -, -, capacity.
 -- Fields of a limit `l`: `counts` and `newest` are the counts now and the index of the newest bucket. `stored_counts`

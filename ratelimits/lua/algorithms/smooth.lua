@@ -26,13 +26,13 @@ local function smooth_limit()
   end
 
   -- Returns the time that is added to the store if no request comes for `idle` µs.
-  function smooth.gain(l, idle) return idle, 0 end
+  function smooth.added_time(l, idle) return idle, 0 end
 
   -- Adds the time since `next` to the store.
   local function sync(l, now)
     if now <= l.next then return end
     local n = l.n * l.m
-    local S, g = smooth.gain(l, now - l.next)
+    local S, g = smooth.added_time(l, now - l.next)
     S, g = l.S + S, l.g + g * l.m
     if g >= n then S, g = S + 1, g - n end
     local maximum, part = smooth.maximum(l)
@@ -84,7 +84,7 @@ local function smooth_limit()
   end
 
   -- Returns the time that the request's permits take, as a pair over n*m.
-  function smooth.permits(l)
+  function smooth.request_time(l)
     local whole, part = muldiv(l.cost, l.params[2], l.params[3])
     return math.min(whole + l.cost * l.params[1], 4503599627370496), part * (l.n / l.params[3]) * l.m
   end
@@ -105,13 +105,13 @@ local function smooth_limit()
   end
 
   function smooth.charge(l)
-    l.next = l.next + smooth.spend(l, smooth.permits(l))
+    l.next = l.next + smooth.spend(l, smooth.request_time(l))
   end
 
   function smooth.refund(l)
     -- Shorten the wait of later requests. Do not put permits back into the store.
     if not l.next_is_later then return false end
-    l.next = math.max(l.next - (smooth.permits(l)), l.now)
+    l.next = math.max(l.next - (smooth.request_time(l)), l.now)
     return true
   end
 

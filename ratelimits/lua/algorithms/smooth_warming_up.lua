@@ -24,7 +24,7 @@ do
 
   function smooth.maximum(l) return with_gain(l, l.params[5]) end
 
-  function smooth.gain(l, idle) return with_gain(l, idle) end
+  function smooth.added_time(l, idle) return with_gain(l, idle) end
 
   function smooth.initial_store(l) return with_gain(l, l.params[5]) end
 
@@ -44,7 +44,7 @@ do
     local both_double = 2 * above_double - taken_double
     local guess = math.floor(taken_double + taken_double * both_double * ((cold / 1e6) ^ 2 - 1) / (4 * W))
     local taken_big = plus(times(big(taken), big(n)), big(taken_part))
-    -- Calculate 2*above - taken as above + (above - taken), so that no step is negative.
+    -- `both_big` is 2*above - taken, calculated as above + (above - taken), so that no step is negative.
     local rest, rest_part = above - taken, above_part - taken_part
     if rest_part < 0 then rest, rest_part = rest - 1, rest_part + n end
     local both_big = plus(times(big(above + rest), big(n)), big(above_part + rest_part))
@@ -58,11 +58,11 @@ do
 
   function smooth.charge(l)
     local n, W = l.n * l.m, l.params[5]
-    local whole, part = smooth.permits(l)
+    local whole, part = smooth.request_time(l)
     local taken, taken_part = l.S, l.g -- the time that is taken from the store
     if whole < taken or (whole == taken and part < taken_part) then taken, taken_part = whole, part end
-    local half, odd = (W - W % 2) / 2, W % 2 * n / 2
-    local above, above_part = l.S - half, l.g - odd -- the part of the store above the threshold
+    local threshold, threshold_part = (W - W % 2) / 2, W % 2 * n / 2
+    local above, above_part = l.S - threshold, l.g - threshold_part -- the part of the store above the threshold
     if above_part < 0 then above, above_part = above - 1, above_part + n end
     if above > 0 or (above == 0 and above_part > 0) then
       local high, high_part = above, above_part -- the time that is taken from above the threshold
