@@ -30,10 +30,12 @@ def periods_around(timezone: str, anchor: str | None, kept: Span | None, now: in
     if now < start:
         first, second, third, fourth = boundaries("month", timezone, anchor, now)
         return first, second, min(third, start), end if third >= start else min(fourth, start)
-    following = boundaries("month", timezone, anchor, end + SHORTEST - 1)[2]
+    _previous, _current, following, _later = boundaries("month", timezone, anchor, end + SHORTEST - 1)
     if now < end:
-        return boundaries("month", timezone, anchor, start - 1)[1], start, end, following
+        _earlier, previous, _start, _next = boundaries("month", timezone, anchor, start - 1)
+        return previous, start, end, following
     if now < following:
-        return start, end, following, boundaries("month", timezone, anchor, following)[2]
+        _previous, _current, next_start, _later = boundaries("month", timezone, anchor, following)
+        return start, end, following, next_start
     first, second, third, fourth = boundaries("month", timezone, anchor, now)
     return end if second == following else first, second, third, fourth

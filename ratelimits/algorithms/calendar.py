@@ -121,11 +121,11 @@ def boundaries(unit: str, timezone: str, anchor: str | None, now: int) -> tuple[
                 return _hour(tz, current - 1)[0], current, following, _hour(tz, following)[1]
             current = now - (now - instant(parsed_anchor.replace(tzinfo=tz))) % _HOUR
             return current - _HOUR, current, current + _HOUR, current + 2 * _HOUR
-        start = parsed_anchor or _DEFAULT_ANCHOR
-        number = _number(unit, start, local.date()) + 1
-        while _start(unit, tz, start, number) > now:
+        used_anchor = parsed_anchor or _DEFAULT_ANCHOR
+        number = _number(unit, used_anchor, local.date()) + 1
+        while _start(unit, tz, used_anchor, number) > now:
             number -= 1
-        first, second, third, fourth = (_start(unit, tz, start, number + step) for step in (-1, 0, 1, 2))
+        first, second, third, fourth = (_start(unit, tz, used_anchor, number + step) for step in (-1, 0, 1, 2))
         return first, second, third, fourth
     except OverflowError as error:
         raise ValueError("the moment is outside the years 1 to 9999") from error

@@ -16,7 +16,10 @@ MAX_PERMITS = 10**12
 
 
 def exact(name: str, value: object, minimum: Decimal | int = 0, *, above: bool = False) -> Decimal:
-    """Return a value as a decimal with at most six places. It must be `minimum` or more; if `above` is true, more."""
+    """Return a value as a decimal with at most six places.
+
+    It must be at least `minimum`. If `above` is true, it must be above `minimum`.
+    """
     try:
         if isinstance(value, str) and ("_" in value or not value.isascii()):
             raise InvalidOperation  # Decimal would accept "1_0" and digits of other writing systems

@@ -87,7 +87,7 @@ class Usage(NamedTuple):
     periods   starts of the previous billing period, the current one and the next two, in µs since 1970 UTC
     timezone  the account's time zone. Later periods are calendar months in this time zone
     anchor    a local date and time (ISO) at which one of the account's months starts; None: on the first day
-    kept      the kept period (see algorithms/billing_periods.py); None if there is none
+    kept      the period that kept its start and end after a change of time zone or anchor; None: no such period
     """
 
     account: str
@@ -191,8 +191,8 @@ def home(keyspace: Keyspace, usage: Usage) -> int:
     return shard_of(f"account:{usage.account}" if usage.account else usage.key, keyspace.shards)
 
 
-def _heads(keyspace: Keyspace, call: Call, shards: list[int]) -> list[int]:
-    """Return the shards in which the call checks the version of the rules. The first is the shard that counts usage."""
+def _shards_to_compare(keyspace: Keyspace, call: Call, shards: list[int]) -> list[int]:
+    """Return the shards in which the call compares the rules' version. The first is the shard that counts usage."""
     if call.virtual:
         return []
     usage = call.usage
@@ -245,15 +245,15 @@ clock = Clock()
 
 #: The cached bytes of a command. The items are: the run of the server for which the bytes were made; start and end of
 #: the time for which they are valid (µs); and the bytes that follow the nonce.
-_Made = tuple[str, float, float, bytes]
+_CachedBytes = tuple[str, float, float, bytes]
 #: Cached bytes that are never valid.
-_NEVER: _Made = ("", 0, 0, b"")
+_NEVER_VALID: _CachedBytes = ("", 0, 0, b"")
 
 
 class Command:
     """A call as the bytes of a Redis command. It can be sent many times, each time with a new nonce."""
 
-    __slots__ = ("_fast", "_front", "_heads", "_made", "call", "keyspace", "parts", "script")
+    __slots__ = ("_cached", "_fast", "_front", "_head_count", "call", "keyspace", "parts", "script")
 
     def __init__(self, keyspace: Keyspace, call: Call) -> None:
         self.keyspace = keyspace
@@ -262,10 +262,10 @@ class Command:
         self.parts: Any = None
         program, usage = call.program, call.usage
         self.script = program.script
-        self._made = _NEVER
+        self._cached = _NEVER_VALID
         shards = [shard(keyspace, key, call.account) for key in call.keys]
-        heads = _heads(keyspace, call, shards)
-        self._heads = len(heads)
+        heads = _shards_to_compare(keyspace, call, shards)
+        self._head_count = len(heads)
         states, packed = state_keys(keyspace, call, shards), program.packed_states
         keys = [*map(keyspace.head, heads), *states[:packed]]
         if usage is not None:
@@ -280,6 +280,7 @@ class Command:
         # fast.lua decides only requests that try to take permits and may wait.
         self._fast = program.fast_parts > 0 and call.op is Op.TRY and not call.at_once
         fast = program.fast_parts - 1 if self._fast else 0
+        #: The bytes of the command before the nonce.
         self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n%b" % (
             8 + len(keys) + meters + leases + fast,
             self.script.sha,
@@ -291,13 +292,13 @@ class Command:
         now = self.call.now
         if now is None:
             now = clock.now()
-        made_for, start, end, rest = self._made
+        made_for, start, end, rest = self._cached
         if not start <= now < end or made_for != run:
-            made = self._made = self._make(run, now)
-            rest = made[3]
+            cached = self._cached = self._make(run, now)
+            rest = cached[3]
         return b"%b$%d\r\n%b\r\n%b" % (self._front, len(name), name, rest)
 
-    def _make(self, run: str, now: int) -> _Made:
+    def _make(self, run: str, now: int) -> _CachedBytes:
         call = self.call
         usage, receipt = call.usage, call.receipt
         packed = call.program.packed(now)
@@ -312,7 +313,7 @@ class Command:
         flags = call.virtual * _VIRTUAL + (receipt is not None) * _ONCE + call.whole * _WHOLE + call.at_once * _AT_ONCE
         flags += (call.version is None) * _UNVERSIONED
         request = (
-            *(call.op, flags, self._heads, len(fields), call.program.packed_states),
+            *(call.op, flags, self._head_count, len(fields), call.program.packed_states),
             -1.0 if call.now is None else call.now,
             -1.0 if call.timeout == ANY else round(max(call.timeout, 0) * MICROSECONDS),
             receipt.at if receipt is not None else 0,
@@ -341,7 +342,7 @@ def _around(
 
 
 def bin_and_period(usage: Usage, now: int) -> tuple[int, int, int]:
-    """Return the start of the bin, the start of the billing period, and the moment when the earlier of both ends.
+    """Return the starts of the bin and of the billing period, and the moment at which the first of them ends.
 
     Bin and period are those that contain `now`. `now` and the end are in µs, the starts are in seconds, all since 1970
     UTC.
@@ -358,9 +359,10 @@ def bin_and_period(usage: Usage, now: int) -> tuple[int, int, int]:
 def _counters(usage: Usage, bin_start: int, period: int) -> list[bytes]:
     """Return the names of the counters of an admitted request, one for each meter."""
     who = f"{quoted(usage.account)}|{quoted(usage.key)}"
-    return [f"a|{bin_start}|{period}|{meter}|{who}".encode() for meter in _metered(usage.meters)]
+    return [f"a|{bin_start}|{period}|{meter}|{who}".encode() for meter in _meter_texts(usage.meters)]
 
 
 @lru_cache(maxsize=1024)
-def _metered(meters: tuple[Meter, ...]) -> list[str]:
+def _meter_texts(meters: tuple[Meter, ...]) -> list[str]:
+    """Return for each meter the part "meter|rule|version" of a counter's name."""
     return [f"{quoted(meter.name)}|{meter.rule}|{meter.version}" for meter in meters]

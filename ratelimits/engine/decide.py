@@ -28,6 +28,7 @@ def parse_reply(call: Call, packed: bytes, name: bytes) -> Decision | None:
     If the server's clock differs from `clock`, correct `clock` and return None. The caller then sends the call again.
     Raise Stale if the rules are too old, and AlreadySettled if the receipt was used before.
     """
+    # lua/decide.lua lists the kinds of replies at "Returns". The first number of a reply says its kind.
     reply = read(packed)
     if reply[0] == 1:
         return Decision(call, reply, name)
@@ -94,7 +95,7 @@ async def _give_back(server: Server, decision: Decision) -> None:
     receipt = decision.receipt
     if receipt is None:
         return
-    call = receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True)._replace(now=decision.call.now)
+    call = receipt_call(receipt, _no_costs(receipt), conf.RECEIPT_TTL, whole=True)._replace(now=decision.call.now)
     try:
         await adecide_call(server, call)
     except (Unavailable, ResponseError, Stale, AlreadySettled) as error:
@@ -118,7 +119,7 @@ def call_for(
     if not limits:
         raise ValueError("name at least one limit")
     keys = tuple(dict.fromkeys(limit.key for limit in limits))
-    first = len(usage.meters) if usage is not None else 0
+    meter_count = len(usage.meters) if usage is not None else 0
     for limit in limits:
         if not 0 <= limit.cost <= 2**40 or limit.cost % 1:
             raise ValueError(f"cost must be a whole number from 0 to 2**40, not {limit.cost!r}")
@@ -127,7 +128,7 @@ def call_for(
             limit.algorithm,
             limit.name,
             keys.index(limit.key),
-            first + number,
+            meter_count + number,
             limit.mode,
             limit.rule,
             limit.version,
@@ -136,7 +137,7 @@ def call_for(
         for number, limit in enumerate(limits)
     )
     # First come the costs in the meters: each is the cost of the first limit. Then comes the cost of each limit.
-    costs = (*(limits[0].cost,) * first, *(limit.cost for limit in limits))
+    costs = (*(limits[0].cost,) * meter_count, *(limit.cost for limit in limits))
     # Limits that do not come from rules have the version 0. For them use None, so that no edit makes the call stale.
     version = max(limit.version for limit in limits) or None
     return Call(program(terms), keys, costs, account, usage, timeout, version, now=now, op=op, lease=lease)
@@ -251,24 +252,24 @@ async def areserve(
     return await adecide(limits, timeout=timeout, account=account, usage=usage, now=now)
 
 
-def _nothing(receipt: Receipt) -> tuple[int, ...]:
+def _no_costs(receipt: Receipt) -> tuple[int, ...]:
     return (0,) * len(receipt.costs)
 
 
 def refund(receipt: Receipt) -> Decision:
-    """Give back all permits of a receipt. Raise AlreadySettled if it was refunded or settled before."""
-    return decide_call(current_server(), receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True))
+    """Give back all permits of a receipt. Raise AlreadySettled if the receipt was refunded or settled before."""
+    return decide_call(current_server(), receipt_call(receipt, _no_costs(receipt), conf.RECEIPT_TTL, whole=True))
 
 
 async def arefund(receipt: Receipt) -> Decision:
     """Do the same as `refund`, in async code."""
-    return await adecide_call(current_server(), receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True))
+    return await adecide_call(current_server(), receipt_call(receipt, _no_costs(receipt), conf.RECEIPT_TTL, whole=True))
 
 
 def settle(receipt: Receipt, costs: Sequence[int]) -> Decision:
     """Change the charge of a receipt to the true `costs`, even if they are above a limit.
 
-    `costs` are in the order of the receipt's costs. Raise AlreadySettled if it was refunded or settled before.
+    `costs` are in the order of the receipt's costs. Raise AlreadySettled if the receipt was refunded or settled before.
     """
     return decide_call(current_server(), receipt_call(receipt, costs, conf.RECEIPT_TTL))
 

@@ -119,7 +119,7 @@ class Program:
         return len(self._packed_keys)
 
     def _pack(self, now: int) -> bytes:
-        state_numbers = {state[:2]: number for number, state in enumerate(self.states, 1)}
+        state_numbers = {(state.key, state.own): number for number, state in enumerate(self.states, 1)}
         records = []
         for term in self.terms:
             params = term.algorithm.params(now)
@@ -162,6 +162,7 @@ class Program:
 
     @cached_property
     def _fixed(self) -> Packed | None:
+        """Return the terms as bytes if the same bytes are valid at every moment; otherwise None."""
         varies = any(term.algorithm.valid_span(0) is not None for term in self.terms)
         return None if varies else Packed(*self._compile(0), float("-inf"), float("inf"))
 
@@ -181,7 +182,7 @@ class Program:
 
 
 def _own(term: Term) -> str | None:
-    """Return the part of the name of a limit's own Redis key that stands for the limit; None without an own key."""
+    """Return the part of an own key's name that stands for the limit; None if the limit has no own key."""
     letter = term.algorithm.storage.own
     return own_name(letter, term.name) if letter else None
 

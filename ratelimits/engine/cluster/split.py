@@ -36,6 +36,7 @@ _GIVE_BACK_TTL = 60.0
 #: The retry_after of a request that can never be admitted.
 NEVER = -1
 
+#: The numbers of a reply. lua/decide.lua lists them at "Returns".
 Reply = tuple[int, ...]
 Replies = dict[int, Reply]
 #: A slot, and the command for the node that has it.
@@ -108,7 +109,7 @@ def steps(whole_command: Command, name: bytes) -> Sending:
     """
     if whole_command.call.op is Op.TRY:
         return _try(whole_command, name)
-    return _settle(whole_command) if whole_command.call.op is Op.SETTLE else _each(whole_command)
+    return _settle(whole_command) if whole_command.call.op is Op.SETTLE else _decide_parts(whole_command)
 
 
 def _decide_part(part: ShardPart, command: Command) -> Sending:
@@ -120,7 +121,7 @@ def _decide_part(part: ShardPart, command: Command) -> Sending:
     return reply
 
 
-def _each(whole_command: Command) -> Sending:
+def _decide_parts(whole_command: Command) -> Sending:
     """Yield the commands of a call that takes no permits. They can be sent again without harm."""
     replies: Replies = {}
     for number, part in enumerate(parts(whole_command)):
@@ -157,7 +158,7 @@ def _try(whole_command: Command, name: bytes) -> Sending:
     if any(map(_leaves_traces, all_parts[:-1])):
         # First peek at all shards. If all admit, a shard can still refuse after this, but only if its state changes
         # in the meantime.
-        reply = yield from _each(Command(whole_command.keyspace, call._replace(op=Op.PEEK)))
+        reply = yield from _decide_parts(Command(whole_command.keyspace, call._replace(op=Op.PEEK)))
         if reply[:2] != (1, 1):
             yield from _count_denied(whole_command, reply)
             return reply
@@ -299,15 +300,17 @@ def _combined(call: Call, all_parts: Sequence[ShardPart], replies: Replies) -> R
         reply = replies.get(number)
         if reply is None:
             continue
-        at, now, wait = reply[7], reply[8], max(wait, reply[6])
+        _kind, allowed, part_binding, _remaining, retry_after, _reset_after, part_wait, at, now = reply[:9]
+        wait = max(wait, part_wait)
         for index, i in enumerate(part.limits):
             standings[i] = reply[9 + 3 * index : 12 + 3 * index]
             if terms[i].mode is Mode.ENFORCE:
-                enforced.append((standings[i][1], i, standings[i][2]))
+                _ok, limit_remaining, limit_reset_after = standings[i]
+                enforced.append((limit_remaining, i, limit_reset_after))
         for key in part.keys:
             moments[key] = at
-        if reply[1] != 1:
-            refusing.append((reply[4], part.limits[reply[2] - 1]))
+        if allowed != 1:
+            refusing.append((retry_after, part.limits[part_binding - 1]))
     binding = remaining = retry = reset = 0
     if enforced:
         remaining, binding, _reset = min(enforced)

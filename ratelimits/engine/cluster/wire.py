@@ -90,7 +90,8 @@ class ClusterWire(Wire):
         self._nodes: dict[Address, _Node] = {}
         self._owners: Table | None = None
         self._members: list[Address] = []
-        self._doubted: Address | None = None
+        #: The node that failed last. It is asked for the slots only after all others.
+        self._last_failed: Address | None = None
         #: The configured client. It may send a command twice, so sealing, draining and publishing use `servers`.
         self.client = cast("Any", source)
 
@@ -109,7 +110,7 @@ class ClusterWire(Wire):
     def _candidates(self) -> list[Address]:
         """Return the nodes to ask for the slots: first the known members, then others, last the node that failed."""
         candidates = list(dict.fromkeys([*self._members, *self._nodes, *self._seeds]))
-        return sorted(candidates, key=lambda address: address == self._doubted)
+        return sorted(candidates, key=lambda address: address == self._last_failed)
 
     def _learn_slots(self, slots: Iterable[int]) -> Table:
         """Return the table of the first node that knows the owners of these slots.
@@ -128,10 +129,10 @@ class ClusterWire(Wire):
                 continue
             table = owners(rows, address, self._remap)
             if all(table[slot] for slot in slots):
-                return self._learnt(table)
+                return self._store_table(table)
             # A node that is not in the cluster any more returns no rows.
             best = best or (table if rows else None)
-        return self._learnt(best, failure)
+        return self._store_table(best, failure)
 
     async def _alearn_slots(self, slots: Iterable[int]) -> Table:
         best: Table | None = None
@@ -145,11 +146,12 @@ class ClusterWire(Wire):
                 continue
             table = owners(rows, address, self._remap)
             if all(table[slot] for slot in slots):
-                return self._learnt(table)
+                return self._store_table(table)
             best = best or (table if rows else None)
-        return self._learnt(best, failure)
+        return self._store_table(best, failure)
 
-    def _learnt(self, table: Table | None, failure: Exception | None = None) -> Table:
+    def _store_table(self, table: Table | None, failure: Exception | None = None) -> Table:
+        """Store and return a new table. Raise NotReached if there is none."""
         if table is None:
             raise NotReached(f"no node of the cluster answers: {failure}") from failure
         with _lock:
@@ -175,9 +177,9 @@ class ClusterWire(Wire):
             raise NodeNotSent(f"the cluster is down, says {_named(address)}: {error}") from error
         except Unavailable as error:
             node.breaker.failed(error.event)
-            self._owners, self._doubted = None, address
-            of_one_node = NodeUnanswered if isinstance(error, Unanswered) else NodeNotSent
-            raise of_one_node(f"{_named(address)}: {error}", error.event) from error
+            self._owners, self._last_failed = None, address
+            error_class = NodeUnanswered if isinstance(error, Unanswered) else NodeNotSent
+            raise error_class(f"{_named(address)}: {error}", error.event) from error
         else:
             node.breaker.succeeded()
 
@@ -192,13 +194,13 @@ class ClusterWire(Wire):
     def _send(self, slot: int, command: Sendable, name: bytes) -> Any:
         table = self._owners
         address = _owner(table if table and table[slot] else self._learn_slots((slot,)), slot)
-        for last in (False, True):
+        for is_second_try in (False, True):
             try:
                 with self._asking(address) as node:
                     return node.call(command, name)
             except MovedError as error:
                 # This node did not carry out the command. Send it once more, to the new owner of the slot.
-                if last:
+                if is_second_try:
                     self._owners = None
                     raise NodeNotSent(f"slot {slot} was moved twice: {error}") from error
                 address = self._moved(slot, address, error)
@@ -207,12 +209,12 @@ class ClusterWire(Wire):
     async def _asend(self, slot: int, command: Sendable, name: bytes) -> Any:
         table = self._owners
         address = _owner(table if table and table[slot] else await self._alearn_slots((slot,)), slot)
-        for last in (False, True):
+        for is_second_try in (False, True):
             try:
                 with self._asking(address) as node:
                     return await node.acall(command, name)
             except MovedError as error:
-                if last:
+                if is_second_try:
                     self._owners = None
                     raise NodeNotSent(f"slot {slot} was moved twice: {error}") from error
                 address = self._moved(slot, address, error)

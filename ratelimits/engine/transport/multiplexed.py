@@ -72,6 +72,7 @@ class _Link(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._sent: deque[tuple[_Reply, float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        #: False if a late reply was looked for again, and no bytes have come since then.
         self._heard = False
         #: Done when the socket is closed.
         self.gone: asyncio.Future[None] = self._loop.create_future()
@@ -80,7 +81,7 @@ class _Link(asyncio.Protocol):
         )
         # redis-py has opened the connection. From now on this object receives the bytes.
         self._transport: Any = connection._writer.transport
-        self._before = self._transport.get_protocol()
+        self._previous_protocol = self._transport.get_protocol()
         self._transport.set_protocol(self)
 
     @property
@@ -149,7 +150,8 @@ class _Link(asyncio.Protocol):
         self._timer = None
         if not self._sent:
             return
-        due, now = self._sent[0][1] + self._timeout, self._loop.time()
+        _oldest, written_at = self._sent[0]
+        due, now = written_at + self._timeout, self._loop.time()
         if now < due:
             self._look_at(due)
         elif self._heard:
@@ -161,7 +163,7 @@ class _Link(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Fail all commands without a reply."""
-        self._before.connection_lost(None)
+        self._previous_protocol.connection_lost(None)
         self.gone.set_result(None)
         self.fail(f"the server closed the connection{f': {error}' if error else ''}")
 
@@ -202,8 +204,10 @@ class Multiplexed:
         self._link: _Link | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._waiting: deque[tuple[Sendable, bytes, _Reply]] = deque()
+        #: The scripts that are being loaded, by their SHA-1.
         self._loading: dict[bytes, _Reply] = {}
-        self._turn = False
+        #: Whether commands will be written at the next turn of the loop.
+        self._write_planned = False
 
     async def exchange(self, command: Sendable, name: bytes) -> Any:
         """Send a command and return its reply. Raise NotSent, Unanswered, or the ResponseError of the server.
@@ -230,17 +234,17 @@ class Multiplexed:
     def _queue(self, command: Sendable, name: bytes) -> _Reply:
         future = _Reply(loop=self._loop)
         self._waiting.append((command, name, future))
-        if self._turn:
+        if self._write_planned:
             return future
         if self._link is not None and self._link.idle:
             self.write()  # no command waits for its reply, so write at once
         else:
-            self._turn = True
-            self._loop.call_soon(self._turned)
+            self._write_planned = True
+            self._loop.call_soon(self._write_now)
         return future
 
-    def _turned(self) -> None:
-        self._turn = False
+    def _write_now(self) -> None:
+        self._write_planned = False
         self.write()
 
     def write(self) -> None:
@@ -285,15 +289,15 @@ class Multiplexed:
 
     async def _connected(self) -> _Link:
         """Return a new connection. Try again, at most ATTEMPTS times, if the event loop was late."""
-        for last in (*(False,) * (ATTEMPTS - 1), True):
-            late = _Lateness(self._loop, self._timeout * LATE)
+        for is_last_attempt in (*(False,) * (ATTEMPTS - 1), True):
+            lateness = _Lateness(self._loop, self._timeout * LATE)
             try:
                 return await self._attempt()
             except (RedisError, OSError):
-                if last or not late.late:
+                if is_last_attempt or not lateness.late:
                     raise
             finally:
-                late.stop()
+                lateness.stop()
         raise AssertionError
 
     async def _attempt(self) -> _Link:

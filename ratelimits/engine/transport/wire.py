@@ -54,8 +54,11 @@ class Wire:
     def _open(self, pool: Any, timeout: float) -> None:
         self._pool = no_retry_pool(pool, timeout)
         self._idle = IdleConnections(self._pool) if type(pool) in (ConnectionPool, BlockingConnectionPool) else None
+        #: The server's run, for each connection of a special pool.
         self._runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        #: For each event loop its connection, and the generator that closes the connection.
         self._loops: WeakKeyDictionary[Any, tuple[Multiplexed, Any]] = WeakKeyDictionary()
+        #: The connections of the parent process, in a forked child. They must stay open.
         self._parents: list[Any] = []
         self._timeout = timeout
         #: A redis-py client on the same pool, for everything except decisions: sealing, draining and publishing.
@@ -108,8 +111,8 @@ class Wire:
     def stream(self, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
         """Load the scripts, then send many commands at once and return their replies in order.
 
-        Only the simulator uses this function, and no other client uses its server. Raise the errors of `call`. If
-        another client deletes the scripts meanwhile, raise ResponseError: some of the commands were not carried out.
+        Only the simulator calls this method. Raise the errors of `call`. If the scripts are deleted meanwhile, raise
+        ResponseError: some of the commands were not carried out.
         """
         if self._idle is None:
             connection, run = self._take()
