@@ -141,7 +141,7 @@ def _load_all() -> Any:
     loader.PATIENCE = 600.0  # more time than a request has, since a request reads only one shard
     every = frozenset(range(KEY_SHARDS))
     snapshot = asyncio.run(rules._loader.aload(every))
-    snapshot._with(every)
+    snapshot._with_shards(every)
     return snapshot
 
 

@@ -304,9 +304,10 @@ def _answer(
     decision: Decision, prepared: Prepared, cache_key: tuple[object, ...], identity: Identity, costs: Mapping[str, int]
 ) -> Answer:
     if decision.call.op is Op.PEEK:
+        # Redis was only asked whether it has newer rules (see PreparedCommands.add).
         return _answer_without_decision(prepared, identity, costs, metered=True)
     if decision.allowed:
-        # Copy the mapping: the view may change it later.
+        # Copy the mapping: the view may change it later. `reply[8]` is the moment at which Redis counted the request.
         process_totals.admitted(identity.account, costs if costs is ONE_REQUEST else dict(costs), decision.reply[8])
         return Answer(True, decision, prepared, 0.0, decision.wait if prepared.waits else 0.0)
     return _refused(decision, prepared, cache_key)
@@ -404,7 +405,8 @@ def _repeated(denied: Denied) -> Answer:
 def _note(error: BaseException, identity: Identity, costs: Mapping[str, int], metered: bool) -> None:
     """Note a failed call in the breaker and the process totals. Raise the error again if no failure policy can answer.
 
-    If the caller was cancelled or stopped, the engine's error is the `__cause__` of the caller's error.
+    `metered` is true if Redis counts the request as usage. If the caller was cancelled or stopped, the engine's error
+    is the `__cause__` of the caller's error.
     """
     policy_answers = isinstance(error, (RulesUnavailable, Unavailable, ResponseError))
     cause = error if policy_answers else error.__cause__
@@ -420,7 +422,10 @@ def _note(error: BaseException, identity: Identity, costs: Mapping[str, int], me
 def _answer_without_decision(
     prepared: Prepared | None, identity: Identity, costs: Mapping[str, int], metered: bool
 ) -> Answer:
-    """Return the answer of the rules' failure policies, or of the setting FAILURE_POLICY if no rules can be read."""
+    """Return the answer of the rules' failure policies, or of the setting FAILURE_POLICY if no rules can be read.
+
+    `metered` is true if Redis would have counted the request as usage.
+    """
     applied = [rule for rule in prepared.rules if rule.mode is Mode.ENFORCE] if prepared is not None else []
     if any(rule.algorithm.closed and costs[rule.meter] > 0 for rule in applied):
         return Answer(False, None, prepared, None)

@@ -30,17 +30,18 @@ logger = logging.getLogger(__name__)
 
 _Step = Callable[[Receipt], Decision]
 _Steps = list[tuple[_Step, Receipt]]
-_AWAITED: dict[_Step, Callable[[Receipt], Awaitable[Decision]]] = {refund: arefund, release: arelease}
+#: The async version of each step.
+_ASYNC_STEPS: dict[_Step, Callable[[Receipt], Awaitable[Decision]]] = {refund: arefund, release: arelease}
 #: The errors that end a request after its client has closed the connection.
 _CLIENT_GONE = (asyncio.CancelledError, concurrent.futures.CancelledError)
 #: The errors of a failed refund or release. Stale occurs if a new calendar window begins at this moment.
 _FAILURES = (Unavailable, ResponseError, Stale)
-#: Attributes of Django's request: its _Open object, and whether its client has closed the connection.
-_OPEN = "_ratelimits_open"
+#: Attributes of Django's request: its _Unfinished object, and whether its client has closed the connection.
+_UNFINISHED = "_ratelimits_unfinished"
 _ABANDONED = "_ratelimits_abandoned"
 
 
-class _Open:
+class _Unfinished:
     """The answers to a request that is not finished: `charged` may be refunded, the leases of `leased` must end.
 
     Several entry points may finish the same request. The first of them removes an answer from its list, so that each
@@ -62,12 +63,12 @@ def begin(request: Any, answer: Answer) -> None:
     if not answer.allowed or answer.decision is None:
         return
     attributes = vars(request)
-    open_ = attributes.get(_OPEN)
-    if open_ is None:
-        open_ = attributes[_OPEN] = _Open()
-    open_.charged.append(answer)
+    unfinished = attributes.get(_UNFINISHED)
+    if unfinished is None:
+        unfinished = attributes[_UNFINISHED] = _Unfinished()
+    unfinished.charged.append(answer)
     if answer.prepared is not None and answer.prepared.leases:
-        open_.leased.append(answer)
+        unfinished.leased.append(answer)
         request.close = partial(_close, request)
 
 
@@ -155,23 +156,23 @@ async def agive_back(answer: Answer) -> None:
 
 def _steps(request: Any, *, failed: bool = False, ended: bool = True) -> _Steps:
     """Return the refunds and releases that a request needs after it has failed or ended. Return each only once."""
-    open_: _Open | None = vars(request).get(_OPEN)
-    if open_ is None:
+    unfinished: _Unfinished | None = vars(request).get(_UNFINISHED)
+    if unfinished is None:
         return []
     steps: _Steps = []
     if failed and not conf.BILL_ERRORS:
-        steps += _take_steps(open_.charged, refund)
+        steps += _take_steps(unfinished.charged, refund)
     if ended:
-        steps += _take_steps(open_.leased, release)
+        steps += _take_steps(unfinished.leased, release)
     return steps
 
 
 def refunded(request: Any, receipt: Receipt) -> None:
     """Note that a view has refunded a receipt. The receipt is not refunded again when the request ends."""
-    open_: _Open | None = vars(getattr(request, "_request", request)).get(_OPEN)
-    if open_ is not None:
-        open_.charged[:] = [
-            answer for answer in open_.charged if answer.decision is None or answer.decision.receipt != receipt
+    unfinished: _Unfinished | None = vars(getattr(request, "_request", request)).get(_UNFINISHED)
+    if unfinished is not None:
+        unfinished.charged[:] = [
+            answer for answer in unfinished.charged if answer.decision is None or answer.decision.receipt != receipt
         ]
 
 
@@ -187,6 +188,7 @@ def _take_steps(answers: list[Answer], step: _Step) -> Iterator[tuple[_Step, Rec
 
 
 def _run(steps: _Steps, *, again: bool = False) -> None:
+    """Do the steps. `again` is true if some of them may have been done before."""
     for step, receipt in steps:
         try:
             step(receipt)
@@ -201,7 +203,7 @@ async def _arun(steps: _Steps) -> None:
     try:
         for step, receipt in steps:
             try:
-                await _AWAITED[step](receipt)
+                await _ASYNC_STEPS[step](receipt)
             except AlreadySettled:
                 _log_still_billed(receipt)
             except _FAILURES as error:
@@ -243,13 +245,13 @@ def _is_rendered(response: Any) -> bool:
 
 def _ends_with_stream(request: Any, response: Any) -> bool:
     """Return whether the leases end with the response's stream. If they do, change the stream so that it ends them."""
-    open_: _Open | None = vars(request).get(_OPEN)
-    if not getattr(response, "streaming", False) or open_ is None or not open_.leased:
+    unfinished: _Unfinished | None = vars(request).get(_UNFINISHED)
+    if not getattr(response, "streaming", False) or unfinished is None or not unfinished.leased:
         return False
     # A WSGI server may send a file itself, without this stream. Afterwards it closes the response, and the leases end.
     by_server = isinstance(request, WSGIRequest) and getattr(response, "file_to_stream", None) is not None
-    if open_.watched is not response and not by_server:
-        open_.watched = response
+    if unfinished.watched is not response and not by_server:
+        unfinished.watched = response
         watch = _awatched if response.is_async else _watched
         response.streaming_content = watch(request, response.streaming_content)
     return True

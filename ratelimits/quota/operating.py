@@ -25,7 +25,7 @@ from ratelimits.models.status.totals import DAY, newest_days
 from ratelimits.quota.standings import Choice, standings, uncounted
 from ratelimits.rules import AppliedRule, Selection, Snapshot
 
-#: The account of a key is taken from the usage of the newest days. This is their number, with today.
+#: The number of days, with today, in whose usage the account of a key is looked for.
 SEEN_DAYS = 3
 #: Maximum number of accounts that an error names.
 _MAX_NAMED = 5
@@ -105,7 +105,7 @@ def counted_under(key: str, rule: str, account: str = "") -> list[tuple[AppliedR
     # that there are newer rules.
     rules.reload()
     rules_of_name = standings(identity_of(key, account), _rule_named(rule))
-    counted = [found for found in rules_of_name if found[1] == key]
+    counted = [(applied, counted_key, left) for applied, counted_key, left in rules_of_name if counted_key == key]
     if not counted:
         text = _("No rule “%(rule)s” counts %(key)s: its permits cannot be reset.")
         raise NotOperatedError(text % {"rule": rule, "key": key})
@@ -127,10 +127,10 @@ def reset(key: str, rule: str, reason: str, *, account: str = "", by: Any = None
     def choose(snapshot: Snapshot, identity: Identity) -> Iterable[Selection]:
         for selection in _rule_named(rule)(snapshot, identity):
             keys = selection.keys(identity)
-            counting_key = tuple(
+            rules_of_key = tuple(
                 applied for applied, counted_key in zip(selection.rules, keys, strict=True) if counted_key == key
             )
-            yield replace(selection, rules=counting_key)
+            yield replace(selection, rules=rules_of_key)
 
     with transaction.atomic(using=conf.DATABASE):
         # Save the row first, so that no reset is without a row. If the reset fails, the transaction removes the row.

@@ -30,8 +30,8 @@ from ratelimits.engine.transport.connection import NotSent, Unavailable
 
 logger = logging.getLogger(__name__)
 
-#: The clocks of this machine and of Redis differ. So prefetched permits end before their window ends. The difference is
-#: MARGIN seconds, plus the fraction DRIFT of the time that the window has left.
+#: The clocks of this machine and of Redis differ. So prefetched permits end before their window ends: MARGIN seconds
+#: earlier, plus the fraction DRIFT of the time that the window has left.
 MARGIN, DRIFT = 0.001, 0.001
 #: A process takes at most 1/SHARE of the permits that a limit has left, because other processes need permits too.
 SHARE = 8
@@ -96,6 +96,7 @@ class PrefetchedPermits:
         self._seconds = seconds
         self._clock = clock
         self._size = 1
+        #: Maximum number of requests of the next fetch, so that other processes get permits too.
         self._room = maximum
         self._commands: dict[int, Command] = {}
         self.clear()
@@ -109,16 +110,16 @@ class PrefetchedPermits:
 
     def spend(self) -> Any:
         """Spend the permits of one request. Return the `payload` of `record`, or None if no permits are left."""
-        waiting = self._fetched
-        while waiting:
+        fetches = self._fetched
+        while fetches:
             with self._lock:
-                if not waiting:
+                if not fetches:
                     break
-                fetched = waiting[0]
+                fetched = fetches[0]
                 if fetched.left and self._clock() < fetched.until:
                     fetched.left -= 1
                     return fetched.payload
-                waiting.popleft()
+                fetches.popleft()
                 self._size = fetched.size - fetched.left if fetched.left else 2 * fetched.size
         return None
 

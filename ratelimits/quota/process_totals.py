@@ -175,7 +175,11 @@ def _grown() -> Totals:
     """Return the totals that have grown since they were last written."""
     _add_up()
     with _lock:
-        return {total_key: (total[0], total[1]) for total_key, total in _totals.items() if total[0] != total[2]}
+        return {
+            total_key: (requests, units)
+            for total_key, (requests, units, written_requests, _written_units) in _totals.items()
+            if requests != written_requests
+        }
 
 
 def write_with(write: Callable[[str, Totals], None]) -> None:
@@ -197,9 +201,12 @@ def write() -> None:
         for total_key, counts in grown.items():
             if total_key in _totals:  # another thread may have forgotten it
                 _totals[total_key][2:] = counts
-        for total_key in [
-            total_key for total_key, total in _totals.items() if total_key.bin < end and total[0] == total[2]
-        ]:
+        old_and_written = [
+            total_key
+            for total_key, (requests, _units, written_requests, _written_units) in _totals.items()
+            if total_key.bin < end and requests == written_requests
+        ]
+        for total_key in old_and_written:
             del _totals[total_key]
             _forgotten = max(_forgotten, total_key.bin + BIN_SECONDS)
         if len(_totals) > MAX_WRITTEN:
@@ -210,11 +217,11 @@ def _rename() -> None:
     """Continue under a new process name. Forget all that was written. Keep only what was counted after that."""
     global _process
     _process = nonce().decode()
-    for total_key, (requests, units, *written) in list(_totals.items()):
-        if requests == written[0]:
+    for total_key, (requests, units, written_requests, written_units) in list(_totals.items()):
+        if requests == written_requests:
             del _totals[total_key]
         else:
-            _totals[total_key] = [requests - written[0], units - written[1], 0, 0]
+            _totals[total_key] = [requests - written_requests, units - written_units, 0, 0]
 
 
 def _start() -> None:

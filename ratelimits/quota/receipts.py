@@ -57,9 +57,9 @@ def settle(request: Any, costs: Mapping[str, int]) -> Decision | None:
     receipt = _to_settle(request)
     if receipt is None:
         return None
-    true = true_costs(receipt, costs)
-    decision = _settle(receipt, true)
-    _note(request, receipt, true)
+    settled_costs = true_costs(receipt, costs)
+    decision = _settle(receipt, settled_costs)
+    _note(request, receipt, settled_costs)
     return decision
 
 
@@ -68,9 +68,9 @@ async def async_settle(request: Any, costs: Mapping[str, int]) -> Decision | Non
     receipt = _to_settle(request)
     if receipt is None:
         return None
-    true = true_costs(receipt, costs)
-    decision = await asettle(receipt, true)
-    _note(request, receipt, true)
+    settled_costs = true_costs(receipt, costs)
+    decision = await asettle(receipt, settled_costs)
+    _note(request, receipt, settled_costs)
     return decision
 
 
@@ -94,7 +94,7 @@ async def async_refund(request: Any) -> Decision | None:
     return decision
 
 
-def _note(request: Any, receipt: Receipt, true: tuple[int, ...] = ()) -> None:
+def _note(request: Any, receipt: Receipt, settled_costs: tuple[int, ...] = ()) -> None:
     """If a request has no charge any more, note that it must not be refunded when it ends."""
-    if not any(true):
+    if not any(settled_costs):
         finishing.refunded(request, receipt)

@@ -130,7 +130,7 @@ class _Asking:
         self._identity = identity
         self._found = snapshot.in_any_scope(identity)
         self._version = snapshot.version if snapshot.versioned else None
-        self._rules = [one.rule for one in self._found if isinstance(one.rule, AppliedRule)]
+        self._rules = [found.rule for found in self._found if isinstance(found.rule, AppliedRule)]
         self._standings: dict[str, Standing] = {}
         self._waits: dict[str, tuple[float, float | None]] = {}
 

@@ -50,6 +50,7 @@ class AccessIndex:
 
     def __init__(self, rows: Iterable[AccessRow] = (), previous: AccessIndex | None = None) -> None:
         self._by_pk: dict[int, AccessRow] = {} if previous is None else dict(previous._by_pk)
+        #: The rows of keys, of addresses and of IPv6 networks of the length 64, by target.
         self._keys: dict[str, tuple[AccessRow, ...]] = {} if previous is None else dict(previous._keys)
         self._v4: _Networks = (
             {} if previous is None else {bits: dict(by_prefix) for bits, by_prefix in previous._v4.items()}
@@ -104,6 +105,7 @@ class AccessIndex:
         """Return the dictionary that contains the rows of a target, and the target's key in it."""
         kind, _colon, name = target.partition(":")
         text, slash, length = name.partition("/")
+        # An IPv6 network of the length 64 is found as a key: `Identity.address` is such a network.
         if kind != "ip" or not slash or (":" in text and length == "64"):
             return self._keys, target
         family, size, networks = (AF_INET6, 128, self._v6) if ":" in text else (AF_INET, 32, self._v4)
@@ -116,7 +118,7 @@ class AccessIndex:
         self._starts = sorted({row.valid_from for row in self._by_pk.values()} - {0})
 
     def next_start(self, now: int) -> int:
-        """Return the next moment at which a row comes into force."""
+        """Return the next moment at which a row comes into force; NEVER if there is none."""
         later = bisect_right(self._starts, now)
         return self._starts[later] if later < len(self._starts) else NEVER
 
@@ -145,6 +147,7 @@ class AccessIndex:
         return address_row if address_row is not None and (address_row.blocks or caller_row is None) else caller_row
 
     def _of_network(self, address: str, now: int) -> AccessRow | None:
+        """Return the row of the smallest network that contains the address, a key such as "ip:203.0.113.9"."""
         v6 = address.endswith("/64")
         networks = self._v6 if v6 else self._v4
         if not networks:

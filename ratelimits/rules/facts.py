@@ -8,8 +8,8 @@ from typing import NamedTuple
 from ratelimits.algorithms.billing_periods import Span
 from ratelimits.rules.keyed import NEVER, AccountRow, KeyRows, OverrideRow
 
-#: After a change of a key's plan or overrides, its limits need the moment of the change to convert their states. After
-#: this time (µs) this moment is left out. Then the key shares a Selection with other keys on its plan again.
+#: If a key's plan or overrides change, its limits need the moment of the change to convert their states. RECENT µs
+#: later, this moment is left out. Then the key again shares a Selection with other keys on its plan.
 RECENT = 3_600_000_000
 
 
@@ -17,7 +17,7 @@ class KeyFacts(NamedTuple):
     """The plan, account and overrides of one key. `plan` is the id of the plan; 0 without a plan.
 
     changed_at  when one of these last changed, in µs since 1970 UTC; 0 if this is longer ago than RECENT
-    kept        the kept period (see algorithms/billing_periods.py); None if there is none
+    kept        the period that kept its start and end after a change of time zone or anchor; None: no such period
     """
 
     plan: int

@@ -72,7 +72,7 @@ class KeyRows:
 
     deleted_at  when a row about the key was last deleted
     kept        the kept period of an account (see algorithms/billing_periods.py)
-    edges       the moments at which a row begins or ends to be valid, in order
+    edges       the moments at which the validity of a row begins or ends, in order
     """
 
     overrides: Mapping[str, tuple[OverrideRow, ...]] = field(default_factory=dict)

@@ -54,9 +54,9 @@ class Loader:
         self._refresh_at = 0
         self._failure: tuple[int, str] | None = None
         #: The version in Redis, if it is above the version in the database; otherwise 0.
-        self._behind = 0
-        #: The last value of `_behind` that was logged.
-        self._logged_behind = 0
+        self._newer_in_redis = 0
+        #: The last value of `_newer_in_redis` that was logged.
+        self._logged_newer = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -64,6 +64,7 @@ class Loader:
         #: Start of the query that runs now, in seconds of the monotonic clock; None if no query runs.
         self._query_began_at: float | None = None
         self._lock = threading.Lock()
+        #: The shards for which jobs wait.
         self._wanted: set[int] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ratelimits-rules")
 
@@ -111,7 +112,7 @@ class Loader:
             self._begin()
         with self._lock:
             self._current = self._failure = None
-            self._behind = self._logged_behind = 0
+            self._newer_in_redis = self._logged_newer = 0
 
     def _follow_test(self) -> None:
         """In a test, forget rules that were read in another test or before an edit."""
@@ -135,9 +136,9 @@ class Loader:
             return self._current or current
 
     def _refresh(self) -> None:
-        current, behind = self._current, self._behind
-        self._behind = 0
-        if behind and current is not None:
+        current, newer_in_redis = self._current, self._newer_in_redis
+        self._newer_in_redis = 0
+        if newer_in_redis and current is not None:
             self._use(current.rows)  # the next decision shows whether Redis still has a newer version
             return
         try:
@@ -218,25 +219,25 @@ class Loader:
         if (
             current is not None
             and minimum_version is not None
-            and max(current.version, self._behind) >= minimum_version
+            and max(current.version, self._newer_in_redis) >= minimum_version
         ):
             return current
         rows_read = self._query(lambda: rows.read(conf.DATABASE, current.rows if current is not None else None))
         if minimum_version is not None and rows_read.version < minimum_version:
-            self._behind = minimum_version
-            self._log_behind(rows_read.version)
+            self._newer_in_redis = minimum_version
+            self._log_newer(rows_read.version)
         return self._use(rows_read)
 
-    def _log_behind(self, version: int) -> None:
-        if self._behind == self._logged_behind:
+    def _log_newer(self, version: int) -> None:
+        if self._newer_in_redis == self._logged_newer:
             return
-        self._logged_behind = self._behind
+        self._logged_newer = self._newer_in_redis
         logger.error(
             "Redis has version %s of the rules, but the database %r has only version %s. Either the database was"
             " restored to an older state, or another project uses the namespace %r. The rules of the database are in"
             " force, but an edit takes up to a second to take effect. To end this, run `manage.py ratelimits_reload` or"
             " edit a rule",
-            self._behind,
+            self._newer_in_redis,
             conf.DATABASE,
             version,
             conf.NAMESPACE,
@@ -258,7 +259,8 @@ class Loader:
                 rows_read = rows.read(conf.DATABASE, current.rows if current is not None else None)
                 wanted = [shard for shard in shards if rows_read.shards[shard] is None]
                 read_now = keyed.read(conf.DATABASE, wanted)
-                if ConfigVersion.read(conf.DATABASE)[0] == rows_read.version:
+                version_after, _complete = ConfigVersion.read(conf.DATABASE)
+                if version_after == rows_read.version:
                     break
             for shard, keys in read_now.items():
                 rows_read.shards[shard] = keys
@@ -272,9 +274,9 @@ class Loader:
         If Redis has a newer version than the database, decisions do not compare versions. The next refresh ends this.
         """
         with self._lock:
-            behind = rows_read.version < self._behind
-            versioned = not behind and not tests.running
-            self._refresh_at = self._clock() + (_PAUSE if behind else self._interval())
+            redis_is_newer = rows_read.version < self._newer_in_redis
+            versioned = not redis_is_newer and not tests.running
+            self._refresh_at = self._clock() + (_PAUSE if redis_is_newer else self._interval())
             if self._current is None or self._current.rows is not rows_read or self._current.versioned != versioned:
                 self._current = self._snapshot_of(rows_read, versioned=versioned)
             return self._current

@@ -15,8 +15,8 @@ from ratelimits.rules.selection import GLOBAL_KEY, AppliedRule
 
 #: Bits for the kinds of keys that an identity has.
 API_KEY, USER, ADDRESS, ACCOUNT = 1, 2, 4, 8
-#: The kinds of keys that stand for a caller, and their attributes of Identity. The narrowest comes first.
-_NARROWEST = ((API_KEY, "api_key"), (USER, "user"), (ADDRESS, "address"))
+#: The kinds of keys that stand for a caller, and their attributes of Identity.
+_NARROWEST_FIRST = ((API_KEY, "api_key"), (USER, "user"), (ADDRESS, "address"))
 
 
 def covers(row: RuleRow, method: str) -> bool:
@@ -48,11 +48,11 @@ def counted_kind(key_kind: str, present: int) -> str | None:
     if key_kind == GLOBAL_KEY:
         return GLOBAL_KEY
     if key_kind == "key":
-        return next((name for bit, name in _NARROWEST if present & bit), None)
+        return next((name for bit, name in _NARROWEST_FIRST if present & bit), None)
     if key_kind == "account":
         return "account" if present & ACCOUNT else None
     field = "address" if key_kind == "ip" else key_kind
-    return next((name for bit, name in _NARROWEST if name == field and present & bit), None)
+    return next((name for bit, name in _NARROWEST_FIRST if name == field and present & bit), None)
 
 
 def overridden(row: RuleRow, kind: str, overrides: list[OverrideRow]) -> Algorithm:
@@ -76,8 +76,8 @@ def belongs_to_key(kind: str, override: OverrideRow) -> bool:
 def one_bill(applied: list[tuple[int, AppliedRule]]) -> tuple[AppliedRule, ...]:
     """Let at most one rule bill for each kind of key and meter.
 
-    A rule of the key's plan comes first, then a rule of the account's plan, then a default rule. If there are several,
-    the first by name bills.
+    `applied` has the rules by name, each with its rank: 2 for a rule of the key's plan, 1 for a rule of the account's
+    plan, 0 for a default rule. The rule with the highest rank bills. If there are several, the first of them bills.
     """
     billing: dict[tuple[str, str], AppliedRule] = {}
     for _rank, rule in sorted(applied, key=lambda ranked: -ranked[0]):

@@ -128,11 +128,13 @@ def read(using: str, current: Rows | None) -> Rows:
         version, complete = ConfigVersion.read(using)
         if current is not None and current.version == version:
             return current
+        # A process whose version is below `complete` must read all rows.
         if current is None or not complete <= current.version < version:
             rows = _read_all(using, version)
         else:
             rows = _read_changes(using, current, version)
-        if ConfigVersion.read(using)[0] == version:
+        version_after, _complete = ConfigVersion.read(using)
+        if version_after == version:
             break
     return rows
 

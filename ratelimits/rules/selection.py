@@ -65,7 +65,7 @@ class ExplainedRule(NamedTuple):
 
     row        the row of the rule
     rule       the rule as it applies; None if an override has switched it off
-    on_plan    "key" if the rule belongs to the plan of a key, "account" if to the account's plan; "" for a default rule
+    on_plan    "key" for a rule of the key's plan, "account" for a rule of the account's plan, "" for a default rule
     overrides  the overrides in force that change the rule. If several change the same number, the first one counts
     """
 

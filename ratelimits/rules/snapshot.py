@@ -54,14 +54,14 @@ def _forked() -> None:
 
 os.register_at_fork(after_in_child=_forked)
 
-#: Maximum number of Selections that a snapshot keeps. If it is reached, the cache is emptied.
+#: Maximum number of Selections that a snapshot caches. When this number is reached, the cache is emptied.
 MAX_SELECTIONS = 4096
 
 
 class Billing(NamedTuple):
     """An account's billing periods.
 
-    kept        the kept period (see algorithms/billing_periods.py); None if there is none
+    kept        the period that kept its start and end after a change of time zone or anchor; None: no such period
     boundaries  starts of the previous period, the current one and the next two, in µs since 1970 UTC
     """
 
@@ -175,18 +175,18 @@ class Snapshot:
             if key is None:
                 continue
             present |= bit
-            shard = facts[crc32(key.encode()) % KEY_SHARDS]
-            if shard is None:
+            shard_facts = facts[crc32(key.encode()) % KEY_SHARDS]
+            if shard_facts is None:
                 return None
-            fact = shard.get(key)
-            if fact is None:
+            key_facts = shard_facts.get(key)
+            if key_facts is None:
                 continue
             if bit == ACCOUNT:
-                account_plan = fact.account.plan if fact.account is not None else 0
+                account_plan = key_facts.account.plan if key_facts.account is not None else 0
             else:
-                key_plan = key_plan or fact.plan
-            overrides += fact.overrides
-            changed_at = max(changed_at, fact.changed_at)
+                key_plan = key_plan or key_facts.plan
+            overrides += key_facts.overrides
+            changed_at = max(changed_at, key_facts.changed_at)
         return present, key_plan, account_plan, changed_at, overrides
 
     def applicable(self, scope: str, method: str, identity: Identity) -> tuple[AppliedRule, ...]:
@@ -200,14 +200,14 @@ class Snapshot:
         """Return the billing periods of an account, such as "account:7". Without an account: calendar months in UTC."""
         timezone, anchor, kept = "UTC", None, None
         if account is not None:
-            shard = self._facts[crc32(account.encode()) % KEY_SHARDS]
-            if shard is None:
-                return self._with({crc32(account.encode()) % KEY_SHARDS}).billing(account)
-            fact = shard.get(account)
-            if fact is not None:
-                kept = fact.kept
-                if fact.account is not None:
-                    timezone, anchor = fact.account.timezone, fact.account.anchor
+            shard_facts = self._facts[crc32(account.encode()) % KEY_SHARDS]
+            if shard_facts is None:
+                return self._with_shards({crc32(account.encode()) % KEY_SHARDS}).billing(account)
+            key_facts = shard_facts.get(account)
+            if key_facts is not None:
+                kept = key_facts.kept
+                if key_facts.account is not None:
+                    timezone, anchor = key_facts.account.timezone, key_facts.account.anchor
         billing = self._billing.get((timezone, anchor, kept))
         if billing is None:
             billing = self._billing[timezone, anchor, kept] = self._periods(account, timezone, anchor, kept)
@@ -220,7 +220,8 @@ class Snapshot:
         except ValueError as error:
             self.log_once(f"The billing periods of {account} are not valid, so months in UTC are used: {error}")
             billing = Billing("UTC", None, kept, periods_around("UTC", None, kept, now))
-        self._seen(now, billing.boundaries[2])
+        _previous, _current, next_start, _later = billing.boundaries
+        self._seen(now, next_start)
         return billing
 
     def missing(self, identity: Identity) -> frozenset[int]:
@@ -232,9 +233,10 @@ class Snapshot:
     def having(self, *identities: Identity) -> Snapshot:
         """Return this snapshot, or a newer one, with the rows about all keys of the identities."""
         keys = {key for identity in identities for key in identity if key is not None}
-        return self._with({crc32(key.encode()) % KEY_SHARDS for key in keys})
+        return self._with_shards({crc32(key.encode()) % KEY_SHARDS for key in keys})
 
-    def _with(self, shards: Iterable[int]) -> Snapshot:
+    def _with_shards(self, shards: Iterable[int]) -> Snapshot:
+        """Return this snapshot, or a newer one, with the rows about the keys of these shards."""
         missing = frozenset(shard for shard in shards if self.rows.shards[shard] is None)
         if missing:
             newer = self._load(missing)
@@ -278,9 +280,10 @@ class Snapshot:
         properties = self._properties_of(identity)
         if properties is None:
             return self.having(identity).in_any_scope(identity)
+        present, *_others = properties
         found = []
         for rank, row, rule, overrides in self._chosen(properties, lambda row: True):
-            kind = counted_kind(row.key_kind, properties[0]) or GLOBAL_KEY
+            kind = counted_kind(row.key_kind, present) or GLOBAL_KEY
             effective = tuple(item for item in overrides if item.mode or (item.numbers and belongs_to_key(kind, item)))
             if rule is not None or any(item.mode == "off" for item in effective):
                 found.append(ExplainedRule(row, rule, ("", "account", "key")[rank], effective))
