@@ -24,7 +24,7 @@ _FRAMEWORK_PARAMETERS = {"format"}
 class LocalDateTimeField(serializers.DateTimeField):
     """A field for a moment, or for a local date-time without a UTC offset.
 
-    The field adds no time zone to a local date-time, because the time zone may be another parameter.
+    The field adds no time zone to a local date-time, because another parameter may contain the time zone.
     """
 
     def enforce_timezone(self, value: datetime) -> datetime:

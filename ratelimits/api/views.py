@@ -96,7 +96,7 @@ class ReportView(APIView):
 def _parameters(request: Request, serializer_class: type[Query]) -> dict[str, Any]:
     """Return the validated query parameters.
 
-    Raises ValidationError if a parameter has a wrong value, is not known, or is given more than once.
+    Raise ValidationError if a parameter has a wrong value, is not known, or is given more than once.
     """
     params = request.query_params
     repeated = [name for name in params if len(params.getlist(name)) > 1]
@@ -112,7 +112,7 @@ def _parameters(request: Request, serializer_class: type[Query]) -> dict[str, An
 def _identity(request: Request, parameters: dict[str, Any]) -> Identity:
     """Return the identity whose usage the caller wants. An identity without an account stands for all accounts.
 
-    Raises PermissionDenied for a customer who has no account, or who names another account.
+    Raise PermissionDenied for a customer who has no account, or who names another account.
     """
     account: str | None = ledger_name(parameters["account"]) if "account" in parameters else None
     if request.user.is_staff:
@@ -133,7 +133,7 @@ def _identity(request: Request, parameters: dict[str, Any]) -> Identity:
 def _window_query(parameters: dict[str, Any], account: str | None, terms: Terms, now: int) -> WindowQuery:
     """Return the query of the ledger for these parameters. `now` is in µs since 1970 UTC.
 
-    Raises ValidationError if the span of time is empty, too long or out of range.
+    Raise ValidationError if the span of time is empty, too long or out of range.
     """
     window: str = parameters["window"]
     timezone: str = parameters.get("timezone", terms.timezone)
@@ -149,15 +149,15 @@ def _window_query(parameters: dict[str, Any], account: str | None, terms: Terms,
     if moment(end) - moment(start) > max_span(window):
         raise span_error(window)
     try:
-        first_window = windows.edges(window, timezone, terms, start)
-        last_window = windows.edges(window, timezone, terms, end - 1)
+        first_start, _first_end = windows.edges(window, timezone, terms, start)
+        _last_start, last_end = windows.edges(window, timezone, terms, end - 1)
     except ValueError as error:
         raise ValidationError({"from": str(error)}) from error
     key = parameters.get("key")
     return WindowQuery(
         window,
-        first_window[0],
-        last_window[1],
+        first_start,
+        last_end,
         timezone,
         terms,
         account,
@@ -169,7 +169,7 @@ def _window_query(parameters: dict[str, Any], account: str | None, terms: Terms,
 def _instant(name: str, at: datetime, timezone: str) -> int:
     """Return a moment in µs since 1970 UTC. A date-time without a UTC offset is a local time in `timezone`.
 
-    Raises ValidationError, for the parameter `name`, if the year is not supported.
+    Raise ValidationError, for the parameter `name`, if the year is not supported.
     """
     try:
         micros = calendar.instant(at if at.tzinfo is not None else at.replace(tzinfo=calendar.zone(timezone)))

@@ -1,4 +1,4 @@
-"""Sums of ledger lines, for each window of time: 15 minutes, an hour, a day or a billing period.
+"""Read sums of ledger lines for each window of time: 15 minutes, an hour, a day or a billing period.
 
 Hours and days are those of a time zone. The database makes the sums, and only the sums for one page are read.
 """
@@ -160,15 +160,15 @@ def _offsets(query: WindowQuery) -> Iterator[tuple[int, int]]:
 
     at, current = start, offset(start)
     while at < end:
-        step = min(at + DAY, end)
-        if offset(step) != current:
-            low, high = at, step
+        next_at = min(at + DAY, end)
+        if offset(next_at) != current:
+            low, high = at, next_at
             while high - low > BIN_SECONDS:
                 middle = low + (high - low) // (2 * BIN_SECONDS) * BIN_SECONDS
                 low, high = (middle, high) if offset(middle) == current else (low, middle)
             yield high, current
             current = offset(high)
-        at = step
+        at = next_at
     yield end, current
 
 
@@ -178,8 +178,8 @@ def _with_spans(using: str, query: WindowQuery, page: list[dict[str, Any]]) -> I
     for row in page:
         window = row.pop("window")
         end = ends.get((row["account"], window))
-        span = _span(query, window) if end is None else (window * SECOND, end)
-        yield {"start": moment(span[0]), "end": moment(span[1]), **row}
+        span_start, span_end = _span(query, window) if end is None else (window * SECOND, end)
+        yield {"start": moment(span_start), "end": moment(span_end), **row}
 
 
 def _period_ends(using: str, page: list[dict[str, Any]]) -> dict[tuple[str, int], int]:

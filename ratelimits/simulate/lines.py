@@ -49,7 +49,7 @@ class BadLine(ValueError):
 class TraceLine(NamedTuple):
     """One line of a trace.
 
-    at            the moment in seconds, as the line has it
+    at            the moment in seconds, as it is written in the line
     now, timeout  in µs. A timeout of -1 accepts any wait
     rules         the new rules, in a line with the op `set_rule`; None in other lines
     """

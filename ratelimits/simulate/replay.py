@@ -75,7 +75,7 @@ def _decimal(us: int) -> str:
 class LineOutcome(NamedTuple):
     """The result of one line.
 
-    at                              the moment in seconds, as the line has it
+    at                              the moment in seconds, as it is written in the line
     limit                           the number that the binding limit reports
     wait, retry_after, reset_after  in µs. A `retry_after` of None: the request can never be admitted
     """

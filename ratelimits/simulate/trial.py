@@ -83,8 +83,8 @@ class _Load:
     @property
     def slots(self) -> int:
         """Return the number of slots. If possible, each slot of a steady load has the same number of requests."""
-        even_numbers = (slots for slots in range(SLOTS, MIN_SLOTS - 1, -1) if len(self.requests) % slots == 0)
-        return SLOTS if self.kind == "bursts" else next(even_numbers, SLOTS)
+        divisors = (slots for slots in range(SLOTS, MIN_SLOTS - 1, -1) if len(self.requests) % slots == 0)
+        return SLOTS if self.kind == "bursts" else next(divisors, SLOTS)
 
     def lines(self, start: int, timeout: int) -> Iterator[TraceLine]:
         """Yield the lines of the trace in the order of time.
@@ -93,7 +93,7 @@ class _Load:
         """
         events = [(at, 1, cost, str(number)) for number, (at, cost) in enumerate(self.requests)]
         if self.duration:
-            events += [(at + self.duration, 0, cost, lease) for at, _op, cost, lease in events]
+            events += [(at + self.duration, 0, cost, lease) for at, _begins, cost, lease in events]
         for at, begins, cost, lease in sorted(events):
             moment = start + at
             op = Op.TRY if begins else Op.RELEASE
@@ -104,7 +104,7 @@ def try_rule(wire: Wire, algorithm: Algorithm, max_wait: Decimal | None, now: in
     """Return what a rule admits under bursts and under a steady overload.
 
     The loads begin about at the moment `now` (µs since 1970 UTC). All keys that are written to the server are deleted
-    again. Raises Unavailable and redis.exceptions.RedisError if the server does not answer.
+    again. Raise Unavailable and redis.exceptions.RedisError if the server does not answer.
     """
     start, loads = _start(algorithm, now), _loads(algorithm, now)
     timeout = min(micros(max_wait), HORIZON) if max_wait and algorithm.may_wait else 0
@@ -116,17 +116,17 @@ def try_rule(wire: Wire, algorithm: Algorithm, max_wait: Decimal | None, now: in
     for replay, replay_outcomes in groupby(outcomes, key=lambda outcome: outcome[0]):
         load = replays[replay]
         requests = [(line, outcome) for _replay, line, outcome in replay_outcomes if line.op is Op.TRY]
-        slots = [[0, 0, 0] for _ in range(load.slots)]
+        requested, admitted, refused = [0] * load.slots, [0] * load.slots, [0] * load.slots
         for line, outcome in requests:
             slot = (line.now - start) * load.slots // load.length
-            slots[slot][0] += line.cost
+            requested[slot] += line.cost
             if not outcome.allowed:
-                slots[slot][2] += line.cost
+                refused[slot] += line.cost
                 continue
             proceeding_slot = (line.now + outcome.wait - start) * load.slots // load.length
             if proceeding_slot < load.slots:
-                slots[proceeding_slot][1] += line.cost
-        admitted = [(line.cost, outcome.wait) for line, outcome in requests if outcome.allowed]
+                admitted[proceeding_slot] += line.cost
+        all_admitted = [(line.cost, outcome.wait) for line, outcome in requests if outcome.allowed]
         results.append(
             TrialResult(
                 load.kind,
@@ -135,9 +135,9 @@ def try_rule(wire: Wire, algorithm: Algorithm, max_wait: Decimal | None, now: in
                 _seconds(load.interval),
                 _seconds(load.duration),
                 sum(line.cost for line, _outcome in requests),
-                sum(cost for cost, _wait in admitted),
-                _seconds(max((wait for _cost, wait in admitted), default=0)),
-                tuple(Slot(*counts) for counts in slots),
+                sum(cost for cost, _wait in all_admitted),
+                _seconds(max((wait for _cost, wait in all_admitted), default=0)),
+                tuple(map(Slot, requested, admitted, refused)),
             )
         )
     return tuple(results)
@@ -168,10 +168,9 @@ def _loads(algorithm: Algorithm, now: int) -> tuple[_Load, _Load]:
     duration = _CONCURRENT_DURATION if algorithm.leases else 0
     # If the rule lets requests wait, the load lasts longer than the longest wait, as far as `MAX_LINES` allows this.
     time_to_cover = max(span, micros(algorithm.suggested_max_wait or Decimal(0)))
-    length = min(
-        _REFILLS * time_to_cover, MAX_LINES * max(permits // 10, 1) * span // (_OVERLOAD_FACTOR * permits), HORIZON // 4
-    )
-    length = max(length, span, SLOTS)
+    # The longest overload for which MAX_LINES requests are enough, if each request takes a tenth of the permits.
+    longest = MAX_LINES * max(permits // 10, 1) * span // (_OVERLOAD_FACTOR * permits)
+    length = max(min(_REFILLS * time_to_cover, longest, HORIZON // 4), span, SLOTS)
     return _bursts(permits, length, max_cost, duration), _overload(permits, span, length, max_cost, duration)
 
 

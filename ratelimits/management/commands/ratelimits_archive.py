@@ -12,7 +12,7 @@ from ratelimits.usage.retention import archive
 
 
 def _months_ago(months: int) -> str:
-    """Return the month that was `months` months ago, such as "2026-01". Raises ValueError if `months` is below 1."""
+    """Return the month that was `months` months ago, such as "2026-01". Raise ValueError if `months` is below 1."""
     if months < 1:
         raise ValueError("keep at least one month, such as --keep 1")
     number = now().year * 12 + now().month - 1 - months

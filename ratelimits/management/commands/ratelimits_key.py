@@ -161,7 +161,7 @@ def _add_reason_and_author(command: CommandParser) -> None:
 
 
 def _moment(text: str) -> datetime:
-    """Return the moment that a text names. Raises ValueError if the text names no moment: argparse shows this error."""
+    """Return the moment that a text names. Raise ValueError if the text names no moment: argparse shows this error."""
     moment = parse_datetime(text)
     if moment is None and (day := parse_date(text)) is not None:
         moment = datetime(day.year, day.month, day.day)  # noqa: DTZ001  (the time zone is added below)

@@ -101,9 +101,9 @@ class Command(BaseCommand):
 
     def _preview(self, receiver: Receiver, now: datetime) -> None:
         count = 0
-        for row, event in preview(receiver, now):
-            count += event
-            if event:
+        for row, would_be_sent in preview(receiver, now):
+            count += would_be_sent
+            if would_be_sent:
                 self.stdout.write(row.event)
             else:
                 self.stderr.write(f"not sent: {row.line_id} ({row.report}): {row.note or row.get_state_display()}")

@@ -88,14 +88,14 @@ class Command(BaseCommand):
         self.stderr.write(completeness(conf.DATABASE))
 
     def _print(self, form: Format, chunks: Iterator[bytes]) -> None:
-        raw = getattr(self.stdout, "buffer", None)
-        if form.module == "xlsxwriter" and (raw is None or self.stdout.isatty()):
+        byte_stream = getattr(self.stdout, "buffer", None)
+        if form.module == "xlsxwriter" and (byte_stream is None or self.stdout.isatty()):
             raise CommandError("A workbook cannot be shown in a terminal: name a file with --output.")
         for chunk in chunks:
-            if raw is None:
+            if byte_stream is None:
                 self.stdout.write(chunk.decode(), ending="")
             else:
-                raw.write(chunk)
+                byte_stream.write(chunk)
         self.stdout.flush()
 
 

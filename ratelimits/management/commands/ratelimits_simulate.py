@@ -191,7 +191,7 @@ def _parse_replay(text: bytes, prefix: str) -> _Replay:
 
 
 def _opened(name: str) -> BinaryIO:
-    """Open a file, or standard input for "-", to read bytes. Raises CommandError if the file cannot be opened."""
+    """Open a file, or standard input for "-", to read bytes. Raise CommandError if the file cannot be opened."""
     if name == "-":
         return open(sys.stdin.fileno(), "rb", closefd=False)
     try:
