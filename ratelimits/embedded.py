@@ -33,7 +33,7 @@ def free_port() -> int:
 
 
 def die_with_parent() -> None:
-    """Let this child process get SIGTERM when its parent ends, if the system supports this. For `preexec_fn`."""
+    """Let this child process get SIGTERM when its parent ends, if the system supports this. Use it as `preexec_fn`."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

@@ -96,7 +96,7 @@ class Verification:
         checked = self.checked
         if self._account is None:
             yield "the ledger", verify_ledger(using, checked=checked)
-            yield "the watermarks", verify_watermarks(using, checked=checked, unasked=self._redis_errors)
+            yield "the watermarks", verify_watermarks(using, checked=checked, redis_errors=self._redis_errors)
             yield "early closings", verify_early(using, *sources)
             yield "the totals", verify_totals(using, *sources, checked=checked)
             yield "adjustments and gaps", verify_printed(using, checked=checked)

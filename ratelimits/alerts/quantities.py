@@ -108,8 +108,10 @@ class MonthlyLimits:
 
 
 def _identity_of_key(account: str, key: str) -> Identity:
-    owner = f"account:{account}"
-    return Identity(user=key, account=owner) if key.startswith("user:") else Identity(api_key=key, account=owner)
+    account_key = f"account:{account}"
+    if key.startswith("user:"):
+        return Identity(user=key, account=account_key)
+    return Identity(api_key=key, account=account_key)
 
 
 def _limits_month_of(algorithm: Algorithm, period: Period) -> bool:

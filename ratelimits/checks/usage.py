@@ -1,4 +1,4 @@
-"""System checks of what usage needs to reach the ledger: the right settings of the Redis server, and a worker."""
+"""System checks of the Redis server and the worker. With wrong settings, usage does not reach the ledger."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _check_shards() -> Iterator[checks.CheckMessage]:
 
 
 def _shards_in_redis() -> int:
-    """Return how many shards with a number of SHARDS or above have batches in Redis. The ledger has their numbers."""
+    """Return how many shards with a number of SHARDS or above have batches in Redis. `ShardState` names them."""
     server = current_server()
     shards = ShardState.objects.using(conf.DATABASE).filter(shard__gte=conf.SHARDS).values_list("shard", flat=True)
     keys, wire = server.keyspace, server.wire

@@ -1,11 +1,11 @@
 """Billing periods that keep their start and end when the account changes.
 
 The *terms* of an account are its time zone and its billing anchor. They determine when its billing periods start and
-end. When the terms change, the account's latest period with usage keeps its start and end. It is called a *kept
-period*. The next period, under the new terms, starts at the end of the kept period. So billing periods never overlap.
+end. When the terms change, the account's latest period with usage keeps its start and end. This period is called the
+*kept period*. The next period, under the new terms, starts at the end of the kept period. So billing periods never
+overlap.
 
-A period is also kept when the account is renamed or deleted, and when an account is added whose identifier already has
-usage.
+A period is also kept when the account is renamed or deleted, and when a new account has an identifier with usage.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def period_ends(using: str, last_uses: Mapping[tuple[str, int], int]) -> dict[tu
     """Return the end of each billing period of `last_uses`, by account and start. Moments are in s since 1970 UTC.
 
     `last_uses` gives the moment of the last use in each period. A period may have started under terms that the account
-    no longer has. So search the present and the former terms for terms under which a period has this start and ends
-    after its last use. If there are none, take the end of the period in which the last use is under the present terms.
+    no longer has. So try the present terms, then the former terms: with the right terms, a period has this start and
+    ends after its last use. If no terms are right, take the end of the last use's period by the present terms.
     """
     periods = sorted((name, start) for name, start in last_uses if start)
     names = sorted({name for name, _start in periods})

@@ -40,7 +40,7 @@ def moment(microseconds: int) -> datetime:
 
 
 def when(microseconds: int) -> str:
-    """Return a moment as a text, also if somebody tampered with it and it is outside of the calendar."""
+    """Return a moment (µs since 1970 UTC) as a text. Also accept a number that is outside of the calendar."""
     try:
         return f"{moment(microseconds):%Y-%m-%d %H:%M:%S} UTC"
     except OverflowError:
@@ -155,7 +155,7 @@ class Batch(models.Model):
         return [parts[start : start + 32].hex() for start in range(0, len(parts), 32)] or [self.content]
 
     def line_ids(self) -> tuple[int, int]:
-        """Return the range of primary keys that the lines of this batch have. It does not include its second number."""
+        """Return the first primary key that a line of this batch can have, and the key after the last."""
         assert self.pk is not None
         return self.pk * LINES_PER_BATCH, (self.pk + 1) * LINES_PER_BATCH
 
@@ -184,10 +184,11 @@ class TimeIndex(models.Index):
 
 
 class Line(models.Model):
-    """The usage of one key, meter and rule version in 15 minutes (a bin), as far as one batch contains it."""
+    """The usage of one key, meter and rule version in 15 minutes (a bin), from one batch."""
 
     id = models.BigIntegerField(primary_key=True)
-    # Needs no constraint and no index: a line is written in one transaction with its batch, and read by primary key.
+    # This column needs no constraint and no index, because a line is written in one transaction with its batch, and is
+    # read by its primary key.
     batch = models.ForeignKey(Batch, models.DO_NOTHING, db_constraint=False, db_index=False, verbose_name=_("batch"))
     account = models.CharField(_("account"), max_length=255, blank=True, help_text=_("Empty for anonymous usage."))
     key = models.CharField(_("key"), max_length=255)
@@ -243,7 +244,7 @@ class GapKind(models.TextChoices):
 class DurabilityGap(models.Model):
     """A declaration that usage of a shard may be missing from the ledger, between two moments."""
 
-    #: Text that identifies the event. The same event always gives the same text, so it is declared only once.
+    #: Text that identifies the event which caused the gap. Each event has one text, so no gap is declared twice.
     event = models.CharField(_("event"), max_length=300, unique=True)
     kind = models.CharField(_("kind"), max_length=16, choices=GapKind.choices)
     shard = models.PositiveIntegerField(_("shard"), null=True, blank=True, help_text=_("Empty for all shards."))
@@ -312,9 +313,9 @@ class ProcessTotal(models.Model):
 
 
 class ChainMark(models.Model):
-    """A position in a shard's chain of batches at which a report ends.
+    """A position in a shard's chain of batches. A report contains the usage of batches up to this position.
 
-    Compaction does not join a batch up to this position with a batch after it.
+    Compaction does not join a batch up to this position with a batch after this position.
     """
 
     shard = models.PositiveIntegerField(_("shard"))

@@ -1,4 +1,4 @@
-"""The version of the configuration: the number of the newest edit. By it, processes notice that their rules are old.
+"""The version of the configuration: the number of the newest edit. Processes compare it with that of their rules.
 
 Every write to a versioned row, also a bulk write, has these steps in one transaction:
 
@@ -50,7 +50,8 @@ class ConfigVersion(models.Model):
     """The version of the configuration, in the only row of this table; 0 or no row before the first edit."""
 
     version = models.BigIntegerField(_("version"), default=0)
-    #: A process with an older version than this reads all rows again, because tombstones do not show all changes.
+    #: If the rules of a process are older than this version, tombstones do not show all changes. So the process reads
+    #: all rows again.
     complete = models.BigIntegerField(_("complete from version"), default=0)
 
     class Meta:
@@ -97,7 +98,7 @@ class Change(ConfigVersion):
 class Tombstone(models.Model):
     """A mark that a row was deleted or got another subject. It has the former subject: key, rule name, plan.
 
-    From it, processes learn for which key, rule or plan they must read the rules again.
+    Processes read tombstones to learn for which key, rule or plan they must read the rules again.
     """
 
     kind = models.CharField(_("kind"), max_length=20)
@@ -171,8 +172,8 @@ def _raise_above(using: str, in_force: int) -> None:
 
 def publish_on_commit(using: str) -> None:
     """Publish the version once the transaction is committed."""
-    pending = (hook[1] for hook in reversed(connections[using].run_on_commit))
-    publisher = next((hook for hook in pending if isinstance(hook, _Publisher)), None) or _Publisher(using)
+    callbacks = (callback for _savepoints, callback, *_rest in reversed(connections[using].run_on_commit))
+    publisher = next((item for item in callbacks if isinstance(item, _Publisher)), None) or _Publisher(using)
     # Register the callback at every edit: a rollback to a savepoint removes the callbacks that were registered later.
     transaction.on_commit(publisher, using=using)
 

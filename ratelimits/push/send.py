@@ -118,7 +118,7 @@ def give_up(receiver: Receiver, now: datetime) -> Counter[str]:
             changed[State.UNSURE] += rows.exclude(unsure_since=None).update(state=State.UNSURE, note=note)
             note = f"{too_old}: bill the line in another way"
             changed[State.EXPIRED] += rows.update(state=State.EXPIRED, note=note)
-    return +changed
+    return +changed  # `+` leaves out states with 0 deliveries.
 
 
 def _claim(receiver: Receiver, now: datetime) -> Claimed | None:
@@ -202,7 +202,7 @@ def _record(receiver: Receiver, claimed: Claimed, outcome: PushOutcome, now: dat
         together = None if names_events else max(len(claimed.rows) // 2, 1)
         _release(claimed_rows, claimed.never_sent, now, outcome.reason, together)
         crash.reached("push:outcome-written")
-    return +changed
+    return +changed  # `+` leaves out states with 0 deliveries.
 
 
 def _by_note(notes: Mapping[str, str]) -> list[tuple[str, list[str]]]:

@@ -48,8 +48,8 @@ def verify_pushed(using: str, checked: Counter[str]) -> Iterator[str]:
     planned = PushedReport.objects.using(using).order_by("report_id", "receiver_id").select_related("report")
     for _report, group in groupby(planned.iterator(_CHUNK), key=lambda pushed: pushed.report_id):
         yield from _verify_report(using, list(group), checked)
-    its_plan = PushedReport.objects.filter(receiver=OuterRef("receiver"), report=OuterRef("report"))
-    for delivery in PushDelivery.objects.using(using).filter(~Exists(its_plan)).order_by("pk").iterator(_CHUNK):
+    planned_report = PushedReport.objects.filter(receiver=OuterRef("receiver"), report=OuterRef("report"))
+    for delivery in PushDelivery.objects.using(using).filter(~Exists(planned_report)).order_by("pk").iterator(_CHUNK):
         yield f"delivery {delivery} belongs to a report that was not planned for {delivery.receiver_id}"
     yield from _verify_states(using)
 

@@ -173,7 +173,7 @@ class MeterAmount:
 
 
 def meter_amounts(report: Report) -> Iterator[MeterAmount]:
-    """Yield the amount of each priced meter of a version. Read it with `readable`."""
+    """Yield the amount of each priced meter of a version. Call it within `readable`: stored values may be malformed."""
     for period, record in report.prices.get("periods", {}).items():
         quantities = report.amounts["periods"][period]["quantities"]
         for meter, price in prices_of(record).items():

@@ -189,12 +189,12 @@ def _with_line_id(line: ReportLine, *subject: str) -> ReportLine:
     return line
 
 
-def _plain_line(report: Report, number: int, name: str, key: str, meter: str) -> ReportLine:
+def _plain_line(report: Report, number: int, identity: str, key: str, meter: str) -> ReportLine:
     """Return a line of zeros for the whole period."""
     return ReportLine(
         report=report,
         number=number,
-        line_id=name,
+        line_id=identity,
         key=key,
         meter=meter,
         unit=unit_of(meter),
@@ -219,8 +219,8 @@ def unused_line(report: Report) -> ReportLine:
 
 def adjustment_line(report: Report, adjustment: Adjustment, allowance: Allowance) -> ReportLine:
     """Return the line of an adjustment."""
-    name = line_id(report_id(report.account, report.period_start), ADJUSTMENT, str(adjustment.reference))
-    line = _plain_line(report, 0, name, adjustment.key, adjustment.meter)
+    identity = line_id(report_id(report.account, report.period_start), ADJUSTMENT, str(adjustment.reference))
+    line = _plain_line(report, 0, identity, adjustment.key, adjustment.meter)
     line.charge_category = ADJUSTMENT
     line.charge_class = CORRECTION if report.version > 1 else ""
     line.corrects_line_id = adjustment.corrects_line_id

@@ -52,7 +52,7 @@ class Column:
     listed: bool = False
     #: The JSON Schema of the values; empty if all columns of this kind have the same schema.
     schema: Mapping[str, Any] = field(default_factory=dict)
-    #: The entries of that schema that are different in exports with amounts (the second schema).
+    #: The entries that replace entries of the schema in exports with amounts.
     priced_schema: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
 

@@ -91,5 +91,7 @@ def _compared(ledger: Mapping[str, int], totals: Mapping[tuple[str, str], tuple[
 def text(compared: Iterable[Comparison]) -> str:
     """Return the text that a report prints if the ledger has fewer requests than processes counted; otherwise ""."""
     return "; ".join(
-        f"witness {each.meter} processes={each.granted} ledger={each.ledger}" for each in compared if not each.holds
+        f"witness {comparison.meter} processes={comparison.granted} ledger={comparison.ledger}"
+        for comparison in compared
+        if not comparison.holds
     )

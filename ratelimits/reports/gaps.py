@@ -34,7 +34,7 @@ class Gaps:
     def between(
         cls, using: str, start: int, end: int, *, shards: Collection[int] | None = None, accounts: Collection[str] = ()
     ) -> Gaps:
-        """Read the gaps that overlap the time from `start` up to but not including `end` (µs since 1970 UTC).
+        """Read the gaps that overlap the time from `start` to before `end` (µs since 1970 UTC).
 
         With `shards`, read only the gaps of these accounts in these shards.
         """

@@ -1,8 +1,8 @@
 """Find the limit of a report line: the number of its rule, or of the override that was in force.
 
-A line names the account of its requests, and only one of their keys: the narrowest. But the requests may have had an
-override for another of their keys, for example for the user of an API key. If this is possible, or if the limit changed
-during the time of the line, the limit is empty.
+A line names the account of its requests, and only one of their keys: the API key; without an API key the user; without
+a user the address. But the requests may have had an override for another of their keys, for example for the user of an
+API key. If this is possible, or if the limit changed during the time of the line, the limit is empty.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Limits:
         return bool(history.using(self._using).exists())
 
     def _limit(self, group: Mapping[str, Any], overrides: _Overrides) -> str:
-        text, version = self._rules.of(group["rule"], group["version"]), group["version"]
-        rule = text.row
+        version = group["version"]
+        rule = self._rules.of(group["rule"], version).row
         if rule is None:
             return ""
         kind = group["key"].partition(":")[0]

@@ -12,7 +12,7 @@ from ratelimits.reports.rows import COLUMNS, Row, report_id
 
 
 class BrokenChainError(ValueError):
-    """Raised if the ledger has no batch at the position where a report ends; the message names the position."""
+    """Raised if the ledger has no batch at the last position of a report's usage; the message names the position."""
 
 
 def chain_head(chain: Mapping[str, int], *sources: str) -> str:

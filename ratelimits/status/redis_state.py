@@ -122,7 +122,8 @@ def _ask(client: redis.Redis, keyspace: Keyspace, shards: Sequence[int], message
 
 
 def _state(info: dict[str, Any], replies: list[Any]) -> ServerState:
-    heads = replies[::3]
+    # The replies to the three commands of each shard, in the order in which `_ask` sends them.
+    heads, open_batches, sealed_batches = replies[::3], replies[1::3], replies[2::3]
     return ServerState(
         memory=int(info.get("used_memory", 0)),
         max_memory=int(info.get("maxmemory", 0)),
@@ -130,6 +131,6 @@ def _state(info: dict[str, Any], replies: list[Any]) -> ServerState:
         aof=bool(info.get("aof_enabled")),
         aof_written=info.get("aof_last_write_status", "ok") == "ok",
         version=max((int(head.split()[0]) for head in heads if head), default=0),
-        open=sum(replies[1::3]),
-        sealed=sum(replies[2::3]),
+        open=sum(open_batches),
+        sealed=sum(sealed_batches),
     )

@@ -1,6 +1,7 @@
 """The requests of the last 24 hours that rules in shadow mode would have refused, by rule, hour and key.
 
-They come from totals of short spans. So the number of queries is fixed, and the time does not grow with the ledger.
+Their numbers are read from totals of short spans. So the number of queries is fixed, and a larger ledger does not make
+this slower.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def hours_until(now: float) -> range:
 def shadow_refusals(now: float, only: Rule | None = None) -> list[ShadowRule]:
     """Return the rules in shadow mode, and other rules that had shadow refusals; those with most refusals first.
 
-    A rule that is enforced has them from the time before, or from overrides with the mode "shadow". With `only`, return
-    this rule alone. There are at most MAX_RULES rules. `now` is in seconds since 1970 UTC.
+    An enforced rule has shadow refusals if it was in shadow mode less than 24 hours ago, or if an override has the mode
+    "shadow". With `only`, return this rule alone. There are at most MAX_RULES rules. `now` is s since 1970 UTC.
     """
     using, hours = conf.DATABASE, hours_until(now)
     totals = RuleTotal.objects.using(using).filter(span=QUARTER, start__gte=hours[0], shadow_requests__gt=0)
@@ -81,7 +82,7 @@ def shadow_refusals(now: float, only: Rule | None = None) -> list[ShadowRule]:
         ShadowRule(
             rule,
             tuple(by_hour[rule.pk][start] for start in hours),
-            tuple(ShadowedKey(*who, requests) for who, requests in _most(by_key[rule.pk])),
+            tuple(ShadowedKey(account, key, requests) for (account, key), requests in _most(by_key[rule.pk])),
             len(by_key[rule.pk]),
         )
         for rule in rules

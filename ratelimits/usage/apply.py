@@ -53,7 +53,8 @@ def apply(
 ) -> BatchOutcome:
     """Write a fenced batch to the ledger and commit. Do nothing if the batch was applied before.
 
-    A run is one life of a server, until it restarts. `live_runs` are the runs of the servers that answer now.
+    A run is the time from a start of a server until its restart. `live_runs` are the runs of the servers that answer
+    now.
     """
     with transaction.atomic(using=using, durable=True):
         state = ShardState.lock(using, packet.shard, wait=wait)

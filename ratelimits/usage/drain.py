@@ -56,8 +56,9 @@ class Drained:
     fsync: str = ""
     #: The error for each shard that the server refused.
     refused: dict[int, ResponseError] = field(default_factory=dict)
-    #: The runs (lives) of the servers that answered after the batches were listed. If a shard's earlier run is among
-    #: them, the server of that run did not restart. The shard was moved to another node, and lost nothing.
+    #: The runs of the servers that answered after the batches were listed. (A run is the time from a start of a server
+    #: until its restart.) If a shard's earlier run is among them, the server of that run did not restart. The shard was
+    #: moved to another node, and lost nothing.
     live_runs: set[str] = field(default_factory=set)
 
     @property
@@ -96,7 +97,7 @@ def drain(now: int | None = None) -> Drained:
 def _live_runs(server: Server, listing_run: str, states: Iterable[ShardState]) -> set[str]:
     """Return the runs of the servers that answer now.
 
-    `listing_run` is the run of the server that listed the batches. If all shards had this run before, return only it.
+    `listing_run` is the run of the server that listed the batches. If all shards had it before, return only this run.
     """
     runs = {listing_run}
     if any(state.run != listing_run for state in states):

@@ -47,9 +47,10 @@ class NotFencedError(RuntimeError):
 def fence(server: Server, run: str, max_wait: float = MAX_WAIT, shard: int = 0) -> str:
     """Wait until all earlier writes to the server of a shard are on its disk. Return the server's fsync policy.
 
-    If RATELIMITS["FENCE"] is "none", do not wait, and return "none". `run` identifies the life of the server (until it
-    restarts) in which the batches were read. The call writes the key `server.keyspace.fence(shard)`. Raise
-    NotFencedError if the server could still lose writes, and redis.exceptions.RedisError if it does not answer.
+    If RATELIMITS["FENCE"] is "none", do not wait, and return "none". `run` names the run in which the batches were read
+    (a run is the time from a start of the server until its restart). The call writes the key
+    `server.keyspace.fence(shard)`. Raise NotFencedError if the server could still lose writes. Raise
+    redis.exceptions.RedisError if the server does not answer.
     """
     client = server.wire.client_of(server.keyspace, shard)
     if conf.FENCE == "none":

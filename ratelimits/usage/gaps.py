@@ -1,7 +1,7 @@
 """Declaring gaps: spans of time in which usage may be missing. An event that is noticed many times gives only one row.
 
-Words in this module: a run is one life of a server, until it restarts. An incarnation is a numbering of a shard's
-batches. After the server was restarted or has lost the shard's data, a new incarnation starts at 1.
+Words in this module: a run is the time from a start of a server until its restart. An incarnation is a numbering of a
+shard's batches. After the server was restarted or has lost the shard's data, a new incarnation starts at 1.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def note_changes(using: str, pks: Iterable[int]) -> None:
 
 
 def extend(using: str, kind: GapKind, event: str, until: int) -> None:
-    """Extend a declared event until a later moment (µs since 1970 UTC)."""
+    """Extend the gap that was declared for an event until a later moment (µs since 1970 UTC)."""
     change(
         using, DurabilityGap.objects.using(using).filter(event=f"{kind}:{event}"[:300], until__lt=until), until=until
     )

@@ -52,7 +52,7 @@ class Packet:
     """A complete and checked sealed batch. Moments are in µs since 1970 UTC."""
 
     shard: int
-    #: The numbering of the shard's batches to which this batch belongs.
+    #: The name of the series of batch numbers to which `seq` belongs. A new run begins a new series.
     incarnation: str
     #: The number of the batch in its incarnation.
     seq: int
@@ -62,7 +62,7 @@ class Packet:
     cum: int
     opened_at: int
     sealed_at: int
-    #: The run (the life of the server, until it restarts) in which the batch was opened.
+    #: The run (the time from a start of the server until its restart) in which the batch was opened.
     run: str
     #: The run in which the batch was sealed.
     sealed_run: str

@@ -20,7 +20,7 @@ class Pending:
     """The waiting batches of one shard, and the state of the shard's server. Moments are in µs since 1970 UTC."""
 
     shard: int
-    #: The server's run: its life until it restarts.
+    #: The server's run: the time from its last start until its next restart.
     run: str
     #: The moment at which the run started.
     up_since: int

@@ -26,7 +26,7 @@ class SealResult:
     shard: int
     #: The server's time (µs since 1970 UTC).
     at: int
-    #: The server's run: its life until it restarts.
+    #: The server's run: the time from its last start until its next restart.
     run: str
     #: The name of the batch that was sealed; "" if no batch was open.
     batch: str

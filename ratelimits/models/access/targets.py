@@ -77,8 +77,8 @@ def _network_target(name: str) -> str:
             code="target",
             params={"name": name, "network": network},
         )
-    single = isinstance(network, IPv4Network) and network.prefixlen == 32
-    return f"ip:{network.network_address if single else network}"
+    is_one_address = isinstance(network, IPv4Network) and network.prefixlen == 32
+    return f"ip:{network.network_address if is_one_address else network}"
 
 
 def _address(name: str) -> str:

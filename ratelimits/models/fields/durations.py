@@ -32,7 +32,7 @@ def seconds(text: str) -> Decimal:
 
 
 def mistyped(error: Mistyped) -> ValidationError:
-    """Return a form's error with the message of a parser's error, in the reader's language."""
+    """Return the error of a parser as a ValidationError, with its message in the reader's language."""
     return ValidationError(_(error.template), code="invalid", params=error.values)
 
 

@@ -70,7 +70,7 @@ def unrecorded(model: type[Versioned], using: str) -> Unrecorded:
 def with_newest_record(model: type[Versioned], using: str) -> Any:
     """Return the rows of a model with the columns `version` and `since` of their newest record.
 
-    The results have these as `recorded` and `recorded_since`.
+    In the results, these columns have the names `recorded` and `recorded_since`.
     """
     records: models.QuerySet[Any] = model.history.using(using)  # type: ignore[attr-defined]
     newest = records.filter(id=OuterRef("pk")).order_by("-version", "-history_id")

@@ -62,7 +62,7 @@ def too_many(rules: QuerySet[Rule], edited: Rule | None = None) -> Crowd | None:
 
 
 def _requests(rows: list[_Row], edited_row: _Row | None) -> Iterator[tuple[str, str]]:
-    """Yield (scope, method) pairs that stand for all requests. The method "" stands for all methods without a rule."""
+    """Yield (scope, method) pairs that stand for all requests. The method "" stands for methods that no rule names."""
     scopes = {row.scope for row in rows} | {"*"}
     if edited_row is not None and edited_row.scope != "*":
         scopes = {edited_row.scope}

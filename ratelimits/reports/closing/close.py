@@ -189,7 +189,7 @@ def locked_with(using: str, shards: Mapping[str, list[int]]) -> list[int]:
 
 
 def mark(using: str, reports: list[Report]) -> None:
-    """Write into each total up to which position reports contain its usage. Mark the positions where reports end.
+    """Write into each total the position up to which reports contain its usage. Also mark these positions.
 
     Compaction does not join a batch before a mark with a batch after the mark.
     """
@@ -207,7 +207,7 @@ def mark(using: str, reports: list[Report]) -> None:
 
 
 def mark_ends(using: str, chains: Iterable[Mapping[str, int]]) -> None:
-    """Mark the positions at which reports end."""
+    """Mark the positions up to which reports contain usage."""
     ends = {(int(shard), position) for chain in chains for shard, position in chain.items()}
     marks = [ChainMark(shard=shard, position=position) for shard, position in sorted(ends)]
     ChainMark.objects.using(using).bulk_create(marks, batch_size=1000, ignore_conflicts=True)

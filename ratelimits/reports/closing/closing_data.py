@@ -93,7 +93,7 @@ class ClosingData:
     def _comparisons(self, account: str, start: int, end: int) -> list[cross_check.Comparison]:
         compared = self._compared[start, end]
         if account not in compared:
-            # Compare all accounts with usage in this period at once, because they will be asked for too.
+            # Compare all accounts with usage in this period at once, because the caller asks for them next.
             names = {
                 account,
                 *(row.account for rows in self._usage.values() for row in rows if row.period * SECOND == start),

@@ -102,5 +102,8 @@ def says_more(before: str, now: str) -> bool:
 
 
 def _declared(text: str) -> set[str]:
-    """Return the declared gaps in a report's text. Leave out the results of the cross-check: they change often."""
+    """Return the declared gaps in a report's text.
+
+    Leave out the parts that `cross_check.text` wrote, since they change often. These parts begin with "witness".
+    """
     return {gap for gap in text.split("; ") if gap and not gap.startswith("witness ")}

@@ -52,7 +52,7 @@ class OpenPeriod:
     complete: bool = False
 
 
-#: The reason why a period is open whose report nothing prevents.
+#: The reason why a period is open although its report could be written now.
 _COMPLETE = gettext_lazy("its usage is complete: the next ratelimits_finalise closes it")
 
 
@@ -64,13 +64,12 @@ def open_periods(now: int | None = None, *, account: str | None = None, running:
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
-    own: dict[str, Any] = {} if account is None else {"account": account}
-    usage = PeriodUsage.objects.using(using).filter(covered=None, **own)
+    filters: dict[str, Any] = {} if account is None else {"account": account}
+    usage = PeriodUsage.objects.using(using).filter(covered=None, **filters)
     if not running:
         usage = usage.filter(ended(now) | Q(period__lte=(now - SHORTEST) // SECOND))
-    rows = (usage, unreported(using, **own))
-    accounts = (found.order_by().values_list("account", flat=True).distinct() for found in rows)
-    names = sorted({name for found in accounts for name in found})
+    tables = (usage, unreported(using, **filters))
+    names = sorted({name for rows in tables for name in rows.order_by().values_list("account", flat=True).distinct()})
     # Nothing is locked here, so accounts of different shards are read together.
     for first in range(0, len(names), MAX_TOGETHER):
         chunk = names[first : first + MAX_TOGETHER]

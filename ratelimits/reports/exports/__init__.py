@@ -38,7 +38,7 @@ class Format:
     accepted: Callable[[Iterable[Row], int], Iterator[Row]] | None = None
     #: Whether people may download files of this format. Only the management command writes events for billing systems.
     downloaded: bool = True
-    #: Whether the format has amounts (the second schema). Then it takes charges instead of rows.
+    #: Whether the format has amounts. Then its `stream` takes charges instead of rows.
     priced: bool = False
 
     def stream(self, rows: Iterable[Any], version: int = VERSION) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Write charges as CSV and JSON by the second schema. It adds the account's name and amounts to the first schema."""
+"""Write charges as CSV and JSON: the columns of rows, and also the account's name, the currency and amounts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ratelimits.reports.exports.schema import priced_schema, schema_id
 from ratelimits.reports.rows import COLUMNS as ROW_COLUMNS
 from ratelimits.reports.rows import MOMENTS, QUANTITIES, VERSION, Charge, names
 
-#: The columns that the second schema adds after the columns of the first schema.
+#: The columns that files with amounts have after the columns of rows.
 MONEY = ("account_name", "currency", "unit_price", "amount", "report_total")
 COLUMNS = (*ROW_COLUMNS, *MONEY)
 #: Columns that never contain a formula, because their values are not texts.

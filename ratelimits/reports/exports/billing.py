@@ -2,7 +2,7 @@
 
 An event cannot be undone after it was sent, so provisional lines are left out. Each event names a customer: this is the
 account's name in the billing system. The function in the setting `BILLING_CUSTOMER` returns the customer. If it returns
-none, the account is billed in another way, and its lines are left out.
+no customer, the account is billed in another way, and its lines are left out.
 
 The fields of the events are defined at https://docs.stripe.com/api/billing/meter-event/create and
 https://getlago.com/docs/api-reference/events/batch.
@@ -22,7 +22,7 @@ from ratelimits.reports.rows import FINAL, VERSION, Row
 
 #: Maximum age (µs) of an event that Stripe accepts.
 STRIPE_OLDEST = 35 * 86_400 * SECOND
-#: Stripe accepts an event at most this time (µs) before its moment.
+#: Maximum time (µs) by which the moment of an event that Stripe accepts may be in the future.
 STRIPE_NEWEST = 5 * 60 * SECOND
 #: Maximum number of events in one request to Lago.
 LAGO_BATCH = 100
@@ -68,7 +68,7 @@ def accepted_by_stripe(rows: Iterable[Row], now: int) -> Iterator[Row]:
 
 
 def lago(rows: Iterable[Row], _version: int = VERSION) -> Iterator[bytes]:
-    """Yield batches of events, one batch on each line of text, in chunks. Lago accepts at most LAGO_BATCH events."""
+    """Yield batches of events, one batch of at most LAGO_BATCH events on each line of text, in chunks."""
     return encoded(_batches(rows))
 
 

@@ -1,4 +1,4 @@
-"""Write report rows as one JSON document. `schema` describes the document.
+"""Write report rows as one JSON document. The function `schema` returns the JSON Schema of the document.
 
 Quantities are written as strings, because many readers would round large numbers. Counts and versions are numbers.
 """

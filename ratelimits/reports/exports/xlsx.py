@@ -41,7 +41,7 @@ _CREATED = datetime(1980, 1, 1)  # noqa: DTZ001
 
 _CELL = {"valign": "top", "indent": 1}
 _HEADER = _CELL | {"bold": True, "bottom": 1, "bg_color": "#E8EEF4"}
-#: The columns with amounts. Only the second schema has them.
+#: The columns with amounts. Only files with amounts have them.
 _MONEY = [Column(ColumnKind.DECIMAL, "", name=name) for name in ("unit_price", "amount", "report_total")]
 #: All columns by name.
 _COLUMNS_BY_NAME = {
@@ -57,7 +57,7 @@ _ON_EVERY_PAGE = COLUMNS.index("key")
 _SUBJECT = ("account", "status", "meter", "unit")
 #: Columns of which the totals are the sums.
 _SUMMED = ("consumed_quantity", "included_quantity", "overage_quantity", "refunded_quantity")
-#: Columns by which the totals of the second schema are grouped.
+#: Columns by which totals are grouped in files with amounts.
 _SUBJECT_WITH_AMOUNTS = ("account", "account_name", "status", "meter", "currency")
 #: Characters that XML cannot contain.
 _NOT_IN_XML = re.compile("[\ud800-\udfff\ufffe\uffff]")

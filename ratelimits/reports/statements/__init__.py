@@ -162,7 +162,7 @@ def _provisional(
     shared: dict[tuple[frozenset[str], int], Allowance] = {}
     groups = heapq.merge(Limits(using, rules).of(grouped(condition, using)), without_usage, key=_account_and_period)
     open_groups = _open_groups(using, groups)
-    for _key, pairs in groupby(open_groups, key=lambda pair: (pair[1].period, pair[0]["account"])):
+    for _key, pairs in groupby(open_groups, key=_open_period_and_account):
         first_group, open_period = next(pairs)
         if starts_in(month, open_period.period.start, open_period.period.timezone):
             report = draft(first_group, open_period.period, open_period.included, gaps, version)
@@ -215,6 +215,11 @@ def _open_groups(using: str, groups: Iterator[Group]) -> Iterator[tuple[Group, _
 
 def _group_without_usage(account: str, period: int) -> Group:
     return {"account": account, "period": period, "first_shard": home_shard(account)}
+
+
+def _open_period_and_account(group_and_period: tuple[Group, _OpenPeriod]) -> tuple[Period, str]:
+    group, open_period = group_and_period
+    return open_period.period, group["account"]
 
 
 def _account_and_period(group: Group) -> tuple[str, int]:

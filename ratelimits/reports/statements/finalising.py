@@ -63,7 +63,8 @@ class Outcome:
         """Return the chosen periods that have no report, and can have none now."""
         known = {preview.subject for preview in (*self.written, *self.changed)}
         subjects = ((account, start) for account, starts in chosen.items() for start in starts)
-        return sorted(one for one in subjects if one not in known and one[0] not in self.failed)
+        without_report = (subject for subject in subjects if subject not in known)
+        return sorted((account, start) for account, start in without_report if account not in self.failed)
 
 
 class _ChangedError(Exception):
@@ -103,14 +104,14 @@ def _finalise(
     def check(reports: list[Report]) -> None:
         totals = meter_totals(using, [report.pk for report in reports])
         previews.extend(Preview(report, totals.get(report.pk, [])) for report in reports)
-        changed = {one.report.account for one in previews if shown.get(one.subject) != one.digest}
+        changed = {preview.report.account for preview in previews if shown.get(preview.subject) != preview.digest}
         if changed:
             raise _ChangedError(changed)
 
     try:
         close_together(using, names, now, only=chosen, check=check)
     except _ChangedError as error:
-        outcome.changed += [one for one in previews if one.report.account in error.accounts]
+        outcome.changed += [preview for preview in previews if preview.report.account in error.accounts]
         rest = [name for name in names if name not in error.accounts]
         if rest and shown:
             _finalise(rest, chosen, shown, now, outcome)

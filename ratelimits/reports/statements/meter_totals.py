@@ -37,28 +37,29 @@ class MeterTotal:
 def meter_totals(using: str, reports: Iterable[int]) -> dict[int, list[MeterTotal]]:
     """Return, by the primary key of each version, the totals of the lines that this version added. Takes one query.
 
-    Units of lines that correct closed periods have totals of their own. A version without such units, and without any
-    others, has no entry.
+    Lines that correct closed periods have separate totals. A version whose lines name no meter has no entry.
     """
     lines = ReportLine.objects.using(using).filter(report__in=list(reports)).exclude(meter="").order_by()
     sums = lines.values_list("report", "meter", "charge_class").annotate(*(Sum(name) for name in _SUMS))
-    found: dict[int, list[MeterTotal]] = defaultdict(list)
+    by_report: dict[int, list[MeterTotal]] = defaultdict(list)
     for report, meter, charge_class, consumed, refunded, included, overage in sums:
         corrects = charge_class == CORRECTION
-        found[report].append(MeterTotal(meter, consumed, refunded, included, overage, corrects))
-    return {report: sorted(totals, key=lambda one: (one.corrects, one.meter)) for report, totals in found.items()}
+        by_report[report].append(MeterTotal(meter, consumed, refunded, included, overage, corrects))
+    return {
+        report: sorted(totals, key=lambda total: (total.corrects, total.meter)) for report, totals in by_report.items()
+    }
 
 
 def added_up(versions: Iterable[Iterable[MeterTotal]]) -> list[MeterTotal]:
     """Return the totals of several versions together, one for each meter, sorted by meter."""
     sums: dict[str, MeterTotal] = {}
-    for one in (total for totals in versions for total in totals):
-        before = sums.get(one.meter, MeterTotal(one.meter))
-        sums[one.meter] = MeterTotal(
-            one.meter,
-            before.consumed + one.consumed,
-            before.refunded + one.refunded,
-            before.included + one.included,
-            before.overage + one.overage,
+    for total in (total for totals in versions for total in totals):
+        before = sums.get(total.meter, MeterTotal(total.meter))
+        sums[total.meter] = MeterTotal(
+            total.meter,
+            before.consumed + total.consumed,
+            before.refunded + total.refunded,
+            before.included + total.included,
+            before.overage + total.overage,
         )
     return [sums[meter] for meter in sorted(sums)]

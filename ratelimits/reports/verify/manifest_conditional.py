@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any
 
 from ratelimits.engine.server import may_move
@@ -79,7 +79,7 @@ def _compare_rows(using: str, manifest: dict[str, Any], conditional: dict[str, A
     start, end = month_window(manifest["month"])
     current = _archived_at(using)
     for pk, archived_at in conditional["archived_at"].items():
-        if current.get(pk, archived_at) != archived_at:  # Restoring an archive deletes its ranges.
+        if current.get(pk, archived_at) != archived_at:  # `_archived_at` leaves out ranges that were restored.
             yield f"archived range {pk} differs from {manifest_name}"
     names = dict(manifest_sections.process_names(using, start, end))
     for name, digest in conditional["process_names"].items():
@@ -127,11 +127,11 @@ def _batches(using: str, end: int) -> Iterator[tuple[str, dict[str, Any]]]:
     have a separate digest, because compaction may still join them.
     """
     columns = ("shard", "first_position", "position", "fence", "sealed_at", "applied_at")
-    rows = Batch.objects.using(using).order_by("shard", "position").values_list(*columns).iterator(CHUNK)
-    for shard, group in groupby(rows, key=itemgetter(0)):
+    rows = Batch.objects.using(using).order_by("shard", "position").values_list(*columns, named=True).iterator(CHUNK)
+    for shard, group in groupby(rows, key=attrgetter("shard")):
         fences: list[list[Any]] = []
         written = []
-        for _before_end, batches in groupby(group, key=lambda row: row[4] < end):
+        for _before_end, batches in groupby(group, key=lambda batch: batch.sealed_at < end):
             first, last, count, digest = 0, 0, 0, hashlib.sha256()
             for _shard, begin, last, fence, _sealed, applied in batches:
                 first, count = first or begin, count + 1

@@ -135,7 +135,7 @@ def deliveries(
             pushed.receiver_id: hashlib.sha256(digest_of((pushed.lines, pushed.planned_at)).encode())
             for pushed in pushed_reports
         }
-        # Skip deliveries of a report that was not planned: push/verify.py names them.
+        # Skip deliveries of a report without a row in `PushedReport`: push/verify.py names them.
         while next_events is not None and next_events[0] < pk:
             next_events = next(events, None)
         for _report, receiver, *values in next_events[1] if next_events is not None and next_events[0] == pk else ():
@@ -275,7 +275,8 @@ def process_totals(using: str, start: int, end: int) -> Iterator[tuple[str, str]
     sums = rows.values_list(*columns).order_by(*in_order(using, *columns)).annotate(Sum("requests"), Sum("units"))
     digests: dict[tuple[str, int], Any] = {}
     for row in sums.iterator(CHUNK):
-        digests.setdefault((row[0], day_of(row[1])), hashlib.sha256()).update(digest_of(row).encode())
+        kind, start_of_bin = row[:2]
+        digests.setdefault((kind, day_of(start_of_bin)), hashlib.sha256()).update(digest_of(row).encode())
     for (kind, day), digest in digests.items():
         yield f"{kind} {iso(day * SECOND)}", digest.hexdigest()
 
@@ -290,10 +291,11 @@ def process_names(using: str, start: int, end: int) -> Iterator[tuple[str, str]]
     unsummed: set[tuple[str, int]] = set()
     digests: dict[tuple[str, int], Any] = {}
     for row in rows.order_by(*in_order(using, *columns)).values_list(*columns).iterator(CHUNK):
-        day = row[0], day_of(row[1])
-        digests.setdefault(day, hashlib.sha256()).update(digest_of(row).encode())
-        if row[0] in FOLDED and row[-1]:
-            unsummed.add(day)
+        kind, start_of_bin, *_subject, process = row
+        kind_and_day = kind, day_of(start_of_bin)
+        digests.setdefault(kind_and_day, hashlib.sha256()).update(digest_of(row).encode())
+        if kind in FOLDED and process:
+            unsummed.add(kind_and_day)
     for kind, start_of_day in digests.keys() - unsummed:
         yield f"{kind} {iso(start_of_day * SECOND)}", digests[kind, start_of_day].hexdigest()
 

@@ -69,17 +69,16 @@ def _months(using: str, names: Collection[str]) -> dict[str, _Months]:
     history: Any = Account.history
     columns = ("id", "identifier", "timezone", "billing_anchor", "history_type", "history_change_reason", "since")
     records = history.using(using).filter(identifier__in=related)
-    records = records.order_by("id", "version", "history_id").values_list(*columns)
+    records = records.order_by("id", "version", "history_id").values_list(*columns, named=True)
     with_history = set()
-    for pk, states in groupby(records, key=lambda row: row[0]):
-        first, *later = states
-        _pk, name, *_terms, kind, reason, since = first
+    for pk, records_of_row in groupby(records, key=lambda record: record.id):
+        first, *later = records_of_row
         with_history.add(pk)
-        group = months[related[name]]
-        group.terms |= {(state[2], state[3]) for state in (first, *later)}
+        group = months[related[first.identifier]]
+        group.terms |= {(record.timezone, record.billing_anchor) for record in (first, *later)}
         # If the first record is not the one that added the row, earlier states of the row are unknown.
-        if kind != "+" or reason in ADOPTED:
-            group.since = max(group.since, since)
+        if first.history_type != "+" or first.history_change_reason in ADOPTED:
+            group.since = max(group.since, first.since)
     for account in Account.objects.using(using).filter(identifier__in=related).exclude(pk__in=with_history):
         months[related[account.identifier]].since = 2**63
     return {name: months[related[name]] for name in names}

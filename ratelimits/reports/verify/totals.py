@@ -1,5 +1,7 @@
 """Verify the totals of usage: compare them with the ledger and with reports. Verify the positions at which reports end.
 
+A report ends at a position of a shard's chain if it contains the usage of batches up to this position.
+
 A total has the usage of an account in a period, for one meter, rule and shard. A batch is *tallied* when its lines were
 added to the totals. The *covered* position of a total is the position up to which reports contain its usage.
 """
@@ -51,7 +53,7 @@ def _confirmed(using: str, sources: tuple[str, ...], account: _Account) -> list[
     for _try in range(_TRIES):
         with _at_one_moment(using):
             before = _state(using, account.name)
-            findings = [finding for same in _accounts(using, sources, filters) for finding in same.findings()]
+            findings = [error for read_again in _accounts(using, sources, filters) for error in read_again.findings()]
             if _state(using, account.name) == before:
                 return findings
     payer = account.name or "anonymous"

@@ -216,8 +216,8 @@ def _archive_errors(path: Path) -> Iterator[None]:
 def check(using: str, path: Path) -> str:
     """Compare a file with the digest that the ledger recorded for it, and return this digest.
 
-    Raise ArchiveError if the file is another one. Call this before the file's content is used. The digest in a forged
-    file may match its content, but does not match the digest in the ledger.
+    Raise ArchiveError if the file has another digest. Call this before the file's content is used. The digest in a
+    forged file may match its content, but does not match the digest in the ledger.
     """
     ranges = ArchivedRange.objects.using(using).filter(archive=path.name)
     digests = list(ranges.order_by().values_list("file_digest", flat=True).distinct())

@@ -1,8 +1,8 @@
 """Compaction: join the batches of an hour into one batch, with one line for each key, meter, rule and bin.
 
 The joined batch has the content digests of all original batches. So every link of the shard's chain of digests can
-still be verified, and an original batch that comes again is still recognised. If a report ends at a position, the batch
-at this position stays the last one of a joined batch. So every report can still be calculated again.
+still be verified, and an original batch that comes again is still recognised. A report contains usage up to a position
+in the chain. No batch up to this position is joined with a later batch. So every report can still be calculated again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ratelimits.usage import crash
 from ratelimits.usage.apply import write_lines
 from ratelimits.usage.packet import canonical, content_digest, header_of
 
-#: Batches are joined if they were sealed in the same hour, by the server's clock. This is the length in µs.
+#: An hour in µs. Batches are joined if they were sealed in the same hour, by the server's clock.
 SPAN = 3_600_000_000
 #: Number of batches whose lines are added up in one query.
 _CHUNK = 32

@@ -1,6 +1,6 @@
 """Verification of the ledger: every line, every sum and every link of the digest chains.
 
-The memory that this needs does not grow with the ledger.
+The verification of a large ledger needs no more memory than that of a small one.
 """
 
 from __future__ import annotations

@@ -29,19 +29,19 @@ class _WaitingBatch:
 
 
 def verify_watermarks(
-    using: str, *, checked: Counter[str] | None = None, unasked: list[str] | None = None
+    using: str, *, checked: Counter[str] | None = None, redis_errors: list[str] | None = None
 ) -> Iterator[str]:
     """Yield an error for each shard with a batch in Redis that was opened before the shard's watermark.
 
-    The number of watermarks is added to `checked`. If Redis does not answer, the error is appended to `unasked`.
+    The number of watermarks is added to `checked`. If Redis does not answer, the error is appended to `redis_errors`.
     """
     # Read the watermarks first. A watermark advances only after the batches before it are drained.
     watermarks = dict(ShardState.objects.using(using).order_by("shard").values_list("shard", "watermark"))
     try:
         before_watermark = list(_before_watermark(current_server(), watermarks))
     except (RedisError, Unavailable, OSError) as error:
-        if unasked is not None:
-            unasked.append(str(error))
+        if redis_errors is not None:
+            redis_errors.append(str(error))
         return
     if checked is not None:
         checked["watermarks"] += len(watermarks)
