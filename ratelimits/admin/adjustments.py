@@ -25,6 +25,7 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.admin.completed import CompletedKeys
 from ratelimits.admin.open_periods.finalising import may_finalise
 from ratelimits.admin.readonly import BoundedPaginator, OwnTransactions
+from ratelimits.admin.searched import AccountSearch
 from ratelimits.admin.typed import TypedNumbers
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment
@@ -41,7 +42,7 @@ SEEN, LARGE, REFERENCE = "_effect_seen", "_large_meant", "_reference"
 
 
 @admin.register(Adjustment)
-class AdjustmentAdmin(CompletedKeys, TypedNumbers, OwnTransactions):
+class AdjustmentAdmin(CompletedKeys, AccountSearch, TypedNumbers, OwnTransactions):
     """The adjustments. Users add adjustments, but cannot change or delete them.
 
     To correct a wrong adjustment, a user adds another one.
@@ -57,6 +58,7 @@ class AdjustmentAdmin(CompletedKeys, TypedNumbers, OwnTransactions):
     list_select_related = ["report"]
     list_filter = [("report", admin.EmptyFieldListFilter), "approval"]
     search_fields = ["account__exact", "reason"]
+    search_help_text = _("Search for a whole account (its identifier or its name), or for words of the reason.")
     paginator = BoundedPaginator
     show_full_result_count = False
     fields = [
@@ -89,6 +91,15 @@ class AdjustmentAdmin(CompletedKeys, TypedNumbers, OwnTransactions):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Adjustment]:
         """Return the adjustments. Separate queries read their users, because users may be in another database."""
         return super().get_queryset(request).prefetch_related("author", "decided_by")
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Search for an account, and for words of the reason."""
+        found, may_repeat = admin.ModelAdmin.get_search_results(self, request, queryset, search_term)
+        if search_term:
+            found |= queryset.filter(account__in=self.possible_accounts(request, search_term))
+        return found, may_repeat
 
     @admin.display(description=_("account"), ordering="account")
     def payer(self, adjustment: Adjustment) -> str:

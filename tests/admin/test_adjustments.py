@@ -14,7 +14,7 @@ from django.db import IntegrityError, transaction
 from django.test import Client
 
 from ratelimits.admin.adjustments import AdjustmentAdmin
-from ratelimits.models import Adjustment, Report, ShardState
+from ratelimits.models import Account, Adjustment, Report, ShardState
 from ratelimits.reports.adjusting import NotDecidedError, approve
 from ratelimits.reports.closing.close import home_shard
 from ratelimits.reports.closing.open_periods import open_periods
@@ -275,6 +275,15 @@ def test_an_adjustment_counts_when_another_person_has_approved_it(client: Client
     assert "does not wait for approval" in take("refuse")
     (second,) = close("2026-11-04")
     assert (second.version, second.lines.get().consumed_quantity) == (2, -20)
+
+
+@pytest.mark.usefixtures("used")
+def test_adjustments_are_found_by_account_by_its_name_and_by_the_reason(admin_client: Client) -> None:
+    Account.objects.update(name="Acme Ltd")
+    page = admin_client.post(ADD, typed(reason="goodwill after the outage"))
+    admin_client.post(ADD, sent_again(page))
+    for term, count in (("acme", 1), ("acme ltd", 1), ("the goodwill", 1), ("ltd", 0)):
+        assert admin_client.get(url(Adjustment), {"q": term}).context["cl"].result_count == count, term
 
 
 @pytest.mark.usefixtures("used", "_approved")
