@@ -138,7 +138,7 @@ class RuleAdmin(Completed, AuditedAdmin):
         """
         if not self._may_try(request):
             raise PermissionDenied
-        pk = request.GET.get("rule", "")
+        pk = request.GET.get("rule", "") if self.has_view_permission(request) else ""
         edited = self.get_queryset(request).filter(pk=int(pk)).first() if pk.isdecimal() and len(pk) < 19 else None
         return RuleForm(request.POST or request.GET, instance=edited).typed_rule()
 

@@ -203,6 +203,17 @@ def test_keys_are_for_those_who_may_view_ledger_lines(client: Client, django_use
     assert "/admin/ratelimits/inspect/?q=user%3A1" in client.post(URL, WINDOW).content.decode()
 
 
+def test_a_saved_rule_is_for_those_who_may_view_it(client: Client, django_user_model: Any) -> None:
+    row = rule("burst", "fixed_window", key_kind="user", capacity=4, period=86_400, window_start="first_hit")
+    asked(1, 5)
+    user = django_user_model.objects.create_user("author", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename="add_rule"))
+    client.force_login(user)
+    assert tried(client, row, name="other")["refused requests"] == "3"
+    user.user_permissions.add(Permission.objects.get(codename="view_rule"))
+    assert tried(client, row, name="other")["refused requests"] == ("1", "3")
+
+
 def test_without_redis_it_says_so(admin_client: Client, settings: Any) -> None:
     asked(1)
     away = {**settings.CACHES["ratelimits"], "LOCATION": "redis://127.0.0.1:1/0"}
