@@ -211,6 +211,8 @@ class TestFinalise:
         for values in ([], ["x"], ["²:acme"], [f"{'9' * 20}:acme"], [f"{start}:a\0"]):
             page = admin_client.post(url(Report, "finalise"), {"period": values})
             assert "No period is chosen." in text(page)
+        page = admin_client.post(url(Report, "finalise"), {"all": "1", "account": "a\0"})
+        assert "No period is chosen." in text(page)
         finalise()  # Somebody else is faster.
         done = confirmed(admin_client, asked)
         assert "Not finalised: acme, 2025-10-01 00:00:00 UTC. If the period is still open" in text(done)

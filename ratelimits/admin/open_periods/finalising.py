@@ -112,7 +112,8 @@ def _chosen(request: HttpRequest) -> dict[str, list[int]]:
         return chosen
     if request.POST.get("all"):
         account = request.POST.get("account") or None
-        complete = (period for period in open_periods(account=account) if period.complete)
+        found = open_periods(account=account) if "\0" not in (account or "") else iter(())
+        complete = (period for period in found if period.complete)
         subjects = [(period.account, period.start) for period in islice(complete, MAX_CHOSEN)]
     else:
         posted = (_subject(text) for text in request.POST.getlist("period")[:MAX_CHOSEN])
