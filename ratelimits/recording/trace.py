@@ -21,6 +21,8 @@ Recorded = tuple[int, "Identity", str, str, Mapping[str, int]]
 #: Number of rows that are written with one query.
 _ROWS_PER_QUERY = 1_000
 _SECOND = 1_000_000
+#: The largest number that the column `left_out` can store.
+_MAX_LEFT_OUT = 2**31 - 1
 
 
 def write(requests: Sequence[Recorded], left_out: int = 0) -> None:
@@ -43,7 +45,7 @@ def write(requests: Sequence[Recorded], left_out: int = 0) -> None:
         for at, identity, scope, method, costs in requests
     ]
     if rows:
-        rows[0].left_out = left_out
+        rows[0].left_out = min(left_out, _MAX_LEFT_OUT)
     try:
         RecordedRequest.objects.using(using).bulk_create(rows, batch_size=_ROWS_PER_QUERY)
         _trim(using)

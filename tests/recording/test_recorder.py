@@ -121,6 +121,11 @@ def test_requests_that_could_not_be_written_are_counted(settings: Any, monkeypat
     assert list(RecordedRequest.objects.values_list("left_out", flat=True)) == [3]
 
 
+def test_a_number_that_the_column_cannot_store_becomes_the_largest_one() -> None:
+    trace.write([(SECOND, WHO, "*", "GET", {"requests": 1})], left_out=2**40)
+    assert RecordedRequest.objects.get().left_out == 2**31 - 1
+
+
 def _fail() -> None:
     raise OperationalError("away")
 
