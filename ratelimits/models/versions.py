@@ -172,7 +172,8 @@ def _raise_above(using: str, in_force: int) -> None:
 
 def publish_on_commit(using: str) -> None:
     """Publish the version once the transaction is committed."""
-    callbacks = (callback for _savepoints, callback, *_rest in reversed(connections[using].run_on_commit))
+    # The second item of a hook is its callback.
+    callbacks = (hook[1] for hook in reversed(connections[using].run_on_commit))
     publisher = next((item for item in callbacks if isinstance(item, _Publisher)), None) or _Publisher(using)
     # Register the callback at every edit: a rollback to a savepoint removes the callbacks that were registered later.
     transaction.on_commit(publisher, using=using)
