@@ -129,11 +129,11 @@ class Totals:
         return {"periods": periods, "total": {name: f"{amount:f}" for name, amount in total.items()}}
 
     def _quantities(self, period: str, record: Record) -> dict[str, BeforeAndAfter]:
-        before = _newest(self._earlier, "amounts", period)
+        previous = _newest(self._earlier, "amounts", period)
         quantities: dict[str, BeforeAndAfter] = {}
         for meter in record["meters"]:
-            billed = before["quantities"][meter][1] if before else None
-            quantities[meter] = [billed, (billed or 0) + self._added.get((period, meter), 0)]
+            _before_previous, before = previous["quantities"][meter] if previous else (None, None)
+            quantities[meter] = [before, (before or 0) + self._added.get((period, meter), 0)]
         return quantities
 
     def _before(self) -> Mapping[str, str]:
@@ -152,7 +152,9 @@ def billed(reports: Sequence[Report], start: int) -> tuple[Record, Counter[str]]
     period = str(start // SECOND)
     record: Record = _newest(reports, "prices", period) or {}
     amounts = _newest(reports, "amounts", period)
-    return record, Counter({meter: units[1] for meter, units in amounts["quantities"].items()} if amounts else {})
+    return record, Counter(
+        {meter: after for meter, (_before, after) in amounts["quantities"].items()} if amounts else {}
+    )
 
 
 @dataclass(frozen=True, slots=True)
