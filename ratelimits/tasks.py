@@ -112,11 +112,12 @@ def compact() -> None:
 
     Also delete old totals of short spans of time, and old recorded requests.
     """
+    # Recorded requests can be personal data. So delete them also if the work below fails.
+    trace.expire(time.time())
     for _joined in compacting.compact():
         pass
     process_totals.fold(int(time.time()))
     span_totals.expire(conf.DATABASE, int(time.time()))
-    trace.expire(time.time())
 
 
 def beat_schedule() -> dict[str, dict[str, Any]]:

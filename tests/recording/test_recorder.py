@@ -19,6 +19,7 @@ from ratelimits.models import Access, RecordedRequest
 from ratelimits.quota.checking import acheck, check
 from ratelimits.recording import recorder, trace
 from ratelimits.tasks import compact
+from ratelimits.usage.retention import compact as compacting
 from tests.support.rows import rule
 from tests.support.servers import TestServers
 
@@ -124,6 +125,14 @@ def test_requests_that_could_not_be_written_are_counted(settings: Any, monkeypat
 def test_a_number_that_the_column_cannot_store_becomes_the_largest_one() -> None:
     trace.write([(SECOND, WHO, "*", "GET", {"requests": 1})], left_out=2**40)
     assert RecordedRequest.objects.get().left_out == 2**31 - 1
+
+
+def test_old_requests_are_deleted_also_if_the_ledger_cannot_be_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace.write([(SECOND, WHO, "*", "GET", {"requests": 1})])
+    monkeypatch.setattr(compacting, "compact", _fail)
+    with pytest.raises(OperationalError):
+        compact()
+    assert not RecordedRequest.objects.exists()
 
 
 def _fail() -> None:
