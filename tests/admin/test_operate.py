@@ -253,7 +253,7 @@ class TestGrants:
         assert "/keyoverride/" in response["Location"]
         shown = client.get(response["Location"])
         assert [str(one) for one in shown.context["messages"]] == [
-            "account:1 has 5 more under day until 2099-01-01 00:00 UTC."
+            "Until 2099-01-01 00:00 UTC, account:1 has 5 more in each window of the rule day."
         ]
         who = Identity("user:1", None, "account:1")
         assert [checking.check(who).allowed for _ in range(10)] == [True] * 9 + [False]

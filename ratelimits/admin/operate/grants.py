@@ -123,8 +123,9 @@ class GrantView:
             account=data["account"],
             by=request.user,
         )
-        text = _("%(key)s has %(extra)s more under %(rule)s until %(until)s.") % {
+        text = _("Until %(until)s, %(key)s has %(extra)s more in each window of the rule %(rule)s.") % {
             **data,
+            "extra": f"{data['extra']:,}",
             "until": _local_time(data["until"]),
         }
         messages.success(request, text)
@@ -145,7 +146,7 @@ def _consequences(form: GrantForm) -> Consequences:
         for override in form.planned
         if override.capacity is not None
     ]
-    sentence = _("Under the rule %(rule)s the capacity of %(key)s becomes:") % form.cleaned_data
+    sentence = _("The capacity of %(key)s in each window of the rule %(rule)s becomes:") % form.cleaned_data
     return Consequences(
         _("Grant more"),
         [sentence],
