@@ -184,7 +184,8 @@ class TestFinalise:
     def test_a_changed_price_is_shown_again_also_if_the_rounded_amount_is_the_same(self, admin_client: Client) -> None:
         asked = admin_client.post(url(Report, "finalise"), {"period": [f"{at('2025-10-01')}:acme"]})
         assert "requests 7 0 5 2 0.5 EUR" in text(asked)
-        QuerySet(PlanPrice).update(unit_price="0.251")
+        rows: QuerySet[PlanPrice] = QuerySet(PlanPrice)
+        rows.update(unit_price="0.251")
         PlanPrice.history.update(unit_price="0.251")
         again = confirmed(admin_client, asked)
         assert "The reports would now differ from those that the page has shown." in text(again)
