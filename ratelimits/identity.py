@@ -36,12 +36,12 @@ class Identity(NamedTuple):
     address: str | None = None
 
     @property
-    def narrowest(self) -> str | None:
+    def narrowest_key(self) -> str | None:
         """Return the key under which usage is counted: the API key, or else the user."""
         return self.api_key or self.user
 
     @property
-    def owner(self) -> str:
+    def account_id(self) -> str:
         """Return the account's identifier without its kind; "" if there is no account."""
         return self.account[8:] if self.account is not None else ""
 

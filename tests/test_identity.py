@@ -192,7 +192,7 @@ class TestIdentities:
         settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": None}
         who = identify(request(user=User(pk=42)))
         assert who == Identity(user="user:42", account="account:42", address="ip:198.51.100.7")
-        assert (who.owner, who.narrowest) == ("42", "user:42")
+        assert (who.account_id, who.narrowest_key) == ("42", "user:42")
 
     @pytest.mark.parametrize(("account", "key"), [("acme", "account:acme"), (7, "account:7"), (None, None), ("", None)])
     def test_the_account_is_what_the_project_says(self, settings: Any, account: object, key: str | None) -> None:
@@ -224,7 +224,7 @@ class TestIdentities:
         settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": lambda request: account}
         who = identify(request())
         assert who.account == key
-        assert ledger_name(who.owner) == who.owner
+        assert ledger_name(who.account_id) == who.account_id
         answer = checking.check(who)
         assert (answer.allowed, answer.decision is not None) == (True, True)
 
@@ -234,7 +234,7 @@ class TestIdentities:
         wrapped.user, wrapped.auth = User(pk=3), ApiKey(pk=9, account_id="acme")
         who = identify(wrapped)
         assert (who.user, who.api_key, who.account) == ("user:3", "api_key:9", "account:acme")
-        assert (who.narrowest, who.owner) == ("api_key:9", "acme")
+        assert (who.narrowest_key, who.account_id) == ("api_key:9", "acme")
 
     def test_a_user_that_is_not_saved_is_nobody(self) -> None:
         assert identify(request(user=User())).user is None

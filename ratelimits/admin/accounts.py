@@ -16,9 +16,9 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.admin.audited import AuditedAdmin, InForceFilter
 from ratelimits.admin.changes.page import PARTS, PER_PAGE, shown_change
 from ratelimits.admin.changes.rows import changed_rows
-from ratelimits.admin.completed import Completed, CompletedKeys
 from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.row_files.page import RowFiles
+from ratelimits.admin.suggestions import KeySuggestions, RowSuggestions
 from ratelimits.admin.typed import TypedNumbers
 from ratelimits.algorithms.wording import amount
 from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, PlanPrice, Rule
@@ -118,7 +118,7 @@ class PlanAdmin(AuditedAdmin):
 
 
 @admin.register(PlanMembership)
-class PlanMembershipAdmin(CompletedKeys, InspectedAdmin, RowFiles, Completed, AuditedAdmin):
+class PlanMembershipAdmin(KeySuggestions, InspectedAdmin, RowFiles, RowSuggestions, AuditedAdmin):
     """The keys that are on plans."""
 
     list_display = ["key", "plan", "valid_from", "valid_until"]
@@ -129,11 +129,12 @@ class PlanMembershipAdmin(CompletedKeys, InspectedAdmin, RowFiles, Completed, Au
     fields = ["key", "plan", "valid_from", "valid_until"]
 
     def inspected(self, row: PlanMembership) -> tuple[str, str]:
+        """Return the key of a membership. The second text is the key's account: a membership does not say it."""
         return row.key, ""
 
 
 @admin.register(Account)
-class AccountAdmin(InspectedAdmin, RowFiles, Completed, AuditedAdmin):
+class AccountAdmin(InspectedAdmin, RowFiles, RowSuggestions, AuditedAdmin):
     """The accounts, each with its time zone and plan."""
 
     list_display = ["identifier", "name", "plan", "timezone", "billing_anchor"]
@@ -144,4 +145,5 @@ class AccountAdmin(InspectedAdmin, RowFiles, Completed, AuditedAdmin):
     fields = ["identifier", "name", "plan", "timezone", "billing_anchor"]
 
     def inspected(self, row: Account) -> tuple[str, str]:
+        """Return the account's key. The second text would be the account of an API key or user."""
         return row.key, ""

@@ -22,10 +22,10 @@ from django.utils.text import format_lazy
 from django.utils.timezone import localtime
 from django.utils.translation import gettext_lazy as _
 
-from ratelimits.admin.completed import CompletedKeys
 from ratelimits.admin.open_periods.finalising import may_finalise
 from ratelimits.admin.readonly import BoundedPaginator, OwnTransactions
 from ratelimits.admin.searched import AccountSearch
+from ratelimits.admin.suggestions import KeySuggestions
 from ratelimits.admin.typed import TypedNumbers
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment
@@ -42,7 +42,7 @@ SEEN, LARGE, REFERENCE = "_effect_seen", "_large_meant", "_reference"
 
 
 @admin.register(Adjustment)
-class AdjustmentAdmin(CompletedKeys, AccountSearch, TypedNumbers, OwnTransactions):
+class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactions):
     """The adjustments. Users add adjustments, but cannot change or delete them.
 
     To correct a wrong adjustment, a user adds another one.

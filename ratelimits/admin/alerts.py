@@ -12,15 +12,15 @@ from django.utils.html import format_html_join
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from ratelimits.admin.completed import Completed
 from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.readonly import ReadOnlyAdmin
+from ratelimits.admin.suggestions import RowSuggestions
 from ratelimits.models import Alert, AlertChannel, AlertDelivery
 from ratelimits.models.ledger import moment
 
 
 @admin.register(AlertChannel)
-class AlertChannelAdmin(Completed, admin.ModelAdmin):  # type: ignore[type-arg]
+class AlertChannelAdmin(RowSuggestions, admin.ModelAdmin):  # type: ignore[type-arg]
     """The channels: mail addresses and webhooks that get the alerts of an account."""
 
     list_display = ["account", "email", "webhook_url", "active"]

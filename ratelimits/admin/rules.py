@@ -19,7 +19,6 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from ratelimits.admin.audited import AuditedAdmin, InForceFilter
-from ratelimits.admin.completed import Completed, CompletedKeys
 from ratelimits.admin.inspected import InspectedAdmin, inspect_url, may_inspect
 from ratelimits.admin.row_files.page import RowFiles
 from ratelimits.admin.rule_form import starting_points
@@ -29,6 +28,7 @@ from ratelimits.admin.rule_form.reading import reading
 from ratelimits.admin.rule_form.trial import trial_of
 from ratelimits.admin.rule_form.typed_forms import TypedRates
 from ratelimits.admin.rule_form.yesterday import yesterday
+from ratelimits.admin.suggestions import KeySuggestions, RowSuggestions
 from ratelimits.algorithms.wording import number
 from ratelimits.conf import conf
 from ratelimits.models import KeyOverride, Rule
@@ -39,7 +39,7 @@ _NOT_IN_FORCE = _("not in force: %(error)s")
 
 
 @admin.register(Rule)
-class RuleAdmin(Completed, AuditedAdmin):
+class RuleAdmin(RowSuggestions, AuditedAdmin):
     """Rules, each shown as a sentence."""
 
     form = SavedRuleForm
@@ -234,7 +234,7 @@ class KeyOverrideForm(TypedRates):
 
 
 @admin.register(KeyOverride)
-class KeyOverrideAdmin(CompletedKeys, InspectedAdmin, RowFiles, AuditedAdmin):
+class KeyOverrideAdmin(KeySuggestions, InspectedAdmin, RowFiles, AuditedAdmin):
     """Overrides for single keys or accounts."""
 
     form = KeyOverrideForm

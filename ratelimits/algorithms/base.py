@@ -93,11 +93,11 @@ class Algorithm(ABC):
 
     @property
     @abstractmethod
-    def shown(self) -> int | float:
+    def shown_limit(self) -> int | float:
         """Return the number that a decision reports as `limit`."""
 
     @property
-    def closed(self) -> bool:
+    def admits_nothing(self) -> bool:
         """Return whether the limit refuses every request."""
         return False
 
@@ -117,7 +117,7 @@ class Algorithm(ABC):
         return where is not None and all(getattr(self, name) in values for name, values in where.items())
 
     @property
-    def undoable(self) -> bool:
+    def can_be_undone(self) -> bool:
         """Return whether a refund fully restores the state before the charge."""
         return True
 
@@ -158,11 +158,11 @@ class Bounded(Algorithm):
         self._set("capacity", whole("capacity", self.capacity))
 
     @property
-    def shown(self) -> int:
+    def shown_limit(self) -> int:
         return self.capacity
 
     @property
-    def closed(self) -> bool:
+    def admits_nothing(self) -> bool:
         return self.capacity == 0
 
     @property

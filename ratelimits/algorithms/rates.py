@@ -68,20 +68,24 @@ class _Level(_Paced, Bounded):
     def quota(self) -> tuple[int, int | None]:
         return self.capacity, ceil(self.interval * self.capacity)
 
-    def _params(self, permits: int, last_param: int) -> Params:
-        """Return the numbers that lua/algorithms/level.lua describes. The room is the time that `permits` take."""
+    def _params(self, permits: int, spent_or_undelayed: int) -> Params:
+        """Return the numbers that lua/algorithms/level.lua describes. The room is the time that `permits` take.
+
+        `spent_or_undelayed` is the number of permits that a new bucket has already spent. For a queue it is the number
+        of requests that do not wait.
+        """
         room = self.interval * permits
         whole_room, part = divmod(
             room.numerator * (self.interval.denominator // room.denominator), self.interval.denominator
         )
-        return *_split(self.interval), whole_room, part, self.capacity, last_param
+        return *_split(self.interval), whole_room, part, self.capacity, spent_or_undelayed
 
     def params(self, now: int) -> Params:
         return self._params(self.capacity, 0)
 
     def fast_path(self, params: Params) -> FastPath | None:
-        q, r, n, whole_room, part, _capacity, last_param = params
-        if last_param or n >= 2**32:
+        q, r, n, whole_room, part, _capacity, spent_or_undelayed = params
+        if spent_or_undelayed or n >= 2**32:
             return None
         if n == 1:
             return FastPath(21, "I7I7I7", (q, whole_room, 1))
@@ -214,7 +218,10 @@ class LeakyBucketQueue(_Level):
 
 @dataclass(frozen=True, slots=True)
 class _Smooth(_Paced):
-    """A limit of Guava, with a store: permits that were saved while no request came (see lua/algorithms/smooth.lua)."""
+    """A limit with a store: permits that were saved while no request came. It works like a `RateLimiter` of Guava.
+
+    Guava is a Java library of Google. See lua/algorithms/smooth.lua.
+    """
 
     rate: Decimal
     period: Decimal
@@ -229,11 +236,11 @@ class _Smooth(_Paced):
         return permits, ceil(self.interval * permits)
 
     @property
-    def shown(self) -> int | float:
+    def shown_limit(self) -> int | float:
         return int(self.rate) if self.rate % 1 == 0 else float(self.rate)
 
     @property
-    def undoable(self) -> bool:
+    def can_be_undone(self) -> bool:
         # A refund does not put permits back into the store (see lua/algorithms/smooth.lua).
         return False
 
@@ -243,7 +250,7 @@ class _Smooth(_Paced):
         return int(HORIZON / self.interval)
 
     def _check_stored(self, field: str, time: Fraction) -> None:
-        """Raise ValueError unless the largest store can be counted exactly. `time` is the time of its permits in µs."""
+        """Raise ValueError unless a full store can be counted exactly. `time` is its contents, in µs."""
         if time > HORIZON:
             raise ValueError(f"{field} is too long: the saved permits would take more than 142 years")
         if time / self.interval > MAX_PERMITS:
@@ -252,9 +259,10 @@ class _Smooth(_Paced):
 
 @dataclass(frozen=True, slots=True)
 class SmoothBursty(_Smooth):
-    """Guava's SmoothBursty: a request passes at once, and the next request waits for the time that its permits take.
+    """Guava's SmoothBursty: each request makes the next request wait.
 
-    While no request comes, permits are saved, up to those of `max_burst_seconds`.
+    A request itself passes at once. The next request then waits for the time that the permits of this request take.
+    While no request comes, permits are saved, for at most `max_burst_seconds`.
     """
 
     id = "smooth_bursty"
@@ -306,10 +314,11 @@ class SmoothWarmingUp(_Smooth):
         self._set("warm_up", exact("warm_up", self.warm_up, above=True))
         self._set("cold_factor", exact("cold_factor", self.cold_factor, 1))
         cold = Fraction(self.cold_factor)
-        self._check_stored("warm_up", micros(self.warm_up) * Fraction(5 + cold, 2 * (1 + cold)))
+        self._check_stored("warm_up", micros(self.warm_up) * self._saving_rate)
         if self.interval * cold > HORIZON:
             raise ValueError("a permit would take more than 142 years when cold: raise rate or lower cold_factor")
-        if self.params(0)[3] * (self.interval.denominator) > HORIZON:
+        _q, _r, interval_denominator, factor, *_others = self.params(0)
+        if factor * interval_denominator > HORIZON:
             raise ValueError("rate and cold_factor together are too fine: write them with fewer decimal places")
 
     def sentence(self, words: Wording, unit: str) -> list[str]:
@@ -321,17 +330,22 @@ class SmoothWarmingUp(_Smooth):
     def suggested_max_wait(self) -> Decimal:
         return self.warm_up
 
+    @property
+    def _saving_rate(self) -> Fraction:
+        """Return the time (µs) that is added to the store in each µs without requests. Guava has the same formula."""
+        cold = Fraction(self.cold_factor)
+        return (5 + cold) / (2 * (1 + cold))
+
     def params(self, now: int) -> Params:
         """Return the eight numbers that lua/algorithms/smooth_warming_up.lua describes."""
-        cold = Fraction(self.cold_factor)
-        gain = Fraction(5 + cold, 2 * (1 + cold))
-        largest_store = micros(self.warm_up) * gain
-        common_denominator = lcm(self.interval.denominator, 2, gain.denominator, largest_store.denominator)
+        saving_rate = self._saving_rate
+        full_store = micros(self.warm_up) * saving_rate
+        common_denominator = lcm(self.interval.denominator, 2, saving_rate.denominator, full_store.denominator)
         return (
             *_split(self.interval),
             common_denominator // self.interval.denominator,
             micros(self.warm_up),
             micros(self.cold_factor),
-            gain.numerator,
-            gain.denominator,
+            saving_rate.numerator,
+            saving_rate.denominator,
         )

@@ -60,7 +60,7 @@ class FixedWindow(Bounded):
         return [words.pace(Decimal(self.capacity), self.period, unit), windows]
 
     @property
-    def undoable(self) -> bool:
+    def can_be_undone(self) -> bool:
         # If the first request has opened the window, the window stays open after a refund.
         return self.window_start == "epoch"
 

@@ -52,7 +52,7 @@ class UsageView(APIView):
     def get(self, request: Request) -> Response:
         parameters, now = _parameters(request, UsageQuery), time.time_ns() // 1000
         identity = _identity(request, parameters)
-        account = identity.owner
+        account = identity.account_id
         terms = TermsBook(conf.DATABASE).of([account])[account] if account else Terms()
         query = _window_query(parameters, account or None, terms, now)
         rows, last = windows.rows(conf.DATABASE, query, parameters.get("cursor"), parameters["page_size"])
@@ -86,7 +86,7 @@ class ReportView(APIView):
 
     def get(self, request: Request) -> HttpResponseBase:
         parameters = _parameters(request, ReportQuery)
-        account, month = _identity(request, parameters).owner or None, parameters["period"]
+        account, month = _identity(request, parameters).account_id or None, parameters["period"]
         form = parameters["file"]
         version = columns_of(month, account=account)
         reports = statements(month, account=account, columns_version=version)
@@ -123,9 +123,9 @@ def _identity(request: Request, parameters: dict[str, Any]) -> Identity:
             api_key=key if account and key.startswith("api_key:") else None,
         )
     caller = identify(request)
-    if not caller.owner:
+    if not caller.account_id:
         raise PermissionDenied(_("Your requests do not belong to an account."))
-    if account is not None and account != caller.owner:
+    if account is not None and account != caller.account_id:
         raise PermissionDenied(_("This is not your account."))
     return caller
 
@@ -186,7 +186,7 @@ def _complete_until(account: str) -> datetime | None:
 
 
 def _quota(identity: Identity, terms: Terms, now: int) -> dict[str, Any]:
-    period, meters = present_usage(conf.DATABASE, identity.owner, terms, now)
+    period, meters = present_usage(conf.DATABASE, identity.account_id, terms, now)
     return {
         "period_start": moment(period.start),
         "period_end": moment(period.end),

@@ -61,6 +61,18 @@ class Decision:
     __slots__ = ("_nonce", "call", "reply")
 
     def __init__(self, call: Call, reply: Sequence[int], nonce: bytes = b"") -> None:
+        # The numbers of a reply, by index (times in µs):
+        # 0  always 1: the call was decided
+        # 1  allowed (1 or 0)
+        # 2  number of the binding limit, from 1; 0 if there is none
+        # 3  remaining
+        # 4  retry_after; -1 for never
+        # 5  reset_after
+        # 6  wait
+        # 7  the moment of the decision
+        # 8  the moment at which the script counted the request
+        # From 9 on: for each limit, whether it admits the request (1 or 0), its remaining and its reset_after.
+        # On a cluster, then: for each key, the moment of the decision in the key's shard.
         self.call = call
         self.reply = reply
         self._nonce = nonce
@@ -116,7 +128,7 @@ class Decision:
     @property
     def limit(self) -> int | float | None:
         binding = self.binding
-        return None if binding is None else self.program.terms[binding].algorithm.shown
+        return None if binding is None else self.program.terms[binding].algorithm.shown_limit
 
     @property
     def remaining(self) -> int:
@@ -151,13 +163,14 @@ class Decision:
 def blocked(call: Call, now: int) -> Decision | None:
     """Return the refusal of a call that has a limit with capacity 0; None if the call has no such limit.
 
-    The server is not asked. So the results of the other limits are not known, and their `remaining` is 0. `now` is in
+    Redis is not asked. So the results of the other limits are not known: their `remaining` is 0. `now` is in
     µs since 1970 UTC.
     """
     for number, term in enumerate(call.program.terms, 1):
-        if term.mode is Mode.ENFORCE and call.costs[term.slot] > 0 and term.algorithm.closed:
+        if term.mode is Mode.ENFORCE and call.costs[term.slot] > 0 and term.algorithm.admits_nothing:
             standings = (value for other in call.program.terms for value in (other is not term, 0, 0))
-            return Decision(call, (1, 0, number, 0, -1, 0, 0, now, now, *standings))
+            decided, allowed, remaining, never, reset_after, wait = 1, 0, 0, -1, 0, 0
+            return Decision(call, (decided, allowed, number, remaining, never, reset_after, wait, now, now, *standings))
     return None
 
 

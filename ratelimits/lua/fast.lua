@@ -12,8 +12,8 @@
 --             the size (bytes) of a state that contains only these limits
 --             for each of these limits: name, algorithm, payload size (bytes of its record after the header), number of
 --               the limit, slot of its cost, then the numbers of its rule, which depend on the payload size:
---               21  bucket             q, room, 1              (`capacity` permits take the time room)
---               33  bucket with n > 1  q, room, n, r, part, 0  (`capacity` permits take the time room + part/n)
+--               21  bucket             q, room, 1              (`room` is the time that `capacity` permits take)
+--               33  bucket with n > 1  q, room, n, r, part, 0  (this time is `room` + part/n)
 --               27  window             start, end, capacity    (of a calendar window)
 --                                      length, 0, capacity     (of a fixed window)
 -- The last arguments are struct formats: of ARGV[5], of each packed state, and of the reply.
@@ -84,12 +84,12 @@ local function fast_path()
       if cost == 0 then return end
       local expiry_at = j + 3
       if size == 27 then
-        local first, stop, capacity = numbers[at + 5], numbers[at + 6], numbers[at + 7]
+        local start_or_length, stop, capacity = numbers[at + 5], numbers[at + 6], numbers[at + 7]
         local last, start, length, count = values[j + 4], values[j + 5], values[j + 6], values[j + 7] + cost
         if now < last then return end
-        if stop == 0 then -- a fixed window: `first` is its length
-          if length ~= first or start % first ~= 0 then return end
-        elseif start ~= first or start + length ~= stop then
+        if stop == 0 then -- a fixed window, without an end in its rule
+          if length ~= start_or_length or start % length ~= 0 then return end
+        elseif start ~= start_or_length or start + length ~= stop then
           return
         end
         remaining, reset = capacity - count, start + length - now
@@ -117,12 +117,12 @@ local function fast_path()
         g = g + more % n
         T = T + cost * q + (more - more % n) / n
         if g >= n then T, g = T + 1, g - n end
-        -- From here on room + part/n is the room that is left.
+        -- From here on, room + part/n is the part of the room that is still free.
         room, part = room - T, part - g
         if part < 0 then room, part = room - 1, part + n end
         if room < 0 then return end
-        -- Find how many intervals of q + r/n fit into room + part/n. Doubles give a result that is wrong by at most
-        -- one. Begin with the next number, and correct exactly.
+        -- Find how many intervals of q + r/n fit into room + part/n. A division of doubles gives this number, or a
+        -- number that differs by one. So begin with the result of the division + 1. While it is too high, subtract one.
         remaining = math.floor((room + part / n) / (q + r / n)) + 1
         if remaining * r > 4503599627370496 then return end
         for _ = 1, 2 do
@@ -174,13 +174,14 @@ local function fast_path()
       call('SET', KEYS[head_count + s], stored[head_count + s])
     end
   end
-  -- Count a cost of 1 here. counted.lua counts other costs, and it gives a new batch its identity.
+  -- Count a cost of 1 here. Leave other costs to counted.lua. A counter with a cost of 1 is in `counters` only if it is
+  -- new: then counted.lua checks if the batch is new too.
   local open, counters = KEYS[head_count + state_count + 1]
   for i = 1, meter_count do
     local cost = i == 1 and first_cost or read('<d', ARGV[3], costs_at + i * 8 - 8)
     if cost ~= 1 or call('HINCRBY', open, ARGV[5 + i] .. '|1', 1) == 1 then
       counters = counters or {open = open, now = now}
-      counters[#counters + 1] = {ARGV[5 + i], cost}
+      counters[#counters + 1] = {name = ARGV[5 + i], cost = cost}
     end
   end
   reply[3], reply[4], reply[6] = binding, least_remaining, longest_reset

@@ -157,7 +157,7 @@ def check(
                     return chosen
                 ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
             prepared, fetch, permits, blocked = ready
-            if blocked is not None and (commands.newest or not _reread(commands)):
+            if blocked is not None and (commands.has_own_edits or not _reread(commands)):
                 return _blocked(blocked, prepared)
             metered = permits is None
             if permits is not None:
@@ -212,7 +212,7 @@ async def acheck(
                     return chosen
                 ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
             prepared, fetch, permits, blocked = ready
-            if blocked is not None and (commands.newest or not await _areread(commands)):
+            if blocked is not None and (commands.has_own_edits or not await _areread(commands)):
                 return _blocked(blocked, prepared)
             metered = permits is None
             if permits is not None:
@@ -354,7 +354,7 @@ def by_row(
     row = snapshot.access(identity)
     if row is None:
         return None
-    if again and not commands.newest and _reread(commands):
+    if again and not commands.has_own_edits and _reread(commands):
         return by_row(commands_by(rules.current()), identity, costs, again=False)
     if access.count(row, snapshot, identity, ONE_ITEM if costs is ONE_REQUEST else tuple(costs.items())):
         sender.start()
@@ -367,7 +367,7 @@ def by_row(
 
 async def _aby_row(commands: PreparedCommands, identity: Identity, costs: Mapping[str, int]) -> Answer | None:
     """Do the same as `by_row`, in async code."""
-    if commands.newest or not commands.snapshot or commands.snapshot.access(identity) is None:
+    if commands.has_own_edits or not commands.snapshot or commands.snapshot.access(identity) is None:
         return by_row(commands, identity, costs, again=False)
     if await _areread(commands):
         commands = commands_by(await rules.acurrent())
@@ -413,7 +413,7 @@ def _note(error: BaseException, identity: Identity, costs: Mapping[str, int], me
     if isinstance(cause, Unavailable) and not isinstance(cause, (NodeUnavailable, Interrupted)):
         breaker.failed(cause.event)
     if isinstance(cause, Unanswered) and metered:
-        process_totals.unanswered(identity.owner, usage_key(identity), costs)
+        process_totals.unanswered(identity.account_id, usage_key(identity), costs)
     if not policy_answers:
         raise error
     logger.error("There is no decision, so the failure policy decides: %s", error)
@@ -427,7 +427,7 @@ def _answer_without_decision(
     `metered` is true if Redis would have counted the request as usage.
     """
     applied = [rule for rule in prepared.rules if rule.mode is Mode.ENFORCE] if prepared is not None else []
-    if any(rule.algorithm.closed and costs[rule.meter] > 0 for rule in applied):
+    if any(rule.algorithm.admits_nothing and costs[rule.meter] > 0 for rule in applied):
         return Answer(False, None, prepared, None)
     policies = {rule.on_failure for rule in applied} if prepared is not None else {conf.FAILURE_POLICY}
     local_limits = [
@@ -440,5 +440,5 @@ def _answer_without_decision(
     if "deny" in policies or not local.admits(local_limits):
         return Answer(False, None, prepared, 1.0, unavailable=True)
     if metered:
-        process_totals.unmetered(identity.owner, usage_key(identity), costs)
+        process_totals.unmetered(identity.account_id, usage_key(identity), costs)
     return Answer(True, None, prepared)

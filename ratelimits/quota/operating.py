@@ -120,7 +120,7 @@ def reset(key: str, rule: str, reason: str, *, account: str = "", by: Any = None
     UNAVAILABLE.
     """
     identity = identity_of(key, account)
-    row = KeyReset(key=key, account=identity.owner, rule=rule, reason=reason, by=by)
+    row = KeyReset(key=key, account=identity.account_id, rule=rule, reason=reason, by=by)
     row.full_clean(exclude=["by"])
     counted_under(key, rule, account)
 

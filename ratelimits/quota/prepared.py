@@ -24,9 +24,9 @@ from ratelimits.rules import AppliedRule, Selection, Snapshot, UnreadableRule
 
 #: Maximum number of prepared commands in a process. When this number is reached, the cache is emptied.
 MAX_COMMANDS = 8192
-#: Maximum number of Prepared objects in the cache of a selection, which has one for each combination of meters. A view
-#: may take the names of meters from its clients, so there may be many combinations. When this number is reached, the
-#: cache is emptied.
+#: Maximum number of Prepared objects in the cache of a selection: one for each combination of meters. A view may take
+#: the names of meters from its clients, so there may be many combinations. When this number is reached, the cache is
+#: emptied.
 MAX_METERINGS = 64
 #: The key under which usage without an account is counted.
 ANONYMOUS = "anonymous"
@@ -44,8 +44,9 @@ class Prepared:
     prefetch     maximum number of requests for which one fetch takes permits; 0 if a rule does not allow prefetching
     policies     the RateLimit-Policy header
     quoted       the names of the rules as they appear in headers
-    unreadable   rules that cannot be read. Their failure policies decide instead
-    undecidable  the reason why the rules cannot be decided together. Their failure policies decide then. "" if they can
+    unreadable   rules with wrong values. Instead of such a rule, its failure policy decides: `allow` or `deny`
+    undecidable  the reason why the rules cannot be decided together; "" if they can be decided. With a reason, the
+                 failure policies of the rules decide
     """
 
     rules: tuple[AppliedRule, ...]
@@ -144,8 +145,8 @@ class PreparedCommands:
         self.publications = publications()
 
     @property
-    def newest(self) -> bool:
-        """Return whether this process has not edited any rule since the snapshot was read."""
+    def has_own_edits(self) -> bool:
+        """Return whether the snapshot contains every edit of rules that this process has made."""
         return self.publications == publications()
 
     def add(self, cache_key: tuple[object, ...], shape: RequestShape, selection: Selection) -> PreparedCommand:
@@ -204,11 +205,11 @@ def _call(snapshot: Snapshot, version: int | None, prepared: Prepared, shape: Re
     identity, costs = shape.identity, tuple(shape.costs.values())
     timezone, anchor, kept, periods = snapshot.billing(identity.account)
     keys = tuple([getattr(identity, field, field) for field in prepared.fields])
-    owner = identity.owner
-    usage = Usage(owner, usage_key(identity), prepared.meters, periods, timezone, anchor, kept)
-    return Call(prepared.program, keys, costs, owner, usage, version=version, at_once=shape.at_once)
+    account = identity.account_id
+    usage = Usage(account, usage_key(identity), prepared.meters, periods, timezone, anchor, kept)
+    return Call(prepared.program, keys, costs, account, usage, version=version, at_once=shape.at_once)
 
 
 def usage_key(identity: Identity) -> str:
-    """Return the key under which a request's usage is counted. Without an account this is ANONYMOUS."""
-    return (identity.narrowest if identity.account is not None else None) or ANONYMOUS
+    """Return the key under which a request's usage is counted. Without an account, return ANONYMOUS."""
+    return (identity.narrowest_key if identity.account is not None else None) or ANONYMOUS

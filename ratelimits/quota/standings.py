@@ -83,7 +83,7 @@ def _call(prepared: Prepared, identity: Identity, version: int | None, op: Op, *
     """Return a call that has the cost 1 in each meter and does not count usage."""
     keys = tuple(getattr(identity, field, field) for field in prepared.fields)
     costs = (1,) * len(prepared.meters)
-    return Call(prepared.program, keys, costs, identity.owner, version=version, op=op, at_once=at_once)
+    return Call(prepared.program, keys, costs, identity.account_id, version=version, op=op, at_once=at_once)
 
 
 class LiveLimit(NamedTuple):

@@ -48,7 +48,7 @@ def in_sample(owner: str, share: float) -> bool:
 
 def record(identity: Identity, scope: str, method: str, costs: Mapping[str, int]) -> None:
     """Record a request, if its account or key is in the sample. The caller must check that `RECORD_SAMPLE` is not 0."""
-    owner = identity.account or identity.narrowest or identity.address or ""
+    owner = identity.account or identity.narrowest_key or identity.address or ""
     if not in_sample(owner, conf.RECORD_SAMPLE):
         return
     unwritten = len(_unwritten)

@@ -41,13 +41,14 @@ def billing_starts(reports: Iterable[Report], ends: Mapping[int, int]) -> dict[i
     start.
 
     Usage belongs to the period of the report on which it first appeared. There is one exception: the first report of a
-    period can also contain late usage of earlier counted periods. If closed periods overlap almost all of such a
+    period can also contain late usage of an earlier counted period. If closed periods contain almost all of this
     counted period, its usage belongs to one of these closed periods.
     """
     starts: dict[int, int] = {}
     closed: dict[int, BillingPeriod] = {}
     for report in reports:
-        for start in (int(period) * SECOND for period in report.since):
+        # The keys of `report.since` are the starts of the report's counted periods, in seconds.
+        for start in (int(seconds) * SECOND for seconds in report.since):
             if start in starts:
                 continue
             earlier = None

@@ -163,7 +163,9 @@ class Row(NamedTuple):
     rule: Annotated[
         str, text("The rule that billed or refused the requests; empty if there is none.", width=20, listed=True)
     ]
-    rule_version: Annotated[int, version("Version of the configuration in which the rule was in force.")]
+    rule_version: Annotated[
+        int, version("Version of the rule: the number of the last edit that changed the rule for this key.")
+    ]
     plan: Annotated[str, text("The account's plan at the end of the billing period.", width=20)]
     batch_range: Annotated[
         str,

@@ -27,7 +27,7 @@ class EditedRule:
         """Put the rule into the current rules. The rows about the keys of all `identities` are read at once."""
         row = rule_row(rule)
         self._pk = row.pk or NEW
-        row = replace(row, pk=self._pk, version=0, since=0, mode="enforce" if row.mode == "off" else row.mode)
+        row = replace(row, pk=self._pk, version=0, edited_at=0, mode="enforce" if row.mode == "off" else row.mode)
         rows = current.having(*identities).rows
         rows = replace(rows, rules={**rows.rules, self._pk: row})
         self._snapshot = Snapshot(rows, _now, _unread, versioned=False)

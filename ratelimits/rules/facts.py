@@ -57,11 +57,11 @@ class Facts:
         if not any(of_key) and key not in rows.deleted_at and key not in rows.kept:
             return None
         overrides, memberships, accounts = of_key
-        changes = [rows.deleted_at.get(key, 0), *(account.since for account in accounts)]
-        times = [(row.since, row.valid_from, row.valid_until) for row in overrides]
-        times += [(row.since, row.valid_from, row.valid_until) for row in memberships]
-        for since, *edges in times:
-            changes += since, *(edge for edge in edges if 0 < edge <= now)
+        changes = [rows.deleted_at.get(key, 0), *(account.edited_at for account in accounts)]
+        times = [(row.edited_at, row.valid_from, row.valid_until) for row in overrides]
+        times += [(row.edited_at, row.valid_from, row.valid_until) for row in memberships]
+        for edited_at, *edges in times:
+            changes += edited_at, *(edge for edge in edges if 0 < edge <= now)
         in_force: dict[str, OverrideRow] = {}
         for override in overrides:
             if override.valid_from <= now < override.valid_until:

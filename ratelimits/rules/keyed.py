@@ -27,7 +27,7 @@ _CHUNK = 2000
 
 
 class OverrideRow(NamedTuple):
-    """An override of one key. Moments are in µs since 1970 UTC."""
+    """An override of one key. It was last edited at `edited_at`. Moments are in µs since 1970 UTC."""
 
     pk: int
     key: str
@@ -37,29 +37,35 @@ class OverrideRow(NamedTuple):
     valid_from: int
     valid_until: int
     version: int
-    since: int
+    edited_at: int
 
 
 class MembershipRow(NamedTuple):
-    """The plan that a key is on for a time. `valid_from` and `valid_until` are in µs since 1970 UTC."""
+    """The plan that a key is on from `valid_from` until `valid_until`. The row was last edited at `edited_at`.
+
+    These moments are in µs since 1970 UTC.
+    """
 
     pk: int
     plan: int
     valid_from: int
     valid_until: int
     version: int
-    since: int
+    edited_at: int
 
 
 class AccountRow(NamedTuple):
-    """An account. `plan` is the id of its plan; 0 if it has none."""
+    """An account. `plan` is the id of the account's plan; 0 if the account has no plan.
+
+    `edited_at` is the moment of the last edit of the account, in µs since 1970 UTC.
+    """
 
     pk: int
     plan: int
     timezone: str
     anchor: str | None
     version: int
-    since: int
+    edited_at: int
 
 
 Row = TypeVar("Row", bound=OverrideRow | MembershipRow | AccountRow)
@@ -70,8 +76,8 @@ _T = TypeVar("_T", bound=Hashable)
 class KeyRows:
     """The rows about the keys of one shard, by key ("user:42"). The newest row of a key is the first.
 
-    deleted_at  when a row about the key was last deleted
-    kept        the kept period of an account (see algorithms/billing_periods.py)
+    deleted_at  the moment at which a row about the key was last deleted, in µs since 1970 UTC
+    kept        the kept period of an account
     edges       the moments at which the validity of a row begins or ends, in order
     """
 
@@ -96,31 +102,34 @@ def read(using: str, shards: Collection[int], above: int | None = None) -> dict[
     columns = "shard", "key", "pk", "rule", *KeyOverride.NUMBERS, "mode", *moments
     rows = KeyOverride.objects.using(using).filter(**wanted).order_by("version", "pk").values_list(*columns)
     numbers = cache(_numbers)
-    for shard, key, pk, rule, capacity, rate, period, mode, begins, ends, version, since in rows.iterator(_CHUNK):
+    for shard, key, pk, rule, capacity, rate, period, mode, begins, ends, version, edited_at in rows.iterator(_CHUNK):
         override = OverrideRow(
             pk, key, once(rule), numbers(capacity, rate, period), once(mode),
-            _micros(begins, 0), _micros(ends, NEVER), once(version), once(since),
+            _micros(begins, 0), _micros(ends, NEVER), once(version), once(edited_at),
         )  # fmt: skip
         _put(overrides, shard, key, override)
     memberships: dict[int, dict[str, tuple[MembershipRow, ...]]] = {}
     plan_memberships = PlanMembership.objects.using(using).filter(**wanted).order_by("version", "pk")
-    for shard, key, pk, plan, begins, ends, version, since in plan_memberships.values_list(
+    for shard, key, pk, plan, begins, ends, version, edited_at in plan_memberships.values_list(
         "shard", "key", "pk", "plan", *moments
     ).iterator(_CHUNK):
-        membership = MembershipRow(pk, once(plan), _micros(begins, 0), _micros(ends, NEVER), once(version), once(since))
+        membership = MembershipRow(
+            pk, once(plan), _micros(begins, 0), _micros(ends, NEVER), once(version), once(edited_at)
+        )
         _put(memberships, shard, key, membership)
     accounts: dict[int, dict[str, tuple[AccountRow, ...]]] = {}
     payers = Account.objects.using(using).filter(**wanted).order_by("version", "pk")
-    for shard, identifier, pk, plan, timezone, anchor, version, since in payers.values_list(
+    for shard, identifier, pk, plan, timezone, anchor, version, edited_at in payers.values_list(
         "shard", "identifier", "pk", "plan", "timezone", "billing_anchor", "version", "since"
     ).iterator(_CHUNK):
-        account = AccountRow(pk, once(plan or 0), once(timezone), once(anchor or None), once(version), once(since))
+        account = AccountRow(pk, once(plan or 0), once(timezone), once(anchor or None), once(version), once(edited_at))
         _put(accounts, shard, f"account:{identifier}", account)
     deleted_at: dict[int, dict[str, int]] = {}
     if above is None:
         tombstones = Tombstone.objects.using(using).filter(kind__in=("keyoverride", "planmembership", "account"))
-        for shard, key, since in tombstones.filter(shard__in=shards).values_list("shard", "key").annotate(Max("since")):
-            deleted_at.setdefault(shard, {})[key] = since
+        deletions = tombstones.filter(shard__in=shards).values_list("shard", "key").annotate(Max("since"))
+        for shard, key, moment in deletions:
+            deleted_at.setdefault(shard, {})[key] = moment
     kept: dict[int, dict[str, Span]] = {}
     spans = KeptPeriod.objects.using(using).filter(**wanted).values_list("shard", "account", "start", "end")
     for shard, identifier, start, end in spans.iterator(_CHUNK):

@@ -32,8 +32,8 @@ _ATTEMPTS = 5
 class RuleRow:
     """A rule.
 
-    `plan` is the id of the rule's plan; 0 for a default rule. If the row is not valid, `algorithm` is None and
-    `unreadable` says why.
+    `plan` is the id of the rule's plan; 0 for a default rule. `edited_at` is the moment of the last edit, in µs since
+    1970 UTC. If the row is not valid, `algorithm` is None and `unreadable` says why.
     """
 
     pk: int
@@ -51,7 +51,7 @@ class RuleRow:
     max_wait: Decimal
     prefetch: int
     version: int
-    since: int
+    edited_at: int
     unreadable: str = ""
 
     def with_numbers(self, changes: Mapping[str, Any]) -> Algorithm:
@@ -147,8 +147,8 @@ def _read_all(using: str, version: int) -> Rows:
         {row.pk: row for row in rules},
         dict(Plan.objects.using(using).values_list("pk", "slug")),
         {
-            (plan or 0, name): (version_of_deletion, since)
-            for plan, name, version_of_deletion, since in tombstones.annotate(Max("version"), Max("since"))
+            (plan or 0, name): (version_of_deletion, moment)
+            for plan, name, version_of_deletion, moment in tombstones.annotate(Max("version"), Max("since"))
         },
         AccessIndex(access.read(using)),
     )

@@ -335,9 +335,13 @@ class Snapshot:
         span = algorithm.valid_span(now)
         if span is not None:
             self._seen(now, span[1])
-        versions = [row.version, *(version for version, _since in deletions), *(item.version for item in overrides)]
-        moments = [row.since, changed_at, *(since for _version, since in deletions)]
-        moments += [max(item.since, item.valid_from) for item in overrides]
+        versions = [
+            row.version,
+            *(version for version, _deleted_at in deletions),
+            *(item.version for item in overrides),
+        ]
+        moments = [row.edited_at, changed_at, *(deleted_at for _version, deleted_at in deletions)]
+        moments += [max(item.edited_at, item.valid_from) for item in overrides]
         return AppliedRule(
             name=row.name,
             key="",

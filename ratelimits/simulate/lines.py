@@ -1,4 +1,4 @@
-"""Read rules, and the lines of a trace (recorded requests). A sentence about each mistake says what is wrong."""
+"""Read rules, and the lines of a trace (recorded requests). The message of each error says what to correct."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ def objects(texts: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
 def _decoded_together(texts: list[bytes]) -> list[Any] | None:
     """Return the values of several lines; None if each line must be decoded on its own.
 
-    To decode all lines as one JSON list is faster. Lines that contain a list are not decoded in this way. Then each
-    item of the list is exactly one line: no text contains a line break, and no item begins inside of an object.
+    To decode all lines as one JSON list is faster. If a line contains the character "[", this is not done. So an item
+    of the list cannot begin inside of an object. No text contains a line break. So each item is exactly one line.
     """
     whole = b",\n".join(texts)
     if b"[" in whole or not all(text.lstrip().startswith(b"{") for text in texts):

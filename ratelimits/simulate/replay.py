@@ -108,12 +108,12 @@ class Replay:
         self._rules = rules
         self._makers: list[CommandMaker] = []
         #: The number that each rule reports as `limit`.
-        self.limits_shown = tuple(rule.shown for rule in rules)
+        self.limits_shown = tuple(rule.shown_limit for rule in rules)
 
     def _use_rules(self, keyspace: Keyspace, rules: Rules) -> None:
         terms = tuple(Term(rule, str(number), 0, 0) for number, rule in enumerate(rules))
         self._makers.append(CommandMaker(keyspace, program(terms)))
-        self._rules, self.limits_shown = rules, tuple(rule.shown for rule in rules)
+        self._rules, self.limits_shown = rules, tuple(rule.shown_limit for rule in rules)
 
     def commands(self, line: TraceLine, keyspace: Keyspace) -> list[ReadyCommand]:
         """Return the commands for a line. The reply to the last command has the result of the line."""

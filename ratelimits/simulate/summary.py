@@ -1,4 +1,4 @@
-"""Summarise a simulation in a few lines: the numbers of admitted requests in time, and the busiest keys."""
+"""Summarise a simulation in a few lines. They show admitted requests by time, and the busiest keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUSIEST = 5
 def spark(counts: list[int], maximum: int = 0) -> str:
     """Return a bar for each count above 0, and a space for each 0.
 
-    The highest bar stands for `maximum` or, if it is greater, for the greatest count.
+    The highest bar stands for the greatest count, but at least for `maximum`.
     """
     maximum = max(maximum, *counts, 1)
     return "".join(BARS[(count * 8 - 1) // maximum] if count else " " for count in counts)

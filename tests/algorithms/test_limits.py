@@ -132,7 +132,7 @@ def test_a_capacity_is_a_whole_number_of_at_least_nothing(algorithm: str, capaci
 @pytest.mark.parametrize("algorithm", [*COUNTED, "leaky_bucket_queue"])
 def test_a_capacity_of_nothing_is_a_limit_like_others(algorithm: str) -> None:
     closed = made(algorithm, capacity=0)
-    assert (closed.shown, closed.quota[0]) == (0, 0)
+    assert (closed.shown_limit, closed.quota[0]) == (0, 0)
     assert complaint(algorithm, capacity=-1) == "capacity must be at least 0, not -1"
 
 
@@ -312,7 +312,7 @@ def test_an_empty_anchor_is_none() -> None:
     ],
 )
 def test_what_a_decision_reports_as_its_limit(algorithm: Algorithm, shown: float) -> None:
-    assert (algorithm.shown, type(algorithm.shown)) == (shown, type(shown))
+    assert (algorithm.shown_limit, type(algorithm.shown_limit)) == (shown, type(shown))
 
 
 @pytest.mark.parametrize(

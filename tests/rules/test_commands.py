@@ -237,7 +237,7 @@ class TestReload:
 
     def shown(self, loader: Loader) -> dict[str, int | float]:
         identity = Identity(user="user:1")
-        return {one.name: one.algorithm.shown for one in loader.reload().applicable("*", "GET", identity)}
+        return {one.name: one.algorithm.shown_limit for one in loader.reload().applicable("*", "GET", identity)}
 
     def test_raw_sql_gets_versions_history_and_comes_into_force(self, loader: Loader) -> None:
         changed, deleted = rule("changed", capacity=1), rule("deleted")

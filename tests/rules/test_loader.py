@@ -26,7 +26,7 @@ OTHER = Identity(user="user:2")
 
 def shown(snapshot: rules.Snapshot, identity: Identity = USER) -> dict[str, int | float]:
     """Return the limit of every rule that applies."""
-    return {one.name: one.algorithm.shown for one in snapshot.applicable("*", "GET", identity)}
+    return {one.name: one.algorithm.shown_limit for one in snapshot.applicable("*", "GET", identity)}
 
 
 class TestIsolation:
@@ -252,7 +252,7 @@ class TestShards:
             KeyOverride.objects.create(key="user:1", rule="burst", rate=50)
         selection = old.select("*", "GET", USER)
         assert selection.version == loader.current().version == 3
-        assert (old.version, selection.rules[0].algorithm.shown) == (1, 2)
+        assert (old.version, selection.rules[0].algorithm.shown_limit) == (1, 2)
 
     def test_edits_reach_the_shards_that_are_held(self, loader: Loader, queries: list[str]) -> None:
         rule(capacity=1)
@@ -388,7 +388,7 @@ class TestAsync:
             rules.forget()
             snapshot = await rules.acurrent()
             selection = await rules.aselect(snapshot, "*", "GET", USER)
-            return selection.rules[0].algorithm.shown, (await rules.areload()).version
+            return selection.rules[0].algorithm.shown_limit, (await rules.areload()).version
 
         assert asyncio.run(ask()) == (2, 2)
 

@@ -338,7 +338,7 @@ class TestPassingTime:
         for moment in (begins - 1e-6, begins, ends - 1e-6, ends):
             clock.seconds = moment
             [applied] = loader.current().applicable("*", "GET", USER)
-            seen.append((applied.algorithm.shown, applied.since))
+            seen.append((applied.algorithm.shown_limit, applied.since))
         begun, ended = instant(at(begins)), instant(at(ends))
         assert seen == [(10, Rule.objects.get().since), (20, begun), (20, begun), (10, ended)]
 
@@ -367,9 +367,9 @@ class TestPassingTime:
     def test_a_clock_that_steps_far_back_is_followed(self, loader: Loader, clock: Clock) -> None:
         rule(capacity=10)
         KeyOverride.objects.create(key="user:1", rule="burst", capacity=20, valid_until=at(clock.seconds - 1000))
-        assert loader.current().applicable("*", "GET", USER)[0].algorithm.shown == 10
+        assert loader.current().applicable("*", "GET", USER)[0].algorithm.shown_limit == 10
         clock.seconds -= 2000
-        assert loader.current().applicable("*", "GET", USER)[0].algorithm.shown == 20
+        assert loader.current().applicable("*", "GET", USER)[0].algorithm.shown_limit == 20
 
 
 class TestBilling:

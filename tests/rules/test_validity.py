@@ -25,7 +25,7 @@ def at(seconds: float) -> datetime:
 
 def blocks(loader: Loader, identity: Identity) -> bool:
     [applied] = loader.current().applicable("*", "GET", identity)
-    return applied.algorithm.shown == 1
+    return applied.algorithm.shown_limit == 1
 
 
 @pytest.fixture

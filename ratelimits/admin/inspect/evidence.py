@@ -138,7 +138,7 @@ def shown_refusals(identity: Identity, now: float, rule_page: str) -> Refusals:
 
     `rule_page` is the URL of a rule's page, with "{}" in place of the primary key. It is "" if links are not wanted.
     """
-    account, key = identity.owner, identity.narrowest or ""
+    account, key = identity.account_id, identity.narrowest_key or ""
     if not account:
         blocked = blocked_lately(targets_of(identity), now)
         why = _(

@@ -88,8 +88,8 @@ class _Table:
         memberships = _memberships(keys) if pages.membership else []
         self._membership_urls = {plan: pages.membership.format(pk) for plan, pk in memberships}
         self._account_url = ""
-        if pages.account and identity.owner:
-            accounts = Account.objects.using(using).filter(identifier=identity.owner)
+        if pages.account and identity.account_id:
+            accounts = Account.objects.using(using).filter(identifier=identity.account_id)
             self._account_url = next((pages.account.format(pk) for pk in accounts.values_list("pk", flat=True)), "")
         # Translate once for all rows, because looking up a translation takes time.
         self._default, self._full, self._admits = SafeString(escape(_("default rule"))), _("full"), _("admits")
@@ -130,8 +130,8 @@ class _Table:
 
     def _key_link(self, key: str) -> SafeString:
         """Return a key with a link to its page in the inspector. The key of this page, and `global`, get no link."""
-        without_link = ("", GLOBAL_KEY, self._identity.narrowest, self._identity.address)
-        is_this_page = key == self._identity.account and self._identity.narrowest is None
+        without_link = ("", GLOBAL_KEY, self._identity.narrowest_key, self._identity.address)
+        is_this_page = key == self._identity.account and self._identity.narrowest_key is None
         linked = bool(self._pages.inspect) and key not in without_link and not is_this_page
         link = self._keys[key] = _linked(key, f"{self._pages.inspect}?{urlencode({'q': key})}" if linked else "")
         return link
@@ -139,7 +139,7 @@ class _Table:
     def _query(self, key: str) -> str:
         if key not in self._queries:
             needs_account = not key.startswith(("ip:", "account:"))
-            query = {"key": key} | ({"account": self._identity.owner or NO_ACCOUNT} if needs_account else {})
+            query = {"key": key} | ({"account": self._identity.account_id or NO_ACCOUNT} if needs_account else {})
             self._queries[key] = urlencode(query)
         return self._queries[key]
 
@@ -200,7 +200,7 @@ def _next_request(limit: LiveLimit) -> str:
         return _("the failure policy of the rule decides: %s") % rule.on_failure
     if standing is None:
         return _("not known")
-    if rule.algorithm.closed:
+    if rule.algorithm.admits_nothing:
         return _("refuses every request")
     if limit.retry_after is None:
         return _("refuses")

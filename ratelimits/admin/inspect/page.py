@@ -175,21 +175,21 @@ class _Page:
             context["limits"] = shown_limits(limits, identity, snapshot.rows.plans, self._pages())
         if redis_error is not None:
             context["silent"] = _("Redis does not answer, so the remaining permits are not known: %s") % redis_error
-        context["owner"] = identity.owner
-        if identity.owner and identity.account != key:
-            context["owner_url"] = inspect_url(f"account:{identity.owner}", "", self._site.name)
+        context["owner"] = identity.account_id
+        if identity.account_id and identity.account != key:
+            context["owner_url"] = inspect_url(f"account:{identity.account_id}", "", self._site.name)
         context["names"] = list(self._names(key))
         if may_operate(self._request) or self._may_view(Access):
             context["access"] = shown_access(identity, snapshot)
-        if self._may_view(PeriodUsage) and identity.owner:
-            context["usage"] = shown_usage(identity.owner, now)
+        if self._may_view(PeriodUsage) and identity.account_id:
+            context["usage"] = shown_usage(identity.account_id, now)
         if self._may_view(Line):
             context["refusals"] = shown_refusals(identity, now, self._pages().rule)
             context["lines_url"] = self._lines_url(identity)
             if identity.account == key:
-                keys = keys_of_account(identity.owner)
+                keys = keys_of_account(identity.account_id)
                 context["keys"] = [
-                    (name, inspect_url(name, identity.owner, self._site.name)) for name in keys[:MAX_KEYS]
+                    (name, inspect_url(name, identity.account_id, self._site.name)) for name in keys[:MAX_KEYS]
                 ]
                 context["more_keys"] = len(keys) > MAX_KEYS
         context["actions"] = list(self._actions(key))
@@ -246,9 +246,9 @@ class _Page:
         return f"{url}?{urlencode(query)}" if query else url
 
     def _lines_url(self, identity: Identity) -> str:
-        if not identity.owner:
+        if not identity.account_id:
             return ""
-        term = " ".join(filter(None, (identity.owner, identity.narrowest)))
+        term = " ".join(filter(None, (identity.account_id, identity.narrowest_key)))
         return self._list_url(Line, {"q": term})
 
     def _searched_tables(self) -> set[type[models.Model]]:

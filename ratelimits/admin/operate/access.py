@@ -19,9 +19,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ratelimits.admin.audited import REASON, AuditedAdmin, InForceFilter
-from ratelimits.admin.completed import CompletedKeys
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed, may_operate
 from ratelimits.admin.operate.grants import GrantView
+from ratelimits.admin.suggestions import KeySuggestions
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import identify
@@ -55,7 +55,7 @@ class EndForm(forms.Form):
 
 
 @admin.register(Access)
-class AccessAdmin(CompletedKeys, AuditedAdmin):
+class AccessAdmin(KeySuggestions, AuditedAdmin):
     """The blocks and allows. Users end a block or allow, but cannot delete it: the list shows former ones too."""
 
     change_list_template = "ratelimits/admin/access_change_list.html"

@@ -16,9 +16,9 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ratelimits.admin.completed import completed
 from ratelimits.admin.inspected import may_inspect
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed, may_operate
+from ratelimits.admin.suggestions import suggest_keys
 from ratelimits.models import KeyOverride, Rule
 from ratelimits.models.keys import validate_key
 from ratelimits.quota.operating import NotOperatedError, identity_of
@@ -70,7 +70,7 @@ class GrantForm(forms.Form):
         if self.errors:
             return data
         try:
-            data["account"] = data["account"] or identity_of(data["key"]).owner
+            data["account"] = data["account"] or identity_of(data["key"]).account_id
             self.planned = planned(data["key"], data["rule"], data["extra"], data["until"], account=data["account"])
             for override in self.planned:
                 override.clean_numbers()
@@ -99,8 +99,8 @@ class GrantView:
         initial = {name: request.GET[name] for name in ("key", "account", "rule", "extra") if name in request.GET}
         form = GrantForm(request.POST if request.method == "POST" else None, initial=initial)
         if may_inspect(request):
-            completed(form.fields["key"], self._site.name, "keys")
-            completed(form.fields["account"], self._site.name, "accounts")
+            suggest_keys(form.fields["key"], self._site.name, "keys")
+            suggest_keys(form.fields["account"], self._site.name, "accounts")
         if request.method != "POST" or not form.is_valid():
             context = {
                 **self._site.each_context(request),

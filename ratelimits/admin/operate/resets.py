@@ -12,10 +12,10 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ratelimits.admin.completed import CompletedKeys
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed, may_operate
 from ratelimits.admin.operate.grants import rule_choices
 from ratelimits.admin.readonly import ReadOnlyAdmin
+from ratelimits.admin.suggestions import KeySuggestions
 from ratelimits.models import KeyReset
 from ratelimits.quota.operating import NotOperatedError, counted_under, reset
 from ratelimits.quota.standings import UNAVAILABLE
@@ -51,7 +51,7 @@ class KeyResetForm(forms.ModelForm):  # type: ignore[type-arg]
 
 
 @admin.register(KeyReset)
-class KeyResetAdmin(CompletedKeys, ReadOnlyAdmin):
+class KeyResetAdmin(KeySuggestions, ReadOnlyAdmin):
     """The resets that users have made, and the form for a new reset."""
 
     account_fields = ("account",)

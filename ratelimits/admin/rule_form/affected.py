@@ -29,7 +29,7 @@ LOOK_BACK = 86_400
 MAX_LINES = 50_000
 #: Maximum number of keys that are counted.
 MAX_KEYS = 2_000
-#: Maximum number of keys for which Redis is asked what they have left.
+#: Maximum number of keys whose remaining permits are read from Redis.
 MAX_PEEKS = 200
 
 
@@ -93,13 +93,14 @@ def affected(rule: Rule, algorithm: Algorithm, now: int | None = None) -> Affect
     """
     now = int(time.time()) if now is None else now
     if rule.key_kind == KeyKind.IP:
-        return Affected(0, None, False, algorithm.closed and rule.mode == Rule.Mode.ENFORCE, known=False)
+        return Affected(0, None, False, algorithm.admits_nothing and rule.mode == Rule.Mode.ENFORCE, known=False)
     used_keys = _usage_of_keys(rule, now)
     more, refuses = len(used_keys) >= MAX_KEYS, rule.mode == Rule.Mode.ENFORCE
-    if algorithm.closed:
+    if algorithm.admits_nothing:
         return Affected(len(used_keys), len(used_keys), more, refuses)
     above = _above_in_redis(rule, algorithm, used_keys) if _has_counters(rule) else None
-    if above is None and rule.scope == "*" and (algorithm.quota[1] or algorithm.valid_span(now * MICROSECONDS)):
+    _permits, length = algorithm.quota
+    if above is None and rule.scope == "*" and (length or algorithm.valid_span(now * MICROSECONDS)):
         above = sum(_is_above(algorithm, use.units, now) for use in used_keys)
     return Affected(len(used_keys), above, more, refuses and bool(used_keys) and len(used_keys) == above)
 
@@ -137,7 +138,7 @@ def _is_above(algorithm: Algorithm, units: dict[int, int], now: int) -> bool:
     if window is not None:
         return _since(units, window[0] // MICROSECONDS) > permits
     assert length is not None
-    # In any span of time, a rule admits at most all permits once, and the permits that come back during the span.
+    # In a span of time, a rule can admit all its permits, and then the permits that come back during the span.
     return any(
         _since(units, now - span) > permits * (1 + Fraction(span * MICROSECONDS, length))
         for span in (BIN, 3_600, LOOK_BACK)

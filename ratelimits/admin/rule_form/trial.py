@@ -25,7 +25,7 @@ def trial_of(rule: Rule | None, errors: dict[str, list[str]]) -> dict[str, Any]:
         }
     algorithm = rule.to_algorithm()
     context: dict[str, Any] = {"affected": affected(rule, algorithm)}
-    if algorithm.closed:
+    if algorithm.admits_nothing:
         return context
     unit = conf.UNITS.get(rule.meter, rule.meter)
     try:

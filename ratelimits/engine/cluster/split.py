@@ -150,7 +150,7 @@ def _settle(whole_command: Command) -> Sending:
 
 def _leaves_traces(part: ShardPart) -> bool:
     """Return whether this part has a limit whose state is not fully restored when permits are given back."""
-    return not all(term.algorithm.undoable for term in part.command.call.program.terms)
+    return not all(term.algorithm.can_be_undone for term in part.command.call.program.terms)
 
 
 def _try(whole_command: Command, name: bytes) -> Sending:

@@ -5,28 +5,28 @@
 -- store has fallen to the *threshold*, the interval is the stable interval.
 -- The store is written as a time: permits * stable interval. With these numbers the results are equal to Guava's:
 --   W, the warm-up time
---   gain = (5 + cold factor) / (2 + 2 * cold factor)
+--   saving rate = (5 + cold factor) / (2 + 2 * cold factor)
 --   threshold = W / 2
---   maximum of the store = W * gain
---   what is added to the store = the time without requests * gain
--- Params: q, r, n, denominator/n, W, cold factor * 10^6, numerator of the gain, denominator of the gain.
+--   maximum of the store = W * saving rate
+--   time that is added to the store = the time without requests * saving rate
+-- Params: q, r, n, denominator/n, W, cold factor * 10^6, numerator and denominator of the saving rate.
 -- Entry: the same as in smooth.lua as far as g, then the last five params.
 do
   local smooth = smooth_limit()
 
   function smooth.base(params) return params[3] * params[4] end
 
-  -- Returns time * gain, as a pair over the denominator.
-  local function with_gain(l, time)
+  -- Returns time * saving rate, as a pair over the denominator.
+  local function saved_in(l, time)
     local whole, part = muldiv(time, l.params[7], l.params[8])
     return whole, part * (smooth.base(l.params) / l.params[8])
   end
 
-  function smooth.maximum(l) return with_gain(l, l.params[5]) end
+  function smooth.maximum(l) return saved_in(l, l.params[5]) end
 
-  function smooth.added_time(l, idle) return with_gain(l, idle) end
+  function smooth.added_time(l, idle) return saved_in(l, idle) end
 
-  function smooth.initial_store(l) return with_gain(l, l.params[5]) end
+  function smooth.initial_store(l) return saved_in(l, l.params[5]) end
 
   function smooth.ratio(new, old)
     if new[5] == old[5] and new[6] == old[6] then return 1, 1 end

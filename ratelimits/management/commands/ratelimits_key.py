@@ -85,7 +85,7 @@ class Command(BaseCommand):
     def _show(self, options: dict[str, Any]) -> None:
         identity = identity_of(options["key"], options["account"])
         if identity.account is not None:
-            self.stdout.write(f"account: {identity.owner}")
+            self.stdout.write(f"account: {identity.account_id}")
         row = rules.reload().access(identity)
         if row is not None:
             access = Access.objects.using(conf.DATABASE).get(pk=row.pk)
@@ -103,7 +103,7 @@ class Command(BaseCommand):
 
     def _grant(self, options: dict[str, Any]) -> None:
         key, rule, extra, until = (options[name] for name in ("key", "rule", "extra", "until"))
-        owner = options["account"] or identity_of(key).owner
+        owner = options["account"] or identity_of(key).account_id
         for override in grant(key, rule, extra, until, options["reason"], account=owner, by=_author(options)):
             self.stdout.write(f"{override}: capacity {override.capacity}, {_validity_text(override)}")
 

@@ -1,4 +1,4 @@
-"""Put rows in force that raw SQL wrote, or that came from a backup of the database."""
+"""Put into force the rows that raw SQL wrote, or the rows of a restored backup of the database."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.db import transaction
 from redis.exceptions import RedisError
 
 from ratelimits.conf import conf
-from ratelimits.engine.publish import publish_version
+from ratelimits.engine.publish import version_in_force
 from ratelimits.models.raw.adoption import adopt
 from ratelimits.models.versions import ConfigVersion, Tombstone, editing
 
@@ -43,7 +43,7 @@ class Command(BaseCommand):
         If the database was restored from a backup, this version is newer than the version in the database.
         """
         try:
-            return publish_version(0)
+            return version_in_force()
         except (RedisError, OSError) as error:
             self.stderr.write(
                 f"Redis does not answer ({error}): processes read all rules again within {conf.RELOAD_INTERVAL} s."

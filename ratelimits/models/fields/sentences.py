@@ -25,8 +25,8 @@ COUNTED_PER: dict[str, Callable[[], str]] = {
 
 def sentence(algorithm: Algorithm, unit: str, key_kind: str, scope: str = "*", max_wait: Decimal | None = None) -> str:
     """Return a limit as a sentence for people. `unit` is the unit of its meter, such as "requests"."""
-    parts = [_("nothing passes")] if algorithm.closed else algorithm.sentence(_WORDS, unit)
-    if algorithm.may_wait and max_wait and not algorithm.closed:
+    parts = [_("nothing passes")] if algorithm.admits_nothing else algorithm.sentence(_WORDS, unit)
+    if algorithm.may_wait and max_wait and not algorithm.admits_nothing:
         parts.append(_("waiting up to %(span)s") % {"span": _WORDS.span(max_wait)})
     parts.append(COUNTED_PER[key_kind]())
     if scope != "*":

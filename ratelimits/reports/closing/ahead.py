@@ -17,12 +17,14 @@ T = TypeVar("T")
 _MAX_GROUPS = 5000
 #: Maximum number of different period starts in one query, since databases limit the depth of a condition.
 _MAX_STARTS = 50
-#: `SpanCache` also reads the data of this time (µs) before and after a span. So it has the data of near spans too.
+#: Length of time in µs. `SpanCache` reads a span with this margin before and after it, so it can answer for near spans.
 _MARGIN = 32 * 86_400 * 1_000_000
 
 
 class GroupsAhead:
-    """Reads the groups of ledger lines up to the positions `chain`, for as many accounts at once as memory allows.
+    """Reads the groups of ledger lines, for as many accounts at once as memory allows.
+
+    `chain` has, for each shard, the position of the last batch whose lines are read.
 
     `periods` has, for each account, the starts (s since 1970 UTC) of periods that are not on a report yet. Ask for the
     accounts in the order of the code points of their names, because the database returns the groups in this order.

@@ -1,6 +1,7 @@
 """Build the JSON Schema of exports from the columns of `rows.Row`.
 
-The schemas for the first version of the columns are also published as files in ratelimits/reports/schema.
+There are two schemas: the second also has the columns of `_MONEY`. If a version of the app adds a column, both schemas
+get a new version. For version 1, both schemas are also published as files in ratelimits/reports/schema.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ _MONEY = {
 
 
 def schema_id(version: int = VERSION, *, priced: bool = False) -> str:
-    """Return the `$id` of the schema for a version of the columns. With `priced`, return that of the second schema."""
+    """Return the `$id` of the first schema for a version of the columns; with `priced`, of the second schema."""
     return f"urn:ratelimits:schema:report:v{2 if priced else 1}{f'.{version}' if version > 1 else ''}"
 
 

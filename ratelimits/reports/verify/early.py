@@ -27,7 +27,9 @@ _EXPLAIN = (
 
 
 class _ReportEnd(NamedTuple):
-    """The position in a shard's chain at which a report ends, and the end of the report's period (µs)."""
+    """The last batch of a shard that a report contains, and the end of the report's period.
+
+    `position` is the number of this batch in the shard's chain. `period_end` is in µs since 1970 UTC."""
 
     position: int
     period_end: int
@@ -52,8 +54,8 @@ def verify_early(using: str, *sources: str) -> Iterator[str]:
             and not _explained(using, shard, watermark, latest.period_end)
         ):
             yield (
-                f"shard {shard:02d} says that its usage is complete until {when(watermark)}, but the report"
-                f" {latest.report}, whose period ends at {when(latest.period_end)}, is final"
+                f"shard {shard:02d} says that its usage is complete until {when(watermark)}. But report"
+                f" {latest.report} is final, and its period ends later, at {when(latest.period_end)}"
             )
         for source in sources or (using,):
             yield from _late_batches(using, source, shard, sorted(shard_ends))
@@ -62,7 +64,7 @@ def verify_early(using: str, *sources: str) -> Iterator[str]:
 def _ends(using: str) -> dict[int, set[_ReportEnd]]:
     """Return the ends of reports, by shard.
 
-    If several reports end at the same position, only the one whose period ends last is returned.
+    If several reports have the same last batch, return only the one with the latest `period_end`.
     """
     gaps = DurabilityGap.objects.using(using).filter(kind=GapKind.FORCED)
     forced = set(gaps.values_list("account", "since"))
@@ -98,8 +100,8 @@ def _late_batches(using: str, source: str, shard: int, ends: list[_ReportEnd]) -
             more += 1
             continue
         first_error = (
-            f"batch {batch}, opened at {when(batch.opened_at)}, arrived after report {latest.report} was finalised,"
-            f" whose period ends at {when(latest.period_end)}: the watermark of the shard was wrong, and no gap"
+            f"batch {batch}, opened at {when(batch.opened_at)}, arrived after report {latest.report} was finalised. The"
+            f" report's period ends at {when(latest.period_end)}. So the watermark of the shard was wrong, and no gap"
             " explains why"
         )
     if first_error:

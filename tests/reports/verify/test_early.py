@@ -77,7 +77,7 @@ def test_a_watermark_that_was_moved_back_is_named() -> None:
     ShardState.objects.filter(pk=int(*report.chain)).update(watermark=at("2026-10-20"))
     (finding,) = findings()
     assert "is complete until 2026-10-20" in finding
-    assert "report acme 2026-10-01 v1, whose period ends at 2026-11-01" in finding
+    assert "report acme 2026-10-01 v1 is final, and its period ends later, at 2026-11-01" in finding
 
 
 @pytest.mark.usefixtures("acme")

@@ -57,7 +57,7 @@ class KeyInput(forms.TextInput):
         return format_html('{}<datalist id="{}"></datalist>', text_input, list_id)
 
 
-def completed(field: Any, site: str, kind: str) -> None:
+def suggest_keys(field: Any, site: str, kind: str) -> None:
     """Let the input of a form's field suggest known keys, or known accounts.
 
     `kind` is "keys" or "accounts". `site` is the name of the admin site.
@@ -65,7 +65,7 @@ def completed(field: Any, site: str, kind: str) -> None:
     field.widget = KeyInput(reverse(f"{site}:ratelimits_inspect_{kind}"), field.widget.attrs)
 
 
-class CompletedKeys(_Base):
+class KeySuggestions(_Base):
     """Mixin for admin pages with keys or accounts. If the user may open the inspector, inputs suggest known ones.
 
     key_fields      the names of the fields for keys
@@ -80,11 +80,11 @@ class CompletedKeys(_Base):
         if field is not None and request is not None and may_inspect(request):
             for kind, names in (("keys", self.key_fields), ("accounts", self.account_fields)):
                 if db_field.name in names:
-                    completed(field, self.admin_site.name, kind)
+                    suggest_keys(field, self.admin_site.name, kind)
         return field
 
 
-class Completed(_Base):
+class RowSuggestions(_Base):
     """Mixin for admin pages with `autocomplete_fields`.
 
     A field has autocompletion only if the user may view the rows that can be chosen.

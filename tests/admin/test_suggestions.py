@@ -10,7 +10,7 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
-from ratelimits.admin import completed
+from ratelimits.admin import suggestions
 from ratelimits.models import Account, KeyTotal, Plan, PlanMembership
 from ratelimits.models.status.totals import DAY
 from tests.support.rows import rule
@@ -34,7 +34,7 @@ def select(client: Client, model: str, name: str) -> tuple[str, list[str]]:
 def test_a_choice_is_completed_and_can_be_made_without_javascript(
     admin_client: Client, monkeypatch: pytest.MonkeyPatch, model: str, name: str
 ) -> None:
-    monkeypatch.setattr(completed, "MAX_LISTED", 2)
+    monkeypatch.setattr(suggestions, "MAX_LISTED", 2)
     for number in range(2):
         Plan.objects.create(name=f"Plan {number}", slug=f"plan{number}")
         Account.objects.create(identifier=f"Account {number}")
