@@ -1,5 +1,6 @@
--- Counts requests that decide.lua did not count in this shard: a process has refused them from memory, or another
--- shard has refused them. Loaded after batch.lua and usage.lua.
+-- Counts requests that decide.lua did not count in this shard. These requests were refused from the memory of a process,
+-- or another shard has refused them, or they were admitted and a shadow rule of another shard would have refused them.
+-- Loaded after batch.lua and usage.lua.
 -- KEYS[1]  head of the shard, "<version of the rules> <run of the server>"     KEYS[2]  the shard's open batch
 -- ARGV[1]  run of the server when the caller connected   ARGV[2]  nonce
 -- ARGV[3]  '<dddd': starts of the previous billing period, the current one and the next two (µs). Then the kind of

@@ -44,7 +44,7 @@ def readable(report: Report) -> Iterator[None]:
 
 
 def prices_of(record: Record) -> dict[str, Price]:
-    """Return the prices of a period, by meter. `record` is their form in a report."""
+    """Return the prices of a period, by meter, from the record of these prices in a report."""
     return {meter: Price.from_record(price) for meter, price in record["meters"].items()}
 
 
@@ -77,7 +77,7 @@ def recorded(
 ) -> dict[str, Record]:
     """Return the prices that a report version uses. The keys are starts of periods (s since 1970 UTC, as text).
 
-    A period that was billed once, under any name of the account, keeps its prices. `prices_at_end` are the prices at
+    After its first report, under any name of the account, a period keeps its prices. `prices_at_end` are the prices at
     the end of the report's period. Only the first version of the report uses them, for this period.
     """
     records: dict[str, Record] = {}

@@ -12,7 +12,8 @@ from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.models import DurabilityGap
 from ratelimits.reports.periods import iso
 
-#: The word before a gap's units, by kind of gap. Lost replies have "at-most", because the ledger may have some of them.
+#: The word before a gap's units, by kind of gap. "unknown" is for requests whose replies were lost. Such a gap has
+#: "at-most", because the ledger may have some of these requests.
 _UNITS = {"unknown": "at-most", "unmetered": "unmetered"}
 
 

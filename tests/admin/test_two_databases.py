@@ -114,7 +114,7 @@ post(ADMIN + "adjustment/add/", adjustment)
 made = Adjustment.objects.get()
 assert made.author == ada and made.author._state.db == "default"
 assert " ada " in get(f"{ADMIN}adjustment/{made.pk}/change/")
-assert " ada " in get(ADMIN + "adjustment/").partition("goodwill")[2]
+assert " ada, " in get(ADMIN + "adjustment/").partition("goodwill")[2]
 get(f"{ADMIN}report/{report.pk}/change/")
 page = get(f"{ADMIN}reportline/{line.pk}/change/")
 assert " UTC bob: rule" in page and " UTC ada: account" in page, page

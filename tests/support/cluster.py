@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +13,7 @@ from typing import Any
 import redis
 from django.test import override_settings
 
-from ratelimits.embedded import EmbeddedServer, free_port
+from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.cluster.split import slot_of
 from tests.support.engine.asking import KEYS
 from tests.support.eventually import until
@@ -20,10 +22,23 @@ NODES, SLOTS = 3, 16384
 
 
 def _port() -> int:
-    """Return a port for a node. The cluster's bus needs the port that is 10,000 higher, so it must be valid too."""
-    while (port := free_port()) > 55_000:
+    """Return a free port for a node. The cluster's bus needs the port that is 10,000 higher, so it must be free too.
+
+    Both are below the ports that the system gives to outgoing connections, so no connection takes them meanwhile.
+    """
+    # Other processes of the same run have the same seed of `random`.
+    while not all(map(_is_free, (port := 10_000 + secrets.randbelow(12_000), port + 10_000))):
         pass
     return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as tried:
+        try:
+            tried.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _follows(client: redis.Redis, node: str) -> bool:

@@ -1,8 +1,8 @@
 """Close one account: find the billing periods whose usage is complete, and write their reports.
 
-A report has versions: each correction adds one. Late usage is usage that arrives after its period was closed. Lost
-replies are requests of which nobody knows whether Redis has counted them. An allowance is the quantity of each meter
-that the plan includes.
+A report has versions: each correction adds one. Late usage is usage that arrives after its period was closed. If
+the reply of Redis to a request is lost, nobody knows whether Redis has counted the request. An allowance is the
+quantity of each meter that the plan includes.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class Closing:
     def _allowance(
         self, billing_period: BillingPeriod, included: Mapping[str, int], plan: str | None = None
     ) -> Allowance:
-        """Return the allowance of a billing period with these included quantities, after all its reports."""
+        """Return what the reports of a billing period have left of these included quantities."""
         self._writer.flush()
         allowance = remaining(self._using, self.account, {*billing_period.members, billing_period.start}, included)
         allowance.plan = plan
