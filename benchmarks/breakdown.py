@@ -72,6 +72,7 @@ def layers(url: str) -> list[Case]:
     from ratelimits.engine.decide import decide_call
     from ratelimits.engine.resp import resp
     from ratelimits.quota import checking, waiting
+    from ratelimits.quota.answers.answer import ONE_REQUEST
 
     server, raw = ours.engine_server(), floors.RawSocket(url)
     command = Command(server.keyspace, ours.call_of(ours.three_limits(), time.time_ns() // 1000))
@@ -89,7 +90,7 @@ def layers(url: str) -> list[Case]:
         return checking.check(someone, "three", "GET").allowed
 
     def check_and_wait() -> object:
-        return waiting.check_and_wait(someone, "three", "GET", checking.ONE_REQUEST).allowed
+        return waiting.check_and_wait(someone, "three", "GET", ONE_REQUEST).allowed
 
     calls: list[tuple[str, str, Callable[[], object]]] = [
         ("ping", "raw PING", lambda: raw.exchange(floors.PING)),
@@ -118,7 +119,8 @@ def steps() -> list[Case]:
     from ratelimits.engine.server import current_server
     from ratelimits.identity import Identity, address_of, identify
     from ratelimits.quota import checking, costs, headers
-    from ratelimits.quota.http import costs_of
+    from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
+    from ratelimits.quota.answers.responses import costs_of
     from ratelimits.throttling import QuotaThrottle
 
     request, server = in_place.drf_request(), ours.engine_server()
@@ -145,11 +147,11 @@ def steps() -> list[Case]:
         ("answer.binding", lambda: answer.binding),
         ("rules.current()", rules.current),
         ("current_server()", current_server),
-        ("costs.valid(costs)", lambda: costs.valid(checking.ONE_REQUEST)),
+        ("costs.valid(costs)", lambda: costs.valid(ONE_REQUEST)),
         ("costs_of(None)", lambda: costs_of(None)),
         ("nonce()", nonce),
         ("command.to(run, nonce)", lambda: command.to(run_id, b"0123456789abcdef")),
-        ("Answer(…)", lambda: checking.Answer(True, decision, answer.prepared, 0.0, 0.0)),
+        ("Answer(…)", lambda: Answer(True, decision, answer.prepared, 0.0, 0.0)),
         ("QuotaThrottle()", QuotaThrottle),
         (
             "a command that is not prepared: Command(…)",

@@ -12,8 +12,8 @@ from django.http.response import HttpResponseBase
 
 from ratelimits.identity import aidentify, identify
 from ratelimits.quota import finishing
+from ratelimits.quota.answers.responses import Cost, costs_of, refusal, scope_of, with_headers, wrong_cost
 from ratelimits.quota.costs import WrongCost
-from ratelimits.quota.http import Cost, costs_of, refusal, scope_of, with_headers, wrong_cost
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
 
 View = TypeVar("View", bound=Callable[..., Any])

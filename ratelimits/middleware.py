@@ -17,8 +17,8 @@ from django.urls import Resolver404, resolve
 from ratelimits.conf import conf
 from ratelimits.identity import aidentify, identify
 from ratelimits.quota import finishing
-from ratelimits.quota.checking import ONE_REQUEST
-from ratelimits.quota.http import refusal, with_headers
+from ratelimits.quota.answers.answer import ONE_REQUEST
+from ratelimits.quota.answers.responses import refusal, with_headers
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest], Awaitable[HttpResponseBase]]

@@ -15,9 +15,9 @@ from rest_framework.throttling import BaseThrottle
 
 from ratelimits.identity import identify
 from ratelimits.quota import finishing
-from ratelimits.quota.checking import ONE_REQUEST, Answer
+from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
+from ratelimits.quota.answers.responses import costs_of, scope_of, wrong_cost
 from ratelimits.quota.costs import WrongCost
-from ratelimits.quota.http import costs_of, scope_of, wrong_cost
 from ratelimits.quota.waiting import check_and_wait
 from ratelimits.rules import AccessRow
 

@@ -13,7 +13,7 @@ from ratelimits import rules
 from ratelimits.algorithms.limits import algorithm_from_json
 from ratelimits.engine.cluster import wire
 from ratelimits.identity import Identity
-from ratelimits.quota import checking, waiting
+from ratelimits.quota import waiting, without_decision
 from ratelimits.rules import snapshot
 from tests.support.rows import rule
 
@@ -76,5 +76,5 @@ def test_a_child_has_its_own_places_for_those_who_wait(settings: Any) -> None:
 
 def test_a_child_limits_by_itself_whatever_its_parent_was_doing() -> None:
     window = algorithm_from_json({"algorithm": "fixed_window", "capacity": 1, "period": 60})
-    with checking.local._lock:
-        assert in_a_child(lambda: checking.local.admits([("user:1", "burst", window, 1)]))
+    with without_decision.local._lock:
+        assert in_a_child(lambda: without_decision.local.charge([("user:1", "burst", window, 1)]) == 0)

@@ -14,7 +14,8 @@ from ratelimits.conf import conf
 from ratelimits.engine.call import Op
 from ratelimits.identity import Identity, identify
 from ratelimits.quota import finishing
-from ratelimits.quota.checking import Answer, by_row
+from ratelimits.quota.answers.answer import Answer
+from ratelimits.quota.checking import by_row
 from ratelimits.quota.prepared import commands_by
 from ratelimits.quota.standings import UNAVAILABLE, Choice, uncounted
 from ratelimits.rules import Selection, Snapshot

@@ -7,9 +7,7 @@ middleware, the decorators) calls `check` or `acheck`.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from django.db.models.signals import post_migrate
 from redis.exceptions import ResponseError
@@ -17,7 +15,7 @@ from redis.exceptions import ResponseError
 from ratelimits import rules
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
-from ratelimits.engine import Decision, Mode, Stale, Unanswered, Unavailable
+from ratelimits.engine import Decision, Stale, Unanswered, Unavailable
 from ratelimits.engine.call import Op
 from ratelimits.engine.decide import adecide_call, decide_call
 from ratelimits.engine.publish import publications
@@ -26,28 +24,31 @@ from ratelimits.engine.transport.breaker import Breaker, NodeUnavailable
 from ratelimits.engine.transport.connection import Interrupted
 from ratelimits.identity import Identity
 from ratelimits.models import testcase
-from ratelimits.quota import access, headers, process_totals
+from ratelimits.quota import access, process_totals, without_decision
+from ratelimits.quota.answers.answer import ONE_ITEM, ONE_REQUEST, Answer
 from ratelimits.quota.costs import valid
 from ratelimits.quota.deny_cache import Denied, DenyCache, Sender
-from ratelimits.quota.fallback import LocalLimiter
 from ratelimits.quota.prefetch import Fetch, PrefetchedDecision, PrefetchedPermits
-from ratelimits.quota.prepared import Prepared, PreparedCommands, RequestShape, commands_by, usage_key
+from ratelimits.quota.prepared import (
+    Prepared,
+    PreparedCommands,
+    RequestShape,
+    commands_by,
+    usage_key,
+    without_version,
+)
 from ratelimits.recording import recorder
-from ratelimits.rules import AccessRow, AppliedRule, RulesUnavailable, Selection, Snapshot
+from ratelimits.rules import RulesUnavailable, Selection, Snapshot
 
 logger = logging.getLogger(__name__)
 
-#: The default cost of a request, as a mapping and as items.
-ONE_REQUEST: Mapping[str, int] = {"requests": 1}
-ONE_ITEM = tuple(ONE_REQUEST.items())
 #: Redis is asked again if the rules were too old, or if a prefetch asked for too many permits. After this number of
-#: repetitions the failure policy answers.
+#: repetitions Redis is asked once more, without comparing versions: the rules in memory were read after the request
+#: came in, so they may decide it, even if rules are edited faster than they are read.
 RELOADS = 3
 
 breaker = Breaker()
 denials = DenyCache()
-local = LocalLimiter()
-os.register_at_fork(after_in_child=local.clear)
 
 
 def _load_version(version: int) -> None:
@@ -64,57 +65,12 @@ def _load_version(version: int) -> None:
 sender = Sender(denials, current_server, _load_version, access.take)
 
 
-class Answer(NamedTuple):
-    """The answer to a request.
-
-    allowed      whether the request may proceed
-    decision     the engine's decision; None if a failure policy, a block or an allow answered
-    prepared     the rules that apply; None if they could not be read
-    retry_after  seconds until the same request would be admitted; None if it would never be admitted
-    wait         seconds that the caller must wait before the request proceeds
-    unavailable  true if there was no decision and a failure policy refused the request
-    access       the block that refused the request, or the allow that exempted it; None if rules decided
-    """
-
-    allowed: bool
-    decision: Decision | None = None
-    prepared: Prepared | None = None
-    retry_after: float | None = 0.0
-    wait: float = 0.0
-    unavailable: bool = False
-    access: AccessRow | None = None
-
-    @property
-    def binding(self) -> AppliedRule | None:
-        """Return the rule of the binding limit, or None."""
-        binding = self.decision.binding if self.decision is not None else None
-        return self.prepared.rules[binding] if self.prepared is not None and binding is not None else None
-
-    def headers(self) -> dict[str, str]:
-        """Return the RateLimit fields of the response, and Retry-After if the request was refused."""
-        allowed, decision, prepared, retry_after, *_ = self
-        fields: dict[str, str] = {}
-        binding = decision.binding if decision is not None else None
-        if binding is not None and decision is not None and prepared is not None:
-            remaining, reset = decision.remaining, retry_after
-            if allowed or reset is None:
-                # A limit with capacity 0 never has permits. So there is no time at which it has more.
-                reset = decision.reset_after if remaining or decision.limit != 0 else None
-            fields["RateLimit-Policy"] = prepared.policies
-            fields["RateLimit"] = headers.standing(prepared.quoted[binding], remaining, reset)
-            if conf.X_RATELIMIT_HEADERS:
-                fields |= headers.legacy(decision.limit or 0, remaining, reset)
-        if not allowed and retry_after is not None:
-            fields["Retry-After"] = headers.retry_after(retry_after)
-        return fields
-
-
 def _begin_test(**kwargs: object) -> None:
     """Forget the refusals, failures and spent permits of the previous test."""
     denials.clear()
     access.clear()
     breaker.succeeded()
-    local.clear()
+    without_decision.local.clear()
 
 
 testcase.changed.connect(_begin_test, dispatch_uid="ratelimits.quota.checking")
@@ -147,7 +103,7 @@ def check(
         return _repeated(denied)
     prepared, metered = None, True
     try:
-        for attempt in range(1 + RELOADS):
+        for attempt in range(2 + RELOADS):
             snapshot = rules.current()
             commands = commands_by(snapshot)
             ready = commands.by_key.get(cache_key)
@@ -167,8 +123,9 @@ def check(
                 fetch = permits.next_fetch(again=attempt > 0)
             if not breaker.closed:
                 break
+            command = fetch.command if attempt <= RELOADS else without_version(fetch.command)
             try:
-                decision = decide_call(current_server(), fetch.command.call, fetch.command)
+                decision = decide_call(current_server(), command.call, command)
             except Stale as stale:
                 breaker.succeeded()
                 rules.reload(stale.version)
@@ -183,7 +140,7 @@ def check(
                 return answer
     except BaseException as error:  # noqa: BLE001  (_note raises it again unless a failure policy can answer)
         _note(error, identity, costs, metered)
-    return _answer_without_decision(prepared, identity, costs, metered)
+    return without_decision.answer(prepared, identity, scope, method, costs, metered)
 
 
 async def acheck(
@@ -202,7 +159,7 @@ async def acheck(
         return _repeated(denied)
     prepared, metered = None, True
     try:
-        for attempt in range(1 + RELOADS):
+        for attempt in range(2 + RELOADS):
             snapshot = await rules.acurrent()
             commands = commands_by(snapshot)
             ready = commands.by_key.get(cache_key)
@@ -222,8 +179,9 @@ async def acheck(
                 fetch = permits.next_fetch(again=attempt > 0)
             if not breaker.closed:
                 break
+            command = fetch.command if attempt <= RELOADS else without_version(fetch.command)
             try:
-                decision = await adecide_call(current_server(), fetch.command.call, fetch.command)
+                decision = await adecide_call(current_server(), command.call, command)
             except Stale as stale:
                 breaker.succeeded()
                 await rules.areload(stale.version)
@@ -238,7 +196,7 @@ async def acheck(
                 return answer
     except BaseException as error:  # noqa: BLE001  (_note raises it again unless a failure policy can answer)
         _note(error, identity, costs, metered)
-    return _answer_without_decision(prepared, identity, costs, metered)
+    return without_decision.answer(prepared, identity, scope, method, costs, metered)
 
 
 def _chosen(
@@ -305,7 +263,7 @@ def _answer(
 ) -> Answer:
     if decision.call.op is Op.PEEK:
         # Redis was only asked whether it has newer rules (see PreparedCommands.add).
-        return _answer_without_decision(prepared, identity, costs, metered=True)
+        return without_decision.by_policies(prepared, identity, costs, metered=True)
     if decision.allowed:
         # Copy the mapping: the view may change it later. `reply[8]` is the moment at which Redis counted the request.
         process_totals.admitted(identity.account, costs if costs is ONE_REQUEST else dict(costs), decision.reply[8])
@@ -417,28 +375,3 @@ def _note(error: BaseException, identity: Identity, costs: Mapping[str, int], me
     if not policy_answers:
         raise error
     logger.error("There is no decision, so the failure policy decides: %s", error)
-
-
-def _answer_without_decision(
-    prepared: Prepared | None, identity: Identity, costs: Mapping[str, int], metered: bool
-) -> Answer:
-    """Return the answer of the rules' failure policies, or of the setting FAILURE_POLICY if no rules can be read.
-
-    `metered` is true if Redis would have counted the request as usage.
-    """
-    applied = [rule for rule in prepared.rules if rule.mode is Mode.ENFORCE] if prepared is not None else []
-    if any(rule.algorithm.admits_nothing and costs[rule.meter] > 0 for rule in applied):
-        return Answer(False, None, prepared, None)
-    policies = {rule.on_failure for rule in applied} if prepared is not None else {conf.FAILURE_POLICY}
-    local_limits = [
-        (getattr(identity, rule.key_kind, None) or rule.key_kind, rule.name, rule.algorithm, costs[rule.meter])
-        for rule in applied
-        if rule.on_failure == "local"
-    ]
-    if prepared is not None and any(rule.refuses and costs[rule.meter] > 0 for rule in prepared.unreadable):
-        policies = {"deny"}
-    if "deny" in policies or not local.admits(local_limits):
-        return Answer(False, None, prepared, 1.0, unavailable=True)
-    if metered:
-        process_totals.unmetered(identity.account_id, usage_key(identity), costs)
-    return Answer(True, None, prepared)

@@ -30,25 +30,31 @@ class LocalLimiter:
         self._lock = threading.Lock()
         self._spent: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
 
-    def admits(self, limits: list[tuple[str, str, Algorithm, int]]) -> bool:
-        """Charge all limits and return True. If a limit refuses, charge none and return False.
+    def charge(self, limits: list[tuple[str, str, Algorithm, int]]) -> float | None:
+        """Charge all limits and return 0. If a limit refuses, charge none.
 
-        A limit is given as (key, name, algorithm, cost).
+        Then return the seconds until all limits would admit the same request; None if one of them never would. A limit
+        is given as (key, name, algorithm, cost).
         """
         now = self._clock()
         with self._lock:
             charged: dict[tuple[str, str], float] = {}
+            wait: float | None = 0.0
             for key, name, algorithm, cost in limits:
                 quota, micros = algorithm.quota
                 spent, since = self._spent.get((key, name), (0.0, now))
                 seconds = (micros or 60 * MICROSECONDS) / MICROSECONDS
                 spent = max(spent - (now - since) * quota / seconds, 0.0)
-                if spent + cost > quota:
-                    return False
+                if cost > quota:
+                    wait = None
+                elif wait is not None and spent + cost > quota:
+                    wait = max(wait, (spent + cost - quota) * seconds / quota)
                 charged[key, name] = spent + cost
+            if wait != 0:
+                return wait
             for limit, spent in charged.items():
                 self._spent[limit] = spent, now
                 self._spent.move_to_end(limit)
             while len(self._spent) > MAX_KEYS:
                 self._spent.popitem(last=False)
-            return True
+            return wait

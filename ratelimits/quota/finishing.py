@@ -24,7 +24,7 @@ from redis.exceptions import ResponseError
 
 from ratelimits.conf import conf
 from ratelimits.engine import AlreadySettled, Decision, Receipt, Stale, Unavailable, arefund, arelease, refund, release
-from ratelimits.quota.checking import Answer
+from ratelimits.quota.answers.answer import Answer
 
 logger = logging.getLogger(__name__)
 

@@ -171,6 +171,11 @@ class PreparedCommands:
         return self.by_key.setdefault(cache_key, PreparedCommand(prepared, fetch, permits, refusal))
 
 
+def without_version(command: Command) -> Command:
+    """Return the same command, but Redis does not compare the version of its rules with the newest version."""
+    return Command(current_server().keyspace, command.call._replace(version=None))
+
+
 class RequestShape(NamedTuple):
     """The properties of a request that its prepared command depends on.
 

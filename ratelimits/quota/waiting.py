@@ -18,7 +18,7 @@ from django.http import HttpRequest
 from ratelimits.conf import conf
 from ratelimits.identity import Identity
 from ratelimits.quota import checking, finishing, prepared
-from ratelimits.quota.checking import Answer
+from ratelimits.quota.answers.answer import Answer
 
 
 class Waiters:

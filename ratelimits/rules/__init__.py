@@ -13,9 +13,10 @@ from django.db.models.signals import post_migrate
 
 from ratelimits.models.versions import raised_above_redis
 from ratelimits.rules.access import AccessRow
+from ratelimits.rules.billing import Billing
 from ratelimits.rules.loader import Loader, RulesUnavailable
 from ratelimits.rules.selection import AppliedRule, ExplainedRule, Selection, UnreadableRule
-from ratelimits.rules.snapshot import Billing, Snapshot
+from ratelimits.rules.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from ratelimits.identity import Identity
@@ -34,12 +35,14 @@ __all__ = [
     "aselect",
     "current",
     "forget",
+    "in_memory",
     "reload",
 ]
 
 _loader = Loader()
 
 current = _loader.current
+in_memory = _loader.in_memory
 acurrent = _loader.acurrent
 reload = _loader.reload
 areload = _loader.areload

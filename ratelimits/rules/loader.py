@@ -90,6 +90,10 @@ class Loader:
             return await self._await(self._submit(self._load, 0))
         return self.current()
 
+    def in_memory(self) -> Snapshot | None:
+        """Return the rules that were read last, without a query; None if none were read."""
+        return self._current
+
     def reload(self, minimum_version: int | None = None) -> Snapshot:
         """Read the rules from the database and return them.
 
@@ -113,6 +117,7 @@ class Loader:
         with self._lock:
             self._current = self._failure = None
             self._newer_in_redis = self._logged_newer = 0
+            self._wanted = set()
 
     def _follow_test(self) -> None:
         """In a test, forget rules that were read in another test or before an edit."""

@@ -12,15 +12,16 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from zlib import crc32
 
-from ratelimits.algorithms.billing_periods import Span, periods_around
+from ratelimits.algorithms.billing_periods import Span
 from ratelimits.algorithms.limits import Mode
 from ratelimits.conf import conf
 from ratelimits.models.keys import COUNTED
 from ratelimits.models.versions import KEY_SHARDS
 from ratelimits.rules.access import AccessRow
+from ratelimits.rules.billing import Billing, billing_around
 from ratelimits.rules.facts import Facts
 from ratelimits.rules.keyed import OverrideRow
 from ratelimits.rules.narrowing import (
@@ -58,22 +59,19 @@ os.register_at_fork(after_in_child=_forked)
 MAX_SELECTIONS = 4096
 
 
-class Billing(NamedTuple):
-    """An account's billing periods.
-
-    kept        the period that kept its start and end after a change of time zone or anchor; None: no such period
-    boundaries  starts of the previous period, the current one and the next two, in µs since 1970 UTC
-    """
-
-    timezone: str
-    anchor: str | None
-    kept: Span | None
-    boundaries: tuple[int, int, int, int]
-
-
 #: The properties of an identity on which its rules depend: the kinds of its keys (bits), the key's plan, the account's
 #: plan, the moment when one of them last changed, and the overrides.
 _Properties = tuple[int, int, int, int, tuple[OverrideRow, ...]]
+
+
+def _keys_of(identity: Identity) -> tuple[tuple[int, str | None], ...]:
+    """Return the identity's keys, each with the bit of its kind."""
+    return (
+        (API_KEY, identity.api_key),
+        (USER, identity.user),
+        (ADDRESS, identity.address),
+        (ACCOUNT, identity.account),
+    )
 
 
 class Snapshot:
@@ -166,12 +164,7 @@ class Snapshot:
         present = key_plan = account_plan = changed_at = 0
         overrides: tuple[OverrideRow, ...] = ()
         facts = self._facts
-        for bit, key in (
-            (API_KEY, identity.api_key),
-            (USER, identity.user),
-            (ADDRESS, identity.address),
-            (ACCOUNT, identity.account),
-        ):
+        for bit, key in _keys_of(identity):
             if key is None:
                 continue
             present |= bit
@@ -210,18 +203,11 @@ class Snapshot:
                     timezone, anchor = key_facts.account.timezone, key_facts.account.anchor
         billing = self._billing.get((timezone, anchor, kept))
         if billing is None:
-            billing = self._billing[timezone, anchor, kept] = self._periods(account, timezone, anchor, kept)
-        return billing
-
-    def _periods(self, account: str | None, timezone: str, anchor: str | None, kept: Span | None) -> Billing:
-        now = self._clock()
-        try:
-            billing = Billing(timezone, anchor, kept, periods_around(timezone, anchor, kept, now))
-        except ValueError as error:
-            self.log_once(f"The billing periods of {account} are not valid, so months in UTC are used: {error}")
-            billing = Billing("UTC", None, kept, periods_around("UTC", None, kept, now))
-        _previous, _current, next_start, _later = billing.boundaries
-        self._seen(now, next_start)
+            now = self._clock()
+            billing = billing_around(now, account, timezone, anchor, kept, self.log_once)
+            _previous, _current, next_start, _later = billing.boundaries
+            self._seen(now, next_start)
+            self._billing[timezone, anchor, kept] = billing
         return billing
 
     def missing(self, identity: Identity) -> frozenset[int]:
@@ -287,6 +273,22 @@ class Snapshot:
             effective = tuple(item for item in overrides if item.mode or (item.numbers and belongs_to_key(kind, item)))
             if rule is not None or any(item.mode == "off" for item in effective):
                 found.append(ExplainedRule(row, rule, ("", "account", "key")[rank], effective))
+        return found
+
+    def possible(self, scope: str, method: str, identity: Identity) -> list[AppliedRule | UnreadableRule]:
+        """Return every enforced rule, of every plan, that may apply to a request of this identity, without overrides.
+
+        This is for failure policies while the rows about the identity's keys cannot be read. It needs no such rows.
+        """
+        present = sum(bit for bit, key in _keys_of(identity) if key is not None)
+        found = []
+        for row in self.rows.rules.values():
+            kind = counted_kind(row.key_kind, present)
+            if row.mode != "enforce" or row.scope not in ("*", scope) or not covers(row, method):
+                continue
+            if kind is not None or row.key_kind not in COUNTED:
+                rule = self._apply(row, kind or GLOBAL_KEY, [], [], 0)
+                found += [rule] if rule is not None else []
         return found
 
     def _chosen(

@@ -24,7 +24,7 @@ from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.idle import IDLE_CONNECTIONS
 from ratelimits.identity import Identity
 from ratelimits.quota import checking
-from ratelimits.quota.checking import Answer
+from ratelimits.quota.answers.answer import Answer
 from ratelimits.throttling import QuotaThrottle
 from tests.support.entry_points import begin_afresh
 from tests.support.rows import rule

@@ -22,7 +22,7 @@ from ratelimits.identity import Identity
 from ratelimits.middleware import QuotaMiddleware
 from ratelimits.models import Access, Account, DurabilityGap, ProcessTotal, Rule
 from ratelimits.quota import access, checking, prepared, process_totals
-from ratelimits.quota.checking import Answer
+from ratelimits.quota.answers.answer import Answer
 from ratelimits.usage.process_totals import fold
 from ratelimits.usage.process_totals import write as write_totals
 from tests.end_to_end.test_round_trips import commands_of_clients

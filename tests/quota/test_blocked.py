@@ -19,7 +19,7 @@ from ratelimits.engine.publish import publications
 from ratelimits.identity import Identity
 from ratelimits.models import Account, KeyOverride, Rule
 from ratelimits.quota import checking, prepared
-from ratelimits.quota.checking import Answer
+from ratelimits.quota.answers.answer import Answer
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.support.entry_points import Clock, away, begin_afresh, counted
 from tests.support.rows import NEEDED, rule, unsaved

@@ -18,7 +18,7 @@ from ratelimits.engine.transport.breaker import FAILURES, PAUSE
 from ratelimits.identity import Identity
 from ratelimits.models import Account, ConfigVersion, KeyOverride, Rule
 from ratelimits.quota import checking, prepared, process_totals
-from ratelimits.quota.checking import Answer
+from ratelimits.quota.answers.answer import Answer
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import Clock, away, begin_afresh, counted, queries, short_timeout

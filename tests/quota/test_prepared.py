@@ -15,7 +15,7 @@ from ratelimits.engine.decision import Decision
 from ratelimits.identity import Identity
 from ratelimits.models import KeyOverride, Rule
 from ratelimits.quota import checking, prepared, process_totals, receipts
-from ratelimits.quota.checking import Answer
+from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.prefetch import Fetch, PrefetchedPermits
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.support.entry_points import Clock, away, begin_afresh, counted

@@ -12,7 +12,7 @@ from django.db.backends.utils import CursorWrapper
 from ratelimits import rules
 from ratelimits.conf import DEFAULTS
 from ratelimits.engine.transport.breaker import Breaker
-from ratelimits.quota import checking, process_totals
+from ratelimits.quota import checking, process_totals, without_decision
 from ratelimits.quota.fallback import LocalLimiter
 from ratelimits.quota.prefetch import give_back
 from tests.support.raw import RawRedis
@@ -32,7 +32,7 @@ def begin_afresh(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Forget everything that this process remembers, and return the clock that it uses from now on."""
     clock = Clock()
     monkeypatch.setattr(checking, "breaker", Breaker(clock))
-    monkeypatch.setattr(checking, "local", LocalLimiter(clock))
+    monkeypatch.setattr(without_decision, "local", LocalLimiter(clock))
     monkeypatch.setattr(checking.denials, "clock", clock)
     give_back(everything=True)
     process_totals._begin()

@@ -15,7 +15,7 @@ from django.utils.functional import Promise
 
 from ratelimits.conf import shown
 from ratelimits.quota import headers
-from ratelimits.quota.checking import ONE_REQUEST, Answer
+from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
 from ratelimits.quota.costs import WrongCost
 
 Cost = int | Mapping[str, int]

@@ -1,0 +1,1 @@
+"""The answers to requests: whether they are admitted, and what the client gets."""

@@ -1,0 +1,61 @@
+"""The answer to a request, and the header fields that tell it to the client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ratelimits.conf import conf
+from ratelimits.engine import Decision
+from ratelimits.quota import headers
+from ratelimits.quota.prepared import Prepared
+from ratelimits.rules import AccessRow, AppliedRule
+
+#: The default cost of a request, as a mapping and as items.
+ONE_REQUEST: Mapping[str, int] = {"requests": 1}
+ONE_ITEM = tuple(ONE_REQUEST.items())
+
+
+class Answer(NamedTuple):
+    """The answer to a request.
+
+    allowed      whether the request may proceed
+    decision     the engine's decision; None if a failure policy, a block or an allow answered
+    prepared     the rules that apply; None if they could not be read
+    retry_after  seconds until the same request would be admitted; None if it would never be admitted
+    wait         seconds that the caller must wait before the request proceeds
+    unavailable  true if there was no decision and a failure policy refused the request
+    access       the block that refused the request, or the allow that exempted it; None if rules decided
+    """
+
+    allowed: bool
+    decision: Decision | None = None
+    prepared: Prepared | None = None
+    retry_after: float | None = 0.0
+    wait: float = 0.0
+    unavailable: bool = False
+    access: AccessRow | None = None
+
+    @property
+    def binding(self) -> AppliedRule | None:
+        """Return the rule of the binding limit, or None."""
+        binding = self.decision.binding if self.decision is not None else None
+        return self.prepared.rules[binding] if self.prepared is not None and binding is not None else None
+
+    def headers(self) -> dict[str, str]:
+        """Return the RateLimit fields of the response, and Retry-After if the request was refused."""
+        allowed, decision, prepared, retry_after, *_ = self
+        fields: dict[str, str] = {}
+        binding = decision.binding if decision is not None else None
+        if binding is not None and decision is not None and prepared is not None:
+            remaining, reset = decision.remaining, retry_after
+            if allowed or reset is None:
+                # A limit with capacity 0 never has permits. So there is no time at which it has more.
+                reset = decision.reset_after if remaining or decision.limit != 0 else None
+            fields["RateLimit-Policy"] = prepared.policies
+            fields["RateLimit"] = headers.standing(prepared.quoted[binding], remaining, reset)
+            if conf.X_RATELIMIT_HEADERS:
+                fields |= headers.legacy(decision.limit or 0, remaining, reset)
+        if not allowed and retry_after is not None:
+            fields["Retry-After"] = headers.retry_after(retry_after)
+        return fields

@@ -1,0 +1,74 @@
+"""Answer a request by the failure policies of its rules, because Redis or the database could not be asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from ratelimits import rules
+from ratelimits.conf import conf
+from ratelimits.engine import Mode
+from ratelimits.identity import Identity
+from ratelimits.quota import process_totals
+from ratelimits.quota.answers.answer import Answer
+from ratelimits.quota.fallback import LocalLimiter
+from ratelimits.quota.prepared import Prepared, usage_key
+from ratelimits.rules import AppliedRule, UnreadableRule
+
+local = LocalLimiter()
+os.register_at_fork(after_in_child=local.clear)
+
+
+def answer(
+    prepared: Prepared | None, identity: Identity, scope: str, method: str, costs: Mapping[str, int], metered: bool
+) -> Answer:
+    """Return the answer of the failure policies.
+
+    `prepared` has the rules that apply. If it is None, the rows about the request's key could not be read. Then the
+    strictest policy of all rules that may apply decides; without any rules in memory, the setting FAILURE_POLICY.
+    `metered` is true if Redis would have counted the request as usage.
+    """
+    if prepared is not None:
+        return by_policies(prepared, identity, costs, metered)
+    snapshot = rules.in_memory()
+    possible = snapshot.possible(scope, method, identity) if snapshot is not None else []
+    possible = [rule for rule in possible if rule.meter in costs]
+    applied = [rule for rule in possible if isinstance(rule, AppliedRule)]
+    unreadable = [rule for rule in possible if isinstance(rule, UnreadableRule)]
+    policies = {rule.on_failure for rule in applied} or {conf.FAILURE_POLICY}
+    return _answer(None, applied, unreadable, policies, identity, costs, metered)
+
+
+def by_policies(prepared: Prepared, identity: Identity, costs: Mapping[str, int], metered: bool) -> Answer:
+    """Return the answer of the failure policies of these rules."""
+    applied = [rule for rule in prepared.rules if rule.mode is Mode.ENFORCE]
+    if any(rule.algorithm.admits_nothing and costs[rule.meter] > 0 for rule in applied):
+        return Answer(False, None, prepared, None)
+    policies = {rule.on_failure for rule in applied}
+    return _answer(prepared, applied, prepared.unreadable, policies, identity, costs, metered)
+
+
+def _answer(
+    prepared: Prepared | None,
+    applied: Sequence[AppliedRule],
+    unreadable: Sequence[UnreadableRule],
+    policies: set[str],
+    identity: Identity,
+    costs: Mapping[str, int],
+    metered: bool,
+) -> Answer:
+    refused = any(rule.refuses and costs[rule.meter] > 0 for rule in unreadable)
+    if refused or "deny" in policies:
+        return Answer(False, None, prepared, 1.0, unavailable=True)
+    retry_after = local.charge(
+        [
+            (getattr(identity, rule.key_kind, None) or rule.key_kind, rule.name, rule.algorithm, costs[rule.meter])
+            for rule in applied
+            if rule.on_failure == "local"
+        ]
+    )
+    if retry_after != 0:
+        return Answer(False, None, prepared, retry_after)
+    if metered:
+        process_totals.unmetered(identity.account_id, usage_key(identity), costs)
+    return Answer(True, None, prepared)

@@ -1,0 +1,160 @@
+"""Test what answers a request when Redis or the database could not be asked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import connection
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+from ratelimits import rules
+from ratelimits.decorators import limited
+from ratelimits.embedded import free_port
+from ratelimits.identity import Identity
+from ratelimits.models import ConfigVersion, Plan, Rule
+from ratelimits.quota import checking
+from ratelimits.quota.answers.answer import Answer
+from tests.support.entry_points import Clock, away, begin_afresh
+from tests.support.rows import rule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+KNOWN, UNKNOWN = Identity("user:1"), Identity("user:2")
+Check = Callable[..., Answer]
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    rules.forget()
+    return begin_afresh(monkeypatch)
+
+
+@pytest.fixture
+def no_database() -> Iterator[Callable[[], None]]:
+    """Return a function after whose call the rules cannot be read again."""
+    table = ConfigVersion._meta.db_table
+    renamed = False
+
+    def rename() -> None:
+        nonlocal renamed
+        with connection.cursor() as cursor:
+            cursor.execute(f"ALTER TABLE {table} RENAME TO somewhere_else")
+        renamed = True
+
+    yield rename
+    if renamed:
+        with connection.cursor() as cursor:
+            cursor.execute(f"ALTER TABLE somewhere_else RENAME TO {table}")
+    rules.forget()
+
+
+class TestEditsWithoutEnd:
+    def test_the_rules_that_were_just_read_decide(
+        self, check: Check, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """An edit follows each time the rules were read, so they are always too old for Redis."""
+        rule("slow", capacity=2, rate="0.000001", on_failure="deny")
+        rule("wide", capacity=1000)
+        real, areal, edits = rules.reload, rules.areload, []
+
+        def edit() -> None:
+            edits.append(1)
+            Rule.objects.filter(name="wide").update(capacity=1000 + len(edits))
+
+        def reload(version: int | None = None) -> rules.Snapshot:
+            snapshot = real(version)
+            edit()
+            return snapshot
+
+        async def areload(version: int | None = None) -> rules.Snapshot:
+            snapshot = await areal(version)
+            await sync_to_async(edit)()
+            return snapshot
+
+        assert check(KNOWN).allowed
+        monkeypatch.setattr(rules, "reload", reload)
+        monkeypatch.setattr(rules, "areload", areload)
+        edit()
+        with caplog.at_level(logging.WARNING):
+            answers = [check(KNOWN) for _ in range(2)]
+        assert len(edits) > checking.RELOADS
+        assert [(one.allowed, one.unavailable) for one in answers] == [(True, False), (False, False)]
+        assert all(one.decision is not None for one in answers)
+        assert caplog.text == ""
+
+
+class TestKeysThatWereNotRead:
+    @pytest.mark.parametrize(
+        ("policies", "allowed"),
+        [(("allow",), True), (("deny",), False), (("allow", "deny"), False)],
+    )
+    def test_the_strictest_policy_that_may_apply_decides(
+        self, check: Check, no_database: Callable[[], None], settings: Any, policies: tuple[str, ...], allowed: bool
+    ) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "FAILURE_POLICY": "deny" if allowed else "allow"}
+        for policy in policies:
+            rule(policy, capacity=100, on_failure=policy)
+        assert check(KNOWN).allowed
+        no_database()
+        answer = check(UNKNOWN)
+        assert (answer.allowed, answer.unavailable) == (allowed, not allowed)
+        assert check(KNOWN).decision is not None
+
+    def test_a_rule_of_any_plan_may_apply(self, check: Check, no_database: Callable[[], None]) -> None:
+        rule("strict", capacity=100, plan=Plan.objects.create(slug="pro", name="Pro"), on_failure="deny")
+        assert check(KNOWN).allowed
+        no_database()
+        assert check(UNKNOWN).unavailable
+
+    @pytest.mark.parametrize(
+        "other",
+        [{"scope": "search"}, {"scope": "*:POST"}, {"key_kind": "ip"}, {"mode": "shadow"}, {"meter": "tokens"}],
+    )
+    def test_a_rule_that_cannot_apply_has_no_say(
+        self, check: Check, no_database: Callable[[], None], other: dict[str, Any]
+    ) -> None:
+        rule("elsewhere", capacity=100, on_failure="deny", **other)
+        assert check(KNOWN).allowed
+        no_database()
+        assert check(UNKNOWN, "*", "GET").allowed
+
+    def test_local_rules_limit_such_keys(self, check: Check, no_database: Callable[[], None]) -> None:
+        rule("slow", capacity=3, rate="0.000001", on_failure="local")
+        assert check(KNOWN).allowed
+        no_database()
+        assert [check(UNKNOWN).allowed for _ in range(5)] == [True] * 3 + [False] * 2
+
+
+class TestLocalShares:
+    def test_more_than_its_share_is_told_when_to_come_again(self, check: Check, clock: Clock, settings: Any) -> None:
+        rule("minute", "fixed_window", capacity=60, period=60, on_failure="local")
+        away(settings, free_port())
+        assert all(check(KNOWN).allowed for _ in range(60))
+        refused = check(KNOWN)
+        assert (refused.allowed, refused.unavailable, refused.retry_after) == (False, False, 1.0)
+        assert refused.headers() == {"Retry-After": "1"}
+        clock.now += 1
+        assert [check(KNOWN).allowed for _ in range(2)] == [True, False]
+
+    def test_a_cost_above_the_share_can_never_pass(self, check: Check, settings: Any) -> None:
+        rule("minute", "fixed_window", capacity=60, period=60, on_failure="local")
+        away(settings, free_port())
+        answer = check(KNOWN, costs={"requests": 61})
+        assert (answer.allowed, answer.unavailable, answer.retry_after) == (False, False, None)
+
+    def test_the_client_gets_429(self, settings: Any) -> None:
+        rule("minute", "fixed_window", capacity=1, period=60, key_kind="ip", on_failure="local")
+        away(settings, free_port())
+
+        @limited()
+        def view(request: HttpRequest) -> HttpResponse:
+            return HttpResponse("done")
+
+        responses = [view(RequestFactory().get("/")) for _ in range(2)]
+        assert [one.status_code for one in responses] == [200, 429]
+        assert 1 <= int(responses[1].headers["Retry-After"]) <= 60
