@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django import forms
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
@@ -19,6 +20,37 @@ from ratelimits.models import Alert, AlertChannel, AlertDelivery
 from ratelimits.models.ledger import moment
 
 
+class AlertChannelForm(forms.ModelForm):  # type: ignore[type-arg]
+    """A form for a channel. Only the form of a new channel shows the secret. Later the secret can be replaced."""
+
+    class Meta:
+        model = AlertChannel
+        exclude: list[str] = []
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        secret = self.fields.get("secret")
+        if secret is None:
+            return
+        if self.instance.pk is None:
+            secret.help_text = _(
+                "Webhooks are signed with this secret. Copy it now and give it to the receiver of the webhooks: it is"
+                " not shown again."
+            )
+        else:
+            self.initial["secret"] = ""
+            secret.required = secret.show_hidden_initial = False
+            secret.widget = forms.PasswordInput(attrs={**secret.widget.attrs, "autocomplete": "off"})
+            secret.help_text = _(
+                "Webhooks are signed with this secret. It is not shown again. Leave the field empty to keep it, or"
+                " write a new one: whsec_ and 24 to 64 bytes in base64."
+            )
+
+    def clean_secret(self) -> str:
+        """Return the typed secret. If the field is empty, return the secret that the channel has."""
+        return str(self.cleaned_data["secret"] or self.instance.secret)
+
+
 @admin.register(AlertChannel)
 class AlertChannelAdmin(RowSuggestions, admin.ModelAdmin):  # type: ignore[type-arg]
     """The channels: mail addresses and webhooks that get the alerts of an account."""
@@ -28,10 +60,11 @@ class AlertChannelAdmin(RowSuggestions, admin.ModelAdmin):  # type: ignore[type-
     list_select_related = ["account"]
     search_fields = ["account__identifier", "account__name", "email", "webhook_url"]
     autocomplete_fields = ["account"]
+    form = AlertChannelForm
     fields = ["account", "email", "webhook_url", "secret", "active"]
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return the fields. Only users who may edit the channel see the secret: whoever has it can sign webhooks."""
+        """Return the fields. Only users who may edit the channel may write its secret."""
         may_edit = self.has_add_permission(request) if obj is None else self.has_change_permission(request, obj)
         return [name for name in super().get_fields(request, obj) if may_edit or name != "secret"]
 

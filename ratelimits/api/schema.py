@@ -30,7 +30,8 @@ class UsageViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
                     200: UsagePage,
                     400: OpenApiResponse(OpenApiTypes.OBJECT, "The errors, by parameter."),
                     403: OpenApiResponse(
-                        OpenApiTypes.OBJECT, "The caller asked for another account's usage, or has no account."
+                        OpenApiTypes.OBJECT,
+                        "The caller asked for another account's usage, has no account, or may not view ledger lines.",
                     ),
                     429: OpenApiResponse(OpenApiTypes.OBJECT, "A rule of the scope `usage` refused the request."),
                 },
@@ -58,7 +59,8 @@ class ReportViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
                     **{(200, form.content_type.partition(";")[0]): OpenApiTypes.BINARY for form in DOWNLOADS.values()},
                     400: OpenApiResponse(OpenApiTypes.OBJECT, "The errors, by parameter."),
                     403: OpenApiResponse(
-                        OpenApiTypes.OBJECT, "The caller asked for another account's report, or has no account."
+                        OpenApiTypes.OBJECT,
+                        "The caller asked for another account's report, has no account, or may not view reports.",
                     ),
                     429: OpenApiResponse(OpenApiTypes.OBJECT, "A rule of the scope `usage` refused the request."),
                 },

@@ -1,6 +1,6 @@
 """The views of `/usage/` and `/usage/report/`: usage, remaining quota and reports.
 
-Customers see only their own account. Staff see all accounts.
+Customers see only their own account. Staff see all accounts, if they have the permission to view the rows.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from ratelimits.usage.complete import complete_until
 class UsageView(APIView):
     """Return usage by windows of time, and the remaining quota.
 
-    Customers see the usage of their own account. Staff see the usage of all accounts, or of the account that the
-    parameter `account` names. Like bills, the numbers come from the ledger. The ledger does not have the usage of about
-    the last minute yet.
+    Customers see the usage of their own account. Staff who may view ledger lines see the usage of all accounts, or of
+    the account that the parameter `account` names. Like bills, the numbers come from the ledger. The ledger does not
+    have the usage of about the last minute yet.
     """
 
     permission_classes = [IsAuthenticated]
@@ -51,7 +51,7 @@ class UsageView(APIView):
 
     def get(self, request: Request) -> Response:
         parameters, now = _parameters(request, UsageQuery), time.time_ns() // 1000
-        identity = _identity(request, parameters)
+        identity = _identity(request, parameters, "ratelimits.view_line")
         account = identity.account_id
         terms = TermsBook(conf.DATABASE).of([account])[account] if account else Terms()
         query = _window_query(parameters, account or None, terms, now)
@@ -76,8 +76,8 @@ class ReportView(APIView):
     """Return the report of a month as a file.
 
     The report contains the billing periods that start in the month. Finalised periods have the numbers of their newest
-    report. Open periods have provisional numbers. Customers get the report of their own account. Staff get the report
-    of all accounts, or of the account that the parameter `account` names.
+    report. Open periods have provisional numbers. Customers get the report of their own account. Staff who may view
+    reports get the report of all accounts, or of the account that the parameter `account` names.
     """
 
     permission_classes = [IsAuthenticated]
@@ -86,7 +86,8 @@ class ReportView(APIView):
 
     def get(self, request: Request) -> HttpResponseBase:
         parameters = _parameters(request, ReportQuery)
-        account, month = _identity(request, parameters).account_id or None, parameters["period"]
+        identity = _identity(request, parameters, "ratelimits.view_report")
+        account, month = identity.account_id or None, parameters["period"]
         form = parameters["file"]
         version = columns_of(month, account=account)
         reports = statements(month, account=account, columns_version=version)
@@ -109,13 +110,16 @@ def _parameters(request: Request, serializer_class: type[Query]) -> dict[str, An
     return parameters
 
 
-def _identity(request: Request, parameters: dict[str, Any]) -> Identity:
+def _identity(request: Request, parameters: dict[str, Any], permission: str) -> Identity:
     """Return the identity whose usage the caller wants. An identity without an account stands for all accounts.
 
-    Raise PermissionDenied for a customer who has no account, or who names another account.
+    Raise PermissionDenied for staff without the permission, and for a customer who has no account or names another
+    account.
     """
     account: str | None = ledger_name(parameters["account"]) if "account" in parameters else None
     if request.user.is_staff:
+        if not request.user.has_perm(permission):
+            raise PermissionDenied(_("Staff need the permission %(permission)s.") % {"permission": permission})
         key: str = parameters.get("key", "")
         return Identity(
             account=f"account:{account}" if account else None,

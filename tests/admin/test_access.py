@@ -477,11 +477,12 @@ class TestTheHistory:
 
 
 class TestWhatIsShownOfOtherTables:
-    def test_a_webhook_s_secret_is_for_those_who_may_change_it(self) -> None:
+    def test_a_webhook_s_secret_is_written_by_those_who_may_change_it_and_never_shown(self) -> None:
         row = row_of(AlertChannel)
-        for held, shown in ((frozenset({"view"}), False), (frozenset({"change"}), True)):
+        for held, asked in ((frozenset({"view"}), False), (frozenset({"change"}), True)):
             page = client_with(AlertChannel, held).get(address(AlertChannel, "change", row)).content.decode()
-            assert (row.secret in page) == shown
+            assert row.secret not in page
+            assert ('name="secret"' in page) == asked
 
     def test_a_plan_s_rules_are_for_those_who_may_see_rules(self) -> None:
         row = row_of(Rule)

@@ -47,6 +47,22 @@ def test_a_channel_is_made_in_the_admin_with_a_secret_of_its_own(staff: Client) 
     assert AlertChannel.objects.get().secret == secret
 
 
+def test_a_secret_is_kept_or_replaced_but_not_shown_again(staff: Client) -> None:
+    channel = AlertChannel.objects.create(account=Account.objects.create(identifier="acme"), email="a@example.com")
+    page, kept = reverse("admin:ratelimits_alertchannel_change", args=[channel.pk]), channel.secret
+    values = {"account": channel.account.pk, "email": "b@example.com", "secret": "", "active": "on"}
+    assert kept not in staff.get(page).content.decode()
+    assert staff.post(page, values).status_code == 302
+    channel.refresh_from_db()
+    assert (channel.email, channel.secret) == ("b@example.com", kept)
+    refused = staff.post(page, {**values, "secret": "letmein"})
+    assert (refused.status_code, "letmein" in refused.content.decode().partition("<form")[2]) == (200, False)
+    replaced = "whsec_" + "QUJD" * 8
+    assert staff.post(page, {**values, "secret": replaced}).status_code == 302
+    channel.refresh_from_db()
+    assert channel.secret == replaced
+
+
 @pytest.mark.parametrize(
     ("values", "field"),
     [

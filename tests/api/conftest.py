@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Permission
 from django.test import Client
 
 from project.models import ApiKey
@@ -33,6 +34,9 @@ def customer() -> Callable[..., Client]:
 
 @pytest.fixture
 def staff() -> Client:
+    """Return a client of staff who may view ledger lines and reports."""
     client = Client()
-    client.force_login(get_user_model().objects.create_user(username="staff", is_staff=True))
+    user = get_user_model().objects.create_user(username="staff", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=("view_line", "view_report")))
+    client.force_login(user)
     return client

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Permission
 from django.test import Client
 
 from tests.api.test_usage import NOVEMBER, ask, spend
@@ -66,6 +68,26 @@ def test_staff_see_all_or_the_account_that_they_name(staff: Client) -> None:
 def test_staff_see_everyone_s_current_period(staff: Client) -> None:
     found = ask(staff, window="period", **{"from": "2026-10-25"})
     assert accounts(found) == [("", 11), ("acme", 3), ("globex", 7)]
+
+
+@pytest.mark.parametrize(
+    ("page", "permission", "other"),
+    [("/usage/", "view_line", "view_report"), ("/usage/report/?period=2026-11", "view_report", "view_line")],
+)
+def test_staff_need_the_permission_to_view_the_rows(page: str, permission: str, other: str) -> None:
+    client, user = Client(), get_user_model().objects.create_user(username="intern", is_staff=True)
+    client.force_login(user)
+    for held in ((), (other,)):
+        user.user_permissions.set(Permission.objects.filter(codename__in=held))
+        for more in ({}, {"account": "acme"}):
+            response = client.get(page, more) if "?" not in page else client.get(f"{page}&{urlencode(more)}")
+            assert response.status_code == 403
+            assert response.json() == {"detail": f"Staff need the permission ratelimits.{permission}."}
+    user.user_permissions.set(Permission.objects.filter(codename=permission))
+    assert client.get(page).status_code == 200
+    get_user_model().objects.filter(pk=user.pk).update(is_superuser=True)
+    user.user_permissions.clear()
+    assert client.get(page).status_code == 200
 
 
 def test_whoever_has_no_account_sees_nothing(customer: Callable[..., Client]) -> None:

@@ -188,13 +188,15 @@ def test_what_is_wrong_is_said(admin_client: Client) -> None:
 
 
 def test_keys_are_for_those_who_may_view_ledger_lines(client: Client, django_user_model: Any) -> None:
-    asked(1, 5)
+    asked(1, 5, keys={"address": "ip:203.0.113.9"})
     user = django_user_model.objects.create_user("editor", is_staff=True)
     user.user_permissions.set(Permission.objects.filter(codename="change_rule"))
     client.force_login(user)
-    page = client.post(URL, WINDOW)
-    assert "would have refused 3 requests of 1 key." in text(page)
-    assert "user:1" not in text(page)
+    for kind, key in (("user", "user:1"), ("ip", "ip:203.0.113.9")):
+        said = text(client.post(URL, {**WINDOW, "key_kind": kind}))
+        assert "would have refused 3 requests of 1 key." in said
+        assert key not in said
+    assert "203.0.113.9" not in client.post(f"{TRIAL}?fragment=1", {**WINDOW, "key_kind": "ip"}).content.decode()
     user.user_permissions.add(Permission.objects.get(codename="view_line"))
     page = client.post(URL, WINDOW)
     assert "user:1" in text(page)
