@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import addresses
 from benchmarks.support import plan
 from benchmarks.support.report import shown
 from benchmarks.tasks import WAYS
@@ -195,32 +196,35 @@ def ledger(runs: dict[str, Run]) -> str:
     return markdown((*heads, over, "rows of the report", "peak memory of the report, MB"), rows)
 
 
-def pages(runs: dict[str, Run]) -> str:
-    """Return the table of the status page and the admin's index."""
-    return _pages(runs["pages.status"])
-
-
-def inspector(runs: dict[str, Run]) -> str:
-    """Return the table of the inspector."""
-    return _pages(runs["pages.inspect"])
-
-
-def _pages(run: Run) -> str:
+def _pages(table: str) -> Callable[[dict[str, Run]], str]:
+    """Return a function that makes a table of pages, with a row for each page and columns for each database."""
     names = {"postgres": "PostgreSQL", "sqlite": "SQLite"}
-    rows = [
-        (
-            f"{name}, on {names[kind]}",
-            *(float(page[column]) for column in ("ms", "processor_ms")),
-            page["queries"],
-            float(page["hanging_adds_ms"]),
-        )
-        for kind, one in run["results"].items()
-        for name, page in one["pages"].items()
-    ]
-    over = f"{int(run['options']['lines']):,} lines in the ledger: page"
-    return markdown(
-        (over, "ms", "processor time of the process, ms", "queries", "more if Redis does not answer, ms"), rows
-    )
+
+    def make(runs: dict[str, Run]) -> str:
+        run = runs["pages"]
+        results = [(names[kind], one["pages"]) for kind, one in run["results"].items()]
+        heads = [
+            f"{head}, {database}" if database else head
+            for head, database in (
+                *((head, database) for database, _pages in results for head in ("ms", "slowest, ms")),
+                ("queries", ""),
+                *(("more if Redis does not answer, ms", database) for database, _pages in results),
+            )
+        ]
+        rows = [
+            (
+                page.name,
+                *(float(pages[page.name][column]) for _name, pages in results for column in ("ms", "slowest_ms")),
+                results[0][1][page.name]["queries"],
+                *(pages[page.name]["hanging_adds_ms"] for _name, pages in results),
+            )
+            for page in addresses.TABLES[table]
+        ]
+        if not any(page.asks for page in addresses.TABLES[table]):
+            heads, rows = heads[: -len(results)], [row[: -len(results)] for row in rows]
+        return markdown([f"{int(run['options']['lines']):,} lines in the ledger: page", *heads], rows)
+
+    return make
 
 
 def closing(runs: dict[str, Run]) -> str:
@@ -337,8 +341,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "growth": (("growth",), growth),
     "loads": (("growth",), loads),
     "ledger": (("ledger",), ledger),
-    "pages": (("pages.status",), pages),
-    "inspector": (("pages.inspect",), inspector),
+    **{table: (("pages",), _pages(table)) for table in addresses.TABLES},
     "closing": (("closing",), closing),
     "verifying": (("verifying",), verifying),
     "exports": (("exports",), exports),

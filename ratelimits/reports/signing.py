@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from operator import or_
 from typing import Any
+
+from django.db.models import Q
 
 from ratelimits.models import ArchivedRange, Batch, Report
 from ratelimits.reports.rows import COLUMNS, Row, report_id
@@ -15,32 +19,58 @@ class BrokenChainError(ValueError):
     """Raised if the ledger has no batch at the last position of a report's usage; the message names the position."""
 
 
+#: A shard, and a position in its chain.
+Place = tuple[int, int]
+#: Maximum number of places in one query, since databases limit the depth of a condition.
+_MAX_PLACES = 200
+
+
 def chain_head(chain: Mapping[str, int], *sources: str) -> str:
     """Return one digest for several chains, made from the digest of each shard's chain at its position in `chain`.
 
     `sources` are the aliases of the databases that contain the batches. Raises BrokenChainError.
     """
-    parts = [
-        f"{shard}:{position}:{_digest_at(int(shard), position, sources)}"
-        for shard, position in sorted(chain.items(), key=lambda item: int(item[0]))
-    ]
+    places = ((int(shard), position) for shard, position in chain.items())
+    return joined_head(chain, digests_at(places, *sources), sources[0])
+
+
+def joined_head(chain: Mapping[str, int], digests: Mapping[Place, str], using: str) -> str:
+    """Return one digest for several chains, made from the digests that `digests_at` has read.
+
+    `using` is the database with the list of archives. Raises BrokenChainError if a digest is not there.
+    """
+    places = sorted((int(shard), position) for shard, position in chain.items())
+    for shard, position in places:
+        if position and (shard, position) not in digests:
+            raise _broken(shard, position, using)
+    parts = (f"{shard}:{position}:{digests.get((shard, position), '')}" for shard, position in places)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _digest_at(shard: int, position: int, sources: Sequence[str]) -> str:
-    if not position:
-        return ""
+def digests_at(places: Iterable[Place], *sources: str) -> dict[Place, str]:
+    """Return the digest of each chain at its place. Leave out places without a batch.
+
+    All places are read together: the number of queries does not grow with the number of shards, up to 200 shards.
+    """
+    unread, digests = {place for place in places if place[1]}, dict[Place, str]()
     for using in sources:
-        rows = Batch.objects.using(using).filter(shard=shard, position=position)
-        archived = ArchivedRange.objects.using(using).filter(shard=shard, last_position=position)
-        for digests in (rows.values_list("digest", flat=True), archived.values_list("digest", flat=True)):
-            if digest := digests.first():
-                return digest
-    ranges = ArchivedRange.objects.using(sources[0]).filter(shard=shard, first_position__lte=position)
+        for model, column in ((Batch, "position"), (ArchivedRange, "last_position")):
+            found = sorted(unread)
+            for first in range(0, len(found), _MAX_PLACES):
+                portion = found[first : first + _MAX_PLACES]
+                condition = reduce(or_, (Q(shard=shard, **{column: position}) for shard, position in portion))
+                rows = model.objects.using(using).filter(condition).order_by().values_list("shard", column, "digest")
+                digests |= {(shard, position): digest for shard, position, digest in rows}
+            unread -= digests.keys()
+    return digests
+
+
+def _broken(shard: int, position: int, using: str) -> BrokenChainError:
+    ranges = ArchivedRange.objects.using(using).filter(shard=shard, first_position__lte=position)
     archive = ranges.filter(last_position__gte=position).first()
     if archive is not None:
-        raise BrokenChainError(moved(archive.archive))
-    raise BrokenChainError(f"shard {shard:02d} has no batch at position {position}")
+        return BrokenChainError(moved(archive.archive))
+    return BrokenChainError(f"shard {shard:02d} has no batch at position {position}")
 
 
 def moved(archive: str) -> str:

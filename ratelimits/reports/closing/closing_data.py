@@ -48,7 +48,10 @@ class ClosingData:
         self._unknown = SpanCache(lambda start, end: Unknown(using, start, end, accounts))
         self._compared: dict[tuple[int, int], dict[str, list[cross_check.Comparison]]] = defaultdict(dict)
         self._groups_ahead = cache(lambda chain: GroupsAhead(using, self._unreported(), dict(chain)))
-        self._heads = cache(lambda chain: signing.chain_head(dict(chain), using))
+        self._digests = cache(
+            lambda: signing.digests_at(((shard, row.tallied) for shard, row in states.items()), using)
+        )
+        self._heads = cache(lambda chain: signing.joined_head(dict(chain), self._digests(), using))
 
     def usage(self, account: str) -> list[PeriodUsage]:
         """Return the usage totals of an account."""
@@ -122,7 +125,7 @@ class ClosingData:
         return starts
 
     def chain_head(self, chain: Mapping[str, int]) -> str:
-        """Return the digest of the ledger's chains at these positions.
+        """Return the digest of the ledger's chains at these positions, up to which the shards were tallied.
 
         Raises signing.BrokenChainError if a batch is missing.
         """

@@ -1,0 +1,146 @@
+"""Measure how long pages of the admin take with a large database, and how many queries they make.
+
+    python -m benchmarks.pages [--lines 5000000] [--rules 1000] [--overrides 100000] [--keep FOLDER] [--out DIR]
+
+The ledger covers 30 days. All rules apply to every key, each in a scope of its own. The pages are requested by Django's
+test client. At the end Redis is replaced by a server that accepts connections and never answers.
+
+To fill a database takes minutes. With `--keep`, the databases stay in a folder, and the next run with this folder only
+measures. Its ledger still ends when it was filled, so fill another folder after a few hours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.pages.addresses import PAGES, TABLES
+from benchmarks.support import report, servers
+
+DATABASES = ("postgres", "sqlite")
+_SIZES = {
+    "lines": (5_000_000, "lines of the ledger"),
+    "keys": (10_000, "keys with usage"),
+    "rules": (1_000, "rules that bill and refuse"),
+    "overrides": (100_000, "overrides, each of another key"),
+}
+#: Seconds that a page may take longer if Redis does not answer: the default of TIMEOUT, and a tenth of a second for the
+#: threads that ask Redis.
+HANGING = 0.35
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options of a command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pages", description=str(__doc__).splitlines()[0])
+    for name, (default, what) in _SIZES.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: {default:,})")
+    parser.add_argument("--rounds", type=int, default=11, help="times that each page is requested")
+    parser.add_argument("--database", choices=DATABASES, action="append", help="default: both")
+    parser.add_argument("--keep", type=Path, help="folder in which the databases stay, for further runs")
+    parser.add_argument("--fill-only", action="store_true", help="fill the databases of --keep, and measure nothing")
+    parser.add_argument("--out", type=Path, help="directory for the run's JSON")
+    parser.add_argument("--process", choices=("fill", "measure"), help=argparse.SUPPRESS)  # for this command itself
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(argv)
+    if options.process:
+        print(json.dumps(_work(options)))
+        return 0
+    with servers.redis_server(None) as redis_server:
+        about = report.machine(redis_server.url, ("psycopg",))
+    results: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="ratelimits-benchmark-") as temporary:
+        for kind in options.database or DATABASES:
+            folder = (options.keep or Path(temporary)) / kind
+            results[kind] = _one(kind, folder.resolve(), options)
+    if options.fill_only:
+        return 0
+    about["load_behind"] = report.load()
+    run = report.run_json("pages", about, vars(options), _claims(results), results=results)
+    print(text_of(run))
+    report.write(run, options.out)
+    return 0
+
+
+def _one(kind: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Fill the database in this folder if it is not filled yet, and measure the pages."""
+    sizes, note = {name: getattr(options, name) for name in _SIZES}, folder / "filled.json"
+    if note.exists() and json.loads(note.read_text())["sizes"] != sizes:
+        raise SystemExit(f"{folder} has a database of another size: use another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    with servers.redis_server(None) as redis_server, servers.database(kind, folder) as url:
+        environment = {**os.environ, **servers.environment(redis_server, url)}
+        environment["DJANGO_SETTINGS_MODULE"] = "benchmarks.pages.settings"
+        if not note.exists():
+            start = time.perf_counter()
+            rows = _process("fill", options, environment)
+            seconds = round(time.perf_counter() - start)
+            print(f"{kind}: filled in {seconds} s", file=sys.stderr, flush=True)
+            note.write_text(json.dumps({"sizes": sizes, "rows": rows, "seconds": seconds}))
+        filled = json.loads(note.read_text())
+        pages = {} if options.fill_only else _process("measure", options, environment)
+    return {"rows": filled["rows"], "filled in, s": filled["seconds"], "pages": pages}
+
+
+def _process(what: str, options: argparse.Namespace, environment: dict[str, str]) -> dict[str, Any]:
+    sizes = [f"--{name}={getattr(options, name)}" for name in (*_SIZES, "rounds")]
+    command = [sys.executable, "-m", "benchmarks.pages", "--process", what, *sizes]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _work(options: argparse.Namespace) -> dict[str, Any]:
+    """Do one step in this process."""
+    servers.start_django({}, tables=options.process == "fill")
+    if options.process == "fill":
+        from benchmarks.pages.filling import Sizes, fill
+
+        return fill(Sizes(**{name: getattr(options, name) for name in _SIZES}))
+    from benchmarks.pages.measuring import measure
+
+    return {name: asdict(page) for name, page in measure(PAGES, options.rounds).items()}
+
+
+def _claims(results: dict[str, Any]) -> list[report.Claim]:
+    claims = []
+    for kind, result in results.items():
+        for page in PAGES:
+            one = result["pages"][page.name]
+            claims.append(report.Claim(f"{page.name}, on {kind}, ms", page.bound, one["ms"]))
+            if page.asks:
+                adds = one["hanging_adds_ms"] / 1000
+                claims.append(report.Claim(f"{page.name}, on {kind}: a hanging Redis adds, s", HANGING, adds))
+    return claims
+
+
+def text_of(run: dict[str, Any]) -> str:
+    """Return the run as tables."""
+    heads = ("ms", "slowest, ms", "processor, ms", "of it, queries, ms", "queries", "KB", "hanging Redis adds, ms")
+    columns = ("ms", "slowest_ms", "processor_ms", "queries_ms", "queries", "kb", "hanging_adds_ms")
+    tables = [
+        report.table(
+            (f"{table}, on {kind}", *heads),
+            [(page.name, *(result["pages"][page.name][column] for column in columns)) for page in pages],
+        )
+        for kind, result in run["results"].items()
+        for table, pages in TABLES.items()
+    ]
+    names = list(next(iter(run["results"].values()))["rows"])
+    rows = [(kind, *(result["rows"][name] for name in names)) for kind, result in run["results"].items()]
+    return "\n\n".join([*tables, report.table(("rows", *names), rows), report.claims_table(run["claims"])])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
