@@ -33,11 +33,11 @@ _MAX_NAMED = 5
 NO_ACCOUNT = "-"
 
 
-class NotOperatedError(Exception):
+class NothingDoneError(Exception):
     """Nothing was done. The message says why, and what to do instead."""
 
 
-class UnknownAccountError(NotOperatedError):
+class UnknownAccountError(NothingDoneError):
     """The account of a key is not known. If several accounts have used the key lately, `accounts` contains them."""
 
     def __init__(self, message: str, accounts: Sequence[str] = ()) -> None:
@@ -99,7 +99,7 @@ def _rule_named(name: str) -> Choice:
 def counted_under(key: str, rule: str, account: str = "") -> list[tuple[AppliedRule, str, Standing]]:
     """Return the rules with this name that count exactly this key, each with the key and what it has left.
 
-    Raise the errors of `identity_of`, NotOperatedError if no rule with this name counts the key, or one of UNAVAILABLE.
+    Raise the errors of `identity_of`, NothingDoneError if no rule with this name counts the key, or one of UNAVAILABLE.
     """
     # Read the newest rules first. If the known rules do not apply to the key, Redis is not asked, and cannot report
     # that there are newer rules.
@@ -108,7 +108,7 @@ def counted_under(key: str, rule: str, account: str = "") -> list[tuple[AppliedR
     counted = [(applied, counted_key, left) for applied, counted_key, left in rules_of_name if counted_key == key]
     if not counted:
         text = _("No rule “%(rule)s” counts %(key)s: its permits cannot be reset.")
-        raise NotOperatedError(text % {"rule": rule, "key": key})
+        raise NothingDoneError(text % {"rule": rule, "key": key})
     return counted
 
 
@@ -116,7 +116,7 @@ def reset(key: str, rule: str, reason: str, *, account: str = "", by: Any = None
     """Delete the state of a key under a rule, and save a KeyReset row. The key then has all its permits again.
 
     The usage does not change. A process may repeat an earlier refusal for up to DENY_CACHE_SECONDS. Raise
-    ValidationError for a wrong key or reason, NotOperatedError if the rule does not count the key, or one of the errors
+    ValidationError for a wrong key or reason, NothingDoneError if the rule does not count the key, or one of the errors
     UNAVAILABLE.
     """
     identity = identity_of(key, account)

@@ -38,14 +38,14 @@ class Column:
     report keeps the columns that existed when it was finalised. Its digest and its exports have only these columns.
 
     The values of a column have one of three sources: the stored line's field with the column's name, the function
-    `of_report` (called with a report and a status), or the function `of_line` (called with a line's stored fields).
+    `from_report` (called with a report and a status), or the function `from_line` (called with a line's stored fields).
     """
 
     kind: ColumnKind
     meaning: str
     since: int = 1
-    of_report: Callable[[Any, str], Any] | None = None
-    of_line: Callable[[Any], Any] | None = None
+    from_report: Callable[[Any, str], Any] | None = None
+    from_line: Callable[[Any], Any] | None = None
     #: Width in characters in a workbook; None means the width of the column's name.
     width: int | None = None
     #: Whether the admin shows the column in the list of a report's lines.
@@ -59,7 +59,7 @@ class Column:
     @property
     def stored(self) -> bool:
         """Return whether a stored line has a field for this column."""
-        return self.of_report is None and self.of_line is None
+        return self.from_report is None and self.from_line is None
 
     @property
     def empty(self) -> int | str:

@@ -48,7 +48,7 @@ class Row(NamedTuple):
         str,
         text(
             "The account and the start of its billing period; the same in every version and every database.",
-            of_report=_report_id,
+            from_report=_report_id,
             width=34,
         ),
     ]
@@ -57,14 +57,14 @@ class Row(NamedTuple):
         version(
             "0 while the report is provisional, 1 when it is first finalised, higher for each correction. "
             "A later version contains the lines of earlier versions; each line has the version that added it.",
-            of_report=_from_report("version"),
+            from_report=_from_report("version"),
         ),
     ]
     status: Annotated[
         str,
         text(
             "final: this line never changes. provisional: this line may still change.",
-            of_report=_status,
+            from_report=_status,
             schema={"enum": ["final", "provisional"]},
         ),
     ]
@@ -77,7 +77,7 @@ class Row(NamedTuple):
         ),
     ]
     account: Annotated[
-        str, text("The account that pays; empty if it is not known.", of_report=_from_report("account"), width=24)
+        str, text("The account that pays; empty if it is not known.", from_report=_from_report("account"), width=24)
     ]
     key: Annotated[
         str,
@@ -122,16 +122,16 @@ class Row(NamedTuple):
         ),
     ]
     billing_period_start: Annotated[
-        int, moment("Start of the billing period (inclusive).", of_report=_from_report("period_start"))
+        int, moment("Start of the billing period (inclusive).", from_report=_from_report("period_start"))
     ]
     billing_period_end: Annotated[
-        int, moment("End of the billing period (exclusive).", of_report=_from_report("period_end"))
+        int, moment("End of the billing period (exclusive).", from_report=_from_report("period_end"))
     ]
     charge_period_start: Annotated[int, moment("Start of the time in which the usage was counted (inclusive).")]
     charge_period_end: Annotated[int, moment("End of the time in which the usage was counted (exclusive).")]
     timezone: Annotated[
         str,
-        text("The time zone of the billing period (its IANA name).", of_report=_from_report("timezone"), width=18),
+        text("The time zone of the billing period (its IANA name).", from_report=_from_report("timezone"), width=18),
     ]
     consumed_quantity: Annotated[
         int,
@@ -176,7 +176,7 @@ class Row(NamedTuple):
         text(
             "Where usage may be missing: the declared gaps in the billing period, and the meters for which processes "
             "counted more requests than the ledger has. Otherwise empty.",
-            of_report=_from_report("gaps"),
+            from_report=_from_report("gaps"),
             width=60,
         ),
     ]
@@ -260,8 +260,8 @@ class RowMaker:
         #: The fields of a stored line that its row contains.
         self.fields = tuple(column.name for column in used if column.stored)
         self._values = attrgetter(*self.fields)
-        from_report = {column.name: column.of_report(report, status) for column in used if column.of_report}
-        self._computed = [(column.name, column.of_line) for column in used if column.of_line]
+        from_report = {column.name: column.from_report(report, status) for column in used if column.from_report}
+        self._computed = [(column.name, column.from_line) for column in used if column.from_line]
         self._same_in_each_row = (*from_report.values(), *(column.empty for column in added_later))
         # `of_values` gets the values in this order, and sorts them by column.
         unsorted = [
@@ -273,7 +273,7 @@ class RowMaker:
         self._sort = itemgetter(*map(unsorted.index, COLUMNS))
         self._make = row_type(report.columns_version)._make
 
-    def of_line(self, line: Any) -> Row:
+    def from_line(self, line: Any) -> Row:
         """Return the row of a ReportLine."""
         return self.of_values(self._values(line))
 

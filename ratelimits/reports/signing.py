@@ -26,9 +26,10 @@ _MAX_PLACES = 200
 
 
 def chain_head(chain: Mapping[str, int], *sources: str) -> str:
-    """Return one digest for several chains, made from the digest of each shard's chain at its position in `chain`.
+    """Return one digest for several shards. It is made from the digest of each shard's batch.
 
-    `sources` are the aliases of the databases that contain the batches. Raises BrokenChainError.
+    `chain` maps each shard to the position of its batch. `sources` are the aliases of the databases that contain
+    the batches. Raises BrokenChainError.
     """
     places = ((int(shard), position) for shard, position in chain.items())
     return joined_head(chain, digests_at(places, *sources), sources[0])
@@ -69,11 +70,11 @@ def _broken(shard: int, position: int, using: str) -> BrokenChainError:
     ranges = ArchivedRange.objects.using(using).filter(shard=shard, first_position__lte=position)
     archive = ranges.filter(last_position__gte=position).first()
     if archive is not None:
-        return BrokenChainError(moved(archive.archive))
+        return BrokenChainError(archived_message(archive.archive))
     return BrokenChainError(f"shard {shard:02d} has no batch at position {position}")
 
 
-def moved(archive: str) -> str:
+def archived_message(archive: str) -> str:
     """Return the message for a report with usage that was moved from the ledger to the archive with this name."""
     return f"its usage was moved to the archive {archive}: verify with this archive (--archive DIRECTORY)"
 
@@ -101,7 +102,7 @@ def head(report: Report) -> list[Any]:
         report.gaps,
         report.previous_digest,
         *([report.prices] if report.prices else ()),
-        # A report with only the first columns must have the same digest as before more columns were added.
+        # Later versions of the app added columns. A report with the columns of version 1 must keep its old digest.
         *([{"columns": report.columns_version}] if report.columns_version > 1 else ()),
     ]
 

@@ -65,13 +65,13 @@ class ExplainedRule(NamedTuple):
 
     row        the row of the rule
     rule       the rule as it applies; None if an override has switched it off
-    on_plan    "key" for a rule of the key's plan, "account" for a rule of the account's plan, "" for a default rule
+    plan_of    "key" for a rule of the key's plan, "account" for a rule of the account's plan, "" for a default rule
     overrides  the overrides in force that change the rule. If several change the same number, the first one counts
     """
 
     row: RuleRow
     rule: AppliedRule | UnreadableRule | None
-    on_plan: str
+    plan_of: str
     overrides: tuple[OverrideRow, ...]
 
 

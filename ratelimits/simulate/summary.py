@@ -23,7 +23,7 @@ BUSIEST = 5
 def spark(counts: list[int], maximum: int = 0) -> str:
     """Return a bar for each count above 0, and a space for each 0.
 
-    The highest bar stands for the greatest count, but at least for `maximum`.
+    A bar of full height stands for the greatest count, or for `maximum` if this is larger.
     """
     maximum = max(maximum, *counts, 1)
     return "".join(BARS[(count * 8 - 1) // maximum] if count else " " for count in counts)
@@ -39,7 +39,7 @@ def duration(us: int) -> str:
 
 
 class Summary:
-    """Counts the outcomes of requests: of lines with `try_acquire` and `acquire`. Other lines are not counted."""
+    """Counts the outcomes of those lines of a trace that are requests: `try_acquire` and `acquire`."""
 
     def __init__(self) -> None:
         self.admitted = self.refused = self.never_admissible = self.permits = self.longest_wait = 0
@@ -95,5 +95,5 @@ class Summary:
         for key, requests in sorted(self.requests_by_key.items(), key=lambda item: (-item[1], item[0]))[:BUSIEST]:
             yield f"  {key or '(no key)'}  requests: {requests:,}, admitted: {self.admitted_by_key[key]:,}"
         counts = self.slots()
-        yield f"admitted per {duration(self.slot_seconds() * MICROSECONDS)}, at most {max(counts):,}:"
+        yield f"admitted in each {duration(self.slot_seconds() * MICROSECONDS)} (peak: {max(counts):,}):"
         yield f"  {spark(counts)}"

@@ -49,7 +49,8 @@ def _correct(using: str, state: ShardState, pending: Pending) -> None:
     if is_ahead(state.watermark, pending.clock):
         # Both clocks were ahead when this watermark was stored.
         lead, since = state.watermark - pending.clock, _sealed_before(using, state.shard, pending.clock)
-        # While batches wait, usage is complete only until the last drained batch was sealed.
+        # While batches wait, the ledger has only the usage from before the moment when the last drained batch was
+        # sealed.
         state.watermark = since if pending.count else min(pending.sealed_at, pending.clock)
         _declare(using, state.shard, since, pending.clock, lead)
     if pending.lead <= TOLERANCE:
@@ -83,8 +84,8 @@ def _declare(using: str, shard: int, since: int, until: int, lead: int) -> None:
     """
     late = f"up to {lead // 1_000_000:,} seconds"
     for kind, shift, detail in (
-        ("used", 0, f"the server's clock was ahead: usage of this time was counted {late} later"),
-        ("counted", lead, f"the server's clock was ahead: usage counted at this time was used {late} before"),
+        ("used", 0, f"the server's clock was ahead: usage that happened at this time was counted {late} later"),
+        ("counted", lead, f"the server's clock was ahead: usage counted at this time happened {late} earlier"),
     ):
         event, first, last = f"{shard}:{since}:{kind}", min(since or until, until) + shift, until + shift
         if not gaps.declare(using, GapKind.CLOCK, event, shard=shard, since=first, until=last, detail=detail):
@@ -111,8 +112,8 @@ def advance_idle(using: str, idle: Iterable[Pending]) -> None:
     oldest = min(pending.sealed_at for pending in idle)
     shards_by_watermark: dict[int, list[int]] = {}
     for pending in idle:
-        # One statement sets the same watermark for most shards. Other shards were first sealed after that time. They
-        # get their own watermark: an earlier one would look as if the server had lost its data.
+        # One statement sets the watermark `oldest` for most shards. A shard that was sealed for the first time after
+        # `oldest` gets its own: a watermark before its first seal would look as if the server had lost its data.
         watermark = oldest if pending.first_sealed <= oldest else pending.sealed_at
         shards_by_watermark.setdefault(watermark, []).append(pending.shard)
     for watermark, shards in shards_by_watermark.items():

@@ -158,7 +158,7 @@ class TestBlocks:
         client = user_with("operate")
         for target, warned in (("127.0.0.0/8", True), (f"user:{User.objects.get().pk}", True), ("user:9999", False)):
             page = client.post(BLOCK, typed_block(target=target))
-            assert ("Your own requests are among these requests" in text(page)) == warned, target
+            assert ("This also blocks your own requests" in text(page)) == warned, target
         page = client.post(BLOCK, typed_block(target="127.0.0.0/8", effect="allow"))
         assert "not counted as usage and not billed" in text(page)
         assert "Your own requests" not in text(page)

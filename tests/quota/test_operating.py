@@ -18,7 +18,7 @@ from ratelimits.identity import Identity
 from ratelimits.models import Access, Account, KeyOverride, KeyReset, KeyTotal, Plan
 from ratelimits.models.status.totals import DAY, SUMS, newest_days
 from ratelimits.quota import access, checking
-from ratelimits.quota.operating import NotOperatedError, identity_of
+from ratelimits.quota.operating import NothingDoneError, identity_of
 from ratelimits.rules.grants import grant, planned
 from tests.support.entry_points import Clock, away, begin_afresh
 from tests.support.rows import rule
@@ -104,13 +104,13 @@ class TestShowAndReset:
     def test_the_account_of_a_key_is_the_one_that_it_was_seen_with(self, settings: Any) -> None:
         settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": "tests.quota.test_operating.nobody"}
         assert identity_of("user:1", "-") == Identity("user:1")
-        with pytest.raises(NotOperatedError, match="Name the account, or - if it has none"):
+        with pytest.raises(NothingDoneError, match="Name the account, or - if it has none"):
             identity_of("user:1")
         used_by("user:1", "acme")
         assert identity_of("user:1").account == "account:acme"
         assert identity_of("user:1", "other").account == "account:other"
         used_by("user:2", "acme", "beta")
-        with pytest.raises(NotOperatedError, match="acme, beta"):
+        with pytest.raises(NothingDoneError, match="acme, beta"):
             identity_of("user:2")
 
 

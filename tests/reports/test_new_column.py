@@ -23,7 +23,7 @@ COLUMN = """
         quantity(
             "Units that were admitted and not given back.",
             since=2,
-            of_line=lambda line: line.consumed_quantity - line.refunded_quantity,
+            from_line=lambda line: line.consumed_quantity - line.refunded_quantity,
             listed=True,
         ),
     ]

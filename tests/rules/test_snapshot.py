@@ -405,7 +405,7 @@ class TestInAnyScope:
         rule("off", mode="off")
         rule("payer", key_kind="account")
         found = loader.current().in_any_scope(USER)
-        assert [(one.row.name, one.on_plan, one.overrides) for one in found] == [
+        assert [(one.row.name, one.plan_of, one.overrides) for one in found] == [
             ("burst", "account", ()),
             ("day", "key", ()),
             ("hour", "", ()),

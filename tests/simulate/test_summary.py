@@ -36,7 +36,7 @@ def test_it_tells_how_much_passed_who_was_busiest_and_when(tmp_path: Path) -> No
         "  busy  requests: 4, admitted: 3",
         "  (no key)  requests: 1, admitted: 0",
         "  idle  requests: 1, admitted: 1",
-        "admitted per 1 s, at most 2:",
+        "admitted in each 1 s (peak: 2):",
         "  █  █",
     ]
 
@@ -48,7 +48,7 @@ def test_an_empty_trace_has_nothing_to_tell(tmp_path: Path) -> None:
 def test_four_days_fit_into_one_line(tmp_path: Path) -> None:
     lines = [{"at": 1431857100 + 3600 * hour, "key": str(hour % 2)} for hour in range(96)]
     told = summary(tmp_path, {"algorithm": "sliding_log", "capacity": 5, "period": 3600}, lines)
-    assert told[-2:] == ["admitted per 2 h, at most 2:", "  " + 48 * "█"]
+    assert told[-2:] == ["admitted in each 2 h (peak: 2):", "  " + 48 * "█"]
 
 
 @pytest.mark.parametrize(

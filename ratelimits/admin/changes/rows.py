@@ -113,7 +113,7 @@ def _records(model: type[Versioned], until: datetime | None, count: int, chosen:
 
 
 def _previous_records(records: Sequence[Any]) -> dict[tuple[type[Any], int], Any]:
-    """Return the record before each of these records, by table of the history and primary key."""
+    """Return the previous record of each of these records, by (model of the history, id of the previous record)."""
     previous_records: dict[tuple[type[Any], int], Any] = {}
     for history in {type(record) for record in records}:
         ids = [record.previous_id for record in records if type(record) is history and record.previous_id]

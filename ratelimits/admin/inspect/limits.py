@@ -144,11 +144,11 @@ class _Table:
         return self._queries[key]
 
     def _why(self, limit: LiveLimit) -> SafeString:
-        row, on_plan = limit.why.row, limit.why.on_plan
+        row, plan_of = limit.why.row, limit.why.plan_of
         plan = self._plans.get(row.plan, "")
-        if on_plan == "key":
+        if plan_of == "key":
             source = _linked(_("plan %(plan)s of the key") % {"plan": plan}, self._membership_urls.get(row.plan, ""))
-        elif on_plan == "account":
+        elif plan_of == "account":
             source = _linked(_("plan %(plan)s of the account") % {"plan": plan}, self._account_url)
         else:
             source = self._default
@@ -213,7 +213,8 @@ def duration(seconds: float) -> str:
     """Return a length of time such as "2 h 5 min": at most two units, rounded up to the smaller unit."""
     if seconds < 10:
         return _("%s s") % f"{max(seconds, 0.1):.1f}"
-    whole = int(-(-seconds // 1))
+    smaller = 3_600 if seconds > 86_400 else 60 if seconds > 3_600 else 1
+    whole = int(-(-seconds // smaller)) * smaller
     parts = [(whole // 86_400, _("%s d")), (whole % 86_400 // 3_600, _("%s h"))]
     parts += [(whole % 3_600 // 60, _("%s min")), (whole % 60, _("%s s"))]
     first = next(number for number, (count, _unit) in enumerate(parts) if count)

@@ -37,7 +37,7 @@ from ratelimits.models import (
     Rule,
 )
 from ratelimits.models.access.targets import canonical
-from ratelimits.quota.operating import NO_ACCOUNT, NotOperatedError, UnknownAccountError, identity_of
+from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, UnknownAccountError, identity_of
 from ratelimits.quota.standings import live_limits
 from ratelimits.rules import RulesUnavailable
 from ratelimits.status.known_keys import MAX_KEYS, KnownKey, keys_of_account, known_accounts, known_keys, typed_key
@@ -162,7 +162,7 @@ class _Page:
             choices = [*error.accounts, NO_ACCOUNT]
             urls = [(choice, inspect_url(key, choice, self._site.name)) for choice in choices]
             return context | {"problem": str(error), "choices": urls, "key": ""}
-        except (NotOperatedError, ValidationError) as error:
+        except (NothingDoneError, ValidationError) as error:
             return {"problem": " ".join(error.messages) if isinstance(error, ValidationError) else str(error)}
         now, limits, redis_error = time.time(), None, None
         try:

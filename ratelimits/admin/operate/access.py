@@ -189,7 +189,7 @@ def consequences(request: HttpRequest, row: Access) -> Consequences:
     if count is not None and count > 1:
         ipv6 = ":" in row.target[3:]
         text = (
-            _("The network has %(n)s networks of one subscriber (/64).")
+            _("The network contains %(n)s networks of the size /64. Usually each of them is one internet connection.")
             if ipv6
             else _("The network has %(n)s addresses.")
         )
@@ -205,8 +205,6 @@ def consequences(request: HttpRequest, row: Access) -> Consequences:
     )
     warnings = []
     if blocks and AccessIndex([of_model(row)._replace(valid_from=0)]).find(identify(request), 0) is not None:
-        warnings.append(
-            _("Your own requests are among these requests: the API will refuse you. This admin is not blocked.")
-        )
+        warnings.append(_("This also blocks your own requests to the API. You can still use these admin pages."))
     title = _("Block %(target)s") % values if blocks else _("Allow %(target)s") % values
     return Consequences(title, sentences, warnings)

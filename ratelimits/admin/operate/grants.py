@@ -21,7 +21,7 @@ from ratelimits.admin.operate.confirming import Consequences, confirmation, is_c
 from ratelimits.admin.suggestions import suggest_keys
 from ratelimits.models import KeyOverride, Rule
 from ratelimits.models.keys import validate_key
-from ratelimits.quota.operating import NotOperatedError, identity_of
+from ratelimits.quota.operating import NothingDoneError, identity_of
 from ratelimits.rules.grants import grant, planned
 
 
@@ -74,7 +74,7 @@ class GrantForm(forms.Form):
             self.planned = planned(data["key"], data["rule"], data["extra"], data["until"], account=data["account"])
             for override in self.planned:
                 override.clean_numbers()
-        except NotOperatedError as error:
+        except NothingDoneError as error:
             self.add_error("account", str(error))
         except ValidationError as error:
             self.add_error(None, error) if not hasattr(error, "error_dict") else self._add_errors(error)

@@ -17,7 +17,7 @@ from ratelimits.admin.operate.grants import rule_choices
 from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.admin.suggestions import KeySuggestions
 from ratelimits.models import KeyReset
-from ratelimits.quota.operating import NotOperatedError, counted_under, reset
+from ratelimits.quota.operating import NothingDoneError, counted_under, reset
 from ratelimits.quota.standings import UNAVAILABLE
 
 
@@ -43,8 +43,8 @@ class KeyResetForm(forms.ModelForm):  # type: ignore[type-arg]
         if not self.errors:
             try:
                 self.standings = counted_under(data["key"], data["rule"], data["account"])
-            except (NotOperatedError, ValidationError) as error:
-                self.add_error(None, str(error) if isinstance(error, NotOperatedError) else error)
+            except (NothingDoneError, ValidationError) as error:
+                self.add_error(None, str(error) if isinstance(error, NothingDoneError) else error)
             except UNAVAILABLE as error:
                 self.add_error(None, _("Redis or the database does not answer: %s") % error)
         return data

@@ -35,7 +35,7 @@ def database_of(row: Model) -> str:
 
 
 #: The columns of lines that are computed from other columns.
-_COMPUTED = [column.name for column in TABLE if column.of_line]
+_COMPUTED = [column.name for column in TABLE if column.from_line]
 #: The columns in the list of a report's lines.
 _LISTED = [column.name for column in TABLE if column.listed]
 
@@ -53,7 +53,7 @@ def _computed(compute: Callable[[Any], Any], name: str) -> Callable[[Any, Report
 class _ComputedColumns:
     """Mixin with a method for each column of lines that is computed from stored columns."""
 
-    vars().update({column.name: _computed(column.of_line, column.name) for column in TABLE if column.of_line})
+    vars().update({column.name: _computed(column.from_line, column.name) for column in TABLE if column.from_line})
 
 
 class ReportLines(_ComputedColumns, admin.TabularInline):  # type: ignore[type-arg]
@@ -92,8 +92,8 @@ class ReportLineAdmin(_ComputedColumns, AccountSearch, ReadOnlyAdmin):
     list_select_related = ["report"]
     search_fields = ["line_id"]  # With this, Django shows a search box. get_search_results does the search.
     search_help_text = _(
-        "Search for a whole line_id, a whole account (its identifier or its name), a whole key that was used in the"
-        " last three days, or an account, a space and a key."
+        "Search for a whole line_id, a whole account (its identifier or its name), or a whole key that was used in the"
+        " last three days. For an older key, type the account, a space and the key."
     )
     sortable_by = ()
     exclude = ["charge_period_start", "charge_period_end", "usage_period"]
@@ -149,7 +149,10 @@ class ReportLineAdmin(_ComputedColumns, AccountSearch, ReadOnlyAdmin):
 
     @admin.display(description=_("its ledger lines"))
     def ledger_lines(self, line: ReportLine) -> str:
-        """Return a link to the line's ledger lines. Later versions of the report may contain some of them."""
+        """Return a link to the ledger lines of this line's account, key, meter, period and rule.
+
+        The list may also show ledger lines that only a later version of the report contains.
+        """
         filters = {"account": line.report.account, "key": line.key, "meter": line.meter, "period": line.usage_period}
         return link_to_lines(self.admin_site, **filters, rule=line.rule_id, version=line.rule_version)
 

@@ -21,7 +21,7 @@ from ratelimits.models import Access
 from ratelimits.models.access.targets import canonical
 from ratelimits.models.fields.durations import seconds
 from ratelimits.models.history import MAX_REASON
-from ratelimits.quota.operating import NotOperatedError, identity_of, reset
+from ratelimits.quota.operating import NothingDoneError, identity_of, reset
 from ratelimits.quota.standings import UNAVAILABLE, LiveLimit, live_limits
 from ratelimits.rules import AppliedRule
 from ratelimits.rules.grants import grant
@@ -77,7 +77,7 @@ class Command(BaseCommand):
             getattr(self, f"_{options['command']}")(options)
         except ValidationError as error:
             raise CommandError("\n".join(_lines(error))) from error
-        except NotOperatedError as error:
+        except NothingDoneError as error:
             raise CommandError(str(error)) from error
         except (*UNAVAILABLE, TimeoutError, DatabaseError) as error:
             raise CommandError(f"Nothing was done: {error}", returncode=NO_ANSWER) from error
@@ -131,7 +131,7 @@ class Command(BaseCommand):
             row for row in Access.objects.using(conf.DATABASE).filter(target=target) if row.in_force(now)
         ]
         if not rows:
-            raise NotOperatedError(f"No block or allow of {target} is in force.")
+            raise NothingDoneError(f"No block or allow of {target} is in force.")
         for row in rows:
             row._history_user = user
             row.end(options["reason"])
@@ -188,7 +188,7 @@ def _author(options: dict[str, Any]) -> Any:
     users: Any = get_user_model()
     user = users._default_manager.filter(**{users.USERNAME_FIELD: name}).first()
     if user is None:
-        raise NotOperatedError(f"There is no user “{name}”: write the user name of the person who decided this.")
+        raise NothingDoneError(f"There is no user “{name}”: write the user name of the person who decided this.")
     return user
 
 

@@ -377,7 +377,7 @@ class Closing:
                 line.report, line.number = report, number
                 if line.corrects_line_id not in corrected and line.charge_category == USAGE:
                     line.corrects_line_id = ""
-                digest.add(make.of_line(line))
+                digest.add(make.from_line(line))
                 totals.add(line)
             if fits_in_chunk:
                 break

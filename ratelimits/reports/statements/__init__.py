@@ -178,7 +178,7 @@ def _provisional(
                 (adjustment_line(report, adjustment, allowance) for adjustment in open_period.adjustments),
             )
             yield Statement(
-                report, PROVISIONAL, map(RowMaker(report, PROVISIONAL).of_line, lines), open_period.included
+                report, PROVISIONAL, map(RowMaker(report, PROVISIONAL).from_line, lines), open_period.included
             )
 
 
@@ -231,7 +231,7 @@ def _unused(using: str, month: str, account: str | None, start: int, end: int, v
     gaps = Gaps.between(using, start, end + MAX_LENGTH)
     for group, period, terms in candidates(using, month, account):
         report = draft(group, period, Included(terms.plan, terms.included), gaps, version)
-        yield Statement(report, PROVISIONAL, (RowMaker(report, PROVISIONAL).of_line(unused_line(report)),))
+        yield Statement(report, PROVISIONAL, (RowMaker(report, PROVISIONAL).from_line(unused_line(report)),))
 
 
 def _with_unused(used: Iterator[Statement], unused: Iterator[Statement]) -> Iterator[Statement]:

@@ -115,7 +115,7 @@ class ReportVerifier:
         if finding:
             # Look for missing archives only now: usage may have been archived while the lines were read.
             archive = self._missing_archive(report)
-            yield signing.moved(archive) if archive else finding
+            yield signing.archived_message(archive) if archive else finding
 
     def _missing_archive(self, report: Report) -> str:
         """Return the name of an archive whose batches have usage of the report, but are in none of the sources.

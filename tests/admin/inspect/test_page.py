@@ -17,6 +17,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from ratelimits.admin.inspect.limits import duration
 from ratelimits.conf import DEFAULTS
 from ratelimits.identity import Identity
 from ratelimits.models import (
@@ -320,3 +321,11 @@ class TestLinks:
                         page = client.get(url).content.decode()
                         assert (f'href="{URL}{query}"' in page) == shown, url
             assert (f'href="{URL}"' in client.get("/admin/").content.decode()) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.04, "0.1 s"), (59.2, "1 min"), (61, "1 min 1 s"), (7_559, "2 h 6 min"), (86_400, "1 d"), (89_999, "1 d 1 h")],
+)
+def test_a_time_to_wait_is_rounded_up(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
