@@ -15,14 +15,14 @@ from typing import Any
 
 #: Modules, and names of functions in them, as their callers import them. A missing function is reported and left out.
 FUNCTIONS = (
-    "ratelimits.throttling:QuotaThrottle.allow_request",
-    "ratelimits.throttling:costs_of",
-    "ratelimits.throttling:identify",
+    "ratelimits.throttling.by_rules:QuotaThrottle.allow_request",
+    "ratelimits.throttling.by_rules:costs_of",
+    "ratelimits.throttling.by_rules:identify",
     "ratelimits.identity:api_key_of",
     "ratelimits.identity:address_of",
     "ratelimits.identity:proxies",
     "ratelimits.identity:network",
-    "ratelimits.throttling:check_and_wait",
+    "ratelimits.throttling.by_rules:check_and_wait",
     "ratelimits.quota.checking:check",
     "ratelimits.quota.checking:valid",
     "ratelimits.quota.checking:commands_by",

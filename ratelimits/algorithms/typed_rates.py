@@ -21,6 +21,7 @@ _SECONDS = {
 _PART = r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*"
 _NUMBER = re.compile(r"[+-]?[0-9]*\.?[0-9]+(?:e[+-]?[0-9]{1,2})?", re.IGNORECASE)
 _RATE = re.compile(r"(?P<permits>.*?)\s*(?:/|\bper\b)\s*(?P<time>.*)", re.DOTALL)
+_M = re.compile(r"(?<![a-z])m(?![a-z])")
 _WRONG_LENGTH = gettext_noop(
     "“%(text)s” is not a length of time: write seconds, such as 60, or a number and s, min, h, day or week."
 )
@@ -69,16 +70,17 @@ def is_rate(text: str) -> bool:
     return _RATE.fullmatch(text.strip().lower()) is not None
 
 
-def rate(text: str) -> TypedRate:
+def rate(text: str, *, m_is_minute: bool = False) -> TypedRate:
     """Return the rate of a text such as "10/s", "100 per hour" or "10/5min".
 
     Raise Mistyped for any other text. This includes rates without a unit of time ("10", "10/60"). It also includes
-    "10/m", because "m" may mean a minute or a month.
+    "10/m", because "m" may mean a minute or a month. With `m_is_minute`, "m" is a minute: Django REST framework and
+    django-ratelimit define it so.
     """
     found = _RATE.fullmatch(text.strip().lower())
     if found is None or not _NUMBER.fullmatch(found["permits"]) or _NUMBER.fullmatch(found["time"]):
         raise Mistyped(_WRONG_RATE, text)
-    time = found["time"]
+    time = _M.sub("min", found["time"]) if m_is_minute else found["time"]
     if re.fullmatch(r"[0-9. ]*(months?|years?)", time):
         raise Mistyped(_NO_FIXED_LENGTH, text)
     try:

@@ -15,6 +15,8 @@ from urllib.parse import quote
 
 from ratelimits.algorithms.limits import Algorithm
 from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.conf import conf
+from ratelimits.engine.decision import Decision
 
 #: The draft's problem type for a request that exceeds a quota.
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
@@ -69,6 +71,22 @@ def standing(name: str, remaining: int, reset: float | None) -> str:
 def retry_after(seconds: float) -> str:
     """Return the Retry-After field in whole seconds, rounded up in the same way as `t` in the RateLimit field."""
     return str(max(ceil(seconds), 1))
+
+
+def fields(
+    decision: Decision, policy_field: str, name: str, *, allowed: bool, retry_after: float | None
+) -> dict[str, str]:
+    """Return the RateLimit fields for a decision, without Retry-After.
+
+    `policy_field` is the value of RateLimit-Policy. `name` is the quoted name of the binding limit. `allowed` and
+    `retry_after` (in seconds) are those of the answer to the request.
+    """
+    remaining, reset = decision.remaining, retry_after
+    if allowed or reset is None:
+        # A limit with capacity 0 never has permits. So there is no time at which it has more.
+        reset = decision.reset_after if remaining or decision.limit != 0 else None
+    shown = {"RateLimit-Policy": policy_field, "RateLimit": standing(name, remaining, reset)}
+    return shown | legacy(decision.limit or 0, remaining, reset) if conf.X_RATELIMIT_HEADERS else shown
 
 
 def legacy(limit: float, remaining: int, reset: float | None) -> dict[str, str]:

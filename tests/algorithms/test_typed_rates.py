@@ -39,6 +39,13 @@ def test_what_could_mean_something_else_is_refused_with_what_to_write(typed: str
     assert str(caught.value) == caught.value.template % {"text": typed}
 
 
+@pytest.mark.parametrize(("typed", "period"), [("10/m", 60), ("10/5m", 300), ("10 per 1 h 5 m", 3_900), ("10/min", 60)])
+def test_m_is_a_minute_where_the_text_comes_from_a_library_that_says_so(typed: str, period: int) -> None:
+    assert rate(typed, m_is_minute=True) == (Decimal(10), Decimal(period))
+    with pytest.raises(Mistyped):
+        rate("10/month", m_is_minute=True)
+
+
 @pytest.mark.parametrize("typed", ["100000/month", "5 per year", "5/2 months"])
 def test_a_period_of_no_fixed_length_is_answered_with_the_calendar_window(typed: str) -> None:
     with pytest.raises(Mistyped, match="Choose the algorithm calendar window"):

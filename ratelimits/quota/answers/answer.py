@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ratelimits.conf import conf
 from ratelimits.engine import Decision
 from ratelimits.quota import headers
 from ratelimits.quota.prepared import Prepared
@@ -48,14 +47,8 @@ class Answer(NamedTuple):
         fields: dict[str, str] = {}
         binding = decision.binding if decision is not None else None
         if binding is not None and decision is not None and prepared is not None:
-            remaining, reset = decision.remaining, retry_after
-            if allowed or reset is None:
-                # A limit with capacity 0 never has permits. So there is no time at which it has more.
-                reset = decision.reset_after if remaining or decision.limit != 0 else None
-            fields["RateLimit-Policy"] = prepared.policies
-            fields["RateLimit"] = headers.standing(prepared.quoted[binding], remaining, reset)
-            if conf.X_RATELIMIT_HEADERS:
-                fields |= headers.legacy(decision.limit or 0, remaining, reset)
+            name = prepared.quoted[binding]
+            fields = headers.fields(decision, prepared.policies, name, allowed=allowed, retry_after=retry_after)
         if not allowed and retry_after is not None:
             fields["Retry-After"] = headers.retry_after(retry_after)
         return fields

@@ -24,7 +24,7 @@ from tests.support.entry_points import Clock, away, begin_afresh, counted
 from tests.support.raw import RawRedis
 from tests.support.rows import rule
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.test_throttling")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.throttling.test_by_rules")]
 
 
 class View(APIView):

@@ -1,0 +1,233 @@
+"""Throttle classes with the names and the API of Django REST framework's own classes, decided by Redis.
+
+Rates are written in code or in DEFAULT_THROTTLE_RATES, so no row of the database is needed, and no query is made. All
+these throttles of a view are decided together, in one call: a request is charged under all of them or under none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from decimal import Decimal
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.functional import classproperty
+from rest_framework import throttling
+from rest_framework.request import Request
+from rest_framework.settings import api_settings
+
+from ratelimits.algorithms import typed_rates
+from ratelimits.algorithms.limits import Limit, SlidingLog
+from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.conf import shown
+from ratelimits.engine.keys import ledger_name
+from ratelimits.identity import address_of
+from ratelimits.quota import headers
+from ratelimits.quota.answers.answer import Answer
+from ratelimits.throttling.by_rules import QuotaUnavailable
+from ratelimits.throttling.deciding import check_limits
+
+if TYPE_CHECKING:
+    from rest_framework.views import APIView  # Not at runtime: `views` imports the throttle classes itself.
+
+#: The attribute of a request that contains the outcomes for its throttles.
+_OUTCOMES = "_ratelimits_outcomes"
+
+
+class _Counted(NamedTuple):
+    """What one throttle counts for a request: the counter, the rate, and the name that clients see."""
+
+    cache_key: str
+    num_requests: int
+    duration: float
+    name: str
+
+
+class _Outcome(NamedTuple):
+    """The result of one throttle.
+
+    admits   whether its own rate admits the request
+    allowed  whether all throttles together admit the request
+    wait     what `SimpleRateThrottle.wait` returns, in seconds
+    """
+
+    admits: bool
+    allowed: bool
+    wait: float | None
+
+
+_Outcomes = dict[_Counted, _Outcome]
+
+
+class SimpleRateThrottle(throttling.SimpleRateThrottle):
+    """The base class: a subclass says in `get_cache_key` whose requests are counted together.
+
+    `rate` is a text such as "10/s", "100 per day" or "10/5min". In any interval of this length, at most this number of
+    requests is admitted. The server's clock decides, unless `timer` is set.
+    """
+
+    num_requests: int | None = None
+    duration: float | None = None
+    #: None, or a callable that returns seconds since 1970 UTC. Set it in tests.
+    timer: Callable[[], float] | None = None  # type: ignore[assignment]
+    #: If another throttle collects what all throttles of a view count: the list for it. Otherwise None.
+    _collected: list[_Counted] | None = None
+    _outcome: _Outcome | None = None
+
+    if not TYPE_CHECKING:
+
+        @classproperty
+        def THROTTLE_RATES(cls) -> dict[str, str | None]:  # noqa: N802, N805  (the name is Django REST framework's)
+            """Return DEFAULT_THROTTLE_RATES. A subclass may have a dict of its own."""
+            return api_settings.DEFAULT_THROTTLE_RATES
+
+    def parse_rate(self, rate: str | None) -> tuple[int | None, float | None]:  # type: ignore[override]
+        """Return the number of requests, and the length of time in seconds. Return (None, None) for no rate.
+
+        Raise ImproperlyConfigured for a text that is not a rate.
+        """
+        if rate is None:
+            return None, None
+        try:
+            permits, period = typed_rates.rate(str(rate), m_is_minute=True)
+            if permits % 1:
+                raise ValueError(f"“{rate}” has a part of a request: write a whole number, such as 1/2s for 0.5/s.")
+        except ValueError as error:
+            raise ImproperlyConfigured(f"{type(self).__module__}.{type(self).__qualname__}: {error}") from error
+        return int(permits), float(period) if period % 1 else int(period)
+
+    def get_ident(self, request: Request) -> str:
+        """Return the client's address. NUM_PROXIES says which entries of X-Forwarded-For are trusted; None: none.
+
+        All IPv6 addresses of a /64 network are the same client.
+        """
+        return address_of(getattr(request, "_request", request)).removeprefix("ip:")
+
+    def allow_request(self, request: Request, view: APIView) -> bool:
+        """Return whether this throttle admits the request.
+
+        The first throttle of a view also decides for the view's other throttles of this module. Raise QuotaUnavailable
+        if Redis does not answer and FAILURE_POLICY is "deny".
+        """
+        if self.rate is None or self.num_requests is None or self.duration is None:
+            return True
+        self.key = self.get_cache_key(request, view)
+        if self.key is None:
+            return True
+        counted = _Counted(str(self.key), self.num_requests, self.duration, self.scope or type(self).__name__)
+        if self._collected is not None:
+            self._collected.append(counted)
+            return True
+        self._outcome = outcome = self._outcome_of(counted, request, view)
+        if not outcome.admits:
+            return self.throttle_failure()
+        return self.throttle_success() if outcome.allowed else True
+
+    def throttle_success(self) -> bool:
+        """Return True. This is called if the request is admitted and charged, so that a subclass can note it."""
+        return True
+
+    def wait(self) -> float | None:
+        """Return the number of seconds after which the client should send its next request.
+
+        After a refusal this is the time until the same request would be admitted; None if it can never be admitted.
+        Otherwise it is the pause between requests with which the client is not refused.
+        """
+        if self._outcome is not None:
+            return self._outcome.wait
+        if self.duration is None or self.num_requests is None:
+            return None
+        return self.duration / (self.num_requests + 1)
+
+    def _outcome_of(self, counted: _Counted, request: Request, view: APIView) -> _Outcome:
+        attributes: dict[str, Any] = getattr(request, "__dict__", {})
+        outcomes: _Outcomes | None = attributes.get(_OUTCOMES)
+        if outcomes is None:
+            together = [counted, *_counted_by_others(request, view)]
+            outcomes = attributes[_OUTCOMES] = self._decide(list(dict.fromkeys(together)), view)
+        outcome = outcomes.pop(counted, None)
+        # A throttle that is asked twice, or that counts something else now, is decided alone.
+        return outcome if outcome is not None else self._decide([counted], view)[counted]
+
+    def _decide(self, together: list[_Counted], view: APIView) -> _Outcomes:
+        limits = list(_limits(together))
+        answer = check_limits(limits, None if self.timer is None else int(self.timer() * MICROSECONDS))
+        if answer.unavailable:
+            raise QuotaUnavailable
+        view_headers = getattr(view, "headers", None)
+        if view_headers is not None:
+            view_headers.update(_fields(answer, limits, together))
+        return _outcomes(answer, together)
+
+
+class AnonRateThrottle(throttling.AnonRateThrottle, SimpleRateThrottle):
+    """Limits anonymous clients, each address by itself. The scope is "anon"."""
+
+
+class UserRateThrottle(throttling.UserRateThrottle, SimpleRateThrottle):
+    """Limits each user, and each address of anonymous clients. The scope is "user"."""
+
+
+class ScopedRateThrottle(throttling.ScopedRateThrottle, SimpleRateThrottle):
+    """Limits each user and address under the rate of the view's `throttle_scope`. Without one, it limits nothing."""
+
+
+def _counted_by_others(request: Request, view: APIView) -> list[_Counted]:
+    """Return what the throttles of a view count for a request, in their order.
+
+    Each throttle runs its whole `allow_request`, because subclasses may choose their rate there.
+    """
+    collected: list[_Counted] = []
+    get_throttles = getattr(view, "get_throttles", None)
+    for throttle in get_throttles() if get_throttles is not None else ():
+        if isinstance(throttle, SimpleRateThrottle):
+            throttle._collected = collected
+            throttle.allow_request(request, view)
+    return collected
+
+
+def _limits(together: Iterable[_Counted]) -> Iterator[Limit]:
+    """Yield the limits. Raise ImproperlyConfigured for numbers that are not valid."""
+    cache_keys = set()
+    for counted in together:
+        try:
+            algorithm = _algorithm(counted.num_requests, counted.duration)
+        except ValueError as error:
+            raise ImproperlyConfigured(
+                f"The rate of the throttle {shown(counted.name)} is not valid: {error}"
+            ) from error
+        # A counter belongs to its cache key, and keeps its count if the rate changes. Only if a view has several rates
+        # with one cache key, the second rate and each further one have a counter of their own.
+        name = f"{counted.num_requests}/{counted.duration}" if counted.cache_key in cache_keys else ""
+        cache_keys.add(counted.cache_key)
+        yield Limit(ledger_name(f"throttle:{counted.cache_key}"), algorithm, name)
+
+
+def _outcomes(answer: Answer, together: Sequence[_Counted]) -> _Outcomes:
+    if answer.decision is None:  # FAILURE_POLICY admits the request.
+        return {counted: _Outcome(True, True, 0.0) for counted in together}
+    return {
+        counted: _Outcome(
+            standing.allowed,
+            answer.allowed,
+            standing.reset_after / (standing.remaining + 1) if standing.allowed else answer.retry_after,
+        )
+        for counted, standing in zip(together, answer.decision.standings, strict=True)
+    }
+
+
+def _fields(answer: Answer, limits: Sequence[Limit], together: Sequence[_Counted]) -> dict[str, str]:
+    """Return the RateLimit fields of the response."""
+    decision = answer.decision
+    if decision is None or decision.binding is None:
+        return {}
+    named = zip(together, limits, strict=True)
+    policies = headers.policies([headers.policy(counted.name, limit.algorithm) for counted, limit in named])
+    name = headers.quoted(together[decision.binding].name)
+    return headers.fields(decision, policies, name, allowed=answer.allowed, retry_after=answer.retry_after)
+
+
+@lru_cache(maxsize=1024)
+def _algorithm(num_requests: int, duration: float) -> SlidingLog:
+    return SlidingLog(num_requests, Decimal(str(duration)))

@@ -1,0 +1,46 @@
+"""Decide limits that are written in code, such as the rates of a throttle class.
+
+No rule is read and no usage is counted. So this module needs no table of the database.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from ratelimits.conf import conf
+from ratelimits.engine import Limit, Unavailable, decide
+from ratelimits.engine.transport.breaker import NodeUnavailable
+from ratelimits.engine.transport.connection import Interrupted
+from ratelimits.models.testcase import tests
+from ratelimits.quota import checking
+from ratelimits.quota.answers.answer import Answer
+from ratelimits.quota.standings import UNAVAILABLE
+
+logger = logging.getLogger(__name__)
+
+
+def check_limits(limits: Sequence[Limit], now: int | None = None) -> Answer:
+    """Decide one request. If all limits admit it, charge it under all of them. Otherwise charge it under none.
+
+    `now` is the moment of the decision in µs since 1970 UTC; None: the server's time. If Redis cannot be asked, the
+    setting FAILURE_POLICY answers.
+    """
+    tests.follow(conf.DATABASE)
+    if not checking.breaker.closed:
+        return _answer_without_decision()
+    try:
+        decision = decide(limits, now=now)
+    except UNAVAILABLE as error:
+        if isinstance(error, Unavailable) and not isinstance(error, (NodeUnavailable, Interrupted)):
+            checking.breaker.failed(error.event)
+        logger.error("There is no decision, so FAILURE_POLICY decides: %s", error)
+        return _answer_without_decision()
+    checking.breaker.succeeded()
+    return Answer(decision.allowed, decision, None, decision.retry_after)
+
+
+def _answer_without_decision() -> Answer:
+    if conf.FAILURE_POLICY == "deny":
+        return Answer(False, None, None, 1.0, unavailable=True)
+    return Answer(True)

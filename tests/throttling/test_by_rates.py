@@ -1,0 +1,297 @@
+"""Test the throttle classes that decide by rates: one call for all of a view, no query, and rates as people write them.
+
+No test has a database, unless it is marked so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from adrf.views import APIView as AsyncView
+from django.contrib.auth.models import User
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest
+from django.test import AsyncRequestFactory, TestCase
+from rest_framework import throttling
+from rest_framework.permissions import AllowAny
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.test import APIRequestFactory, force_authenticate
+from rest_framework.throttling import BaseThrottle
+from rest_framework.views import APIView
+
+from ratelimits.embedded import free_port
+from ratelimits.throttling import AnonRateThrottle, ScopedRateThrottle, SimpleRateThrottle, UserRateThrottle
+from tests.support.entry_points import away, begin_afresh
+from tests.support.raw import RawRedis
+
+
+class Burst(UserRateThrottle):
+    scope, rate = "burst", "2/hour"
+
+
+class Sustained(UserRateThrottle):
+    scope, rate = "sustained", "4/day"
+
+
+class Anonymous(AnonRateThrottle):
+    rate = "3/day"
+
+
+class ByStaff(UserRateThrottle):
+    """A throttle that chooses its rate for each request, as many projects do."""
+
+    scope, rate = "staff", "1/day"
+
+    def allow_request(self, request: Request, view: APIView) -> bool:
+        if request.query_params.get("free"):
+            return True
+        self.num_requests = 3 if request.query_params.get("staff") else 1
+        return super().allow_request(request, view)
+
+
+class Refusing(BaseThrottle):
+    def allow_request(self, request: Request, view: APIView) -> bool:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def _afresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin_afresh(monkeypatch)
+
+
+def view(*throttles: type[BaseThrottle], base: type[APIView] = APIView) -> Callable[..., Any]:
+    """Return a view with these throttles."""
+
+    class View(base):  # type: ignore[misc, valid-type]
+        authentication_classes: list[Any] = []
+        permission_classes = [AllowAny]
+        throttle_classes = throttles
+
+        def get(self, request: Request) -> Response:
+            return Response("foo")
+
+    as_view: Callable[..., Any] = View.as_view()
+    return as_view
+
+
+def get(query: str = "", user: User | None = None) -> HttpRequest:
+    request = APIRequestFactory().get(f"/?{query}", REMOTE_ADDR="203.0.113.9")
+    if user is not None:
+        force_authenticate(request, user)
+    return request
+
+
+def statuses(limited: Callable[..., Any], count: int, query: str = "", user: User | None = None) -> list[int]:
+    return [limited(get(query, user)).status_code for _ in range(count)]
+
+
+class TestTogether:
+    def test_all_throttles_of_a_view_are_decided_in_one_call(self, redis_client: RawRedis) -> None:
+        limited = view(Burst, Sustained, Anonymous)
+        statuses(limited, 1)
+        redis_client.config_resetstat()
+        assert statuses(limited, 3) == [200, 429, 429]
+        assert redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] == 3
+
+    def test_a_refused_request_is_charged_by_none(self) -> None:
+        assert statuses(view(Sustained, Burst), 9) == [200] * 2 + [429] * 7
+        assert statuses(view(Sustained), 3) == [200, 200, 429]
+
+    def test_each_throttle_says_whether_it_refuses_and_all_say_for_how_long(self) -> None:
+        asked: dict[str, Any] = {}
+
+        class Noted(Burst):
+            def throttle_failure(self) -> bool:
+                asked["refused"] = self.scope
+                return super().throttle_failure()
+
+        class Charged(Sustained):
+            def throttle_success(self) -> bool:
+                asked["charged"] = asked.get("charged", 0) + 1
+                return super().throttle_success()
+
+        limited = view(Charged, Noted)
+        answer = [limited(get()) for _ in range(3)][-1]
+        assert asked == {"refused": "burst", "charged": 2}
+        assert 3590 <= int(answer["Retry-After"]) <= 3600
+
+    def test_a_throttle_may_choose_its_rate_in_allow_request(self, redis_client: RawRedis) -> None:
+        limited = view(ByStaff, Sustained)
+        assert statuses(limited, 2) == [200, 429]
+        assert statuses(limited, 3, "staff=1") == [200, 200, 429]
+        redis_client.config_resetstat()
+        assert statuses(limited, 2, "free=1") == [200, 429]
+        assert redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] == 2
+
+    def test_rates_with_one_cache_key_have_a_counter_each(self) -> None:
+        class Faster(Burst):
+            rate = "3/day"
+
+        assert statuses(view(Faster, Burst), 3) == [200, 200, 429]
+
+    def test_views_share_a_counter_by_its_cache_key_as_ever(self) -> None:
+        class Same(Burst):
+            pass
+
+        assert statuses(view(Burst), 1) + statuses(view(Same), 2) == [200, 200, 429]
+
+    def test_a_throttle_that_asks_about_two_rates_is_asked_for_both(self) -> None:
+        class Two(UserRateThrottle):
+            rate = "5/day"
+
+            def allow_request(self, request: Request, view: APIView) -> bool:
+                answers = []
+                for self.scope, self.num_requests in (("one", 5), ("two", 2)):
+                    answers.append(super().allow_request(request, view))
+                return all(answers)
+
+        assert statuses(view(Two, Sustained), 3) == [200, 200, 429]
+
+    def test_throttles_of_other_kinds_are_asked_too(self) -> None:
+        assert statuses(view(Burst, Refusing), 1) == [429]
+
+
+class TestApi:
+    def test_they_are_throttles_of_django_rest_framework(self) -> None:
+        for ours, its in (
+            (SimpleRateThrottle, throttling.SimpleRateThrottle),
+            (AnonRateThrottle, throttling.AnonRateThrottle),
+            (UserRateThrottle, throttling.UserRateThrottle),
+            (ScopedRateThrottle, throttling.ScopedRateThrottle),
+        ):
+            assert issubclass(ours, its)
+            assert issubclass(ours, SimpleRateThrottle)
+
+    @pytest.mark.parametrize(
+        ("rate", "parsed"),
+        [
+            ("10/5min", (10, 300)),
+            ("100 per day", (100, 86_400)),
+            ("10/m", (10, 60)),
+            ("10/5m", (10, 300)),
+            ("3/s", (3, 1)),
+            ("3 / 0.5 s", (3, 0.5)),
+            ("7/week", (7, 604_800)),
+        ],
+    )
+    def test_rates_are_read_as_people_write_them(self, rate: str, parsed: tuple[int, float]) -> None:
+        assert Burst().parse_rate(rate) == parsed
+
+    @pytest.mark.parametrize(
+        ("rate", "says"),
+        [
+            ("100/month", "months and years have no fixed length"),
+            ("10", "is not a rate: write a number, a slash and a length of time"),
+            ("0.5/s", "write a whole number, such as 1/2s for 0.5/s"),
+            (10, "is not a rate"),
+            ("5/0s", "period must be above 0"),
+        ],
+    )
+    def test_a_text_that_is_not_a_rate_is_an_error_that_says_what_to_write(self, rate: str, says: str) -> None:
+        class Mistyped(UserRateThrottle):
+            pass
+
+        Mistyped.rate = rate
+        with pytest.raises(ImproperlyConfigured, match=says):
+            view(Mistyped)(get())
+
+    def test_rates_of_the_settings_can_be_changed_in_a_test(self, settings: Any) -> None:
+        for count in (1, 2):
+            rates = {"DEFAULT_THROTTLE_RATES": {"user": f"{count}/day"}}
+            settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, **rates}
+            assert UserRateThrottle().num_requests == count
+
+    def test_a_changed_rate_keeps_the_count(self) -> None:
+        class Raised(Burst):
+            rate = "3/hour"
+
+        assert statuses(view(Burst), 3) == [200, 200, 429]
+        assert statuses(view(Raised), 2) == [200, 429]
+
+    def test_an_address_is_counted_as_everywhere_in_the_app(self) -> None:
+        limited = view(Anonymous)
+        addresses = ["2001:db8::1", "2001:db8::2", "[2001:db8::3]:80", "2001:db8::4", "2001:db8:0:1::1"]
+        answers = []
+        for address in addresses:
+            request = get()
+            request.META["REMOTE_ADDR"] = address
+            answers.append(limited(request).status_code)
+        assert answers == [200, 200, 200, 429, 200]
+
+    def test_a_forged_header_opens_no_door(self) -> None:
+        limited = view(Anonymous)
+        answers = []
+        for number in range(4):
+            request = get()
+            request.META["HTTP_X_FORWARDED_FOR"] = f"192.0.2.{number}"
+            answers.append(limited(request).status_code)
+        assert answers == [200, 200, 200, 429]
+
+    @pytest.mark.parametrize("key", ["x" * 3000, "ß€𐍈 :{}|*", "\udcff\0"])
+    def test_a_cache_key_may_be_any_text(self, key: str, redis_client: RawRedis) -> None:
+        class Odd(Burst):
+            def get_cache_key(self, request: Request, view: APIView) -> str:
+                return key
+
+        assert statuses(view(Odd), 3) == [200, 200, 429]
+        assert all(len(name) < 200 for name in redis_client.keys("*"))
+
+    def test_the_pause_between_requests_is_told_after_an_admitted_one_too(self) -> None:
+        throttle = Burst()
+        assert throttle.wait() == 1200
+        assert throttle.allow_request(Request(get()), APIView())
+        assert throttle.wait() == pytest.approx(1800, abs=5)
+        assert ScopedRateThrottle().wait() is None
+
+
+class TestFields:
+    def test_every_response_tells_the_rates_and_what_is_left(self) -> None:
+        limited = view(Burst, Sustained)
+        first, _second, third = [limited(get()) for _ in range(3)]
+        assert first["RateLimit-Policy"] == '"burst";q=2;w=3600, "sustained";q=4;w=86400'
+        assert first["RateLimit"].startswith('"burst";r=1;t=')
+        assert third["RateLimit"].startswith('"burst";r=0;t=')
+        assert int(third["RateLimit"].rpartition("t=")[2]) <= int(third["Retry-After"])
+
+
+class TestFailures:
+    def test_while_redis_is_away_requests_pass(self, settings: Any) -> None:
+        away(settings, free_port())
+        assert statuses(view(Burst), 5) == [200] * 5
+
+    def test_or_get_503_if_the_project_says_so(self, settings: Any) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "FAILURE_POLICY": "deny"}
+        away(settings, free_port())
+        assert statuses(view(Burst, Sustained), 5) == [503] * 5
+
+
+def test_async_views_are_limited_too() -> None:
+    class View(AsyncView):  # type: ignore[misc]
+        authentication_classes: list[Any] = []
+        permission_classes = [AllowAny]
+        throttle_classes = [Burst, Sustained]
+
+        async def get(self, request: Any) -> Response:
+            return Response("foo")
+
+    async def asked() -> list[int]:
+        limited: Any = View.as_view()
+        return [(await limited(AsyncRequestFactory().get("/"))).status_code for _ in range(3)]
+
+    assert asyncio.run(asked()) == [200, 200, 429]
+
+
+class TestOfAProject(TestCase):
+    """Tests of a project: each has the whole rate."""
+
+    def test_one(self) -> None:
+        assert statuses(view(Burst), 3) == [200, 200, 429]
+
+    def test_other(self) -> None:
+        assert statuses(view(Burst), 3) == [200, 200, 429]
+        with self.assertNumQueries(0):
+            statuses(view(Burst), 1)
