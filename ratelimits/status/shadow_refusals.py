@@ -90,8 +90,9 @@ def shadow_refusals(now: float, only: Rule | None = None) -> list[ShadowRule]:
 
 
 def _by_key(using: str, hours: range, rules: list[int]) -> dict[int, Counter[tuple[str, str]]]:
-    # Name every hour, so that the database can use the index.
-    rows = KeyTotal.objects.using(using).filter(span=HOUR, start__in=list(hours), shadow_requests__gt=0, rule__in=rules)
+    # The rows for a quarter of an hour only have refusals, so they are much fewer than the rows for an hour.
+    rows = KeyTotal.objects.using(using).filter(span=QUARTER, start__gte=hours[0], shadow_requests__gt=0)
+    rows = rows.filter(rule__in=rules)
     sums = rows.order_by().values_list("rule", "account", "key").annotate(Sum("shadow_requests"))
     by_key: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
     for rule, account, key, requests in sums.iterator(chunk_size=5_000):

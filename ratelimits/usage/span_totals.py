@@ -1,4 +1,4 @@
-"""Totals of ledger lines for short spans of time: 15 minutes, an hour, a day. The status pages show these totals.
+"""Totals of ledger lines for spans of time, from a quarter of an hour to five days. The status pages show these totals.
 
 The database adds up the lines, in one statement for each table and each length of span.
 """
@@ -12,10 +12,20 @@ from django.db import connections, transaction
 from django.db.models import F
 
 from ratelimits.models.ledger import Batch, Line, ShardState
-from ratelimits.models.status.totals import DAY, HOUR, QUARTER, SUMS, KeyTotal, RuleTotal, SpanTotal
+from ratelimits.models.status.totals import (
+    DAY,
+    FIVE_DAYS,
+    HOUR,
+    QUARTER,
+    SIX_HOURS,
+    SUMS,
+    KeyTotal,
+    RuleTotal,
+    SpanTotal,
+)
 
 #: Age in seconds at which totals are deleted, by length of span. One page shows 24 hours, another shows 30 days.
-KEPT = {QUARTER: 25 * HOUR, HOUR: 25 * HOUR, DAY: 31 * DAY}
+KEPT = {QUARTER: 25 * HOUR, HOUR: 25 * HOUR, SIX_HOURS: 25 * HOUR, DAY: 31 * DAY, FIVE_DAYS: 31 * DAY}
 #: The counters of refusals.
 _REFUSED = SUMS[1:]
 #: Each entry has a table, its lengths of span, and the columns that say what a total is about. Each length of span has
@@ -23,7 +33,11 @@ _REFUSED = SUMS[1:]
 #: because few keys are refused.
 _TABLES: tuple[tuple[type[SpanTotal], dict[int, tuple[str, ...]], tuple[str, ...]], ...] = (
     (RuleTotal, {QUARTER: SUMS, DAY: SUMS}, ("rule", "meter")),
-    (KeyTotal, {QUARTER: _REFUSED, HOUR: SUMS, DAY: SUMS}, ("account", "key", "rule", "meter")),
+    (
+        KeyTotal,
+        {QUARTER: _REFUSED, HOUR: SUMS, SIX_HOURS: SUMS, DAY: SUMS, FIVE_DAYS: SUMS},
+        ("account", "key", "rule", "meter"),
+    ),
 )
 
 

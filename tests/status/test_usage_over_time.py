@@ -8,7 +8,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from ratelimits.models import KeyTotal, RuleTotal
-from ratelimits.models.status.totals import DAY, HOUR, QUARTER
+from ratelimits.models.status.totals import DAY, FIVE_DAYS, HOUR, QUARTER, SIX_HOURS
 from ratelimits.quota.process_totals import TotalKey
 from ratelimits.status.usage_over_time import TOP, Entry, Window, last_day, last_month, usage_over_time
 from ratelimits.usage import process_totals
@@ -27,8 +27,7 @@ def total(
     for model, span, subject in (
         (RuleTotal, QUARTER, {}),
         (RuleTotal, DAY, {}),
-        (KeyTotal, HOUR, {"account": account, "key": key}),
-        (KeyTotal, DAY, {"account": account, "key": key}),
+        *((KeyTotal, span, {"account": account, "key": key}) for span in (HOUR, SIX_HOURS, DAY, FIVE_DAYS)),
     ):
         about = {"span": span, "start": at // span * span, "rule": rule, "meter": meter, **subject}
         row = model._default_manager.filter(**about).first() or model(**about, **dict.fromkeys(counts, 0))
@@ -83,6 +82,20 @@ def test_a_window_ends_with_the_current_step_and_leaves_out_what_is_older() -> N
     assert usage.totals["unmetered"] == 0
     assert usage.tops["admitted"]["key"] == (Entry("k", 5, "acme"),)
     assert usage_over_time(month).totals["admitted"] == 14
+
+
+@pytest.mark.parametrize(("window_at", "step", "steps"), [(last_day, HOUR, 24), (last_month, DAY, 30)])
+def test_a_key_is_listed_with_its_usage_of_the_window_wherever_long_spans_begin(
+    window_at: Callable[[int], Window], step: int, steps: int
+) -> None:
+    """Use it once in each step of the window and before it, and look at 30 moments: long spans begin anywhere."""
+    for number in range(-10, 80):
+        total("acme", "k", 1, (1, 0, 0), at=NOW - number * step)
+    for number in range(30):
+        window = window_at(NOW - number * step)
+        # Later usage is in the rows too. In production there is none.
+        later = 10 + number
+        assert usage_over_time(window).tops["admitted"]["key"] == (Entry("k", steps + later, "acme"),)
 
 
 def test_meters_are_never_added_up() -> None:

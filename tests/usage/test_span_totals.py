@@ -7,7 +7,7 @@ import pytest
 from django.core.management import call_command
 
 from ratelimits.models import KeyTotal, Line, RuleTotal, ShardState
-from ratelimits.models.status.totals import DAY, HOUR, QUARTER
+from ratelimits.models.status.totals import DAY, FIVE_DAYS, HOUR, QUARTER, SIX_HOURS
 from ratelimits.usage import crash, span_totals
 from ratelimits.usage.drain import drain
 from ratelimits.usage.retention.compact import compact
@@ -92,11 +92,12 @@ def test_totals_of_spans_that_are_no_longer_shown_are_deleted_and_not_made_again
     use(now=None)
     use(now=(NOW - 40 * DAY) * 1_000_000)
     flow()
-    assert KeyTotal.objects.count() == RuleTotal.objects.count() == 2
+    assert set(KeyTotal.objects.values_list("span", flat=True)) == {HOUR, SIX_HOURS, DAY, FIVE_DAYS}
+    assert (KeyTotal.objects.count(), RuleTotal.objects.count()) == (4, 2)
     later = NOW + 2 * DAY
-    assert span_totals.expire("default", later) == 2
-    assert set(KeyTotal.objects.values_list("span", flat=True)) == {DAY}
-    assert span_totals.expire("default", NOW + 40 * DAY) == 2
+    assert span_totals.expire("default", later) == 3
+    assert set(KeyTotal.objects.values_list("span", flat=True)) == {DAY, FIVE_DAYS}
+    assert span_totals.expire("default", NOW + 40 * DAY) == 3
     assert not KeyTotal.objects.exists()
     assert not RuleTotal.objects.exists()
 

@@ -1,7 +1,8 @@
 """Totals of ledger lines in spans of time: by rule for the charts, by key for the lists of the largest users.
 
-A span is a quarter of an hour, an hour, or a day in UTC. `usage/span_totals.py` adds the lines of new batches to the
-totals, and can calculate all totals again. Totals of old spans, which no page shows any more, are deleted.
+A span is a quarter of an hour, an hour, six hours, a day in UTC, or five days. `usage/span_totals.py` adds the lines of
+new batches to the totals, and can calculate all totals again. Totals of old spans, which no page shows any more, are
+deleted.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from ratelimits.models.ledger import moment
 
 #: Lengths of spans in seconds: a quarter of an hour, an hour, a day.
 QUARTER, HOUR, DAY = 900, 3_600, 86_400
+#: Longer spans of keys. So the status page reads fewer rows for 24 hours, and for 30 days.
+SIX_HOURS, FIVE_DAYS = 6 * HOUR, 5 * DAY
 #: The columns of a ledger line that are added up.
 SUMS = ("admitted_requests", "denied_requests", "shadow_requests")
 
@@ -51,7 +54,10 @@ class RuleTotal(SpanTotal):
 
 
 class KeyTotal(SpanTotal):
-    """Totals of one key, rule and meter in an hour or in a day. Rows for a quarter of an hour only have refusals."""
+    """Totals of one key, rule and meter in an hour, six hours, a day or five days.
+
+    Rows for a quarter of an hour only have refusals.
+    """
 
     account = models.CharField(_("account"), max_length=255, blank=True)
     key = models.CharField(_("key"), max_length=255)

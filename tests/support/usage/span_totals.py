@@ -6,17 +6,21 @@ import time
 from collections import Counter
 
 from ratelimits.models import KeyTotal, Line, RuleTotal
-from ratelimits.models.status.totals import DAY, HOUR, QUARTER, SUMS
+from ratelimits.models.status.totals import DAY, FIVE_DAYS, HOUR, QUARTER, SIX_HOURS, SUMS
 from ratelimits.usage.span_totals import first_start
 
 _RULE, _KEY = ("rule", "meter"), ("account", "key", "rule", "meter")
+_SPANS = (
+    *((_RULE, span) for span in (QUARTER, DAY)),
+    *((_KEY, span) for span in (QUARTER, HOUR, SIX_HOURS, DAY, FIVE_DAYS)),
+)
 
 
 def check_span_totals() -> None:
     """Check that each total is the sum of its lines, and that no line of a kept span is missing."""
     now, expected = int(time.time()), Counter[tuple[object, ...]]()
     for line in Line.objects.all():
-        for names, span in ((_RULE, QUARTER), (_RULE, DAY), (_KEY, QUARTER), (_KEY, HOUR), (_KEY, DAY)):
+        for names, span in _SPANS:
             if line.bin >= first_start(span, now):
                 subject = (len(names), span, line.bin // span * span, *(getattr(line, name) for name in names))
                 # Of keys, a quarter of an hour has refusals alone.
