@@ -19,9 +19,11 @@ class RatelimitsConfig(AppConfig):
         from ratelimits.checks import rows, settings, usage  # noqa: F401  (the system checks)
         from ratelimits.models.raw import adoption, fixtures  # noqa: F401  (connects its signal handlers)
         from ratelimits.quota import process_totals
+        from ratelimits.rules import groups
         from ratelimits.usage import process_totals as totals
 
         process_totals.write_with(totals.write)
+        groups.watch()
         post_migrate.connect(adoption.adopt_after_migrate, sender=self, dispatch_uid="ratelimits.adoption")
         # Set the signal handler here, because `ready` runs in the main thread. Requests may run only in other threads.
         stop_signals.watch(background.end)

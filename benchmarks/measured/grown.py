@@ -137,11 +137,12 @@ def _load_all() -> Any:
     from ratelimits import rules
     from ratelimits.models.versions import KEY_SHARDS
     from ratelimits.rules import loader
+    from ratelimits.rules.snapshot import Missing
 
     loader.PATIENCE = 600.0  # more time than a request has, since a request reads only one shard
     every = frozenset(range(KEY_SHARDS))
-    snapshot = asyncio.run(rules._loader.aload(every))
-    snapshot._with_shards(every)
+    snapshot = asyncio.run(rules._loader.aload(Missing(every)))
+    snapshot._with(every)
     return snapshot
 
 

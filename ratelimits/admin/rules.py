@@ -44,7 +44,7 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
 
     form = SavedRuleForm
     list_display = ["sentence", "name", "plan", "mode", "bills"]
-    list_filter = ["mode", "plan", "key_kind", "algorithm", "meter", "bills"]
+    list_filter = ["mode", "plan", "key_kind", "callers", "algorithm", "meter", "bills"]
     list_select_related = ["plan"]
     autocomplete_fields = ["plan"]
     search_fields = ["name", "scope", "meter", "plan__name"]
@@ -55,7 +55,8 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
     fieldsets = [
         (None, {"fields": ["reads"], "classes": ["ratelimits-reads"]}),
         (None, {"fields": ["starts", "name", "plan", "mode"]}),
-        (_("What it counts"), {"fields": ["scope", "key_kind", "meter", "bills"]}),
+        (_("What it counts"), {"fields": ["scope", "except_scopes", "key_kind", "meter", "bills"]}),
+        (_("Whose requests it counts"), {"fields": ["callers", "group", "ipv4_prefix", "ipv6_prefix"]}),
         (_("How it counts"), {"fields": ["algorithm", *MAIN_NUMBERS]}),
         (_("Only for some algorithms"), {"fields": [name for name in PARAMETERS if name not in MAIN_NUMBERS]}),
         (_("What it admits"), {"fields": ["admits"]}),

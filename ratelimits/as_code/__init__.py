@@ -27,7 +27,12 @@ from ratelimits.pricing.money import ZERO, written
 #: not written to the document.
 _DEFAULTS: dict[str, Any] = {
     "scope": "*",
+    "except_scopes": "",
+    "callers": "everyone",
+    "group": "",
     "key_kind": "key",
+    "ipv4_prefix": None,
+    "ipv6_prefix": None,
     "meter": "requests",
     "max_wait": None,
     "mode": "enforce",

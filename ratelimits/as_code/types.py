@@ -98,6 +98,8 @@ _NULLABLE: dict[str, FieldType] = {
     "lease_ttl": _TIME,
     "max_wait": _TIME,
     "prefetch": _WHOLE_NUMBER,
+    "ipv4_prefix": _WHOLE_NUMBER,
+    "ipv6_prefix": _WHOLE_NUMBER,
 }
 #: All fields of a rule.
 RULE: dict[str, FieldType] = _NULLABLE | {
@@ -105,6 +107,9 @@ RULE: dict[str, FieldType] = _NULLABLE | {
     "algorithm": _NAME,
     "weighted": _BOOLEAN,
     "scope": _NAME,
+    "except_scopes": _TEXT,
+    "callers": _NAME,
+    "group": _TEXT,
     "key_kind": _NAME,
     "meter": _NAME,
     "mode": _NAME,

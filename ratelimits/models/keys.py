@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from typing import Any
 from zlib import crc32
 
@@ -12,6 +12,7 @@ from django.core.exceptions import ValidationError
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.models.fields.rule_fields import IPV6_PREFIX
 from ratelimits.models.versions import KEY_SHARDS
 
 
@@ -40,6 +41,34 @@ COUNTED: dict[str, frozenset[str]] = {
     **{kind: frozenset({kind}) for kind in ("user", "api_key", "account", "ip", "global")},
     "key": frozenset({"api_key", "user", "ip"}),
 }
+
+
+def network_key(address: str, ipv4_prefix: int, ipv6_prefix: int) -> str:
+    """Return the key of the network that contains an address: "ip:203.0.113.0/24" for "ip:203.0.113.9".
+
+    The address is a key too: of an IPv4 address, or of an IPv6 network of the length 64. If it cannot be read, return
+    it unchanged.
+    """
+    host, _slash, _length = address[3:].partition("/")
+    try:
+        prefix = ipv6_prefix if ":" in host else ipv4_prefix
+        network = ip_network((host, prefix), strict=False)
+    except ValueError:  # requests whose address cannot be read share the key UNKNOWN_ADDRESS
+        return address
+    return f"ip:{network.network_address}" if str(network).endswith("/32") else f"ip:{network}"
+
+
+def address_in(key: str) -> str:
+    """Return the key of the first address in a network such as "ip:203.0.113.0/24". Return other keys unchanged."""
+    kind, _colon, name = key.partition(":")
+    host, slash, _length = name.partition("/")
+    if kind != "ip" or not slash:
+        return key
+    try:
+        ip_network(name)
+    except ValueError:  # `validate_key` reports this text
+        return key
+    return f"ip:{host}" if ip_address(host).version == 4 else f"ip:{host}/{IPV6_PREFIX}"
 
 
 def key_shard(key: str) -> int:
@@ -88,6 +117,11 @@ def validate_key(key: str) -> None:
         )
     if kind == "ip" and key != UNKNOWN_ADDRESS:
         _validate_address(name)
+
+
+def validate_counted_key(key: str) -> None:
+    """Do the same as `validate_key`, but also accept a network, because some rules count addresses by network."""
+    validate_key(address_in(key))
 
 
 def _validate_address(name: str) -> None:

@@ -7,7 +7,6 @@ from decimal import Decimal
 from math import isfinite
 from typing import Any
 
-from django.core.validators import RegexValidator
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
@@ -17,26 +16,20 @@ from ratelimits.algorithms.limits import ALGORITHMS, Algorithm, algorithm_from_j
 from ratelimits.conf import conf
 from ratelimits.models.accounts import Plan
 from ratelimits.models.fields import sentences
-from ratelimits.models.fields.rule_fields import PARAMETERS, decimal_field, required_fields, seconds_field
-from ratelimits.models.fields.scopes import SCOPE
+from ratelimits.models.fields.conditions import constraint, has_required_fields, may_prefetch
+from ratelimits.models.fields.rule_fields import (
+    IPV4_PREFIX,
+    IPV6_PREFIX,
+    PARAMETERS,
+    decimal_field,
+    seconds_field,
+)
+from ratelimits.models.fields.scopes import names_in
 from ratelimits.models.history import History
 from ratelimits.models.keys import KeyKind
+from ratelimits.models.rule_parts.coverage import Callers, Coverage
 from ratelimits.models.validation import rules as validation
 from ratelimits.models.versions import Edit, Tombstone, Versioned
-
-
-def _has_required_fields() -> Q:
-    """Return the condition for complete rows. A row is complete if it has all fields that its algorithm requires."""
-    condition = Q()
-    for algorithm, algorithm_class in ALGORITHMS.items():
-        complete = Q(algorithm=algorithm)
-        for name in required_fields(algorithm):
-            complete &= ~Q(**{name: ""}) if PARAMETERS[name] == "" else Q(**{f"{name}__isnull": False})
-        if algorithm_class.needs_max_wait:
-            complete &= Q(max_wait__isnull=False)
-        condition |= complete
-    return condition
-
 
 #: The algorithm that the form suggests.
 _DEFAULT_ALGORITHM = "token_bucket"
@@ -48,22 +41,7 @@ def _algorithm_choices() -> list[tuple[str, Any]]:
     return [(algorithm_class.id, _(algorithm_class.label)) for algorithm_class in classes]
 
 
-def _may_prefetch() -> Q:
-    """Return the condition for rows whose permits may be prefetched. An empty field stands for its default value."""
-    condition = Q()
-    for algorithm, algorithm_class in sorted(ALGORITHMS.items()):
-        if algorithm_class.prefetch_where is not None:
-            where = {f"{name}__in": ["", *values] for name, values in algorithm_class.prefetch_where.items()}
-            condition |= Q(algorithm=algorithm, **where)
-    return condition
-
-
-def _constraint(name: str, condition: Q, message: Any) -> models.CheckConstraint:
-    """Return a constraint of the table of rules. `message` tells people what to write instead."""
-    return models.CheckConstraint(condition=condition, name=f"ratelimits_rule_{name}", violation_error_message=message)
-
-
-class Rule(Versioned):
+class Rule(Coverage, Versioned):
     """One limit: the requests that it counts, its algorithm, and the meaning of a refusal."""
 
     class Mode(models.TextChoices):
@@ -97,19 +75,6 @@ class Rule(Versioned):
         verbose_name=_("plan"),
         help_text=_("Leave it empty for a default rule, which applies to everyone."),
     )
-    scope = models.CharField(
-        _("scope"),
-        max_length=100,
-        default="*",
-        validators=[
-            RegexValidator(
-                rf"\A(?:{SCOPE.pattern})\Z",
-                _("Write * for every request, a throttle_scope such as search, or one with methods: search:POST,PUT."),
-            )
-        ],
-        help_text=_("* for every request, a throttle_scope such as search, or one with methods: search:POST."),
-    )
-    key_kind = models.CharField(_("counted per"), max_length=10, choices=KeyKind.choices, default=KeyKind.KEY)
     meter = models.SlugField(
         _("meter"),
         max_length=40,
@@ -256,29 +221,36 @@ class Rule(Versioned):
                     "Another rule bills the same kind of key and meter here: untick one of them."
                 ),
             ),
-            _constraint(
+            constraint(
                 "complete",
-                _has_required_fields(),
+                has_required_fields(),
                 _(
                     "Fill in all fields that the algorithm requires: its numbers, and max wait if it makes"
                     " requests wait."
                 ),
             ),
-            _constraint("capacity", Q(capacity=None) | Q(capacity__gte=0), _("Write a capacity of 0 or more.")),
-            _constraint("rate", Q(rate=None) | Q(rate__gt=0), _("Write a rate above 0.")),
-            _constraint("period", Q(period=None) | Q(period__gt=0), _("Write a period above 0.")),
-            _constraint("max_wait", Q(max_wait=None) | Q(max_wait__gte=0), _("Write a max wait of 0 seconds or more.")),
-            _constraint(
+            constraint("capacity", Q(capacity=None) | Q(capacity__gte=0), _("Write a capacity of 0 or more.")),
+            constraint("rate", Q(rate=None) | Q(rate__gt=0), _("Write a rate above 0.")),
+            constraint("period", Q(period=None) | Q(period__gt=0), _("Write a period above 0.")),
+            constraint("max_wait", Q(max_wait=None) | Q(max_wait__gte=0), _("Write a max wait of 0 seconds or more.")),
+            constraint(
                 "prefetch",
-                Q(prefetch=None) | Q(prefetch__gte=1, bills=False) & _may_prefetch(),
+                Q(prefetch=None) | Q(prefetch__gte=1, bills=False) & may_prefetch(),
                 _(
                     "Leave permits per prefetch empty, or give 1 or more to a fixed or calendar window that does not"
                     " bill."
                 ),
             ),
-            _constraint("key_kind", Q(key_kind__in=KeyKind.values), _("Choose “counted per” from the list.")),
-            _constraint("mode", Q(mode__in=["enforce", "shadow", "off"]), _("Choose a mode: enforce, shadow or off.")),
-            _constraint(
+            constraint("key_kind", Q(key_kind__in=KeyKind.values), _("Choose “counted per” from the list.")),
+            constraint("callers", Q(callers__in=Callers.values), _("Choose the callers from the list.")),
+            constraint(
+                "prefixes",
+                (Q(ipv4_prefix=None) | Q(ipv4_prefix__range=(1, IPV4_PREFIX)))
+                & (Q(ipv6_prefix=None) | Q(ipv6_prefix__range=(1, IPV6_PREFIX))),
+                _("Write an IPv4 prefix from 1 to 32 and an IPv6 prefix from 1 to 64, or leave them empty."),
+            ),
+            constraint("mode", Q(mode__in=["enforce", "shadow", "off"]), _("Choose a mode: enforce, shadow or off.")),
+            constraint(
                 "on_failure",
                 Q(on_failure__in=["", "allow", "deny", "local"]),
                 _("Choose what happens while Redis does not answer: allow, deny or local, or leave it empty."),
@@ -313,10 +285,9 @@ class Rule(Versioned):
 
         Rows can be invalid because raw SQL can write any values.
         """
-        if self.key_kind not in KeyKind.values:
-            return f"unknown key_kind {self.key_kind!r}: use one of {', '.join(KeyKind.values)}"
-        if not SCOPE.fullmatch(self.scope):
-            return f"scope {self.scope!r} is not valid: use *, a scope such as search, or search:POST,PUT"
+        problem = self.coverage_problem()
+        if problem:
+            return problem
         try:
             self.to_algorithm()
         except (ValueError, TypeError, ArithmeticError) as error:
@@ -332,7 +303,8 @@ class Rule(Versioned):
         if reason:
             return str(_("not in force: %(error)s") % {"error": reason})
         unit = conf.UNITS.get(self.meter, self.meter)
-        return sentences.sentence(self.to_algorithm(), unit, self.key_kind, self.scope, self.max_wait)
+        excepted = names_in(self.except_scopes)
+        return sentences.sentence(self.to_algorithm(), unit, self, self.scope, excepted, self.max_wait)
 
     def tombstone(self, edit: Edit) -> Tombstone:
         tombstone = super().tombstone(edit)
@@ -341,6 +313,7 @@ class Rule(Versioned):
 
     def clean(self) -> None:
         """Clear the fields of other algorithms. Raise ValidationError with a message for each invalid field."""
+        super().clean()
         if self.algorithm not in ALGORITHMS:
             return  # The validation of the field reports an unknown algorithm.
         field_names = fields_of(self.algorithm)

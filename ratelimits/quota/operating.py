@@ -20,7 +20,7 @@ from ratelimits.engine.call import Op
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import Identity
 from ratelimits.models import KeyReset, KeyTotal
-from ratelimits.models.keys import validate_key
+from ratelimits.models.keys import address_in, validate_key
 from ratelimits.models.status.totals import DAY, newest_days
 from ratelimits.quota.standings import Choice, standings, uncounted
 from ratelimits.rules import AppliedRule, Selection, Snapshot
@@ -52,10 +52,11 @@ def identity_of(key: str, account: str = "") -> Identity:
     UnknownAccountError if the latest usage of a user or API key names no account or several. The limits of a key are
     stored in the account's shard, so they cannot be found without the account.
     """
-    validate_key(key)
+    address = address_in(key)
+    validate_key(address)
     kind, _colon, name = key.partition(":")
     if kind == "ip":
-        return Identity(address=key)
+        return Identity(address=address)
     if kind == "account":
         return Identity(account=f"account:{ledger_name(name)}")
     owner = account or _account_of(key)

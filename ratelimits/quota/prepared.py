@@ -21,6 +21,7 @@ from ratelimits.identity import Identity
 from ratelimits.quota import headers
 from ratelimits.quota.prefetch import Fetch, PrefetchedPermits
 from ratelimits.rules import AppliedRule, Selection, Snapshot, UnreadableRule
+from ratelimits.rules.selection import key_of
 
 #: Maximum number of prepared commands in a process. When this number is reached, the cache is emptied.
 MAX_COMMANDS = 8192
@@ -37,7 +38,7 @@ class Prepared:
     """The rules that limit one kind of request, and the data that all requests of this kind have in common.
 
     program      the rules, compiled for the engine
-    fields       for each key of the program, the attribute of Identity that contains this key; or "global"
+    fields       the kind of each key of the program (see `AppliedRule.key_kind`)
     meters       the meters that count the request
     waits        whether a rule may let a request wait
     leases       whether a rule gives leases, which end with the request
@@ -209,7 +210,7 @@ def commands_by(snapshot: Snapshot) -> PreparedCommands:
 def _call(snapshot: Snapshot, version: int | None, prepared: Prepared, shape: RequestShape) -> Call:
     identity, costs = shape.identity, tuple(shape.costs.values())
     timezone, anchor, kept, periods = snapshot.billing(identity.account)
-    keys = tuple([getattr(identity, field, field) for field in prepared.fields])
+    keys = tuple([key_of(identity, field) for field in prepared.fields])
     account = identity.account_id
     usage = Usage(account, usage_key(identity), prepared.meters, periods, timezone, anchor, kept)
     return Call(prepared.program, keys, costs, account, usage, version=version, at_once=shape.at_once)

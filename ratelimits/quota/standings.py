@@ -24,7 +24,7 @@ from ratelimits.identity import Identity
 from ratelimits.quota.checking import RELOADS
 from ratelimits.quota.prepared import Prepared, prepare
 from ratelimits.rules import AppliedRule, ExplainedRule, RulesUnavailable, Selection, Snapshot
-from ratelimits.rules.selection import GLOBAL_KEY
+from ratelimits.rules.selection import GLOBAL_KEY, key_of
 
 #: The errors that are raised if the rules cannot be read or Redis cannot be asked.
 UNAVAILABLE = (RulesUnavailable, Unavailable, ResponseError)
@@ -81,7 +81,7 @@ def uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Dec
 
 def _call(prepared: Prepared, identity: Identity, version: int | None, op: Op, *, at_once: bool = True) -> Call:
     """Return a call that has the cost 1 in each meter and does not count usage."""
-    keys = tuple(getattr(identity, field, field) for field in prepared.fields)
+    keys = tuple(key_of(identity, field) for field in prepared.fields)
     costs = (1,) * len(prepared.meters)
     return Call(prepared.program, keys, costs, identity.account_id, version=version, op=op, at_once=at_once)
 
@@ -151,7 +151,7 @@ class _Asking:
             return LiveLimit(why, "")
         standing = self._standings.get(why.rule.name)
         retry_after = 0.0 if standing is not None and standing.allowed else None
-        key = str(getattr(self._identity, why.rule.key_kind, why.rule.key_kind))
+        key = key_of(self._identity, why.rule.key_kind)
         return LiveLimit(why, key, standing, *self._waits.get(why.rule.name, (0.0, retry_after)))
 
     def _ask(self) -> None:
@@ -181,5 +181,5 @@ def standings(identity: Identity, choose: Choice = billing_rules) -> list[tuple[
     prepared, decision = uncounted(identity, choose, Op.PEEK)
     if decision is None:
         return []
-    keys = [str(getattr(identity, rule.key_kind, rule.key_kind)) for rule in prepared.rules]
+    keys = [key_of(identity, rule.key_kind) for rule in prepared.rules]
     return list(zip(prepared.rules, keys, decision.standings, strict=True))

@@ -14,6 +14,7 @@ from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.fallback import LocalLimiter
 from ratelimits.quota.prepared import Prepared, usage_key
 from ratelimits.rules import AppliedRule, UnreadableRule
+from ratelimits.rules.selection import key_of
 
 local = LocalLimiter()
 os.register_at_fork(after_in_child=local.clear)
@@ -62,7 +63,7 @@ def _answer(
         return Answer(False, None, prepared, 1.0, unavailable=True)
     retry_after = local.charge(
         [
-            (getattr(identity, rule.key_kind, None) or rule.key_kind, rule.name, rule.algorithm, costs[rule.meter])
+            (key_of(identity, rule.key_kind), rule.name, rule.algorithm, costs[rule.meter])
             for rule in applied
             if rule.on_failure == "local"
         ]

@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ratelimits.models.rules import Rule
+from ratelimits.rules import groups
 from ratelimits.rules.loader import RulesUnavailable
 from ratelimits.rules.rows import rule_row
 from ratelimits.rules.selection import AppliedRule
-from ratelimits.rules.snapshot import Snapshot
+from ratelimits.rules.snapshot import Missing, Snapshot
 
 if TYPE_CHECKING:
     from ratelimits.identity import Identity
@@ -25,11 +26,16 @@ class EditedRule:
 
     def __init__(self, current: Snapshot, rule: Rule, identities: Iterable[Identity]) -> None:
         """Put the rule into the current rules. The rows about the keys of all `identities` are read at once."""
+        identities = list(identities)
         row = rule_row(rule)
         self._pk = row.pk or NEW
         row = replace(row, pk=self._pk, version=0, edited_at=0, mode="enforce" if row.mode == "off" else row.mode)
         rows = current.having(*identities).rows
-        rows = replace(rows, rules={**rows.rules, self._pk: row})
+        groups_of_users = rows.groups
+        if row.group:
+            users = {identity.user for identity in identities if identity.user is not None}
+            groups_of_users = groups_of_users | groups.read(users - groups_of_users.keys())
+        rows = replace(rows, rules={**rows.rules, self._pk: row}, groups=groups_of_users)
         self._snapshot = Snapshot(rows, _now, _unread, versioned=False)
         self._found: dict[tuple[str, str, Identity], tuple[AppliedRule, str] | None] = {}
 
@@ -52,5 +58,5 @@ def _now() -> int:
     return time.time_ns() // 1000
 
 
-def _unread(shards: frozenset[int]) -> Snapshot:
+def _unread(missing: Missing) -> Snapshot:
     raise RulesUnavailable("the rows about some keys were not read")

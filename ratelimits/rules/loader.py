@@ -11,8 +11,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from django.db import Error as DatabaseError
@@ -21,8 +22,8 @@ from django.db import connections
 from ratelimits.conf import conf
 from ratelimits.models.testcase import tests
 from ratelimits.models.versions import ConfigVersion
-from ratelimits.rules import keyed, rows
-from ratelimits.rules.snapshot import Snapshot
+from ratelimits.rules import groups, keyed, rows
+from ratelimits.rules.snapshot import Missing, Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +65,9 @@ class Loader:
         #: Start of the query that runs now, in seconds of the monotonic clock; None if no query runs.
         self._query_began_at: float | None = None
         self._lock = threading.Lock()
-        #: The shards for which jobs wait.
+        #: The shards, and the users whose groups are missing, for which jobs wait.
         self._wanted: set[int] = set()
+        self._wanted_users: set[str] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ratelimits-rules")
 
     def current(self) -> Snapshot:
@@ -106,9 +108,9 @@ class Loader:
         """Do the same as `reload`, in async code."""
         return await self._await(self._submit(self._load, minimum_version))
 
-    async def aload(self, shards: frozenset[int]) -> Snapshot:
-        """Return a snapshot that contains the rows of these shards of keys."""
-        return await self._await(self._submit_shards(shards))
+    async def aload(self, missing: Missing) -> Snapshot:
+        """Return a snapshot that contains these rows about keys."""
+        return await self._await(self._submit_missing(missing))
 
     def forget(self) -> None:
         """Forget all rules. The next use reads everything."""
@@ -153,7 +155,7 @@ class Loader:
 
     def _snapshot_of(self, current: rows.Rows, *, versioned: bool) -> Snapshot:
         return Snapshot(
-            current, self._clock, lambda shards: self._wait(self._submit_shards(shards)), versioned=versioned
+            current, self._clock, lambda missing: self._wait(self._submit_missing(missing)), versioned=versioned
         )
 
     def _interval(self) -> int:
@@ -179,9 +181,10 @@ class Loader:
             logger.warning("The rules are not read: %s", error)
             return None
 
-    def _submit_shards(self, shards: frozenset[int]) -> Future[Snapshot]:
-        self._wanted.update(shards)
-        return self._submit(self._load_shards, shards)
+    def _submit_missing(self, missing: Missing) -> Future[Snapshot]:
+        self._wanted.update(missing.shards)
+        self._wanted_users.update(missing.users)
+        return self._submit(self._load_missing, missing)
 
     def _wait(self, future: Future[R]) -> R:
         """Wait for a job of the thread. Raise RulesUnavailable if one query takes longer than PATIENCE seconds.
@@ -248,30 +251,39 @@ class Loader:
             conf.NAMESPACE,
         )
 
-    def _load_shards(self, shards: frozenset[int]) -> Snapshot:
-        """Update the rows, then read the rows about the keys of these shards. Runs in the thread.
+    def _load_missing(self, missing: Missing) -> Snapshot:
+        """Update the rows, then read these rows about keys. Runs in the thread.
 
-        Also read the shards for which other jobs wait. So even many new keys at once need only two reads.
+        Also read the rows for which other jobs wait. So even many new keys at once need only two reads.
         """
         current = self._current
-        if current is not None and all(current.rows.shards[shard] is not None for shard in shards):
+        if (
+            current is not None
+            and all(current.rows.shards[shard] is not None for shard in missing.shards)
+            and all(user in current.rows.groups for user in missing.users)
+        ):
             return current
         wanted, self._wanted = self._wanted, set()
-        shards |= wanted
+        wanted_users, self._wanted_users = self._wanted_users, set()
+        shards, users = missing.shards | wanted, missing.users | wanted_users
 
         def read() -> rows.Rows:
             for _attempt in range(3):
                 rows_read = rows.read(conf.DATABASE, current.rows if current is not None else None)
                 wanted = [shard for shard in shards if rows_read.shards[shard] is None]
                 read_now = keyed.read(conf.DATABASE, wanted)
+                groups_now = groups.read(users - rows_read.groups.keys()) if users else {}
                 version_after, _complete = ConfigVersion.read(conf.DATABASE)
                 if version_after == rows_read.version:
                     break
             for shard, keys in read_now.items():
                 rows_read.shards[shard] = keys
+            if len(rows_read.groups) + len(groups_now) > groups.MAX_USERS:
+                rows_read.groups.clear()
+            rows_read.groups.update(groups_now)
             return rows_read
 
-        return self._use(self._query(read))
+        return self._use(self._query(read, groups.database() if users else None))
 
     def _use(self, rows_read: rows.Rows) -> Snapshot:
         """Use these rows from now on.
@@ -286,14 +298,12 @@ class Loader:
                 self._current = self._snapshot_of(rows_read, versioned=versioned)
             return self._current
 
-    def _query(self, query: Callable[[], R]) -> R:
-        borrowed = False
+    def _query(self, query: Callable[[], R], other_database: str | None = None) -> R:
         try:
-            with tests.connection(conf.DATABASE) as borrowed:
-                connection = connections[conf.DATABASE]
-                self._timed(connection.ensure_connection)
-                with connection.execute_wrapper(self._timed):
-                    answer = query()
+            with ExitStack() as stack:
+                for alias in dict.fromkeys((conf.DATABASE, other_database or conf.DATABASE)):
+                    stack.enter_context(self._connected(alias))
+                answer = query()
         except (DatabaseError, ArithmeticError, TypeError, ValueError) as error:
             # SQLite allows text in a column of numbers. Then Django raises one of the last three errors.
             hint = "is it up, and was `manage.py migrate` run?"
@@ -302,8 +312,19 @@ class Loader:
             message = f"the rules cannot be read from the database {conf.DATABASE!r}: {error}; {hint}"
             self._failure = self._clock(), message
             raise RulesUnavailable(message) from error
-        finally:
-            if not borrowed:
-                connections[conf.DATABASE].close()
         self._failure = None
         return answer
+
+    @contextmanager
+    def _connected(self, alias: str) -> Iterator[None]:
+        """Connect this thread to a database, time each of its queries, and close the connection at the end."""
+        borrowed = False
+        try:
+            with tests.connection(alias) if alias == conf.DATABASE else nullcontext(False) as borrowed:
+                connection = connections[alias]
+                self._timed(connection.ensure_connection)
+                with connection.execute_wrapper(self._timed):
+                    yield
+        finally:
+            if not borrowed:
+                connections[alias].close()

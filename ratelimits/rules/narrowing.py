@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ratelimits.algorithms.limits import Algorithm, Mode
+from ratelimits.models.fields.rule_fields import IPV4_PREFIX, IPV6_PREFIX
 from ratelimits.models.keys import COVERS
 from ratelimits.rules.keyed import OverrideRow
 from ratelimits.rules.rows import RuleRow
@@ -19,8 +20,14 @@ API_KEY, USER, ADDRESS, ACCOUNT = 1, 2, 4, 8
 _NARROWEST_FIRST = ((API_KEY, "api_key"), (USER, "user"), (ADDRESS, "address"))
 
 
-def covers(row: RuleRow, method: str) -> bool:
-    """Return whether the rule covers this HTTP method. A rule without methods covers all; GET also covers HEAD."""
+def covers(row: RuleRow, scope: str, method: str) -> bool:
+    """Return whether the rule covers a scope and an HTTP method.
+
+    A rule for "*" covers all scopes except its `except_scopes`. A rule without methods covers all methods. GET also
+    covers HEAD.
+    """
+    if row.scope not in ("*", scope) or scope in row.except_scopes:
+        return False
     return not row.methods or method in row.methods or (method == "HEAD" and "GET" in row.methods)
 
 
@@ -40,11 +47,32 @@ def for_head(applied: list[tuple[int, RuleRow, AppliedRule]]) -> list[tuple[int,
     ]
 
 
-def counted_kind(key_kind: str, present: int) -> str | None:
-    """Return the attribute of Identity that a rule counts; None if the identity has no such key.
+def concerns(row: RuleRow, present: int, groups: frozenset[str]) -> bool:
+    """Return whether the rule applies to a caller.
+
+    `present` has a bit for each kind of key that the caller has. `groups` are the groups of its user. An identity that
+    has only an account stands for all callers of this account.
+    """
+    if present == ACCOUNT or (row.callers == "everyone" and not row.group):
+        return True
+    if row.group and row.group not in groups:
+        return False
+    return row.callers == "everyone" or (row.callers == "authenticated") == bool(present & (USER | API_KEY))
+
+
+def counted_kind(row: RuleRow, present: int) -> str | None:
+    """Return the kind of key that a rule counts (see `AppliedRule.key_kind`); None if the identity has no such key.
 
     `present` has a bit for each kind of key that the identity has.
     """
+    kind = _counted_attribute(row.key_kind, present)
+    if kind == "address" and (row.ipv4_prefix, row.ipv6_prefix) != (IPV4_PREFIX, IPV6_PREFIX):
+        return f"address/{row.ipv4_prefix}/{row.ipv6_prefix}"
+    return kind
+
+
+def _counted_attribute(key_kind: str, present: int) -> str | None:
+    """Return the attribute of Identity that a rule counts, or "global"; None if the identity has no such key."""
     if key_kind == GLOBAL_KEY:
         return GLOBAL_KEY
     if key_kind == "key":

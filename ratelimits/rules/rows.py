@@ -16,10 +16,11 @@ from django.db.models import Max
 
 from ratelimits.algorithms.limits import Algorithm, algorithm_from_json, fields_of
 from ratelimits.models.accounts import Plan
-from ratelimits.models.fields.scopes import split_scope
+from ratelimits.models.fields.rule_fields import IPV4_PREFIX, IPV6_PREFIX
+from ratelimits.models.fields.scopes import names_in, split_scope
 from ratelimits.models.rules import Rule
 from ratelimits.models.versions import KEY_SHARDS, ConfigVersion, Tombstone
-from ratelimits.rules import access, keyed
+from ratelimits.rules import access, groups, keyed
 from ratelimits.rules.access import NO_ACCESS, AccessIndex
 from ratelimits.rules.keyed import KeyRows
 
@@ -32,8 +33,12 @@ _ATTEMPTS = 5
 class RuleRow:
     """A rule.
 
-    `plan` is the id of the rule's plan; 0 for a default rule. `edited_at` is the moment of the last edit, in µs since
-    1970 UTC. If the row is not valid, `algorithm` is None and `unreadable` says why.
+    plan           the id of the rule's plan; 0 for a default rule
+    except_scopes  the scopes in which a rule for "*" does not apply
+    callers        "everyone", "anonymous" or "authenticated"
+    group          the name of the group to whose members the rule applies; "" for no group
+    edited_at      the moment of the last edit, in µs since 1970 UTC
+    algorithm      None if the row is not valid. Then `unreadable` says why
     """
 
     pk: int
@@ -41,7 +46,12 @@ class RuleRow:
     plan: int
     scope: str
     methods: frozenset[str]
+    except_scopes: frozenset[str]
+    callers: str
+    group: str
     key_kind: str
+    ipv4_prefix: int
+    ipv6_prefix: int
     meter: str
     parameters: Mapping[str, Any]
     algorithm: Algorithm | None
@@ -79,6 +89,7 @@ class Rows:
     deleted_at  the last deletions of rules
     access      blocks and allows
     shards      the rows about keys, by shard; None for a shard that was not read yet
+    groups      the names of the groups of each user that was read, by key such as "user:42"
     logged      messages that were logged. Each message is logged only once
     """
 
@@ -88,6 +99,7 @@ class Rows:
     deleted_at: DeletedAt = field(default_factory=dict)
     access: AccessIndex = NO_ACCESS
     shards: list[KeyRows | None] = field(default_factory=lambda: [None] * KEY_SHARDS)
+    groups: groups.Groups = field(default_factory=dict)
     logged: set[str] = field(default_factory=set, compare=False, repr=False)
 
 
@@ -103,7 +115,12 @@ def rule_row(rule: Rule) -> RuleRow:
         rule.plan_id or 0,
         scope,
         methods,
+        frozenset(names_in(rule.except_scopes)) if scope == "*" else frozenset(),
+        rule.callers,
+        rule.group,
         rule.key_kind,
+        IPV4_PREFIX if rule.ipv4_prefix is None else rule.ipv4_prefix,
+        IPV6_PREFIX if rule.ipv6_prefix is None else rule.ipv6_prefix,
         rule.meter,
         {} if unreadable else rule.parameters(),
         None if unreadable else rule.to_algorithm(),
@@ -172,4 +189,4 @@ def _read_changes(using: str, current: Rows, version: int) -> Rows:
         keyed.merge(shards, keyed.read(using, loaded, above=current.version), tombstones)
     deleted = [tombstone.row for tombstone in tombstones if tombstone.kind == "access"]
     index = current.access.changed(access.read(using, above=current.version), deleted)
-    return Rows(version, rules, plans, deleted_at, index, shards)
+    return Rows(version, rules, plans, deleted_at, index, shards, groups.unchanged(current.groups, tombstones))

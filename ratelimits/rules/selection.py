@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ratelimits.algorithms.limits import Algorithm, Mode
+from ratelimits.models.keys import network_key
 
 if TYPE_CHECKING:
     from ratelimits.identity import Identity
@@ -16,12 +17,27 @@ if TYPE_CHECKING:
 GLOBAL_KEY = "global"
 
 
+def key_of(identity: Identity, kind: str) -> str:
+    """Return the key of this kind (see `AppliedRule.key_kind`) of an identity."""
+    key = getattr(identity, kind, None)
+    return key if key is not None else _shared_key(identity, kind)
+
+
+def _shared_key(identity: Identity, kind: str) -> str:
+    _address, slash, lengths = kind.partition("/")
+    if not slash or identity.address is None:
+        return kind
+    ipv4_prefix, _slash, ipv6_prefix = lengths.partition("/")
+    return network_key(identity.address, int(ipv4_prefix), int(ipv6_prefix))
+
+
 @dataclass(frozen=True, slots=True)
 class AppliedRule:
     """A rule as it applies to a request.
 
     key       the counted key, such as "user:42"; "" in a Selection, because many keys share it
-    key_kind  the attribute of Identity that contains the key, or "global"
+    key_kind  the attribute of Identity that contains the key; "global"; or "address/24/56" for the network of the
+              address, with the length of its IPv4 prefix and of its IPv6 prefix
     max_wait  the longest wait in seconds
     prefetch  maximum number of requests for which a process takes permits in advance; 0 for none
     rule      the id of the rule
@@ -89,6 +105,4 @@ class Selection:
 
     def keys(self, identity: Identity) -> tuple[str, ...]:
         """Return the key under which each rule counts this identity."""
-        return tuple(
-            GLOBAL_KEY if rule.key_kind == GLOBAL_KEY else getattr(identity, rule.key_kind) for rule in self.rules
-        )
+        return tuple(key_of(identity, rule.key_kind) for rule in self.rules)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from ratelimits.algorithms.billing_periods import Span
@@ -30,6 +30,7 @@ from ratelimits.rules.narrowing import (
     API_KEY,
     USER,
     belongs_to_key,
+    concerns,
     counted_kind,
     covers,
     for_head,
@@ -60,8 +61,19 @@ MAX_SELECTIONS = 4096
 
 
 #: The properties of an identity on which its rules depend: the kinds of its keys (bits), the key's plan, the account's
-#: plan, the moment when one of them last changed, and the overrides.
-_Properties = tuple[int, int, int, int, tuple[OverrideRow, ...]]
+#: plan, the moment when one of them last changed, the overrides, and the groups of the user that rules name.
+_Properties = tuple[int, int, int, int, tuple[OverrideRow, ...], frozenset[str]]
+_NO_GROUPS: frozenset[str] = frozenset()
+
+
+class Missing(NamedTuple):
+    """Rows about keys that were not read yet: all rows of some shards, and the groups of some users."""
+
+    shards: frozenset[int]
+    users: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.shards or self.users)
 
 
 def _keys_of(identity: Identity) -> tuple[tuple[int, str | None], ...]:
@@ -82,13 +94,14 @@ class Snapshot:
     seen_at     the last moment for which such an answer was found, in µs since 1970 UTC
     good_until  the first moment at which such an answer changes. Then another snapshot is needed
     clock       returns the present moment, in µs since 1970 UTC
-    load        reads the rows about the keys of some shards, and returns a snapshot that contains them
+    load        reads missing rows, and returns a snapshot that contains them
     """
 
     __slots__ = (
         "_billing",
         "_clock",
         "_facts",
+        "_groups",
         "_load",
         "_methods",
         "_plans",
@@ -106,7 +119,7 @@ class Snapshot:
         self,
         rows: Rows,
         clock: Callable[[], int],
-        load: Callable[[frozenset[int]], Snapshot],
+        load: Callable[[Missing], Snapshot],
         *,
         versioned: bool = True,
     ) -> None:
@@ -126,7 +139,8 @@ class Snapshot:
         self._plans: dict[int, dict[str, RuleRow]] = {}
         for row in rows.rules.values():
             self._plans.setdefault(row.plan, {})[row.name] = row
-        self._scopes = {row.scope for row in rows.rules.values()}
+        self._scopes = {scope for row in rows.rules.values() for scope in (row.scope, *row.except_scopes)}
+        self._groups = frozenset(row.group for row in rows.rules.values() if row.group)
         self._methods = {method for row in rows.rules.values() for method in row.methods}
         #: Whether a rule may let a request wait.
         self.waits = any(row.max_wait > 0 for row in rows.rules.values())
@@ -180,7 +194,13 @@ class Snapshot:
                 key_plan = key_plan or key_facts.plan
             overrides += key_facts.overrides
             changed_at = max(changed_at, key_facts.changed_at)
-        return present, key_plan, account_plan, changed_at, overrides
+        groups = _NO_GROUPS
+        if self._groups and identity.user is not None:
+            groups_of_user = self.rows.groups.get(identity.user)
+            if groups_of_user is None:
+                return None
+            groups = groups_of_user & self._groups
+        return present, key_plan, account_plan, changed_at, overrides, groups
 
     def applicable(self, scope: str, method: str, identity: Identity) -> tuple[AppliedRule, ...]:
         """Return the rules of `select`, each with the key under which it counts this identity."""
@@ -195,7 +215,7 @@ class Snapshot:
         if account is not None:
             shard_facts = self._facts[crc32(account.encode()) % KEY_SHARDS]
             if shard_facts is None:
-                return self._with_shards({crc32(account.encode()) % KEY_SHARDS}).billing(account)
+                return self._with(frozenset({crc32(account.encode()) % KEY_SHARDS})).billing(account)
             key_facts = shard_facts.get(account)
             if key_facts is not None:
                 kept = key_facts.kept
@@ -210,20 +230,24 @@ class Snapshot:
             self._billing[timezone, anchor, kept] = billing
         return billing
 
-    def missing(self, identity: Identity) -> frozenset[int]:
-        """Return those shards of this identity's keys whose rows were not read yet."""
-        keys = (identity.api_key, identity.user, identity.address, identity.account)
-        shards = {crc32(key.encode()) % KEY_SHARDS for key in keys if key is not None}
-        return frozenset(shard for shard in shards if self.rows.shards[shard] is None)
+    def missing(self, identity: Identity) -> Missing:
+        """Return the rows about this identity that were not read yet."""
+        return self._missing(*_shards_and_users([identity]))
+
+    def _missing(self, shards: Collection[int], users: Collection[str]) -> Missing:
+        known = self.rows.groups
+        return Missing(
+            frozenset(shard for shard in shards if self.rows.shards[shard] is None),
+            frozenset(user for user in users if user not in known) if self._groups else _NO_GROUPS,
+        )
 
     def having(self, *identities: Identity) -> Snapshot:
         """Return this snapshot, or a newer one, with the rows about all keys of the identities."""
-        keys = {key for identity in identities for key in identity if key is not None}
-        return self._with_shards({crc32(key.encode()) % KEY_SHARDS for key in keys})
+        return self._with(*_shards_and_users(identities))
 
-    def _with_shards(self, shards: Iterable[int]) -> Snapshot:
-        """Return this snapshot, or a newer one, with the rows about the keys of these shards."""
-        missing = frozenset(shard for shard in shards if self.rows.shards[shard] is None)
+    def _with(self, shards: frozenset[int], users: frozenset[str] = frozenset()) -> Snapshot:
+        """Return this snapshot, or a newer one, with the rows about the keys of these shards and users."""
+        missing = self._missing(shards, users)
         if missing:
             newer = self._load(missing)
             if newer.rows is not self.rows:
@@ -246,9 +270,7 @@ class Snapshot:
     def _compile(self, scope: str, method: str, properties: _Properties) -> Selection:
         """Return a new Selection for a scope, a method and these properties of an identity."""
         applied, unreadable = [], []
-        for rank, row, rule, _overrides in self._chosen(
-            properties, lambda row: row.scope in ("*", scope) and covers(row, method)
-        ):
+        for rank, row, rule, _overrides in self._chosen(properties, lambda row: covers(row, scope, method)):
             if isinstance(rule, AppliedRule):
                 applied.append((rank, row, rule))
             elif rule is not None:
@@ -266,10 +288,10 @@ class Snapshot:
         properties = self._properties_of(identity)
         if properties is None:
             return self.having(identity).in_any_scope(identity)
-        present, *_others = properties
+        present = properties[0]
         found = []
         for rank, row, rule, overrides in self._chosen(properties, lambda row: True):
-            kind = counted_kind(row.key_kind, present) or GLOBAL_KEY
+            kind = counted_kind(row, present) or GLOBAL_KEY
             effective = tuple(item for item in overrides if item.mode or (item.numbers and belongs_to_key(kind, item)))
             if rule is not None or any(item.mode == "off" for item in effective):
                 found.append(ExplainedRule(row, rule, ("", "account", "key")[rank], effective))
@@ -283,8 +305,9 @@ class Snapshot:
         present = sum(bit for bit, key in _keys_of(identity) if key is not None)
         found = []
         for row in self.rows.rules.values():
-            kind = counted_kind(row.key_kind, present)
-            if row.mode != "enforce" or row.scope not in ("*", scope) or not covers(row, method):
+            kind = counted_kind(row, present)
+            groups = frozenset({row.group}) if identity.user is not None else _NO_GROUPS
+            if row.mode != "enforce" or not covers(row, scope, method) or not concerns(row, present, groups):
                 continue
             if kind is not None or row.key_kind not in COUNTED:
                 rule = self._apply(row, kind or GLOBAL_KEY, [], [], 0)
@@ -299,7 +322,7 @@ class Snapshot:
         Yield only one rule for each name. A rule of the key's plan (rank 2) comes before a rule of the account's plan
         (rank 1). The default rule, which belongs to no plan (rank 0), comes last.
         """
-        present, key_plan, account_plan, changed_at, overrides = properties
+        present, key_plan, account_plan, changed_at, overrides, groups = properties
         ranks = (0, account_plan, key_plan)
         chosen: dict[str, tuple[int, RuleRow]] = {}
         for rank, plan in enumerate(ranks):
@@ -307,9 +330,9 @@ class Snapshot:
                 chosen.update({name: (rank, row) for name, row in self._plans.get(plan, {}).items()})
         for name in sorted(chosen):
             rank, row = chosen[name]
-            if not wanted(row):
+            if not wanted(row) or not concerns(row, present, groups):
                 continue
-            kind = counted_kind(row.key_kind, present)
+            kind = counted_kind(row, present)
             # Do not leave out a rule with an unknown kind of key: it may be meant for this request.
             if kind is None and row.key_kind in COUNTED:
                 continue
@@ -366,3 +389,10 @@ class Snapshot:
         if message not in self.rows.logged:
             self.rows.logged.add(message)
             logger.error(message)
+
+
+def _shards_and_users(identities: Collection[Identity]) -> tuple[frozenset[int], frozenset[str]]:
+    """Return the shards of all keys of these identities, and the keys of their users."""
+    keys = {key for identity in identities for key in identity if key is not None}
+    users = {identity.user for identity in identities if identity.user is not None}
+    return frozenset(crc32(key.encode()) % KEY_SHARDS for key in keys), frozenset(users)

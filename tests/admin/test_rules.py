@@ -19,6 +19,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 RULES = "/admin/ratelimits/rule/"
 #: The fields that a browser with JavaScript sends: only those that are shown.
 BUCKET = {
+    "callers": "everyone",
     "name": "burst",
     "scope": "*",
     "key_kind": "api_key",

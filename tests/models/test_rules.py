@@ -4,6 +4,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import Group
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
@@ -122,6 +123,33 @@ def test_a_scope_that_no_request_has_is_refused(scope: str) -> None:
     assert "scope" in errors(unsaved(scope=scope))
 
 
+@pytest.mark.parametrize(
+    ("fields", "field", "text"),
+    [
+        ({"callers": "robots"}, "callers", "not a valid choice"),
+        ({"group": "crew"}, "group", "No group has the name crew. These groups exist: staff."),
+        ({"group": "staff", "callers": "anonymous"}, "group", "anonymous callers are in no group"),
+        ({"except_scopes": "health:GET"}, "except_scopes", "health:GET is not a scope"),
+        ({"except_scopes": "health, *"}, "except_scopes", "* is not a scope"),
+        ({"except_scopes": "health", "scope": "search"}, "except_scopes", "only a rule for * has exceptions"),
+        ({"except_scopes": "a" * 2001}, "except_scopes", "at most 2000 characters"),
+        ({"ipv4_prefix": 33}, "ipv4_prefix", "less than or equal to 32"),
+        ({"ipv6_prefix": 65}, "ipv6_prefix", "less than or equal to 64"),
+        ({"ipv4_prefix": 0}, "ipv4_prefix", "greater than or equal to 1"),
+        ({"ipv4_prefix": 24, "key_kind": "user"}, "ipv4_prefix", "count per address or per key"),
+    ],
+)
+def test_what_it_covers_is_validated(fields: dict[str, Any], field: str, text: str) -> None:
+    Group.objects.create(name="staff")
+    assert text in errors(unsaved(**fields))[field]
+
+
+def test_many_scopes_can_be_excepted_and_are_written_in_one_form() -> None:
+    row = unsaved(except_scopes=" ".join(f"health-{n}" for n in range(100)) + " health-0,, health-1")
+    row.full_clean()
+    assert row.except_scopes.split(", ") == [f"health-{n}" for n in range(100)]
+
+
 def test_one_rule_bills_for_a_kind_of_key_and_a_meter() -> None:
     rule("monthly", bills=True, key_kind="account")
     assert errors(unsaved("daily", bills=True, key_kind="account")) == {
@@ -192,6 +220,9 @@ def test_names_that_redis_would_confuse_are_refused() -> None:
         {"mode": "sometimes"},
         {"key_kind": "planet"},
         {"on_failure": "panic"},
+        {"callers": "robots"},
+        {"ipv4_prefix": 33},
+        {"ipv6_prefix": 0},
         {"algorithm": "dice"},
         {"algorithm": "smooth_bursty", "max_wait": None},
     ],
@@ -264,6 +295,27 @@ def test_the_database_refuses_a_second_billing_rule() -> None:
                 "per API key"
             ),
         ),
+        (
+            "concurrency",
+            {"callers": "anonymous", "key_kind": "ip", "ipv4_prefix": 24},
+            (
+                "10 requests at once, each for up to 1 minute, per address, addresses by network: /24 for IPv4, /64 for"
+                " IPv6, for anonymous callers"
+            ),
+        ),
+        (
+            "concurrency",
+            {"callers": "authenticated", "except_scopes": "health, webhooks"},
+            (
+                "10 requests at once, each for up to 1 minute, per API key, for authenticated callers, except on"
+                " health, webhooks"
+            ),
+        ),
+        (
+            "concurrency",
+            {"group": "staff", "callers": "authenticated"},
+            "10 requests at once, each for up to 1 minute, per API key, for the group staff",
+        ),
         ("concurrency", {}, "10 requests at once, each for up to 1 minute, per API key"),
         (
             "concurrency",
@@ -278,6 +330,7 @@ def test_the_database_refuses_a_second_billing_rule() -> None:
     ],
 )
 def test_a_rule_reads_as_a_sentence(algorithm: str, fields: dict[str, Any], sentence: str) -> None:
+    Group.objects.create(name="staff")
     assert rule(algorithm=algorithm, **{"key_kind": "api_key", **fields}).sentence() == sentence
 
 

@@ -218,3 +218,12 @@ class TestBlocking:
         )
         assert "invalid moment value: 'soon'" in refused("block", "user:2", "--reason", "r", "--until", "soon")[0]
         assert "--reason" in refused("block", "user:2")[0]
+
+
+def test_a_count_of_a_network_is_reset_by_the_networks_key() -> None:
+    rule("net", "fixed_window", capacity=1, key_kind="ip", ipv4_prefix=24, ipv6_prefix=56)
+    for address, key in (("ip:203.0.113.9", "ip:203.0.113.0/24"), ("ip:2001:db8:1:2ff::/64", "ip:2001:db8:1:200::/56")):
+        who = Identity(address=address)
+        assert spend(who) == [True, False, False]
+        run("reset", key, "net", "--reason", "asked")
+        assert spend(who) == [True, False, False]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.contrib.auth.models import Group
 from django.core.management import CommandError, call_command
 from django.db import connection
 
@@ -54,6 +55,9 @@ class TestRulesAsCode:
         rule(rate="0.9", initial="3", max_wait="1.5", scope="search:POST", on_failure="local")
         rule(plan=plan, algorithm="calendar_window", timezone="Europe/Paris", anchor="2026-01-31T06:00", bills=True)
         rule("window", algorithm="sliding_window", sub_windows=6, weighted=True, mode="shadow", key_kind="ip")
+        Group.objects.create(name="staff")
+        rule("staff", group="staff", except_scopes="health, webhooks", ipv4_prefix=24, ipv6_prefix=56)
+        rule("visitors", callers="anonymous")
         text = run("ratelimits_rules", "dump")
         (path := tmp_path / "rules.json").write_text(text, encoding="utf-8")
 

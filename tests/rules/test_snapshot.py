@@ -79,6 +79,50 @@ class TestWhatApplies:
         for identity, key in zip((ADDRESS, USER, KEY), keys, strict=True):
             assert [one.key for one in snapshot.applicable("*", "GET", identity)] == ([key] if key else [])
 
+    @pytest.mark.parametrize(
+        ("callers", "found"), [("everyone", [1, 1, 1]), ("anonymous", [1, 0, 0]), ("authenticated", [0, 1, 1])]
+    )
+    def test_a_rule_may_be_for_anonymous_or_authenticated_callers(
+        self, loader: Loader, callers: str, found: list[int]
+    ) -> None:
+        rule(callers=callers)
+        assert [len(names(loader, identity)) for identity in (ADDRESS, USER, KEY)] == found
+
+    def test_an_account_alone_stands_for_all_its_callers(self, loader: Loader) -> None:
+        rule("one", callers="anonymous", key_kind="account")
+        rule("other", callers="authenticated", key_kind="account")
+        assert names(loader, Identity(account="account:1")) == ["one", "other"]
+
+    def test_a_rule_for_all_scopes_leaves_out_those_that_it_excepts(self, loader: Loader) -> None:
+        rule(except_scopes="health webhooks")
+        rule("gets", scope="*:GET", except_scopes="health")
+        rule("health", scope="health")
+        found = [names(loader, scope=scope) for scope in ("*", "search", "health", "webhooks")]
+        assert found == [["burst", "gets"], ["burst", "gets"], ["health"], ["gets"]]
+
+    @pytest.mark.parametrize(
+        ("address", "counted"),
+        [
+            ("ip:203.0.113.9", "ip:203.0.113.0/24"),
+            ("ip:2001:db8:1:2ff::/64", "ip:2001:db8:1:200::/56"),
+            ("ip:unknown", "ip:unknown"),
+        ],
+    )
+    def test_a_rule_may_count_addresses_by_larger_networks(self, loader: Loader, address: str, counted: str) -> None:
+        rule(key_kind="ip", ipv4_prefix=24, ipv6_prefix=56)
+        assert burst(loader, Identity(address=address)).key == counted
+
+    def test_one_length_leaves_the_other_as_it_is(self, loader: Loader) -> None:
+        rule(key_kind="key", ipv6_prefix=48)
+        assert burst(loader, ADDRESS).key == "ip:203.0.113.9"
+        assert burst(loader, Identity(address="ip:2001:db8:1:2::/64")).key == "ip:2001:db8:1::/48"
+        assert burst(loader, USER).key == "user:1"
+
+    def test_numbers_of_one_address_do_not_change_a_count_of_its_network(self, loader: Loader) -> None:
+        rule(key_kind="ip", ipv4_prefix=24)
+        KeyOverride.objects.create(key="ip:203.0.113.9", rule="burst", capacity=99)
+        assert capacity(loader, ADDRESS) == 10
+
     def test_a_rule_that_names_get_covers_head(self, loader: Loader) -> None:
         rule("reads", scope="search:GET")
         rule("writes", scope="search:POST,PUT")

@@ -188,7 +188,7 @@ def _sentence(limit: LiveLimit) -> str:
         }
     unit = conf.UNITS.get(row.meter, row.meter)
     scope = f"{row.scope}:{','.join(sorted(row.methods))}" if row.methods else row.scope
-    return sentence(algorithm, unit, row.key_kind, scope, row.max_wait)
+    return sentence(algorithm, unit, row, scope, sorted(row.except_scopes), row.max_wait)
 
 
 def _next_request(limit: LiveLimit) -> str:

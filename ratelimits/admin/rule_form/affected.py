@@ -18,7 +18,9 @@ from ratelimits.conf import conf
 from ratelimits.engine.decide import peek
 from ratelimits.models import Account, Line, PlanMembership, Rule
 from ratelimits.models.keys import COUNTED, KeyKind
+from ratelimits.models.rule_parts.coverage import Callers
 from ratelimits.quota.standings import UNAVAILABLE
+from ratelimits.rules import groups
 from ratelimits.rules.selection import GLOBAL_KEY
 
 #: Length of a bin of the ledger, in seconds.
@@ -92,15 +94,20 @@ def affected(rule: Rule, algorithm: Algorithm, now: int | None = None) -> Affect
     Otherwise the ledger says this.
     """
     now = int(time.time()) if now is None else now
-    if rule.key_kind == KeyKind.IP:
+    if rule.key_kind == KeyKind.IP or rule.callers == Callers.ANONYMOUS:
         return Affected(0, None, False, algorithm.admits_nothing and rule.mode == Rule.Mode.ENFORCE, known=False)
     used_keys = _usage_of_keys(rule, now)
-    more, refuses = len(used_keys) >= MAX_KEYS, rule.mode == Rule.Mode.ENFORCE
+    more, refuses = len(used_keys) >= MAX_KEYS, rule.mode == Rule.Mode.ENFORCE and not rule.group
     if algorithm.admits_nothing:
         return Affected(len(used_keys), len(used_keys), more, refuses)
     above = _above_in_redis(rule, algorithm, used_keys) if _has_counters(rule) else None
     _permits, length = algorithm.quota
-    if above is None and rule.scope == "*" and (length or algorithm.valid_span(now * MICROSECONDS)):
+    if (
+        above is None
+        and rule.scope == "*"
+        and not rule.except_scopes
+        and (length or algorithm.valid_span(now * MICROSECONDS))
+    ):
         above = sum(_is_above(algorithm, use.units, now) for use in used_keys)
     return Affected(len(used_keys), above, more, refuses and bool(used_keys) and len(used_keys) == above)
 
@@ -155,8 +162,13 @@ def _usage_of_keys(rule: Rule, now: int) -> list[_KeyUsage]:
     rows = newest.order_by("-bin").values_list("key", "account", "bin", "admitted_units")[:MAX_LINES]
     units_of: dict[tuple[str, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for key, account, start, units in rows:
+        if rule.callers == Callers.AUTHENTICATED and not key.startswith(("user:", "api_key:")):
+            continue
         if rule.key_kind in ("global", "account") or key.partition(":")[0] in COUNTED[rule.key_kind]:
             units_of[key, account][start] += units
+    if rule.group:
+        groups_of = groups.read({key for key, _account in units_of if key.startswith("user:")})
+        units_of = {pair: units for pair, units in units_of.items() if rule.group in groups_of.get(pair[0], ())}
     busiest = sorted(units_of, key=lambda pair: -sum(units_of[pair].values()))[:MAX_KEYS]
     usage: dict[str, _KeyUsage] = {}
     for key, account in _limited_by(rule, busiest):

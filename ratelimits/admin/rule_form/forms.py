@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from django.contrib.auth.models import Group
 from django.core.exceptions import ValidationError
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext_lazy as _
@@ -16,16 +17,23 @@ from ratelimits.algorithms.limits import ALGORITHMS, fields_of
 from ratelimits.conf import conf
 from ratelimits.models import Rule
 from ratelimits.models.fields.rule_fields import PARAMETERS
+from ratelimits.models.rule_parts.coverage import Coverage
 from ratelimits.unknown_names.urlconf import written_in_views
 
 #: The fields that say how a rule counts. The sentence and the chart depend on these fields.
 HOW = ("algorithm", *PARAMETERS, "max_wait")
 #: The fields of `HOW` that most rules have.
 MAIN_NUMBERS = ("capacity", "rate", "period", "calendar_unit", "timezone", "max_wait")
+#: The fields that say which requests a rule covers, and by which key it counts them.
+COVERAGE = tuple(field.name for field in Coverage._meta.get_fields())
 #: The fields that say whose requests a rule refuses.
-_WHO_IS_REFUSED = (*HOW, "scope", "key_kind", "meter", "mode", "plan_id")
+_WHO_IS_REFUSED = (*HOW, *COVERAGE, "meter", "mode", "plan_id")
 #: Name of the button with which a user confirms a rule that would refuse everyone.
 EVERYONE_MEANT = "_everyone_meant"
+
+
+#: Maximum number of groups that the form suggests.
+_MAX_GROUPS = 200
 
 
 def _fields_by_algorithm() -> dict[str, list[str]]:
@@ -40,6 +48,10 @@ def _algorithm_explanations() -> Any:
 
 def _scopes() -> list[str]:
     return sorted({"*"} | written_in_views()[0])
+
+
+def _groups() -> list[str]:
+    return list(Group.objects.order_by("name").values_list("name", flat=True)[:_MAX_GROUPS])
 
 
 def _meters() -> list[str]:
@@ -60,7 +72,9 @@ class RuleForm(TypedRates):
             algorithm.widget.attrs["data-ratelimits-fields"] = json.dumps(_fields_by_algorithm())
             algorithm.widget.attrs["data-ratelimits-explanations"] = json.dumps(explanations())
             algorithm.help_text = _algorithm_explanations()
-        for name, suggestions in (("scope", _scopes), ("meter", _meters)):
+        if "callers" in self.fields:
+            self.fields["callers"].required = False  # A form without this field keeps the default value.
+        for name, suggestions in (("scope", _scopes), ("meter", _meters), ("group", _groups)):
             if name in self.fields:
                 attrs = self.fields[name].widget.attrs
                 self.fields[name].widget = SuggestingInput(suggestions, attrs)
@@ -71,7 +85,7 @@ class RuleForm(TypedRates):
         If fields that say how the rule counts have errors, return None and these errors. Other errors, such as those of
         the name, are ignored.
         """
-        names = {*HOW, "key_kind", "mode"}
+        names = {*HOW, "key_kind", "callers", "group", "except_scopes", "ipv4_prefix", "ipv6_prefix", "mode"}
         errors = {
             name: [str(message) for message in messages] for name, messages in self.errors.items() if name in names
         }

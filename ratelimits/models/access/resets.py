@@ -9,7 +9,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.models import users
-from ratelimits.models.keys import validate_key
+from ratelimits.models.keys import validate_counted_key
 
 
 class KeyReset(models.Model):
@@ -21,7 +21,7 @@ class KeyReset(models.Model):
     key = models.CharField(
         _("key"),
         max_length=160,
-        validators=[validate_key],
+        validators=[validate_counted_key],
         help_text=_("Such as user:42, api_key:9f3c, account:7 or ip:203.0.113.9."),
     )
     account = models.CharField(

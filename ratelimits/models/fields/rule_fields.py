@@ -28,6 +28,8 @@ PARAMETERS: dict[str, Any] = {
     "cold_factor": None,
     "lease_ttl": None,
 }
+#: The prefix lengths by which addresses are counted if a rule does not have its own.
+IPV4_PREFIX, IPV6_PREFIX = 32, 64
 
 
 def required_fields(algorithm: str) -> tuple[str, ...]:

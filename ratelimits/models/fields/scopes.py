@@ -17,3 +17,8 @@ def split_scope(text: str) -> tuple[str, frozenset[str]]:
     if SCOPE.fullmatch(text):
         return scope, frozenset(methods.split(",")) if methods else frozenset()
     return scope if SCOPE.fullmatch(scope) else "*", frozenset()
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """Return the scopes in a text in which commas or spaces separate them. Leave out repetitions."""
+    return tuple(dict.fromkeys(name for name in re.split(r"[\s,]+", text) if name))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
+from typing import Protocol
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ratelimits.algorithms.base import Algorithm
 from ratelimits.algorithms.wording import Wording
+from ratelimits.models.fields.rule_fields import IPV4_PREFIX, IPV6_PREFIX
 
 _WORDS = Wording(_, ngettext)
 #: Words of the sentence, by the kind of key that a rule counts.
@@ -23,12 +25,52 @@ COUNTED_PER: dict[str, Callable[[], str]] = {
 }
 
 
-def sentence(algorithm: Algorithm, unit: str, key_kind: str, scope: str = "*", max_wait: Decimal | None = None) -> str:
+#: Words of the sentence, by the callers to whom a rule applies.
+FOR_CALLERS: dict[str, Callable[[], str]] = {
+    "anonymous": lambda: _("for anonymous callers"),
+    "authenticated": lambda: _("for authenticated callers"),
+}
+
+
+class Covered(Protocol):
+    """The attributes of a rule that say whose requests it counts, and by which key."""
+
+    @property
+    def key_kind(self) -> str: ...
+    @property
+    def callers(self) -> str: ...
+    @property
+    def group(self) -> str: ...
+    @property
+    def ipv4_prefix(self) -> int | None: ...
+    @property
+    def ipv6_prefix(self) -> int | None: ...
+
+
+def sentence(
+    algorithm: Algorithm,
+    unit: str,
+    rule: Covered,
+    scope: str = "*",
+    except_scopes: Iterable[str] = (),
+    max_wait: Decimal | None = None,
+) -> str:
     """Return a limit as a sentence for people. `unit` is the unit of its meter, such as "requests"."""
     parts = [_("nothing passes")] if algorithm.admits_nothing else algorithm.sentence(_WORDS, unit)
     if algorithm.may_wait and max_wait and not algorithm.admits_nothing:
         parts.append(_("waiting up to %(span)s") % {"span": _WORDS.span(max_wait)})
-    parts.append(COUNTED_PER[key_kind]())
+    parts.append(COUNTED_PER[rule.key_kind]())
+    ipv4_prefix, ipv6_prefix = rule.ipv4_prefix or IPV4_PREFIX, rule.ipv6_prefix or IPV6_PREFIX
+    if (ipv4_prefix, ipv6_prefix) != (IPV4_PREFIX, IPV6_PREFIX):
+        text = _("addresses by network: /%(ipv4)s for IPv4, /%(ipv6)s for IPv6")
+        parts.append(text % {"ipv4": ipv4_prefix, "ipv6": ipv6_prefix})
+    if rule.group:
+        parts.append(_("for the group %(group)s") % {"group": rule.group})
+    elif rule.callers in FOR_CALLERS:
+        parts.append(FOR_CALLERS[rule.callers]())
     if scope != "*":
         parts.append(_("on %(scope)s") % {"scope": scope})
+    excepted = ", ".join(except_scopes)
+    if excepted:
+        parts.append(_("except on %(scopes)s") % {"scopes": excepted})
     return ", ".join(parts)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import combinations, product
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ratelimits.engine.program import MAX_LIMITS
-from ratelimits.models.fields.scopes import split_scope
+from ratelimits.models.fields.scopes import names_in, split_scope
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -27,6 +27,8 @@ class _Row(NamedTuple):
     plan: int
     meter: str
     enforced: bool
+    callers: str
+    except_scopes: tuple[str, ...]
     scope: str
     methods: frozenset[str]
 
@@ -44,37 +46,47 @@ def too_many(rules: QuerySet[Rule], edited: Rule | None = None) -> Crowd | None:
         if edited.mode == modes.OFF:
             return None
         rules = rules.exclude(pk=edited.pk)
-    values: list[tuple[str, int | None, str, str, str]] = list(
-        rules.order_by().values_list("name", "plan", "meter", "mode", "scope")
-    )
+    columns = "name", "plan_id", "meter", "mode", "callers", "group", "except_scopes", "scope"
+    values: list[tuple[Any, ...]] = list(rules.order_by().values_list(*columns))
     if edited is not None:
-        values.append((edited.name, edited.plan_id, edited.meter, edited.mode, edited.scope))
+        values.append(tuple(getattr(edited, column) for column in columns))
     rows = [
-        _Row(name, plan or 0, meter, mode == modes.ENFORCE, *split_scope(scope))
-        for name, plan, meter, mode, scope in values
+        _Row(
+            name,
+            plan or 0,
+            meter,
+            mode == modes.ENFORCE,
+            "authenticated" if group else callers,
+            names_in(except_scopes),
+            *split_scope(scope),
+        )
+        for name, plan, meter, mode, callers, group, except_scopes, scope in values
     ]
     if len({row.name for row in rows}) <= MAX_LIMITS:
         return None
     edited_row = rows[-1] if edited is not None else None
-    crowds = (_largest(rows, scope, method, edited_row) for scope, method in _requests(rows, edited_row))
+    crowds = (_largest(rows, *request, edited_row) for request in _requests(rows, edited_row))
     largest = max(crowds, default=Crowd(0, "*"))
     return largest if largest.rules > MAX_LIMITS else None
 
 
-def _requests(rows: list[_Row], edited_row: _Row | None) -> Iterator[tuple[str, str]]:
-    """Yield (scope, method) pairs that stand for all requests. The method "" stands for methods that no rule names."""
+def _requests(rows: list[_Row], edited_row: _Row | None) -> Iterator[tuple[str, str, str]]:
+    """Yield (scope, method, callers) that stand for all requests.
+
+    The method "" stands for methods that no rule names. Every user may be a member of all groups.
+    """
     scopes = {row.scope for row in rows} | {"*"}
     if edited_row is not None and edited_row.scope != "*":
         scopes = {edited_row.scope}
     methods = sorted({method for row in rows for method in row.methods} | {""})
-    for scope in sorted(scopes):
-        for method in methods:
-            if edited_row is None or _applies(edited_row, scope, method):
-                yield scope, method
+    all_callers = sorted({row.callers for row in rows} - {"everyone"}) or ["everyone"]
+    for request in product(sorted(scopes), methods, all_callers):
+        if edited_row is None or _applies(edited_row, *request):
+            yield request
 
 
-def _applies(row: _Row, scope: str, method: str) -> bool:
-    if row.scope not in ("*", scope):
+def _applies(row: _Row, scope: str, method: str, callers: str) -> bool:
+    if row.scope not in ("*", scope) or scope in row.except_scopes or row.callers not in ("everyone", callers):
         return False
     # A rule that names GET covers HEAD.
     return not row.methods or method in row.methods or (method == "HEAD" and "GET" in row.methods)
@@ -87,13 +99,13 @@ def _with_head_rule(rows: list[_Row]) -> set[tuple[str, str]]:
     return {(row.scope, row.meter) for row in head_rules if row.name not in replaced_names}
 
 
-def _largest(rows: list[_Row], scope: str, method: str, edited_row: _Row | None) -> Crowd:
-    """Return the largest number of rules that can apply to one request with this scope and method."""
+def _largest(rows: list[_Row], scope: str, method: str, callers: str, edited_row: _Row | None) -> Crowd:
+    """Return the largest number of rules that can apply to one request with this scope, method and callers."""
     default_names: set[str] = set()
     names_by_plan: dict[int, set[str]] = {}
     with_head_rule = _with_head_rule(rows) if method == "HEAD" else ()
     for row in rows:
-        if not _applies(row, scope, method):
+        if not _applies(row, scope, method, callers):
             continue
         if row.methods and method not in row.methods and (row.scope, row.meter) in with_head_rule:
             continue

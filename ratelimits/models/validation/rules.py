@@ -11,7 +11,10 @@ from decimal import ROUND_UP, Decimal
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Group
+from django.core.exceptions import NON_FIELD_ERRORS, FieldDoesNotExist, ValidationError
+from django.db import router
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.algorithms.limits import ALGORITHMS, fields_of
@@ -20,6 +23,7 @@ from ratelimits.conf import conf
 from ratelimits.engine.keys import name_id
 from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.models.fields.rule_fields import PARAMETERS, required_fields
+from ratelimits.models.fields.scopes import SCOPE, names_in, split_scope
 from ratelimits.models.fields.sentences import COUNTED_PER
 from ratelimits.models.fields.validity import overlapping
 from ratelimits.models.keys import COUNTED, COVERS
@@ -45,7 +49,7 @@ def check_rule(rule: Rule, rules: QuerySet[Rule], overrides: QuerySet[KeyOverrid
     """Raise ValidationError, with a message for each error, if the rule is not valid together with all other rows."""
     errors = _parameter_errors(rule) or _override_errors(rule, overrides)
     errors |= _name_errors(rule, rules) | _billing_errors(rule, rules)
-    errors |= _prefetch_errors(rule) | _crowding_errors(rule, rules)
+    errors |= _coverage_errors(rule) | _prefetch_errors(rule) | _crowding_errors(rule, rules)
     if errors:
         raise ValidationError(errors)
 
@@ -109,6 +113,39 @@ def _override_errors(rule: Rule, overrides: QuerySet[KeyOverride]) -> Errors:
             )
             return {"algorithm": [message % {"shown": shown, "error": error}]}
     return {}
+
+
+def _coverage_errors(rule: Rule) -> Errors:
+    """Return the errors in the fields that say to which callers and scopes the rule applies."""
+    errors: Errors = {}
+    excepted = names_in(rule.except_scopes)
+    wrong = next((name for name in excepted if name == "*" or SCOPE.fullmatch(name) is None or ":" in name), None)
+    if excepted and split_scope(rule.scope)[0] != "*":
+        errors["except_scopes"] = [_("Leave this empty, or write * as the scope: only a rule for * has exceptions.")]
+    elif wrong is not None:
+        not_a_scope = _("%(name)s is not a scope: write scopes such as health, webhooks, without methods.")
+        errors["except_scopes"] = [not_a_scope % {"name": wrong}]
+    if rule.group and rule.callers == "anonymous":
+        errors["group"] = [_("Leave this empty, or choose other callers: anonymous callers are in no group.")]
+    elif rule.group and (unknown := _unknown_group(rule.group)):
+        errors["group"] = [unknown]
+    if rule.key_kind not in ("ip", "key"):
+        message = _("Leave this empty, or count per address or per key: other rules count no addresses.")
+        errors |= {name: [message] for name in ("ipv4_prefix", "ipv6_prefix") if getattr(rule, name) is not None}
+    return errors
+
+
+def _unknown_group(name: str) -> str:
+    """Return a message if no group has this name, otherwise ""."""
+    try:
+        get_user_model()._meta.get_field("groups")
+    except FieldDoesNotExist:
+        return str(_("Leave this empty: the users of this project have no groups."))
+    names = sorted(Group.objects.using(router.db_for_write(Group)).values_list("name", flat=True))
+    if name in names:
+        return ""
+    message = _("No group has the name %(name)s. These groups exist: %(names)s.")
+    return str(message % {"name": name, "names": ", ".join(names[:20]) or "–"})
 
 
 def _name_errors(rule: Rule, rules: QuerySet[Rule]) -> Errors:

@@ -1,0 +1,3 @@
+"""Groups of fields of a rule that belong together."""
+
+from __future__ import annotations

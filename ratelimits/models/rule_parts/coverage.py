@@ -1,0 +1,94 @@
+"""The fields of a rule that say which requests it covers, and by which key it counts them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.models.fields.rule_fields import IPV4_PREFIX, IPV6_PREFIX
+from ratelimits.models.fields.scopes import SCOPE, names_in
+from ratelimits.models.keys import KeyKind
+
+
+class Callers(models.TextChoices):
+    """The callers to whom a rule applies. A caller with a user or an API key is authenticated."""
+
+    EVERYONE = "everyone", _("everyone")
+    ANONYMOUS = "anonymous", _("anonymous callers")
+    AUTHENTICATED = "authenticated", _("authenticated callers")
+
+
+def _prefix_field(label: Any, default: int, help_text: Any) -> models.PositiveSmallIntegerField[Any, Any]:
+    """Return an optional field for a prefix length from 1 to `default`."""
+    validators = [MinValueValidator(1), MaxValueValidator(default)]
+    return models.PositiveSmallIntegerField(label, null=True, blank=True, validators=validators, help_text=help_text)
+
+
+class Coverage(models.Model):
+    """The part of a rule that says which requests it covers, and by which key it counts them."""
+
+    scope = models.CharField(
+        _("scope"),
+        max_length=100,
+        default="*",
+        validators=[
+            RegexValidator(
+                rf"\A(?:{SCOPE.pattern})\Z",
+                _("Write * for every request, a throttle_scope such as search, or one with methods: search:POST,PUT."),
+            )
+        ],
+        help_text=_("* for every request, a throttle_scope such as search, or one with methods: search:POST."),
+    )
+    except_scopes = models.CharField(
+        _("except in scopes"),
+        max_length=2000,
+        blank=True,
+        help_text=_(
+            "Scopes in which a rule for * does not apply, separated by commas or spaces, such as health, webhooks."
+        ),
+    )
+    callers = models.CharField(_("callers"), max_length=13, choices=Callers.choices, default=Callers.EVERYONE)
+    group = models.CharField(
+        _("group"),
+        max_length=150,
+        blank=True,
+        help_text=_("Name of a group of users. The rule then applies only to its members."),
+    )
+    key_kind = models.CharField(_("counted per"), max_length=10, choices=KeyKind.choices, default=KeyKind.KEY)
+    ipv4_prefix = _prefix_field(
+        _("IPv4 prefix"),
+        IPV4_PREFIX,
+        _("Count IPv4 addresses by network, such as 24. Leave it empty to count each address (32)."),
+    )
+    ipv6_prefix = _prefix_field(
+        _("IPv6 prefix"),
+        IPV6_PREFIX,
+        _("Count IPv6 addresses by a larger network, such as 56. Leave it empty for 64, one subscriber's network."),
+    )
+
+    class Meta:
+        abstract = True
+
+    def coverage_problem(self) -> str:
+        """Return the reason why no decision can use these fields; "" if they are valid.
+
+        Rows can be invalid because raw SQL can write any values.
+        """
+        if self.key_kind not in KeyKind.values:
+            return f"unknown key_kind {self.key_kind!r}: use one of {', '.join(KeyKind.values)}"
+        if not SCOPE.fullmatch(self.scope):
+            return f"scope {self.scope!r} is not valid: use *, a scope such as search, or search:POST,PUT"
+        if self.callers not in Callers.values:
+            return f"unknown callers {self.callers!r}: use one of {', '.join(Callers.values)}"
+        for name, most in (("ipv4_prefix", IPV4_PREFIX), ("ipv6_prefix", IPV6_PREFIX)):
+            length = getattr(self, name)
+            if length is not None and not 1 <= length <= most:
+                return f"{name} must be from 1 to {most}, not {length}"
+        return ""
+
+    def clean(self) -> None:
+        """Write the list of scopes in one form, so that equal lists are equal texts."""
+        self.except_scopes = ", ".join(names_in(self.except_scopes))

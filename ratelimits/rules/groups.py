@@ -1,0 +1,147 @@
+"""The groups of users, for rules that apply only to the members of a group.
+
+The groups of a user are read when the user is first seen, and only if a rule names a group. They stay in memory until
+they change. A change of the members of a group is an edit of the configuration, as a change of a rule is: it adds a
+tombstone, which names the user, or no user if the groups of all users must be read again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Group
+from django.core.exceptions import FieldDoesNotExist, ValidationError
+from django.db import models, router, transaction
+from django.db.models.signals import m2m_changed, post_delete, post_save
+
+from ratelimits.conf import conf
+from ratelimits.models.rules import Rule
+from ratelimits.models.versions import Tombstone, editing
+
+#: The names of the groups of users, by the user's key, such as "user:42".
+Groups = dict[str, frozenset[str]]
+#: Maximum number of users whose groups a process keeps. When this number is reached, all are forgotten.
+MAX_USERS = 100_000
+#: Maximum number of tombstones for one change. A change of more users makes processes read the groups of all users.
+_MAX_TOMBSTONES = 100
+#: Maximum number of characters of a tombstone's key.
+_MAX_KEY = 200
+#: Maximum number of users that one query names.
+_CHUNK = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Memberships:
+    """The table of the members of groups.
+
+    rows     the model of this table
+    user     the name of its column for the user
+    user_pk  the primary key of users
+    using    the alias of its database
+    """
+
+    rows: Any
+    user: str
+    user_pk: models.Field[Any, Any]
+    using: str
+
+    def names(self, users: Iterable[Any]) -> Iterator[tuple[Any, str]]:
+        """Yield the primary key of a user and the name of a group, for each group of these users."""
+        pks = list(users)
+        rows = self.rows._base_manager.using(self.using).order_by()
+        for first in range(0, len(pks), _CHUNK):
+            chosen = rows.filter(**{f"{self.user}__in": pks[first : first + _CHUNK]})
+            yield from chosen.values_list(self.user, "group__name").iterator()
+
+
+def memberships() -> Memberships | None:
+    """Return the table of the members of groups; None if the project's users have no groups."""
+    user_model: Any = get_user_model()
+    try:
+        field = user_model._meta.get_field("groups")
+    except FieldDoesNotExist:
+        return None
+    rows = field.remote_field.through
+    # Do not read from a replica, which may not have the newest change yet.
+    return Memberships(rows, field.m2m_field_name(), user_model._meta.pk, router.db_for_write(rows))
+
+
+def database() -> str | None:
+    """Return the alias of the database that has the members of groups; None if the project's users have no groups."""
+    model = memberships()
+    return None if model is None else model.using
+
+
+def read(users: Collection[str]) -> Groups:
+    """Return the groups of these users."""
+    table = memberships()
+    names: dict[str, set[str]] = defaultdict(set)
+    if table is not None:
+        keys = {}
+        for key in users:
+            try:
+                keys[table.user_pk.to_python(key.partition(":")[2])] = key
+            except ValidationError:  # the digest of a long primary key
+                continue
+        for pk, name in table.names(keys):
+            names[keys[pk]].add(name)
+    return {user: frozenset(names[user]) for user in users}
+
+
+def unchanged(current: Groups, tombstones: Iterable[Tombstone]) -> Groups:
+    """Return the groups that the tombstones do not concern. A tombstone without a key concerns all users."""
+    changed = {tombstone.key for tombstone in tombstones if tombstone.kind == "group"}
+    if not changed:
+        return current
+    return {} if "" in changed else {user: names for user, names in current.items() if user not in changed}
+
+
+def watch() -> None:
+    """Connect the signals of groups and their members. Call this when all models are known."""
+    table = memberships()
+    if table is None:
+        return
+    m2m_changed.connect(_members_changed, sender=table.rows, dispatch_uid="ratelimits.groups")
+    post_save.connect(_group_saved, sender=Group, dispatch_uid="ratelimits.groups")
+    post_delete.connect(_group_deleted, sender=Group, dispatch_uid="ratelimits.groups")
+
+
+def _members_changed(instance: Any, action: str, reverse: bool, pk_set: Any, using: str, **kwargs: Any) -> None:
+    if action == "post_clear":
+        _note([] if reverse else [instance.pk], using)
+    elif action in ("post_add", "post_remove") and pk_set:
+        _note(list(pk_set) if reverse else [instance.pk], using)
+
+
+def _group_saved(created: bool, using: str, **kwargs: Any) -> None:
+    if not created:  # It may have another name now. A new group has no members yet.
+        _note([], using)
+
+
+def _group_deleted(using: str, **kwargs: Any) -> None:
+    _note([], using)
+
+
+def _note(users: Collection[Any], using: str) -> None:
+    """Make every process read the groups of these users again, or of all users if the list is empty."""
+    if using == conf.DATABASE:
+        _edit(users)
+    else:
+        # No transaction can contain the tables of two databases. So wait until the other one is committed.
+        transaction.on_commit(lambda: _edit(users), using=using)
+
+
+def _edit(users: Collection[Any]) -> None:
+    if not Rule.objects.using(conf.DATABASE).exclude(group="").exists():
+        return
+    keys = [f"user:{pk}" for pk in users]
+    if not keys or len(keys) > _MAX_TOMBSTONES or max(map(len, keys)) > _MAX_KEY:
+        keys = [""]
+    with editing(conf.DATABASE) as edit:
+        Tombstone.objects.using(conf.DATABASE).bulk_create(
+            Tombstone(kind="group", row=0, key=key, version=edit.version, since=edit.since) for key in keys
+        )
