@@ -33,7 +33,7 @@ from ratelimits.algorithms.wording import number
 from ratelimits.conf import conf
 from ratelimits.models import KeyOverride, Rule
 from ratelimits.models.fields.rule_fields import PARAMETERS
-from ratelimits.models.overrides import readable_rules
+from ratelimits.models.overrides import readable, rules_by_name
 
 _NOT_IN_FORCE = _("not in force: %(error)s")
 
@@ -253,11 +253,13 @@ class KeyOverrideAdmin(KeySuggestions, InspectedAdmin, RowFiles, AuditedAdmin):
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
         """Return the columns. The column with the numbers reads the rules only once for all rows of the list."""
-        rules = cache(lambda: readable_rules(conf.DATABASE))
+        rules = cache(lambda: rules_by_name(conf.DATABASE))
+        # Validate only the rules of the rows that are shown.
+        readable_rules = cache(lambda name: readable(rules().get(name, ())))
 
         @admin.display(description=_("what differs"))
         def numbers(override: KeyOverride) -> str:
-            reason = override.numbers_error(rules().get(override.rule, ()))
+            reason = override.numbers_error(readable_rules(override.rule))
             changes = ", ".join(f"{name} {number(value)}" for name, value in override.changes().items()) or "–"
             return f"{changes} ({_NOT_IN_FORCE % {'error': reason}})" if reason else changes
 
@@ -271,7 +273,8 @@ class KeyOverrideAdmin(KeySuggestions, InspectedAdmin, RowFiles, AuditedAdmin):
         """Show the form. If the override is not in force, a warning above the form says why."""
         override = kwargs.get("obj")
         if override is not None:
-            reason = override.numbers_error(readable_rules(conf.DATABASE).get(override.rule, ()))
+            rules = Rule.objects.using(conf.DATABASE).select_related("plan").filter(name=override.rule)
+            reason = override.numbers_error(readable(rules))
             if reason:
                 self.message_user(request, _NOT_IN_FORCE % {"error": reason}, messages.WARNING)
         return super().render_change_form(request, context, *args, **kwargs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields
 from enum import IntEnum
+from functools import cache
 from typing import Any
 
 from ratelimits.algorithms.base import Algorithm
@@ -69,7 +70,12 @@ def fields_of(algorithm: str) -> tuple[str, ...]:
     """Return the field names of an algorithm in the order of its class. Raise ValueError for an unknown algorithm."""
     if algorithm not in ALGORITHMS:
         raise ValueError(f"unknown algorithm {algorithm!r}: use one of {', '.join(ALGORITHMS)}")
-    return tuple(field.name for field in fields(ALGORITHMS[algorithm]))
+    return _field_names(ALGORITHMS[algorithm])
+
+
+@cache
+def _field_names(algorithm: type[Algorithm]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(algorithm))
 
 
 def algorithm_from_json(data: Any) -> Algorithm:
@@ -86,9 +92,8 @@ def algorithm_from_json(data: Any) -> Algorithm:
     if algorithm_class is None:
         raise ValueError(f"unknown algorithm {name!r}: use one of {', '.join(ALGORITHMS)}")
     parameters = fields_of(name)
-    known_fields = {field for other in ALGORITHMS for field in fields_of(other)} | _FORM
     for field in fields_left:
-        if field not in known_fields:
+        if field not in _FORM and not any(field in fields_of(other) for other in (name, *ALGORITHMS)):
             raise ValueError(f"unknown field {field!r}: {name} takes {', '.join(parameters)}")
     values = {field: fields_left[field] for field in parameters if fields_left.get(field) is not None}
     missing = [field.name for field in fields(algorithm_class) if field.name not in values and field.default is MISSING]

@@ -118,10 +118,14 @@ class KeyOverride(Versioned):
         validation.check_override(self, KeyOverride.objects.all(), Rule.objects.all())
 
 
-def readable_rules(using: str) -> dict[str, list[Rule]]:
-    """Return the rules that an override can change, by name. Rules with invalid rows are left out."""
+def rules_by_name(using: str) -> dict[str, list[Rule]]:
+    """Return all rules by name. Several rules can have one name, in different plans."""
     by_name: dict[str, list[Rule]] = {}
     for rule in Rule.objects.using(using).select_related("plan"):
-        if not rule.unreadable():
-            by_name.setdefault(rule.name, []).append(rule)
+        by_name.setdefault(rule.name, []).append(rule)
     return by_name
+
+
+def readable(rules: Iterable[Rule]) -> list[Rule]:
+    """Return the rules that an override can change. Rules with invalid rows are left out."""
+    return [rule for rule in rules if not rule.unreadable()]

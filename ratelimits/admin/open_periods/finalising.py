@@ -112,7 +112,7 @@ def _chosen(request: HttpRequest) -> dict[str, list[int]]:
         return chosen
     if request.POST.get("all"):
         account = request.POST.get("account") or None
-        found = open_periods(account=account) if "\0" not in (account or "") else iter(())
+        found = open_periods(account=account, over=True) if "\0" not in (account or "") else iter(())
         complete = (period for period in found if period.complete)
         subjects = [(period.account, period.start) for period in islice(complete, MAX_CHOSEN)]
     else:

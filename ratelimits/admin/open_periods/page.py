@@ -66,7 +66,11 @@ class OpenPeriods(_Base):
         if not self.has_view_permission(request):
             raise PermissionDenied
         account, running = request.GET.get("account", ""), "running" in request.GET
-        found = open_periods(account=account or None, running=running) if "\0" not in account else iter(())
+        found = (
+            open_periods(account=account or None, running=running, over=not running)
+            if "\0" not in account
+            else iter(())
+        )
         listed = (period for period in found if period.over or running)
         quarantine = self._quarantine_url(request)
         rows = [_row(period, quarantine) for period in islice(listed, _MAX_ROWS + 1)]

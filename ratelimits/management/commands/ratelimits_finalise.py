@@ -44,7 +44,7 @@ class Command(BaseCommand):
             # The status page shows when all accounts were finalised. So a run for one account is not recorded.
             with noted(Task.FINALISE) if options["account"] is None else nullcontext():
                 self._finalise(options["account"])
-        for period in open_periods(account=options["account"]):
+        for period in open_periods(account=options["account"], over=not options["open"]):
             if period.over or options["open"]:
                 self.stdout.write(_open_period_text(period))
 

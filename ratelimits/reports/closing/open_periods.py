@@ -21,7 +21,7 @@ from ratelimits.reports.adjusting import unreported
 from ratelimits.reports.billing_periods import BillingPeriod
 from ratelimits.reports.closing.account import Closing
 from ratelimits.reports.closing.account_periods import SHORTEST
-from ratelimits.reports.closing.close import MAX_TOGETHER, ended, locked_with, mark, shards_of
+from ratelimits.reports.closing.close import ended, locked_with, mark, shards_of
 from ratelimits.reports.closing.closing_data import ClosingData
 from ratelimits.reports.periods import SECOND, Period, iso
 
@@ -52,27 +52,33 @@ class OpenPeriod:
     complete: bool = False
 
 
+#: Maximum number of accounts whose data are read together. A page of the admin has at most 200 periods.
+_MAX_ACCOUNTS = 250
 #: The reason why a period is open although its report could be written now.
 _COMPLETE = gettext_lazy("its usage is complete: the next ratelimits_finalise closes it")
 
 
-def open_periods(now: int | None = None, *, account: str | None = None, running: bool = False) -> Iterator[OpenPeriod]:
+def open_periods(
+    now: int | None = None, *, account: str | None = None, running: bool = False, over: bool = False
+) -> Iterator[OpenPeriod]:
     """Yield the periods that may have ended and have no report, sorted by account.
 
     `now` is in µs since 1970 UTC; the default is the time of this machine. With `account`, yield only the periods of
-    this account. With `running`, also yield periods that have not ended.
+    this account. With `running`, also yield periods that have not ended. With `over`, leave out accounts whose periods
+    ended less than GRACE_SECONDS ago; in the first hour of a month these can be all accounts.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
     filters: dict[str, Any] = {} if account is None else {"account": account}
     usage = PeriodUsage.objects.using(using).filter(covered=None, **filters)
     if not running:
-        usage = usage.filter(ended(now) | Q(period__lte=(now - SHORTEST) // SECOND))
+        until = now - conf.GRACE_SECONDS * SECOND if over else now
+        usage = usage.filter(ended(until) | Q(period__lte=(until - SHORTEST) // SECOND))
     tables = (usage, unreported(using, **filters))
     names = sorted({name for rows in tables for name in rows.order_by().values_list("account", flat=True).distinct()})
     # Nothing is locked here, so accounts of different shards are read together.
-    for first in range(0, len(names), MAX_TOGETHER):
-        chunk = names[first : first + MAX_TOGETHER]
+    for first in range(0, len(names), _MAX_ACCOUNTS):
+        chunk = names[first : first + _MAX_ACCOUNTS]
         shards = shards_of(using, chunk)
         states = ShardState.objects.using(using).in_bulk({shard for group in shards.values() for shard in group})
         data = ClosingData(using, chunk, states)

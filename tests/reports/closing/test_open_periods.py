@@ -59,6 +59,15 @@ def test_each_open_period_says_what_it_waits_for() -> None:
     assert "Mars/Olympus" in why()
 
 
+@pytest.mark.usefixtures("used")
+def test_a_period_in_its_grace_time_is_left_out_if_only_periods_that_are_over_are_asked_for() -> None:
+    (waits,) = open_periods(at("2026-11-01T00:59:59"))
+    assert not waits.over
+    assert list(open_periods(at("2026-11-01T00:59:59"), over=True)) == []
+    (found,) = open_periods(at("2026-11-01T01:00:00"), over=True)
+    assert found.over
+
+
 def test_an_adjustment_that_was_written_past_the_form_keeps_its_account_open_and_no_other_and_is_named() -> None:
     """On SQLite the sum of two such ended every closing."""
     for name in ("acme", "initech"):
