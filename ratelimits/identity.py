@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import logging
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -16,7 +17,7 @@ from django.http import HttpRequest
 from rest_framework.settings import api_settings
 
 from ratelimits.conf import conf, shown
-from ratelimits.conf.setting_rules import complaint
+from ratelimits.conf.setting_rules import UNIX, complaint
 from ratelimits.engine.keys import ledger_name
 from ratelimits.models.keys import UNKNOWN_ADDRESS
 
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 #: Maximum characters of a text that can be an address: IPv6 with a scope and a port.
 _MAX_LENGTH = 100
+#: Maximum number of entries of a header that are read from its end, if no setting says how many there are.
+_MAX_PROXIES = 32
 _warned = False
 
 
@@ -85,20 +88,49 @@ def proxies() -> int | None:
 def address_of(request: HttpRequest) -> str:
     """Return the client's address as a key: an IPv4 address, or the /64 network of an IPv6 address.
 
-    Clients can write X-Forwarded-For. So only its last entries are used, one for each trusted proxy. All requests
-    without a readable address share the key UNKNOWN_ADDRESS. Without a key, no limit by address would apply to them.
+    Clients can write X-Forwarded-For. So only its last entries are used, one for each trusted proxy. With
+    TRUSTED_PROXIES, the header is used only if one of these proxies sends the request. All requests without a readable
+    address share the key UNKNOWN_ADDRESS. Without a key, no limit by address would apply to them.
     """
     meta = request.META
     remote: str | None = meta.get("REMOTE_ADDR")
-    trusted = proxies()
     address = None
-    if trusted and (forwarded := meta.get("HTTP_X_FORWARDED_FOR")):
+    if conf.TRUSTED_PROXIES:
+        address = _from_trusted_proxy(meta, remote or "", tuple(conf.TRUSTED_PROXIES))
+    elif (trusted := proxies()) and (forwarded := meta.get("HTTP_X_FORWARDED_FOR")):
         # The text can be long, since clients write it. So do not split all of it.
         last_entries = forwarded.rsplit(",", trusted)
         address = network(last_entries[-min(trusted, len(last_entries))].strip())
     if address is None and remote:
         address = network(remote)
     return address or _unknown(remote)
+
+
+def _from_trusted_proxy(meta: Mapping[str, Any], remote: str, trusted_proxies: tuple[str, ...]) -> str | None:
+    """Return the client's address in ADDRESS_HEADER; None if it has none, or if no trusted proxy sends the request.
+
+    Each proxy adds the address of its client at the end. So the last entry that is no trusted proxy is the client.
+    """
+    header = meta.get(f"HTTP_{conf.ADDRESS_HEADER.upper().replace('-', '_')}")
+    if not header or not _is_trusted(remote[:_MAX_LENGTH], trusted_proxies):
+        return None
+    address = None
+    # The text can be long, since clients write it. So do not split all of it.
+    for entry in reversed(header.rsplit(",", _MAX_PROXIES)[-_MAX_PROXIES:]):
+        address = network(entry.strip())
+        if address is None or not _is_trusted(entry.strip(), trusted_proxies):
+            break
+    return address
+
+
+@lru_cache(maxsize=8192)
+def _is_trusted(text: str, trusted_proxies: tuple[str, ...]) -> bool:
+    """Return whether an address belongs to a trusted proxy. Other texts stand for a unix socket."""
+    address = _address(text)
+    if address is None:
+        return UNIX in trusted_proxies
+    networks = (ipaddress.ip_network(proxy, strict=False) for proxy in trusted_proxies if proxy != UNIX)
+    return any(address in network for network in networks)
 
 
 def _unknown(remote: str | None) -> str:
@@ -109,7 +141,8 @@ def _unknown(remote: str | None) -> str:
         logger.warning(
             "A request came without a client address that can be read (REMOTE_ADDR is %.100r). All such requests are"
             " counted together, as %s. Behind a proxy, through a unix socket for instance, set"
-            " RATELIMITS['NUM_PROXIES'] to the number of your proxies and have them send X-Forwarded-For.",
+            " RATELIMITS['NUM_PROXIES'] to the number of your proxies and have them send X-Forwarded-For; or name your"
+            " proxies in RATELIMITS['TRUSTED_PROXIES'].",
             remote,
             UNKNOWN_ADDRESS,
         )
@@ -131,6 +164,14 @@ def network(text: str) -> str | None:
 
 @lru_cache(maxsize=8192)
 def _network(text: str) -> str | None:
+    address = _address(text)
+    if isinstance(address, ipaddress.IPv6Address):
+        return f"ip:{ipaddress.IPv6Address(int(address) & _NETWORK_BITS)}/64"
+    return None if address is None else f"ip:{address}"
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address in a text, with or without a port; None for any other text."""
     host, colon, port = text.partition(":")
     if text.startswith("["):
         text = text[1:].partition("]")[0]
@@ -140,11 +181,7 @@ def _network(text: str) -> str | None:
         address = ipaddress.ip_address(text)
     except ValueError:
         return None
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return f"ip:{address.ipv4_mapped}"
-        return f"ip:{ipaddress.IPv6Address(int(address) & _NETWORK_BITS)}/64"
-    return f"ip:{address}"
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 async def aidentify(request: HttpRequest) -> Identity:

@@ -110,3 +110,11 @@ def test_addresses_can_be_counted_by_larger_networks(ask: Ask) -> None:
     rule("net", "fixed_window", capacity=1, key_kind="ip", ipv4_prefix=24, ipv6_prefix=56)
     addresses = "203.0.113.9", "203.0.113.10", "203.0.114.9", "2001:db8:1:100::1", "2001:db8:1:1ff::1", "2001:db8:2::1"
     assert [ask(REMOTE_ADDR=address).status_code for address in addresses] == [200, 429, 200, 200, 429, 200]
+
+
+def test_the_address_may_come_from_another_header_of_trusted_proxies(ask: Ask, settings: Any) -> None:
+    trusted = {"TRUSTED_PROXIES": ["10.0.0.0/8"], "ADDRESS_HEADER": "X-Real-IP"}
+    settings.RATELIMITS = {**settings.RATELIMITS, **trusted}
+    rule("once", "fixed_window", capacity=1, key_kind="ip")
+    peers = (("10.0.0.1", "192.0.2.1"), ("10.0.0.2", "192.0.2.1"), ("198.51.100.7", "192.0.2.1"))
+    assert [ask(REMOTE_ADDR=peer, HTTP_X_REAL_IP=header).status_code for peer, header in peers] == [200, 429, 200]

@@ -150,6 +150,43 @@ class TestAddresses:
         settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "NUM_PROXIES": configured}
         assert address_of(request(forwarded="192.0.2.1")) == address
 
+    @pytest.mark.parametrize(
+        ("remote", "header", "address"),
+        [
+            ("10.0.0.1", "192.0.2.1", "ip:192.0.2.1"),
+            ("10.0.0.1:8080", "192.0.2.1", "ip:192.0.2.1"),
+            ("2001:db8:9::1", "2001:db8:1:2::3", "ip:2001:db8:1:2::/64"),
+            ("::ffff:10.0.0.1", "192.0.2.1", "ip:192.0.2.1"),
+            # The last entry that is no trusted proxy counts. A client may have written the entries before it.
+            ("10.0.0.1", "203.0.113.1, 192.0.2.1, 10.0.0.2", "ip:192.0.2.1"),
+            ("10.0.0.1", "10.0.0.3, 10.0.0.2", "ip:10.0.0.3"),
+            ("10.0.0.1", "10.0.0.2," * 11_000 + "10.0.0.3", "ip:10.0.0.2"),
+            # Anybody else may have written the header.
+            ("198.51.100.7", "192.0.2.1", "ip:198.51.100.7"),
+            ("11.0.0.1", "192.0.2.1", "ip:11.0.0.1"),
+            # Without a readable address, the request is counted under the proxy's address.
+            ("10.0.0.1", None, "ip:10.0.0.1"),
+            ("10.0.0.1", "192.0.2.1, unknown", "ip:10.0.0.1"),
+            ("10.0.0.1", "9" * 100_000, "ip:10.0.0.1"),
+            # A unix socket is trusted only if the setting says so.
+            ("", "192.0.2.1", "ip:unknown"),
+        ],
+    )
+    @pytest.mark.parametrize("name", ["X-Forwarded-For", "CF-Connecting-IP"])
+    def test_a_header_counts_if_a_trusted_proxy_sends_it(
+        self, settings: Any, name: str, remote: str, header: str | None, address: str
+    ) -> None:
+        trusted = ["10.0.0.0/8", "2001:db8:9::/48"]
+        settings.RATELIMITS = {**settings.RATELIMITS, "TRUSTED_PROXIES": trusted, "ADDRESS_HEADER": name}
+        headers = {} if header is None else {name: header}
+        asked = RequestFactory().get("/", headers=headers, REMOTE_ADDR=remote)
+        assert address_of(asked) == address
+
+    @pytest.mark.parametrize(("header", "address"), [("192.0.2.1", "ip:192.0.2.1"), ("a, ?", "ip:unknown")])
+    def test_a_unix_socket_can_be_trusted(self, settings: Any, header: str, address: str) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "TRUSTED_PROXIES": ["unix"]}
+        assert address_of(request("", header)) == address
+
     @pytest.mark.parametrize("wrong", ["1", -1, True])
     def test_a_number_of_proxies_that_is_none_says_what_to_write(self, settings: Any, wrong: Any) -> None:
         settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "NUM_PROXIES": wrong}

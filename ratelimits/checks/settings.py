@@ -119,11 +119,20 @@ def check_proxies(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
 
     Then all clients are counted under the same key: the proxy's address, or the key for an unknown address.
     """
-    if _is_invalid("NUM_PROXIES"):
+    if any(map(_is_invalid, ("NUM_PROXIES", "TRUSTED_PROXIES", "ADDRESS_HEADER"))):
         return []
+    if DEFAULTS["ADDRESS_HEADER"] != conf.ADDRESS_HEADER and not conf.TRUSTED_PROXIES:
+        return [
+            checks.Error(
+                f"RATELIMITS['ADDRESS_HEADER'] is {shown(conf.ADDRESS_HEADER)}, but no proxy is trusted: the header is"
+                " not read, because a client can write it too.",
+                hint="Set RATELIMITS['TRUSTED_PROXIES'] to the networks of your proxies, such as ['10.0.0.0/8'].",
+                id="ratelimits.E008",
+            )
+        ]
     proxy_settings = [name for name in ("SECURE_PROXY_SSL_HEADER", "USE_X_FORWARDED_HOST") if getattr(settings, name)]
     try:
-        if proxies() is not None or not proxy_settings:
+        if proxies() is not None or conf.TRUSTED_PROXIES or not proxy_settings:
             return []
     except ImproperlyConfigured as error:
         message, _stop, hint = str(error).partition(". ")
@@ -132,7 +141,8 @@ def check_proxies(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
         checks.Warning(
             f"{' and '.join(proxy_settings)} show that there is a proxy, but no setting says how many there are: every"
             " client is counted under the proxy's address.",
-            hint="Set RATELIMITS['NUM_PROXIES'] to the number of proxies that you run yourself (0 for none).",
+            hint="Set RATELIMITS['NUM_PROXIES'] to the number of proxies that you run yourself (0 for none), or"
+            " RATELIMITS['TRUSTED_PROXIES'] to their networks.",
             id="ratelimits.W003",
         )
     ]

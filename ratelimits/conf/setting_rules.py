@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from ipaddress import ip_network
 from typing import Any, NamedTuple
 
 from django.conf import settings
@@ -18,6 +19,9 @@ LONGEST_CALL = 3600
 LONGEST_POST = 100
 #: Maximum characters of a text in a report's column.
 LONGEST_UNIT = 255
+#: In TRUSTED_PROXIES: a proxy that connects by a unix socket, and so has no address.
+UNIX = "unix"
+_HEADER = re.compile(r"[A-Za-z0-9-]{1,100}")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 
@@ -68,6 +72,17 @@ _PATHS = SettingRule(
     lambda value: (
         isinstance(value, list | tuple) and all(isinstance(path, str) and path.startswith("/") for path in value)
     ),
+)
+
+
+def _is_proxy(value: Any) -> bool:
+    """Return whether a value names proxies. The network of all addresses would also trust every client."""
+    return isinstance(value, str) and (value == UNIX or ip_network(value, strict=False).prefixlen > 0)
+
+
+_PROXIES = SettingRule(
+    'a list of networks such as ["10.0.0.0/8", "2001:db8::/32"], without /0; "unix" for a unix socket; [] for none.',
+    lambda value: isinstance(value, list | tuple) and all(map(_is_proxy, value)),
 )
 _UNITS = SettingRule(
     f'a dict of meters and their units, each of 1 to {LONGEST_UNIT} characters, such as {{"traffic": "MB"}}.',
@@ -128,6 +143,11 @@ RULES: dict[str, SettingRule] = {
     "ACCOUNT": _CALLABLE,
     "NUM_PROXIES": SettingRule(
         "a whole number from 0 to 100, or None.", lambda value: value is None or _is_whole(0, 100)(value)
+    ),
+    "TRUSTED_PROXIES": _PROXIES,
+    "ADDRESS_HEADER": SettingRule(
+        'the name of a header that has addresses, such as "X-Real-IP"; the header Forwarded cannot be read.',
+        lambda value: isinstance(value, str) and _HEADER.fullmatch(value) is not None and value.lower() != "forwarded",
     ),
     "KEY_SEARCH": _CALLABLE,
     "TIMEOUT": _seconds(LONGEST_CALL),

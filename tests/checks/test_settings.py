@@ -106,6 +106,15 @@ def test_a_proxy_that_other_settings_tell_of_is_to_be_counted(told: dict[str, An
     assert messages(RATELIMITS=unsaid, REST_FRAMEWORK={**drfs, "NUM_PROXIES": 1}, **told) == []
 
 
+def test_another_header_needs_trusted_proxies() -> None:
+    named = {**settings.RATELIMITS, "ADDRESS_HEADER": "X-Real-IP"}
+    (error,) = messages(RATELIMITS=named)
+    assert error.id == "ratelimits.E008"
+    assert "TRUSTED_PROXIES" in str(error.hint)
+    trusted = {**named, "TRUSTED_PROXIES": ["10.0.0.0/8", "unix"]}
+    assert messages(RATELIMITS=trusted, USE_X_FORWARDED_HOST=True) == []
+
+
 @pytest.mark.parametrize("wrong", ["1", -1, 1.0, True, 101, [1]])
 def test_so_many_proxies_as_no_number_says_are_an_error_in_either_setting(wrong: Any) -> None:
     drfs = {**settings.REST_FRAMEWORK, "NUM_PROXIES": wrong}

@@ -26,6 +26,8 @@ WRONG: dict[str, list[Any]] = {
     "DATABASE": ["nope", "", None, 7, ["default"]],
     "ACCOUNT": ["no.such.module", "nodots", "", "a..b", ".a.b", 7, "os.sep", "x\0.y"],
     "KEY_SEARCH": ["no.such.module", "nodots", "", "a..b", ".a.b", 7, "os.sep", "x\0.y"],
+    "TRUSTED_PROXIES": ["10.0.0.0/8", None, ["10.0.0.0/33"], ["0.0.0.0/0"], ["::/0"], [""], [7], [10**40], ["proxy"]],
+    "ADDRESS_HEADER": ["", None, 7, "X Real IP", "X_Real_IP", "Forwarded", "é", "x" * 101],
     "NUM_PROXIES": ["1", -1, 1.0, 101, True, float("inf")],
     "TIMEOUT": [0, 0.0, 3601, *NUMBERS],
     "FAILURE_POLICY": ["maybe", "", None, "Allow", ["allow"]],
