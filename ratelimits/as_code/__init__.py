@@ -183,19 +183,19 @@ def _rule_problems(entry: Any) -> Iterator[str]:
         yield f"“{name}”: {problem}"
 
 
-def load(document: Document, using: str, *, delete: bool = False) -> list[str]:
+def load(document: Document, using: str, *, delete: bool = False, reason: str = "ratelimits_rules load") -> list[str]:
     """Make the plans and rules in the database like those of the document, in one edit. Return a text for each change.
 
     With `delete`, delete plans and rules that the document does not have. If the entry of a plan has no currency or no
-    prices, do not change the plan's currency or prices. Raise RefusedError, and change nothing, if a plan or a rule is
-    not valid.
+    prices, do not change the plan's currency or prices. `reason` is written to the history of each changed rule. Raise
+    RefusedError, and change nothing, if a plan or a rule is not valid.
     """
     problems: list[str] = []
     with editing(using):
         before = dump(using)
         changes = _delete_rules(before, document, using) if delete else []
         changes += _load_plans(before, document, using, problems)
-        changes += _load_rules(before, document, using, problems)
+        changes += _load_rules(before, document, using, reason, problems)
         changes += _delete_plans(before, document, using, problems) if delete else []
         if problems:
             raise RefusedError(problems)
@@ -295,7 +295,7 @@ def _load_inclusions(plan: Plan, includes: dict[str, Any], using: str) -> None:
             row.save(using=using)
 
 
-def _load_rules(before: Document, document: Document, using: str, problems: list[str]) -> list[str]:
+def _load_rules(before: Document, document: Document, using: str, reason: str, problems: list[str]) -> list[str]:
     changes = []
     old = {_identity(entry): entry for entry in before["rules"]}
     # First save the rules that do not bill. So a file can make one rule bill in place of another rule.
@@ -318,7 +318,7 @@ def _load_rules(before: Document, document: Document, using: str, problems: list
             problems += [f"rule {title}: {line}" for line in _messages(error)]
             continue
         if rule_as_code(rule, slug) != existing:
-            rule._change_reason = "ratelimits_rules load"  # type: ignore[attr-defined]
+            rule._change_reason = reason  # type: ignore[attr-defined]
             rule.save(using=using)
             changes.append(f"{'changed' if existing else 'added'} rule {title}: {rule.sentence()}")
     return changes

@@ -1,0 +1,66 @@
+"""A rate that was found in a project, and the rule that it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from django.utils.text import slugify
+
+from ratelimits.models.fields.scopes import SCOPE
+
+#: Maximum characters of a rule's name.
+_LONGEST_NAME = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A rate that was found in a project.
+
+    found   the rate as the project writes it
+    where   the views that it limits
+    rule    the rule that it becomes, as an entry of rules as code (see the package as_code); None if it becomes no rule
+    notes   what differs, what to change in the code, or why there is no rule
+    """
+
+    found: str
+    where: tuple[str, ...]
+    rule: dict[str, Any] | None
+    notes: tuple[str, ...] = ()
+
+
+def is_scope(text: str) -> bool:
+    """Return whether a rule can name this scope."""
+    found = SCOPE.fullmatch(text)
+    return found is not None and found["methods"] is None
+
+
+def with_names(findings: Iterable[Finding]) -> list[Finding]:
+    """Give each rule a name of its own, made from its scope or the name it has. Join rules that are the same."""
+    joined: list[Finding] = []
+    for finding in findings:
+        same = next((i for i, other in enumerate(joined) if _same(finding, other)), None)
+        if same is None:
+            joined.append(finding)
+        else:
+            where = tuple(dict.fromkeys((*joined[same].where, *finding.where)))
+            joined[same] = replace(joined[same], where=where)
+    names: set[str] = set()
+    return [_with_name(finding, names) for finding in joined]
+
+
+def _same(one: Finding, other: Finding) -> bool:
+    return (one.found, one.rule, one.notes) == (other.found, other.rule, other.notes)
+
+
+def _with_name(finding: Finding, names: set[str]) -> Finding:
+    if finding.rule is None:
+        return finding
+    start = slugify(finding.rule["name"]) or "rate"
+    name, number = start[:_LONGEST_NAME], 1
+    while name in names:
+        number += 1
+        name = f"{start[: _LONGEST_NAME - 4]}-{number}"
+    names.add(name)
+    return replace(finding, rule={**finding.rule, "name": name})

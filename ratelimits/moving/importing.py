@@ -1,0 +1,46 @@
+"""Make rules of everything that was found in a project."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ratelimits import as_code
+from ratelimits.models import Rule
+from ratelimits.moving.decorated import of_decorators
+from ratelimits.moving.finding import Finding, with_names
+from ratelimits.moving.throttles import of_throttles
+from ratelimits.moving.views import views
+
+
+class Planned(NamedTuple):
+    """A finding, and what an import does with it.
+
+    sentence  the rule that it becomes, in words; "" if it becomes none
+    exists    whether there is a default rule of this name already. The import then changes nothing
+    """
+
+    finding: Finding
+    sentence: str
+    exists: bool
+
+
+def plan(using: str) -> list[Planned]:
+    """Return everything that was found in the project, with the rules that it becomes."""
+    all_views = views()
+    findings = with_names([*of_throttles(all_views), *of_decorators(all_views)])
+    existing = set(Rule.objects.using(using).filter(plan=None).values_list("name", flat=True))
+    return [
+        Planned(finding, "", False)
+        if finding.rule is None
+        else Planned(finding, Rule(**finding.rule).sentence(), finding.rule["name"] in existing)
+        for finding in findings
+    ]
+
+
+def write(planned: list[Planned], using: str) -> list[str]:
+    """Write the rules that do not exist yet, in one edit. Return a text for each of them.
+
+    Raise as_code.RefusedError, and write nothing, if a rule is not valid.
+    """
+    entries = [one.finding.rule for one in planned if one.finding.rule is not None and not one.exists]
+    return as_code.load({"plans": {}, "rules": entries}, using, reason="ratelimits_import")

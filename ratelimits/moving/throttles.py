@@ -1,0 +1,122 @@
+"""Find the throttles of Django REST framework that the views of a project have, with their rates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from rest_framework import throttling
+from rest_framework.settings import api_settings
+
+from ratelimits.algorithms import typed_rates
+from ratelimits.moving.finding import Finding, is_scope
+from ratelimits.moving.views import FoundView
+
+#: The methods of a throttle that a rule replaces, and the modules whose methods a rule can replace.
+_METHODS = ("allow_request", "get_cache_key", "get_ident", "get_rate")
+_MODULES = {"rest_framework.throttling", "ratelimits.throttling.by_rates"}
+_ANONYMOUS = (
+    "A rule cannot limit anonymous clients alone: a rule per address also counts signed-in users. Keep"
+    " ratelimits.throttling.AnonRateThrottle beside QuotaThrottle."
+)
+_PER_KEY = "Counted per API key. Without an API key per user, and without a user per address."
+
+
+def of_throttles(views: Iterable[FoundView]) -> Iterator[Finding]:
+    """Yield the rates of all throttles of the views, and rates of DEFAULT_THROTTLE_RATES that no throttle uses."""
+    api_views = [view for view in views if isinstance(view.option("throttle_classes"), (list, tuple))]
+    defaults = list(api_settings.DEFAULT_THROTTLE_CLASSES)
+    classes = dict.fromkeys([*defaults, *(one for view in api_views for one in view.option("throttle_classes"))])
+    used: set[str] = set()
+    for throttle in classes:
+        if not issubclass(throttle, throttling.SimpleRateThrottle):
+            continue  # QuotaThrottle, for example
+        having = [view for view in api_views if throttle in view.option("throttle_classes")]
+        if issubclass(throttle, throttling.ScopedRateThrottle):
+            found = list(_scoped(throttle, having))
+            used |= {str(view.option("throttle_scope")) for view in having}
+        else:
+            found = [_unscoped(throttle, having, api_views, everywhere=throttle in defaults)]
+            used.add(str(throttle.scope))
+        yield from found
+    for scope, rate in (api_settings.DEFAULT_THROTTLE_RATES or {}).items():
+        if rate is not None and scope not in used:
+            note = "No throttle of a view uses this rate."
+            yield Finding(f"{scope}: {rate}", ("DEFAULT_THROTTLE_RATES",), None, (note,))
+    for view in api_views:
+        if view.cls.get_throttles.__module__ != "rest_framework.views":
+            note = "It chooses throttles in get_throttles. Rates that only this method names are not found."
+            yield Finding("get_throttles", (view.name,), None, (note,))
+
+
+def _unscoped(throttle: type[Any], having: list[FoundView], api_views: list[FoundView], *, everywhere: bool) -> Finding:
+    where = ("all views by default",) if everywhere else tuple(view.name for view in having)
+    finding = _with_rate(throttle, str(throttle.scope), where)
+    if finding.rule is None:
+        return finding
+    if issubclass(throttle, throttling.AnonRateThrottle):
+        return replace(finding, rule=None, notes=(_ANONYMOUS,))
+    if everywhere:
+        others = [view.name for view in api_views if view not in having and view.option("throttle_classes")]
+        note = "The rule also limits these views, if you give them QuotaThrottle: " + ", ".join(others)
+        return replace(finding, notes=(*finding.notes, *((note,) if others else ())))
+    scopes = {view.option("throttle_scope") for view in having} - {None}
+    if scopes - {throttle.scope}:
+        note = "Some of these views have another throttle_scope. A view has one scope, so write a rule for each scope."
+        return replace(finding, rule=None, notes=(note,))
+    note = f"Give these views throttle_scope = {throttle.scope!r}."
+    notes = (*finding.notes, *((note,) if {view.option("throttle_scope") for view in having} != scopes else ()))
+    return replace(finding, rule={**finding.rule, "scope": throttle.scope}, notes=notes)
+
+
+def _scoped(throttle: type[Any], having: list[FoundView]) -> Iterator[Finding]:
+    by_scope: dict[str, list[str]] = {}
+    for view in having:
+        if view.option("throttle_scope"):
+            by_scope.setdefault(str(view.option("throttle_scope")), []).append(view.name)
+    for scope, names in by_scope.items():
+        where = tuple(dict.fromkeys(names))
+        if scope not in throttle.THROTTLE_RATES:
+            yield Finding(f"throttle_scope {scope!r}", where, None, ("DEFAULT_THROTTLE_RATES has no such scope.",))
+            continue
+        finding = _with_rate(throttle, scope, where)
+        yield finding if finding.rule is None else replace(finding, rule={**finding.rule, "scope": scope})
+
+
+def _with_rate(throttle: type[Any], scope: str, where: tuple[str, ...]) -> Finding:
+    """Return the finding of a throttle whose scope is `scope`. Its rule is for all views."""
+    name = f"{throttle.__module__}.{throttle.__qualname__}"
+    rate = getattr(throttle, "rate", None) or (throttle.THROTTLE_RATES or {}).get(scope)
+    found = f"{scope}: {rate}"
+    own = [method for method in _METHODS if getattr(throttle, method).__module__ not in _MODULES]
+    if own:
+        return Finding(found, where, None, (f"{name} decides in code of its own: {', '.join(own)}.",))
+    if rate is None:
+        return Finding(found, where, None, (f"{name} has no rate, so it limits nothing.",))
+    if not is_scope(scope):
+        return Finding(found, where, None, ("A rule cannot name this scope: it has a space, a comma, a colon or *.",))
+    try:
+        requests, seconds = throttle.parse_rate(object.__new__(throttle), rate)
+        capacity, period = int(requests), float(seconds)
+    except (ImproperlyConfigured, ValueError, KeyError, TypeError, IndexError) as error:
+        return Finding(found, where, None, (f"{name} cannot read this rate: {error!r}",))
+    rule = {
+        "name": scope,
+        "algorithm": "sliding_log",
+        "capacity": capacity,
+        "period": int(period) if not period % 1 else period,
+    }
+    return Finding(found, where, rule, (_PER_KEY, *_read_otherwise(rate, capacity, period)))
+
+
+def _read_otherwise(rate: str, capacity: int, period: float) -> tuple[str, ...]:
+    """Return a note if the project's throttle reads a rate in another way than people do."""
+    try:
+        permits, seconds = typed_rates.rate(rate, m_is_minute=True)
+        if permits == capacity and float(seconds) == period:
+            return ()
+    except ValueError:
+        pass
+    return (f"Django REST framework reads this rate as {capacity} per {period:g} seconds, and so does the rule.",)
