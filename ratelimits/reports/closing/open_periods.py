@@ -10,7 +10,7 @@ from time import time_ns
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Exists, OuterRef, Q
 from django.utils import translation
 from django.utils.translation import gettext, gettext_lazy
 
@@ -64,8 +64,8 @@ def open_periods(
     """Yield the periods that may have ended and have no report, sorted by account.
 
     `now` is in µs since 1970 UTC; the default is the time of this machine. With `account`, yield only the periods of
-    this account. With `running`, also yield periods that have not ended. With `over`, leave out accounts whose periods
-    ended less than GRACE_SECONDS ago; in the first hour of a month these can be all accounts.
+    this account. With `running`, also yield periods that have not ended. With `over`, leave out accounts without a
+    period that ended at least GRACE_SECONDS ago: at the end of a month these can be almost all accounts.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
@@ -73,7 +73,8 @@ def open_periods(
     usage = PeriodUsage.objects.using(using).filter(covered=None, **filters)
     if not running:
         until = now - conf.GRACE_SECONDS * SECOND if over else now
-        usage = usage.filter(ended(until) | Q(period__lte=(until - SHORTEST) // SECOND))
+        may_have_ended = Q(period__lte=(until - SHORTEST) // SECOND)
+        usage = usage.filter(ended(until) | (may_have_ended & _shortened(using) if over else may_have_ended))
     tables = (usage, unreported(using, **filters))
     names = sorted({name for rows in tables for name in rows.order_by().values_list("account", flat=True).distinct()})
     # Nothing is locked here, so accounts of different shards are read together.
@@ -85,6 +86,16 @@ def open_periods(
         for name in chunk:
             closing = Closing(data, name, shards[name], now)
             yield from _of_account(data, closing, now, running=running)
+
+
+def _shortened(using: str) -> Q:
+    """Return the condition for usage whose period a report shortens: the report's period starts within it."""
+    reports = Report.objects.using(using).filter(
+        account=OuterRef("account"),
+        period_start__gt=OuterRef("period") * SECOND,
+        period_start__lt=OuterRef("period_end") * SECOND,
+    )
+    return Q(Exists(reports))
 
 
 def _of_account(data: ClosingData, closing: Closing, now: int, *, running: bool) -> Iterator[OpenPeriod]:

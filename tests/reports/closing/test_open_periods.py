@@ -68,6 +68,15 @@ def test_a_period_in_its_grace_time_is_left_out_if_only_periods_that_are_over_ar
     assert found.over
 
 
+@pytest.mark.usefixtures("used")
+def test_a_period_that_a_report_shortens_is_over_when_that_report_begins() -> None:
+    start, end = at("2026-10-29"), at("2026-11-29")
+    Report.objects.create(account="acme", period_start=start, period_end=end, timezone="UTC", chain_head="", digest="")
+    assert [period.over for period in open_periods(at("2026-10-29T00:59:59"), over=True)] == [False]
+    (found,) = open_periods(at("2026-10-29T01:00:00"), over=True)
+    assert (found.over, found.period and found.period.end) == (True, start)
+
+
 def test_an_adjustment_that_was_written_past_the_form_keeps_its_account_open_and_no_other_and_is_named() -> None:
     """On SQLite the sum of two such ended every closing."""
     for name in ("acme", "initech"):
