@@ -315,6 +315,24 @@ def _chart(name: str, alternative: str) -> Callable[[dict[str, Run]], str]:
     return lambda _runs: f"![{alternative}](performance/{name}.svg)"
 
 
+def waiting(runs: dict[str, Run]) -> str:
+    """Return the table of processes that wait for one limit."""
+    run = runs["waiting.outbound"]
+    rows = [
+        (
+            f"`{name}`",
+            one["permits"],
+            one["seconds"],
+            one["ideal_seconds"],
+            one["times_ideal"],
+            one["commands_per_permit"],
+        )
+        for name, one in run["results"].items()
+    ]
+    processes = f"{run['options']['processes']} processes on one limit"
+    return markdown((processes, "permits", "s", "ideal, s", "× ideal", "Redis commands a permit"), rows)
+
+
 def twice(runs: dict[str, Run]) -> str:
     """Return the table of the app's own implementations beside plain ones."""
     rows = [
@@ -345,6 +363,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "closing": (("closing",), closing),
     "verifying": (("verifying",), verifying),
     "exports": (("exports",), exports),
+    "waiting": (("waiting.outbound",), waiting),
     "twice": (("twice",), twice),
     "capacity": (("decide", "server"), capacity),
 }

@@ -39,6 +39,7 @@ COMMANDS = {
     "tasks": ("--tasks 1 20 --rounds 1 --seconds 0.05", "redis.asyncio, a pool of 50"),
     "identities": ("--identities 20", "20 invented identities"),
     "breakdown": ("--rounds 1 --calls 2", "quota.check: rules, command, policy, the Answer"),
+    "waiting.outbound": ("--processes 1 --permits 2 --algorithm token_bucket", "token_bucket"),
     "twice": ("--rounds 1 --calls 2", "redis-py's connection and parser"),
 }
 

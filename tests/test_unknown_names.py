@@ -109,6 +109,12 @@ def test_what_a_view_works_out_for_each_request_is_not_known(settings: Any) -> N
     assert named(settings, path("counted/", limited(cost=lambda request: 1)(plain))).meters is None
 
 
+def test_a_scope_of_outbound_calls_is_known(settings: Any) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "OUTBOUND_SCOPES": ["mailer-api"]}
+    named(settings)
+    assert list(in_rule("mailer-api", "tokenz")) == []
+
+
 def test_a_scope_or_meter_of_no_view_is_named_with_those_that_there_are(settings: Any) -> None:
     settings.RATELIMITS = {**settings.RATELIMITS, "UNITS": {"storage": "GB"}}
     named(settings)

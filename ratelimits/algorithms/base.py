@@ -23,11 +23,14 @@ class Storage(NamedTuple):
     packed    whether the limit has a record in the packed state, a string that several limits of one key share
     own       the letter in the name of the Redis key that belongs to the limit alone; "" if there is no such key
     endings   suffixes of further Redis keys, by name. The Lua file writes "${name}" instead of the suffix
+    optional  suffixes of further Redis keys that the script uses if it can. They are not named in its KEYS, because in
+              a cluster a script needs all Redis keys in KEYS while their slot moves to another node
     """
 
     packed: bool = True
     own: str = ""
     endings: Mapping[str, str] = {}
+    optional: Mapping[str, str] = {}
 
 
 class FastPath(NamedTuple):
@@ -80,6 +83,8 @@ class Algorithm(ABC):
     may_wait: ClassVar[bool] = False
     #: Whether a rule must have a max_wait.
     needs_max_wait: ClassVar[bool] = False
+    #: Whether a limit that lets requests wait refuses a request if too many others wait.
+    may_be_full: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self._check()

@@ -25,7 +25,11 @@ class Concurrency(Bounded):
     )
     code = 11
     script = "concurrency"
-    storage = Storage(own="c", endings={"by_name": ":n", "beyond_one": ":x"})
+    storage = Storage(
+        own="c",
+        endings={"by_name": ":n", "beyond_one": ":x"},
+        optional={"announced": ":a", "freed": ":f"},
+    )
     leases = True
     #: A lease may be released at any moment, so a process must not repeat a refusal from memory.
     refusals_stand = False

@@ -182,6 +182,7 @@ class LeakyBucketQueue(_Level):
     code = 4
     may_wait = True
     needs_max_wait = True
+    may_be_full = True
     delay_after: int = 0
 
     def _check(self) -> None:

@@ -38,6 +38,7 @@ DEFAULTS: dict[str, Any] = {
     "DENY_CACHE_SECONDS": 1.0,  # maximum seconds for which a process repeats a refusal without asking Redis
     "PREFETCH_SECONDS": 1.0,  # maximum seconds for which a process spends permits that it took in advance
     "RECEIPT_TTL": 86_400,  # seconds for which a receipt can be refunded or settled
+    "OUTBOUND_SCOPES": [],  # scopes of outbound calls and Celery tasks; the admin knows that they are in use
     "PATHS": [],  # path prefixes of plain Django views that the middleware limits, such as "/files/"
     "BILL_ERRORS": False,  # bill responses with status 500 or above; otherwise the middleware refunds them
     "MAX_WAITING": 100,  # maximum number of waiting requests of a process; others are refused instead of waiting
@@ -107,6 +108,7 @@ class Conf:
     DENY_CACHE_SECONDS: float
     PREFETCH_SECONDS: float
     RECEIPT_TTL: int
+    OUTBOUND_SCOPES: list[str]
     PATHS: list[str]
     BILL_ERRORS: bool
     MAX_WAITING: int

@@ -84,6 +84,10 @@ _PROXIES = SettingRule(
     'a list of networks such as ["10.0.0.0/8", "2001:db8::/32"], without /0; "unix" for a unix socket; [] for none.',
     lambda value: isinstance(value, list | tuple) and all(map(_is_proxy, value)),
 )
+_SCOPES = SettingRule(
+    'a list of scopes, such as ["mailer-api"].',
+    lambda value: isinstance(value, list | tuple) and all(_is_text(scope) and scope for scope in value),
+)
 _UNITS = SettingRule(
     f'a dict of meters and their units, each of 1 to {LONGEST_UNIT} characters, such as {{"traffic": "MB"}}.',
     lambda value: (
@@ -156,6 +160,7 @@ RULES: dict[str, SettingRule] = {
     "DENY_CACHE_SECONDS": _seconds(may_be_zero=True),
     "PREFETCH_SECONDS": _seconds(may_be_zero=True),
     "RECEIPT_TTL": _seconds(),
+    "OUTBOUND_SCOPES": _SCOPES,
     "PATHS": _PATHS,
     "BILL_ERRORS": _FLAG,
     "MAX_WAITING": SettingRule("a whole number from 0 to 1_000_000.", _is_whole(0, 1_000_000)),

@@ -38,6 +38,8 @@ _WHOLE = 4
 _AT_ONCE = 8
 #: The limits have no version, so no edit can make them stale.
 _UNVERSIONED = 16
+#: A caller that a `concurrency` limit refuses waits until a lease is released.
+_ANNOUNCES = 32
 #: The kinds of keys that belong to an account. They are in the account's shard.
 _OWNED = ("user:", "api_key:", "account:")
 
@@ -143,6 +145,7 @@ class Call(NamedTuple):
     whole        true if the whole receipt is refunded
     at_once      true if a request that would have to wait is refused
     receipt_ttl  seconds for which a receipt can be settled or refunded
+    announces    true if a caller that a `concurrency` limit refuses then waits until a lease is released
     """
 
     program: Program
@@ -160,6 +163,7 @@ class Call(NamedTuple):
     whole: bool = False
     at_once: bool = False
     receipt_ttl: float = 86_400
+    announces: bool = False
 
 
 #: A random name of this process, and a counter of its calls. A nonce consists of the name and a number.
@@ -311,7 +315,7 @@ class Command:
             start, end = max(start, bin_start * MICROSECONDS, period * MICROSECONDS), min(end, until)
             fields = _counters(usage, bin_start, period)
         flags = call.virtual * _VIRTUAL + (receipt is not None) * _ONCE + call.whole * _WHOLE + call.at_once * _AT_ONCE
-        flags += (call.version is None) * _UNVERSIONED
+        flags += (call.version is None) * _UNVERSIONED + call.announces * _ANNOUNCES
         request = (
             *(call.op, flags, self._head_count, len(fields), call.program.packed_states),
             -1.0 if call.now is None else call.now,

@@ -52,7 +52,9 @@ def deciding(algorithms: frozenset[type[Algorithm]]) -> Script:
     fast, counted = (("fast",), ("counted",)) if has_fast_path else ((), ())
     ordered = sorted(algorithms, key=lambda algorithm: algorithm.code)
     names = dict.fromkeys(name for algorithm in ordered for name in (*algorithm.builds_on, algorithm.script))
-    endings = {name: ending for algorithm in ordered for name, ending in algorithm.storage.endings.items()}
+    endings: dict[str, str] = {}
+    for algorithm in ordered:
+        endings |= {**algorithm.storage.endings, **algorithm.storage.optional}
     algorithm_sources = [_source(f"algorithms/{name}", endings) for name in names]
     before = [_source(name, SHARD_KEYS) for name in (*fast, "run", "batch", "usage", *counted, "prelude")]
     return _script("\n".join([*before, *algorithm_sources, _source("decide", SHARD_KEYS)]))

@@ -19,7 +19,7 @@
 --            op, the operation: engine/call.py describes each
 --            flags, a sum: 1 the clock is virtual, so nothing expires; 2 a receipt is refunded or settled, which can
 --              be done once; 4 refund the whole receipt; 8 refuse instead of waiting; 16 the limits have no version,
---              so they cannot be too old
+--              so they cannot be too old; 32 if a `concurrency` limit refuses, the caller waits for a release
 --            number of heads, number of meters, number of packed states
 --            now (µs; -1: use the server's clock)
 --            timeout (µs; -1: any)
@@ -48,7 +48,7 @@ local call, unpack_struct = redis.call, struct.unpack
 local op, flags, head_count, meter_count, packed_count, now, timeout, charged_at, ttl, valid_from, valid_until, costs_at
   = unpack_struct('<BBBBBdddddd', ARGV[3])
 local is_virtual, has_receipt, whole_receipt, at_once = flags % 2 == 1, flags % 4 >= 2, flags % 8 >= 4, flags % 16 >= 8
-local unversioned = flags >= 16
+local unversioned, announces = flags % 32 >= 16, flags >= 32
 if now < 0 then
   local time = call('TIME')
   now = time[1] * 1e6 + time[2]
@@ -98,7 +98,7 @@ local lease = ARGV[6 + meter_count] or ARGV[1]
 local size = #program
 while pos <= size do
   local name, code, state_number, own_number, slot, max_wait, a, b, c, d, e, f, g, h
-  local l = {charged_at = charged_at, lease = lease}
+  local l = {charged_at = charged_at, lease = lease, announces = announces}
   name, l.rule, l.version, code, l.mode, state_number, own_number, slot, a, b, c, d, e, f, g, h, l.changed, max_wait,
     pos = unpack_struct('<I4I4I4BBBBBdddddddddd', program, pos)
   l.timeout = at_once and 0 or max_wait >= 0 and max_wait or timeout

@@ -178,6 +178,7 @@ local NEVER = -1 -- a retry_after: the request can never be admitted
 --   params, changed    the params from the program, and the moment from which they hold (µs)
 --   shift              0, or the time by which the clock has stepped back: `last` of the state minus `now` (µs)
 --   redis_key          the first of the limit's own Redis keys
+--   announces          true if a refused caller waits until a lease is released
 --   charged_at         if a receipt is settled: the moment when it was charged (µs); 0: unknown
 -- An algorithm whose state has a fixed format also has `pack` (entry to payload) and `unpack` (payload to values). The
 -- states of other algorithms are packed by cmsgpack.

@@ -154,6 +154,16 @@ async def agive_back(answer: Answer) -> None:
         await _call_despite_cancellation(partial(give_back, answer))
 
 
+def end_leases(receipt: Receipt) -> None:
+    """End the leases of a receipt that belongs to no request."""
+    _run([(release, receipt)])
+
+
+async def aend_leases(receipt: Receipt) -> None:
+    """Do the same as `end_leases`, in async code, even if the caller is cancelled."""
+    await _arun([(release, receipt)])
+
+
 def _steps(request: Any, *, failed: bool = False, ended: bool = True) -> _Steps:
     """Return the refunds and releases that a request needs after it has failed or ended. Return each only once."""
     unfinished: _Unfinished | None = vars(request).get(_UNFINISHED)

@@ -31,6 +31,7 @@ __all__ = [
     "Snapshot",
     "UnreadableRule",
     "acurrent",
+    "aonly",
     "areload",
     "aselect",
     "current",
@@ -55,6 +56,14 @@ async def aselect(snapshot: Snapshot, scope: str, method: str, identity: Identit
     if missing:
         snapshot = await _loader.aload(missing)
     return snapshot.select(scope, method, identity)
+
+
+async def aonly(snapshot: Snapshot, scope: str, identity: Identity) -> Selection:
+    """Do the same as `snapshot.only`, in async code. First read missing rows about the identity's keys."""
+    missing = snapshot.missing(identity)
+    if missing:
+        snapshot = await _loader.aload(missing)
+    return snapshot.only(scope, identity)
 
 
 def _forget_after_migrate(using: str, **kwargs: object) -> None:

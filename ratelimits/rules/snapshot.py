@@ -58,6 +58,8 @@ os.register_at_fork(after_in_child=_forked)
 
 #: Maximum number of Selections that a snapshot caches. When this number is reached, the cache is emptied.
 MAX_SELECTIONS = 4096
+#: Stands in the place of an HTTP method in the cache, for the selections of `Snapshot.only`.
+_ONLY = "only"
 
 
 #: The properties of an identity on which its rules depend: the kinds of its keys (bits), the key's plan, the account's
@@ -202,6 +204,23 @@ class Snapshot:
             groups = groups_of_user & self._groups
         return present, key_plan, account_plan, changed_at, overrides, groups
 
+    def only(self, scope: str, identity: Identity) -> Selection:
+        """Return the rules that name exactly this scope, for all methods. Leave out rules for "*" and for one method.
+
+        Outbound calls and tasks use these rules. They are not requests to the project, so rules for "*" are not meant
+        for them.
+        """
+        properties = self._properties_of(identity)
+        if properties is None:
+            return self.having(identity).only(scope, identity)
+        cache_key = (scope, _ONLY, properties)
+        selection = self._selections.get(cache_key)
+        if selection is None:
+            selection = self._collect(properties, lambda row: row.scope == scope and not row.methods)
+            # Scopes come from the project's code, so there are few of them.
+            selection = self._selections.setdefault(cache_key, selection)
+        return selection
+
     def applicable(self, scope: str, method: str, identity: Identity) -> tuple[AppliedRule, ...]:
         """Return the rules of `select`, each with the key under which it counts this identity."""
         selection = self.select(scope, method, identity)
@@ -269,8 +288,12 @@ class Snapshot:
 
     def _compile(self, scope: str, method: str, properties: _Properties) -> Selection:
         """Return a new Selection for a scope, a method and these properties of an identity."""
+        return self._collect(properties, lambda row: covers(row, scope, method), method)
+
+    def _collect(self, properties: _Properties, wanted: Callable[[RuleRow], bool], method: str = "") -> Selection:
+        """Return a new Selection of the wanted rules."""
         applied, unreadable = [], []
-        for rank, row, rule, _overrides in self._chosen(properties, lambda row: covers(row, scope, method)):
+        for rank, row, rule, _overrides in self._chosen(properties, wanted):
             if isinstance(rule, AppliedRule):
                 applied.append((rank, row, rule))
             elif rule is not None:

@@ -51,6 +51,8 @@ def in_document(document: as_code.Document) -> Iterator[tuple[str, str]]:
 def in_rule(scope: str, meter: str) -> Iterator[str]:
     """Yield a sentence for a scope or a meter that no view of the URLconf names, and for each unknown HTTP method."""
     in_views, (scope, methods) = named_by_views(), split_scope(scope)
+    if scope in conf.OUTBOUND_SCOPES:
+        return  # outbound calls name their meters in code that is not searched
     if scope != "*" and in_views.scopes is not None and scope not in in_views.scopes:
         text = _("No view has the scope “%(scope)s”, so the rule limits nothing yet. Scopes of views: %(known)s.")
         yield text % {"scope": scope, "known": ", ".join(sorted(in_views.scopes - {"*"})) or "–"}

@@ -11,6 +11,7 @@ A call that was not sent raises NotSent. If the reply was lost, the call raises 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,7 +29,7 @@ from ratelimits.engine.scripts import Script
 from ratelimits.engine.transport.connection import NotSent, Unanswered, exchange, greet
 from ratelimits.engine.transport.idle import IdleConnections, process
 from ratelimits.engine.transport.multiplexed import Multiplexed
-from ratelimits.engine.transport.pools import async_pool, no_retry_pool
+from ratelimits.engine.transport.pools import LONGEST_BLOCK, async_pool, blocking_pool, no_retry_pool
 
 
 def configured(alias: str) -> Any:
@@ -53,6 +54,7 @@ class Wire:
 
     def _open(self, pool: Any, timeout: float) -> None:
         self._pool = no_retry_pool(pool, timeout)
+        self._blocking = blocking_pool(self._pool)
         self._idle = IdleConnections(self._pool) if type(pool) in (ConnectionPool, BlockingConnectionPool) else None
         #: The server's run, for each connection of a special pool.
         self._runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
@@ -107,6 +109,36 @@ class Wire:
                 return exchange(connection, command.to(run, name))
         finally:
             self._pool.release(connection)
+
+    def pop(self, key: str, seconds: float) -> bool:
+        """Wait until a list has an element, and remove it. Return False if it has none for this number of seconds.
+
+        The server wakes the callers one by one, in the order in which they came. Raise NotSent.
+        """
+        client = redis.Redis(connection_pool=self._blocking)
+        end = time.monotonic() + seconds
+        try:
+            while (left := end - time.monotonic()) > 0:
+                if client.blpop([key], timeout=_block(left)) is not None:
+                    return True
+        except (RedisError, OSError) as error:
+            raise NotSent(str(error)) from error
+        return False
+
+    async def apop(self, key: str, seconds: float) -> bool:
+        """Do the same as `pop`, in async code, on a connection of its own."""
+        pool = async_pool(self._blocking)
+        client: Any = redis.asyncio.Redis(connection_pool=pool)
+        end = time.monotonic() + seconds
+        try:
+            while (left := end - time.monotonic()) > 0:
+                if await client.blpop([key], timeout=_block(left)) is not None:
+                    return True
+        except (RedisError, OSError) as error:
+            raise NotSent(str(error)) from error
+        finally:
+            await pool.disconnect()
+        return False
 
     def stream(self, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
         """Load the scripts, then send many commands at once and return their replies in order.
@@ -184,6 +216,11 @@ class Wire:
         if shared is None or shared[0].process is not process():
             return await (await self._shared(loop)).exchange(command, name)
         return await shared[0].exchange(command, name)
+
+
+def _block(left: float) -> float:
+    """Return the timeout of a blocking command. To the server, a timeout of 0 means that it blocks for ever."""
+    return round(min(max(left, 0.001), LONGEST_BLOCK), 3)
 
 
 def _streamed(connection: Any, run: str, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:

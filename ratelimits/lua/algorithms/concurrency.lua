@@ -15,6 +15,12 @@
 -- The third key also has an empty member. Because of this member it exists as long as the first key does. A cluster
 -- needs this: while it moves a slot, a server runs a script only if this server has all keys of the script.
 --
+-- Two more Redis keys let callers wait for a release. They exist only while callers wait. The script does not declare
+-- them, so that it also runs without them while a cluster moves the slot. If they cannot be used then, the callers wait
+-- until the first lease expires.
+--   ${announced}   string: the number of callers that were refused and wait for a release
+--   ${freed}       list with an element for each caller that may try again. Callers take elements with BLPOP
+--
 -- Entry: name, algorithm, expiry, last, `l.base`, `l.stored_permits`, `l.next_number`, `l.powers`.
 -- Params: lease_ttl, -, -, -, -, capacity.
 -- Fields of a limit `l`:
@@ -94,6 +100,22 @@ do
     end
     while first < last do narrow(math.floor((first + last) / 2)) end
     l.retry = expiry(last) + l.base - l.now
+    if l.announces then
+      local key = l.redis_key .. '${announced}'
+      redis.pcall('INCR', key)
+      redis.pcall('PEXPIRE', key, math.ceil(l.retry / 1000))
+    end
+  end
+
+  -- Wakes callers that wait for a release, at most one for each permit that was given back.
+  local function wake(l, count)
+    local key, freed = l.redis_key .. '${announced}', l.redis_key .. '${freed}'
+    local announced = redis.pcall('GET', key)
+    if type(announced) ~= 'string' then return end
+    count = math.min(count, tonumber(announced), l.params[6])
+    for _ = 1, count do redis.pcall('RPUSH', freed, '1') end
+    redis.pcall('PEXPIRE', freed, math.ceil(l.params[1] / 1000))
+    if redis.pcall('DECRBY', key, int(count)) == 0 then redis.pcall('DEL', key) end
   end
 
   -- Calls `act` with each member that a lease has in the third key, and with the member's power of two.
@@ -178,10 +200,12 @@ do
   -- clock steps back before the next charge.
   function leases.release(l)
     local members, expiries = leases_of_name(l)
+    local before = l.live_permits
     for i = 1, #members do
       l.live_permits = l.live_permits - permits_of(members[i])
       remove_lease(l, members[i], expiries[i])
     end
+    if #members > 0 then wake(l, before - l.live_permits) end
     return #members > 0
   end
 
@@ -197,6 +221,7 @@ do
         left = math.max(left - count, 0)
       end
     end
+    if left < l.cost then wake(l, l.cost - left) end
     return left < l.cost
   end
 

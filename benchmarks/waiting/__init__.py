@@ -1,0 +1,3 @@
+"""Benchmarks of callers that wait for their turn."""
+
+from __future__ import annotations

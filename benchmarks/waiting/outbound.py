@@ -1,0 +1,171 @@
+"""Let several processes wait for one limit, and measure the time until all have their permits, and the Redis commands.
+
+    python -m benchmarks.waiting.outbound [--processes 8] [--permits 1000] [--rate 100] [--out DIR]
+
+The ideal is the time that the limit itself needs: (permits - those granted at once) / rate. For `concurrency`, each
+permit is held for a fixed time, so the ideal is permits * time / capacity.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from benchmarks.support import report, servers
+
+#: Numbers that make each algorithm grant `rate` permits per second, at most a few at once.
+ALGORITHMS = ("token_bucket", "gcra", "leaky_bucket_queue", "smooth_bursty", "fixed_window", "concurrency")
+#: Seconds for which a permit of `concurrency` is held.
+HELD = 0.05
+#: The most seconds relative to the ideal, and the most commands for one permit of an algorithm that reserves.
+MAX_TIME, MAX_COMMANDS = 1.03, 1.1
+RESERVING = frozenset({"token_bucket", "gcra", "leaky_bucket_queue", "smooth_bursty"})
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.waiting.outbound", description=__doc__.splitlines()[0])
+    parser.add_argument("--processes", type=int, default=8)
+    parser.add_argument("--permits", type=int, default=1000, help="permits of all processes together")
+    parser.add_argument("--rate", type=int, default=100, help="permits per second")
+    parser.add_argument("--algorithm", choices=ALGORITHMS, action="append", help="default: all")
+    parser.add_argument("--out", type=Path, help="directory for the run's JSON")
+    parser.add_argument("--process", help=argparse.SUPPRESS)  # for this command itself
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(argv)
+    if options.process:
+        servers.start_django({}, tables=False)
+        take(options)
+        return 0
+    with servers.redis_server(None) as redis_server, servers.database("sqlite") as url:
+        environment = servers.environment(redis_server, url)
+        about = report.machine(redis_server.url)
+        results = {
+            name: measure(name, options, {**os.environ, **environment}, redis_server.url)
+            for name in options.algorithm or ALGORITHMS
+        }
+    claims = [
+        claim
+        for name, one in results.items()
+        if name in RESERVING
+        for claim in (
+            report.Claim(f"{options.processes} processes on one {name}: time ÷ ideal", MAX_TIME, one["times_ideal"]),
+            report.Claim(
+                f"{options.processes} processes on one {name}: Redis commands a permit",
+                MAX_COMMANDS,
+                one["commands_per_permit"],
+            ),
+        )
+    ]
+    about |= {"load_behind": report.load()}
+    run = report.run_json("waiting.outbound", about, vars(options), claims, results=results)
+    print(text_of(run))
+    report.write(run, options.out)
+    return 0
+
+
+def limit(name: str, rate: int) -> dict[str, Any]:
+    """Return the rule of an algorithm, as in a rule file."""
+    numbers: dict[str, dict[str, Any]] = {
+        "token_bucket": {"capacity": 1, "rate": rate, "period": 1},
+        "gcra": {"capacity": 1, "rate": rate, "period": 1},
+        "leaky_bucket_queue": {"capacity": 1000, "rate": rate, "period": 1},
+        "smooth_bursty": {"rate": rate, "period": 1, "max_burst_seconds": 0},
+        "fixed_window": {"capacity": rate, "period": 1, "window_start": "first_hit"},
+        "concurrency": {"capacity": math.ceil(rate * HELD)},
+    }
+    return {"algorithm": name, **numbers[name]}
+
+
+def ideal(name: str, permits: int, rate: int) -> float:
+    """Return the seconds that the limit needs to grant the permits."""
+    if name == "fixed_window":
+        return float(math.ceil(permits / rate) - 1)
+    if name == "concurrency":
+        return math.ceil(permits / math.ceil(rate * HELD)) * HELD
+    return (permits - 1) / rate
+
+
+def measure(name: str, options: argparse.Namespace, environment: dict[str, str], url: str) -> dict[str, Any]:
+    """Let all processes take their permits of one limit. Return the time and the number of commands."""
+    each = math.ceil(options.permits / options.processes)
+    job = json.dumps(
+        {"limit": limit(name, options.rate), "permits": each, "held": HELD if name == "concurrency" else 0}
+    )
+    command = [sys.executable, "-m", "benchmarks.waiting.outbound", "--process", job]
+    processes = [
+        subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(options.processes)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    with redis.Redis.from_url(url) as client:
+        before = commands(client)
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        spans = [json.loads(process.communicate()[0]) for process in processes]
+        sent = commands(client) - before
+    taken = each * options.processes
+    seconds = max(end for _begin, end in spans) - min(begin for begin, _end in spans)
+    least = ideal(name, taken, options.rate)
+    return {
+        "permits": taken,
+        "seconds": round(seconds, 3),
+        "ideal_seconds": round(least, 3),
+        "times_ideal": round(seconds / least, 4) if least else 1.0,
+        "commands_per_permit": round(sent / taken, 3),
+    }
+
+
+def commands(client: redis.Redis) -> int:
+    """Return the number of commands that clients have sent for decisions and waits. Scripts call others themselves."""
+    stats: Any = client.info("commandstats")
+    return sum(int(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"]) for name in ("evalsha", "blpop"))
+
+
+def take(options: argparse.Namespace) -> None:
+    """Take permits one after another, as one process. Print when it began and when it ended."""
+    from ratelimits.algorithms.limits import algorithm_from_json
+    from ratelimits.engine import Limit, peek
+    from ratelimits.outbound import permits
+
+    job = json.loads(options.process)
+    algorithm = algorithm_from_json(job["limit"])
+    peek([Limit("global", algorithm, "warm up")])
+    print("ready", flush=True)
+    sys.stdin.readline()
+    begin = time.time()
+    for _ in range(job["permits"]):
+        with permits("benchmark", rate=algorithm):
+            if job["held"]:
+                time.sleep(job["held"])
+    print(json.dumps((begin, time.time())))
+
+
+def text_of(run: dict[str, Any]) -> str:
+    """Return the tables for the terminal."""
+    heads = ("algorithm", "permits", "s", "ideal, s", "× ideal", "commands a permit")
+    rows = [
+        (name, one["permits"], one["seconds"], one["ideal_seconds"], one["times_ideal"], one["commands_per_permit"])
+        for name, one in run["results"].items()
+    ]
+    return "\n".join([report.table(heads, rows), "", report.claims_table(run["claims"])])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

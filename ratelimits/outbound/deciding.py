@@ -1,0 +1,196 @@
+"""Decide an outbound call: find its rules, and let the engine decide. Nothing waits here.
+
+The code is written once, for sync and async callers. The functions are generators: they yield what must be done, such
+as to read the rules or to ask Redis. `ratelimits.outbound.driving` does it and sends back the result.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from redis.exceptions import ResponseError
+
+from ratelimits.algorithms import typed_rates
+from ratelimits.algorithms.limits import Algorithm, LeakyBucketQueue
+from ratelimits.algorithms.parsing import HORIZON, MICROSECONDS
+from ratelimits.conf import conf
+from ratelimits.engine import ANY, Decision, Stale, Unavailable
+from ratelimits.engine.call import Call
+from ratelimits.engine.program import Term, program
+from ratelimits.engine.transport.breaker import NodeUnavailable
+from ratelimits.engine.transport.connection import Interrupted
+from ratelimits.identity import Identity
+from ratelimits.quota import checking, without_decision
+from ratelimits.quota.checking import RELOADS
+from ratelimits.quota.prepared import Prepared, prepare
+from ratelimits.rules import RulesUnavailable
+
+logger = logging.getLogger(__name__)
+
+#: If Redis does not answer and a rate given in code refuses, the caller asks again after this number of seconds.
+PAUSE = 1.0
+#: Who makes an outbound call if nobody is named: one caller for the whole project. A rule that counts each caller then
+#: counts all these calls together.
+PROJECT = Identity(address="outbound")
+#: Maximum number of permits that may wait under a rate given in code.
+_MAX_PLACES = 1_000_000
+
+
+class WaitTooLong(Exception):
+    """The permits cannot be granted within the longest wait. Nothing was charged.
+
+    name         the name of the outbound call
+    limit        the name of the limit that refused; "" if Redis did not answer
+    retry_after  seconds until the permits could be granted, if no other call comes; None if never
+    """
+
+    def __init__(self, name: str, limit: str, retry_after: float | None, max_wait: float | None) -> None:
+        limited_by = f"the limit {limit!r}" if limit else "its failure policy, because Redis does not answer,"
+        within = "" if max_wait is None else f" within {max_wait:g} s"
+        after = "it never can" if retry_after is None else f"it could be granted in {retry_after:.3f} s"
+        super().__init__(f"{name}: {limited_by} does not grant this call{within}; {after}")
+        self.name = name
+        self.limit = limit
+        self.retry_after = retry_after
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is usually copied with its message as the only argument. Celery copies exceptions.
+        return _restored, (str(self), self.name, self.limit, self.retry_after)
+
+
+def _restored(message: str, name: str, limit: str, retry_after: float | None) -> WaitTooLong:
+    error = WaitTooLong(name, limit, retry_after, None)
+    error.args = (message,)
+    return error
+
+
+class Rules(NamedTuple):
+    """An instruction: return the Selection of this scope and identity. `newer`: first read rules with this version."""
+
+    scope: str
+    identity: Identity
+    newer: int | None = None
+
+
+class Ask(NamedTuple):
+    """An instruction: return the engine's decision on a call."""
+
+    call: Call
+
+
+class Turn(NamedTuple):
+    """The answer to one question: when it is the turn of the call.
+
+    allowed      whether the permits are granted, for the moment in `wait` seconds
+    wait         seconds until the call may proceed
+    limit        the name of the limit that refused, or "" if there is none
+    algorithm    the algorithm of this limit, or None
+    retry_after  seconds after which the caller may ask again; None: the permits can never be granted
+    decision     the engine's decision; None if Redis was not asked or did not answer
+    """
+
+    allowed: bool
+    wait: float = 0.0
+    limit: str = ""
+    algorithm: Algorithm | None = None
+    retry_after: float | None = 0.0
+    decision: Decision | None = None
+
+
+#: A generator that yields instructions, receives their results, and returns when it is the turn of the call.
+Steps = Generator[Any, Any, Turn]
+
+
+@dataclass(frozen=True, slots=True)
+class Outbound:
+    """An outbound call.
+
+    name       the scope of its rules
+    costs      its cost in each meter
+    algorithm  its limit, if it was given in code; None: the rules with this scope limit it
+    identity   the keys that the rules count
+    """
+
+    name: str
+    costs: Mapping[str, int]
+    algorithm: Algorithm | None = None
+    identity: Identity = PROJECT
+
+    def ask(self, timeout: float | None) -> Steps:
+        """Ask once for the permits. `timeout` is the longest accepted wait in seconds; None for any wait."""
+        accepted = ANY if timeout is None else max(timeout, 0)
+        prepared: Prepared | None = None
+        version: int | None = None
+        newer: int | None = None
+        try:
+            for attempt in range(2 + RELOADS):
+                if self.algorithm is None:
+                    selection = yield Rules(self.name, self.identity, newer)
+                    prepared = prepare(selection, tuple(self.costs))
+                    version = selection.version if attempt <= RELOADS else None
+                call = self._call(prepared, version, accepted)
+                if not checking.breaker.closed or (prepared is not None and prepared.unavailable(self.costs)):
+                    break
+                if not call.program.terms:
+                    return Turn(True)
+                try:
+                    decision = yield Ask(call)
+                except Stale as stale:
+                    checking.breaker.succeeded()
+                    newer = stale.version
+                    continue
+                checking.breaker.succeeded()
+                return _turn(decision)
+        except (RulesUnavailable, Unavailable, ResponseError) as error:
+            if isinstance(error, Unavailable) and not isinstance(error, (NodeUnavailable, Interrupted)):
+                checking.breaker.failed(error.event)
+            logger.error("There is no decision on %s, so the failure policy decides: %s", self.name, error)
+        return self._by_policies(prepared)
+
+    def _call(self, prepared: Prepared | None, version: int | None, timeout: float) -> Call:
+        costs = tuple(self.costs.values())
+        if prepared is None:
+            assert self.algorithm is not None
+            limits = program((Term(self.algorithm, "in code", 0, 0),))
+            return Call(limits, (f"outbound:{self.name}",), costs, timeout=timeout, version=None, announces=True)
+        # The longest wait of a rule is for requests. An outbound call has its own longest wait.
+        limits = program(tuple(replace(term, max_wait=-1) for term in prepared.program.terms))
+        keys = tuple([getattr(self.identity, field, field) for field in prepared.fields])
+        account = self.identity.account_id
+        return Call(limits, keys, costs, account, timeout=timeout, version=version, announces=True)
+
+    def _by_policies(self, prepared: Prepared | None) -> Turn:
+        """Return when it is the turn of the call, by the failure policies."""
+        if self.algorithm is not None:
+            return Turn(conf.FAILURE_POLICY == "allow", retry_after=PAUSE)
+        if prepared is None:
+            answer = without_decision.answer(None, self.identity, self.name, "", self.costs, metered=False)
+        else:
+            answer = without_decision.by_policies(prepared, self.identity, self.costs, metered=False)
+        return Turn(answer.allowed, retry_after=answer.retry_after)
+
+
+def _turn(decision: Decision) -> Turn:
+    if decision.allowed:
+        return Turn(True, decision.wait, decision=decision)
+    assert decision.binding is not None
+    term = decision.program.terms[decision.binding]
+    return Turn(False, 0.0, term.name, term.algorithm, decision.retry_after, decision)
+
+
+@lru_cache(maxsize=256)
+def typed(rate: str) -> Algorithm:
+    """Return the limit of a rate such as "3000/min": calls proceed one by one, evenly spaced, in their order.
+
+    So at most this number of permits is granted in any period of this length. Raise ValueError for a wrong rate.
+    """
+    permits, period = typed_rates.rate(rate)
+    places = _MAX_PLACES
+    if permits > 0:
+        # At a low rate the time of so many permits would be too long to be exact.
+        places = min(places, int(HORIZON / MICROSECONDS * float(permits / period)) - 2)
+    return LeakyBucketQueue(max(places, 1), permits, period)

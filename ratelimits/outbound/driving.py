@@ -1,0 +1,94 @@
+"""Carry out the instructions of an outbound call's generator, in sync or in async code."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator
+from typing import Any, NamedTuple, TypeVar
+
+from ratelimits import rules
+from ratelimits.engine.decide import adecide_call, decide_call
+from ratelimits.engine.server import current_server
+from ratelimits.outbound.deciding import Ask, Rules
+
+T = TypeVar("T")
+
+
+class Sleep(NamedTuple):
+    """An instruction: do nothing for this number of seconds."""
+
+    seconds: float
+
+
+class Release(NamedTuple):
+    """An instruction: wait until a lease is released, for at most this number of seconds.
+
+    The server pushes an element to the list at `key`, a Redis key of this shard.
+    """
+
+    shard: int
+    key: str
+    seconds: float
+
+
+def run(steps: Generator[Any, Any, T]) -> T:
+    """Carry out the steps in this thread, and return their result."""
+    try:
+        instruction = next(steps)
+        while True:
+            try:
+                result = _do(instruction)
+            except BaseException as error:  # noqa: BLE001  (the generator raises it again)
+                instruction = steps.throw(error)
+            else:
+                instruction = steps.send(result)
+    except StopIteration as end:
+        result_of_steps: T = end.value
+        return result_of_steps
+
+
+def _do(instruction: Any) -> Any:
+    match instruction:
+        case Rules(scope, identity, newer):
+            snapshot = rules.current() if newer is None else rules.reload(newer)
+            return snapshot.only(scope, identity)
+        case Ask(call):
+            return decide_call(current_server(), call)
+        case Release(shard, key, seconds):
+            server = current_server()
+            return server.wire.wire_of(server.keyspace, shard).pop(key, seconds)
+        case _:
+            time.sleep(instruction.seconds)
+            return None
+
+
+async def arun(steps: Generator[Any, Any, T]) -> T:
+    """Carry out the steps in async code, and return their result. Other tasks of the event loop continue."""
+    try:
+        instruction = next(steps)
+        while True:
+            try:
+                result = await _ado(instruction)
+            except BaseException as error:  # noqa: BLE001  (the generator raises it again)
+                instruction = steps.throw(error)
+            else:
+                instruction = steps.send(result)
+    except StopIteration as end:
+        result_of_steps: T = end.value
+        return result_of_steps
+
+
+async def _ado(instruction: Any) -> Any:
+    match instruction:
+        case Rules(scope, identity, newer):
+            snapshot = await rules.acurrent() if newer is None else await rules.areload(newer)
+            return await rules.aonly(snapshot, scope, identity)
+        case Ask(call):
+            return await adecide_call(current_server(), call)
+        case Release(shard, key, seconds):
+            server = current_server()
+            return await server.wire.wire_of(server.keyspace, shard).apop(key, seconds)
+        case _:
+            await asyncio.sleep(instruction.seconds)
+            return None

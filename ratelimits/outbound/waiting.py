@@ -1,0 +1,189 @@
+"""Wait for the permits of an outbound call, without polling.
+
+Some algorithms grant permits for a later moment: then the caller sleeps until this moment. Other algorithms refuse:
+then the caller sleeps until the moment that the refusal names, and asks again. If a `concurrency` limit refuses, the
+caller waits until the server reports a released lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from ratelimits.algorithms.limits import Algorithm
+from ratelimits.engine import Decision, Receipt, Unavailable, asettle, settle
+from ratelimits.engine.call import shard
+from ratelimits.engine.keys import own_name
+from ratelimits.engine.server import current_server
+from ratelimits.identity import Identity
+from ratelimits.outbound import driving
+from ratelimits.outbound.deciding import PAUSE, PROJECT, Outbound, Turn, WaitTooLong, typed
+from ratelimits.outbound.driving import Release, Sleep
+from ratelimits.quota import finishing
+from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
+from ratelimits.quota.costs import valid
+
+
+class Permit:
+    """The granted permits of an outbound call.
+
+    waited   seconds that the call has waited
+    receipt  the charge, with which the permits can be settled; None if no limit was charged
+    """
+
+    __slots__ = ("_meters", "receipt", "waited")
+
+    def __init__(self, receipt: Receipt | None, waited: float, meters: tuple[str, ...]) -> None:
+        self.receipt = receipt
+        self.waited = waited
+        self._meters = meters
+
+    def settle(self, cost: int | Mapping[str, int]) -> Decision | None:
+        """Change the charge to the true cost, up or down, even above a limit. Do this at most once.
+
+        Return None if no limit was charged. Raise AlreadySettled the second time, and engine.Unavailable if Redis
+        cannot be asked.
+        """
+        return settle(self.receipt, self._true_costs(cost)) if self.receipt is not None else None
+
+    async def asettle(self, cost: int | Mapping[str, int]) -> Decision | None:
+        """Do the same as `settle`, in async code."""
+        return await asettle(self.receipt, self._true_costs(cost)) if self.receipt is not None else None
+
+    def _true_costs(self, cost: int | Mapping[str, int]) -> tuple[int, ...]:
+        assert self.receipt is not None
+        costs = valid(costs_by_meter(cost))
+        unknown = sorted(set(costs) - set(self._meters))
+        if unknown:
+            raise ValueError(f"this call was not charged in {', '.join(unknown)}, only in {', '.join(self._meters)}")
+        return tuple(costs.get(meter, charged) for meter, charged in zip(self._meters, self.receipt.costs, strict=True))
+
+
+def costs_by_meter(cost: int | Mapping[str, int]) -> Mapping[str, int]:
+    """Return costs by meter. A number is a cost in the meter "requests"."""
+    return cost if isinstance(cost, Mapping) else {"requests": cost}
+
+
+class permits:  # noqa: N801  (used like a function, as `contextlib.suppress` is)
+    """Wait for permits, then run the block: `with permits("mailer-api", cost=1, max_wait=30) as permit: …`.
+
+    Also use it as `async with`. Leases of `concurrency` limits end with the block.
+
+    name      the scope of the rules that limit this call. Rules for "*" do not limit it. Without a rule, nothing does
+    cost      a number of requests, or a mapping of meters to costs, such as {"tokens": 250}
+    rate      a limit given in code, which is used instead of rules: a text such as "3000/min", or an Algorithm
+    max_wait  the longest wait in seconds; None for any wait
+    identity  whose keys the rules count, such as Identity(user="user:42"). Without it, rules for each user or account
+              do not apply, and other rules count all calls together
+
+    Entering the block raises WaitTooLong if the permits are not granted within `max_wait`, and WrongCost for a cost
+    that is not valid. Nothing is charged then. If the wait is interrupted, the permits are given back.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        cost: int | Mapping[str, int] = ONE_REQUEST,
+        *,
+        rate: str | Algorithm | None = None,
+        max_wait: float | None = None,
+        identity: Identity = PROJECT,
+    ) -> None:
+        costs = valid(costs_by_meter(cost))
+        if rate is not None and len(costs) > 1:
+            raise ValueError("a rate given in code has one meter: give the cost as a number")
+        algorithm = typed(rate) if isinstance(rate, str) else rate
+        self._outbound = Outbound(name, costs, algorithm, identity)
+        self._max_wait = max_wait
+        self._leased: Receipt | None = None
+
+    def __enter__(self) -> Permit:
+        started = time.monotonic()
+        turn = driving.run(_until_granted(self._outbound, self._max_wait))
+        if turn.wait:
+            try:
+                time.sleep(turn.wait)
+            except BaseException:
+                finishing.give_back(Answer(True, turn.decision))
+                raise
+        return self._permit(turn, started)
+
+    async def __aenter__(self) -> Permit:
+        started = time.monotonic()
+        turn = await driving.arun(_until_granted(self._outbound, self._max_wait))
+        if turn.wait:
+            try:
+                await asyncio.sleep(turn.wait)
+            except BaseException:
+                await finishing.agive_back(Answer(True, turn.decision))
+                raise
+        return self._permit(turn, started)
+
+    def _permit(self, turn: Turn, started: float) -> Permit:
+        receipt = turn.decision.receipt if turn.decision is not None else None
+        if receipt is not None and any(term.algorithm.leases for term in receipt.program.terms):
+            self._leased = receipt
+        return Permit(receipt, time.monotonic() - started, tuple(self._outbound.costs))
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._leased is not None:
+            finishing.end_leases(self._leased)
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._leased is not None:
+            await finishing.aend_leases(self._leased)
+
+
+def _until_granted(outbound: Outbound, max_wait: float | None) -> Generator[Any, Any, Turn]:
+    """Ask, and wait after each refusal, until the permits are granted. Return the last answer.
+
+    Raise WaitTooLong if this would take longer than `max_wait` seconds.
+    """
+    started = time.monotonic()
+    while True:
+        left = None if max_wait is None else max_wait - (time.monotonic() - started)
+        turn = yield from outbound.ask(left)
+        if turn.allowed:
+            return turn
+        needed, leases = seconds_needed(turn, left), turn.algorithm is not None and turn.algorithm.leases
+        # A lease may be released before it expires, so wait for this up to the end.
+        too_long = left is not None and (left <= 0 if leases else needed is not None and needed > left)
+        if needed is None or too_long:
+            raise WaitTooLong(outbound.name, turn.limit, needed, max_wait)
+        if leases:
+            yield from _until_released(turn, needed if left is None else min(needed, left))
+        else:
+            yield Sleep(turn.retry_after or 0.0)
+
+
+def seconds_needed(turn: Turn, timeout: float | None) -> float | None:
+    """Return the seconds after which refused permits could be granted, if no other call comes; None if never.
+
+    A limit that lets calls wait answers when it would accept the same longest wait again. The call would then wait
+    for this time too.
+    """
+    algorithm = turn.algorithm
+    if turn.retry_after is None or timeout is None or algorithm is None or not algorithm.may_wait:
+        return turn.retry_after
+    assert turn.decision is not None
+    standing = turn.decision.standings[turn.decision.binding or 0]
+    if algorithm.may_be_full and standing.remaining < max(turn.decision.call.costs):
+        return turn.retry_after
+    return turn.retry_after + max(timeout, 0)
+
+
+def _until_released(turn: Turn, seconds: float) -> Generator[Any, Any, None]:
+    """Wait until a lease is released, for at most this number of seconds."""
+    assert turn.decision is not None
+    assert turn.decision.binding is not None
+    call, term = turn.decision.call, turn.decision.program.terms[turn.decision.binding]
+    key, keyspace = call.keys[term.key], current_server().keyspace
+    number, storage = shard(keyspace, key, call.account), term.algorithm.storage
+    freed = keyspace.own(number, own_name(storage.own, term.name), key) + storage.optional["freed"]
+    try:
+        yield Release(number, freed, seconds)
+    except Unavailable:
+        # The next question finds out whether Redis answers.
+        yield Sleep(min(seconds, PAUSE))
