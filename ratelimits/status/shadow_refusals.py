@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from typing import NamedTuple
 
-from django.db.models import Q, Sum
+from django.db.models import Count, F, Q, Sum, Window
+from django.db.models.functions import RowNumber
 
 from ratelimits.conf import conf
 from ratelimits.models import KeyTotal, Rule, RuleTotal
@@ -77,28 +78,36 @@ def shadow_refusals(now: float, only: Rule | None = None) -> list[ShadowRule]:
     else:
         rules = [only]
     rules = nsmallest(MAX_RULES, rules, key=lambda rule: (-by_hour[rule.pk].total(), rule.name, rule.pk))
-    by_key = _by_key(using, hours, [rule.pk for rule in rules])
+    keys, counts = _largest_keys(using, hours, [rule.pk for rule in rules])
     return [
         ShadowRule(
             rule,
             tuple(by_hour[rule.pk][start] for start in hours),
-            tuple(ShadowedKey(account, key, requests) for (account, key), requests in _most(by_key[rule.pk])),
-            len(by_key[rule.pk]),
+            tuple(keys[rule.pk]),
+            counts[rule.pk],
         )
         for rule in rules
     ]
 
 
-def _by_key(using: str, hours: range, rules: list[int]) -> dict[int, Counter[tuple[str, str]]]:
+def _largest_keys(using: str, hours: range, rules: list[int]) -> tuple[dict[int, list[ShadowedKey]], dict[int, int]]:
+    """Return the TOP keys with most shadow refusals of each rule, and the number of its keys with shadow refusals.
+
+    The database sorts and counts the keys, so that this process never has all of them in memory.
+    """
     # The rows for a quarter of an hour only have refusals, so they are much fewer than the rows for an hour.
     rows = KeyTotal.objects.using(using).filter(span=QUARTER, start__gte=hours[0], shadow_requests__gt=0)
     rows = rows.filter(rule__in=rules)
-    sums = rows.order_by().values_list("rule", "account", "key").annotate(Sum("shadow_requests"))
-    by_key: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
-    for rule, account, key, requests in sums.iterator(chunk_size=5_000):
-        by_key[rule][account, key] += requests
-    return by_key
-
-
-def _most(counts: Counter[tuple[str, str]]) -> list[tuple[tuple[str, str], int]]:
-    return nsmallest(TOP, counts.items(), key=lambda item: (-item[1], item[0]))
+    sums = rows.order_by().values("rule", "account", "key").annotate(requests=Sum("shadow_requests"))
+    order = F("requests").desc(), F("account").asc(), F("key").asc()
+    ranked = sums.annotate(
+        rank=Window(RowNumber(), partition_by="rule", order_by=order),
+        count=Window(Count("*"), partition_by="rule"),
+    ).filter(rank__lte=TOP)
+    keys: dict[int, list[ShadowedKey]] = defaultdict(list)
+    counts: dict[int, int] = defaultdict(int)
+    columns = "rule", "account", "key", "requests", "count"
+    for rule, account, key, requests, count in ranked.order_by("rule", "rank").values_list(*columns):
+        keys[rule].append(ShadowedKey(account, key, requests))
+        counts[rule] = count
+    return keys, counts
