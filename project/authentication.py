@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from django.db.models import Q
 from django.http import HttpRequest
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from rest_framework.authentication import BaseAuthentication, get_authorization_header
@@ -43,8 +44,9 @@ def account_of(request: HttpRequest | Request) -> str | None:
 
 
 def find_keys(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the limit key and the name of each API key whose name contains the text (at most 51)."""
-    for key in ApiKey.objects.filter(name__icontains=text).order_by("name")[:51]:
+    """Yield the limit key and the name of each API key whose name contains the text, or whose id it is (at most 51)."""
+    found = Q(name__icontains=text) | (Q(pk=int(text)) if text.isdecimal() and len(text) < 19 else Q())
+    for key in ApiKey.objects.filter(found).order_by("name")[:51]:
         yield key.limit_key, key.name
 
 

@@ -1,12 +1,17 @@
-"""`on_delete` handlers for rows that name a user. The user may be in another database than the app's tables.
+"""Look for users, and handle the deletion of users. Users may be in another database than the app's tables.
 
-Django's own handlers look for such rows in the user's database, where the app's tables may not exist.
+Django's own `on_delete` handlers look for rows that name a user in the user's database, where the app's tables may not
+exist.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
 from django.db import models, router
 
 from ratelimits.conf import conf
@@ -34,3 +39,18 @@ def _rows(field: Any, rows: Any, using: str) -> Any:
         return rows  # The user is a copy in another database. The rows that name the copy are there too.
     # The admin's query also joins the users. No query can join tables of two databases.
     return rows.using(conf.DATABASE).select_related(None)
+
+
+def existing_users(names: Iterable[str]) -> set[str]:
+    """Return those of the names that are primary keys of users."""
+    users: Any = get_user_model()
+    pks = {}
+    for name in names:
+        with suppress(ValidationError):
+            pk = users._meta.pk.to_python(name)
+            users._meta.pk.run_validators(pk)  # A number may be too large for the database.
+            # Requests of user 7 have the key user:7. No request has a key with another spelling, such as user:07.
+            if str(pk) == name:
+                pks[pk] = name
+    rows = users._base_manager.filter(pk__in=list(pks)) if pks else users._base_manager.none()
+    return {pks[pk] for pk in rows.values_list("pk", flat=True)}

@@ -97,13 +97,13 @@ def known_accounts(text: str, tables: Container[type[Model]]) -> list[KnownKey]:
 
 def keys_of_account(account: str) -> list[str]:
     """Return the keys that an account has used in the last days, at most `MAX_KEYS` + 1."""
-    keys = _recent_totals().filter(account=account).order_by().values_list("key", flat=True)
+    keys = recent_totals().filter(account=account).order_by().values_list("key", flat=True)
     return sorted(keys.distinct()[: MAX_KEYS + 1])
 
 
 def accounts_of_key(key: str) -> list[str]:
     """Return the accounts that have used a key in the newest days, at most `MAX_KEYS`; "" stands for no account."""
-    used = _recent_totals().filter(key=key).order_by().values_list("account", flat=True)
+    used = recent_totals().filter(key=key).order_by().values_list("account", flat=True)
     return sorted(used.distinct()[:MAX_KEYS])
 
 
@@ -116,7 +116,8 @@ def _add(found: dict[str, KnownKey], keys: Iterable[KnownKey]) -> None:
             found[known_key.key] = KnownKey(known_key.key, first.name or known_key.name)
 
 
-def _recent_totals() -> Any:
+def recent_totals() -> Any:
+    """Return the totals of the last days, as a queryset."""
     return KeyTotal.objects.using(conf.DATABASE).filter(span=DAY, start__in=newest_days(time.time(), USED_DAYS))
 
 
@@ -163,13 +164,13 @@ def _targets(text: str) -> Iterator[KnownKey]:
 
 
 def _used_keys(text: str) -> Iterator[KnownKey]:
-    keys = _recent_totals().filter(key__icontains=text).order_by().values_list("key", flat=True).distinct()
+    keys = recent_totals().filter(key__icontains=text).order_by().values_list("key", flat=True).distinct()
     yield from map(KnownKey, keys[: MAX_KEYS + 1])
     yield from _used_accounts(text)
 
 
 def _used_accounts(text: str) -> Iterator[KnownKey]:
-    accounts = _recent_totals().filter(account__icontains=text).order_by().values_list("account", flat=True)
+    accounts = recent_totals().filter(account__icontains=text).order_by().values_list("account", flat=True)
     yield from (KnownKey(f"account:{account}") for account in accounts.distinct()[: MAX_KEYS + 1])
 
 

@@ -1,4 +1,4 @@
-"""Template tags for the admin's index: a strip with the status, and the order of the app's tables."""
+"""Template tags for the admin's index: common tasks, a strip with the status, and the order of the app's tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.db import DatabaseError
 from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext
 
-from ratelimits.admin.status.index import in_groups
+from ratelimits.admin.status.index import in_groups, tasks
 from ratelimits.admin.status.page import strip
 from ratelimits.status.facts import Fact, Level
 
@@ -36,6 +36,13 @@ def ratelimits_status(context: dict[str, Any]) -> dict[str, Any]:
         logger.warning("The status could not be read: %s", error)
         title = gettext("Database")
         return {"facts": [Fact("database", title, Level.RED, type(error).__name__, str(error))], "url": url}
+
+
+@register.inclusion_tag("ratelimits/admin/tasks.html", takes_context=True)
+def ratelimits_tasks(context: dict[str, Any]) -> dict[str, Any]:
+    """Show links to the most common tasks, if the user may do them."""
+    request = context["request"]
+    return {"tasks": tasks(request, request.current_app)}
 
 
 @register.simple_tag(takes_context=True)

@@ -6,11 +6,7 @@ Unknown names are not errors, because a view or a user with this name may be add
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from typing import Any
 
-from django.contrib.auth import get_user_model
-from django.core.exceptions import ValidationError
 from django.db.models import Model
 from django.utils.translation import gettext as _
 from django.views import View
@@ -19,6 +15,7 @@ from ratelimits import as_code
 from ratelimits.conf import conf
 from ratelimits.models import Access, Account, KeyOverride, Plan, PlanMembership, Rule
 from ratelimits.models.fields.scopes import split_scope
+from ratelimits.models.users import existing_users
 from ratelimits.unknown_names.urlconf import named_by_views
 
 _METHODS = frozenset(map(str.upper, View.http_method_names))
@@ -82,7 +79,7 @@ def in_keys(keys: Iterable[str]) -> dict[str, str]:
     accounts = set(Account.objects.filter(identifier__in=named["account"]).values_list("identifier", flat=True))
     # Without RATELIMITS["ACCOUNT"], each user is an account too.
     others = named["account"] - accounts if conf.ACCOUNT is None else set()
-    users = _users(named["user"] | others)
+    users = existing_users(named["user"] | others)
     texts = {
         "user": _("No user has the primary key “%(name)s”, so nobody has the key %(key)s yet."),
         "account": _("No account has the identifier “%(name)s”, so nobody has the key %(key)s yet."),
@@ -94,18 +91,3 @@ def in_keys(keys: Iterable[str]) -> dict[str, str]:
         for name in sorted(names - found[kind])
         for key in [f"{kind}:{name}"]
     }
-
-
-def _users(names: Iterable[str]) -> set[str]:
-    """Return those of the names that are primary keys of users."""
-    users: Any = get_user_model()
-    pks = {}
-    for name in names:
-        with suppress(ValidationError):
-            pk = users._meta.pk.to_python(name)
-            users._meta.pk.run_validators(pk)  # A number may be too large for the database.
-            # Requests of user 7 have the key user:7. No request has a key with another spelling, such as user:07.
-            if str(pk) == name:
-                pks[pk] = name
-    rows = users._base_manager.filter(pk__in=list(pks)) if pks else users._base_manager.none()
-    return {pks[pk] for pk in rows.values_list("pk", flat=True)}

@@ -7,6 +7,7 @@ import time
 from datetime import timedelta
 from html import unescape
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -18,7 +19,8 @@ from django.utils import timezone
 
 from ratelimits.embedded import free_port
 from ratelimits.identity import Identity
-from ratelimits.models import Access, Alert, KeyOverride, KeyReset, ProcessTotal
+from ratelimits.models import Access, Account, Alert, KeyOverride, KeyReset, KeyTotal, Plan, ProcessTotal
+from ratelimits.models.status.totals import DAY, QUARTER, SUMS, newest_days
 from ratelimits.quota import access, checking
 from tests.support.entry_points import Clock, away, begin_afresh
 from tests.support.rows import rule
@@ -37,6 +39,17 @@ def clock(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Clock:
     settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": None}
     access.clear()
     return begin_afresh(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def _known() -> None:
+    used("user:1", "1")
+
+
+def used(key: str, account: str) -> None:
+    """Let an account have used a key today."""
+    subject = {"account": account, "key": key, "rule": 0, "meter": "requests"}
+    KeyTotal.objects.create(span=DAY, start=newest_days(time.time(), 1)[0], **subject, **dict.fromkeys(SUMS, 1))
 
 
 def user_with(*permissions: str, staff: bool = True) -> Client:
@@ -220,23 +233,28 @@ class TestResets:
     def test_what_cannot_be_reset_is_said(self, settings: Any) -> None:
         rule("all", "fixed_window", key_kind="global")
         client = user_with("operate")
+        assert "No rule counts user:1 alone" in text(client.post(RESET, TYPED[RESET]))
+        rule("day", "fixed_window", key_kind="user")
         for wrong, said in (
-            ({"rule": "all"}, "No rule “all” counts user:1"),
-            ({"rule": "all", "key": "api_key:4"}, "The account of api_key:4 is not known"),
-            ({"rule": "all", "key": "team"}, "is not a key"),
-            ({"rule": "none"}, "is not one of the available choices"),
+            ({"rule": "all"}, "is not one of the available choices"),
+            ({"rule": "day", "key": "user:999"}, "No user has the primary key “999”"),
+            ({"rule": "day", "key": "team"}, "No key or name that you may view contains “team”."),
+            ({"rule": "day", "reason": ""}, "This field is required"),
         ):
             assert said in text(client.post(RESET, {**TYPED[RESET], **wrong})), wrong
-        rule("day", "fixed_window", key_kind="user")
         away(settings, free_port())
         assert "does not answer" in text(client.post(RESET, {**TYPED[RESET], "rule": "day"}))
         assert not KeyReset.objects.exists()
 
-    def test_a_link_fills_the_form(self) -> None:
+    def test_a_link_fills_the_form_with_the_rules_that_count_the_key(self) -> None:
         rule("day", "fixed_window", key_kind="user")
+        rule("off", "fixed_window", key_kind="user", mode="off")
+        rule("payer", "fixed_window", key_kind="account")
+        rule("net", "fixed_window", key_kind="ip", ipv4_prefix=24)
+        assert "net: 100 requests per minute" in text(user_with("operate").get(f"{RESET}?key=ip:203.0.113.0/24"))
         page = user_with("operate").get(f"{RESET}?key=user:1&rule=day").content.decode()
-        assert 'value="user:1"' in page
-        assert '<option value="day" selected>' in page
+        assert 'name="key" value="user:1"' in page
+        assert re.findall(r"<option value=\"(\w*)\"( selected)?>", page) == [("day", " selected")]
 
 
 class TestGrants:
@@ -244,35 +262,167 @@ class TestGrants:
         rule("day", "fixed_window", capacity=2, period=86_400, key_kind="account")
         until = timezone.now() + timedelta(hours=2)
         KeyOverride.objects.create(key="account:1", rule="day", capacity=4, valid_until=until)
+        who = Identity("user:1", None, "account:1")
+        assert checking.check(who).allowed
         typed = {**TYPED[GRANT], "key": "account:1", "rule": "day"}
         client = user_with("operate", "view_keyoverride")
         page, response = confirmed(client, GRANT, typed)
         said = text(page)
         assert re.search(r"UTC 4 9 ", said)
         assert re.search(r"2099-01-01 00:00 UTC 2 7 ", said)
+        assert "account:1 has 5 more requests in each window of 1 day (rule day)." in said
+        assert "account:1 has 3 of 4 left now; with the grant 8 of 9." in said
+        assert 'value="Grant 5 more requests in each window of 1 day"' in page.content.decode()
         assert "/keyoverride/" in response["Location"]
         shown = client.get(response["Location"])
-        assert [str(one) for one in shown.context["messages"]] == [
-            "Until 2099-01-01 00:00 UTC, account:1 has 5 more in each window of the rule day."
-        ]
-        who = Identity("user:1", None, "account:1")
-        assert [checking.check(who).allowed for _ in range(10)] == [True] * 9 + [False]
+        (message,) = map(str, shown.context["messages"])
+        assert message.startswith("Until 2099-01-01 00:00 UTC, account:1 has 5 more requests in each window of 1 day")
+        assert message.endswith("account:1 has 8 of 9 left now.")
+        assert [checking.check(who).allowed for _ in range(9)] == [True] * 8 + [False]
         assert {str(one.history_user) for one in KeyOverride.history.filter(history_change_reason="asked")} == {"user0"}
+
+    def test_a_rule_that_counts_single_keys_gives_more_to_each_key_of_the_account(self) -> None:
+        rule("month", "calendar_window", calendar_unit="month", capacity=7, timezone="Europe/Berlin", key_kind="user")
+        typed = {**TYPED[GRANT], "key": "account:1", "rule": "month"}
+        page, response = confirmed(user_with("operate", "view_inspect"), GRANT, typed)
+        expected = "each key of account:1 has 5 more requests in each calendar month (Europe/Berlin) (rule month)."
+        assert expected in text(page)
+        assert "user:1 has 7 of 7 left now; with the grant 12 of 12." in text(page)
+        assert response["Location"] == "/admin/ratelimits/inspect/?q=account%3A1"
+        assert sum(checking.check(Identity("user:1", None, "account:1")).allowed for _ in range(14)) == 12
+
+    def test_only_rules_with_a_capacity_that_apply_are_offered_and_first_those_that_refused(self) -> None:
+        rule("a-burst", key_kind="user")
+        rule("hour", "fixed_window", key_kind="account")
+        rule("smooth", "smooth_bursty", key_kind="account", max_wait=1)
+        rule("place", "fixed_window", key_kind="ip")
+        rule("all", "fixed_window", key_kind="global")
+        gold = rule("gold", "fixed_window", key_kind="account", plan=Plan.objects.create(name="Gold", slug="gold"))
+        late, early = (rule(name, "concurrency", key_kind="key") for name in ("x-late", "x-early"))
+        now = int(time.time()) // QUARTER * QUARTER
+        for row, start in ((late, now), (early, now - QUARTER), (gold, now)):
+            KeyTotal.objects.create(
+                span=QUARTER, start=start, rule=row.pk, account="1", key="user:1", meter="requests",
+                admitted_requests=0, denied_requests=3, shadow_requests=0,
+            )  # fmt: skip
+        page = user_with("operate").get(f"{GRANT}?key=account:1").content.decode()
+        options = re.findall(r'<option value="([\w-]*)"( selected)?>(.*?)</option>', page)
+        assert [name for name, _selected, _label in options] == ["", "x-late", "x-early", "a-burst", "hour"]
+        assert [name for name, selected, _label in options if selected] == ["x-late"]
+        assert re.fullmatch(r"x-late: .*10 requests at once.* – refused requests at \d\d:\d\d UTC", options[1][2])
+        assert options[4][2].startswith("hour: 100 requests per minute")
+
+    def test_the_end_of_today_in_the_time_zone_of_the_account_is_filled_in(self) -> None:
+        rule(key_kind="account")
+        Account.objects.create(identifier="tokyo", name="Tokyo Ltd.", timezone="Asia/Tokyo")
+        page = user_with("operate").get(f"{GRANT}?key=account:tokyo")
+        end = page.context["form"]["until"].value()
+        local = end.astimezone(ZoneInfo("Asia/Tokyo"))
+        assert (local.hour, local.minute) == (0, 0)
+        assert timedelta(0) < end - timezone.now() <= timedelta(days=1)
+        assert "the end of today in the time zone of the account, Asia/Tokyo." in text(page)
 
     def test_a_mistake_is_shown_at_its_field(self) -> None:
         rule("smooth", "smooth_bursty", key_kind="user", max_wait=1)
-        rule("place", "fixed_window", key_kind="ip")
         client = user_with("operate")
+        assert "No rule with a capacity applies to user:1" in text(client.post(GRANT, TYPED[GRANT]))
+        rule("day", "fixed_window", key_kind="user")
         for wrong, said in (
-            ({"rule": "smooth"}, "has no capacity to add to"),
-            ({"rule": "place"}, "counts per address"),
-            ({"rule": "place", "until_0": "2001-01-01"}, "Choose a moment in the future."),
-            ({"rule": "place", "extra": "0"}, "greater than or equal to 1"),
-            ({"rule": "place", "key": "api_key:4"}, "The account of api_key:4 is not known"),
+            ({"rule": "smooth"}, "is not one of the available choices"),
+            ({"until_0": "2001-01-01"}, "Choose a moment in the future."),
+            ({"extra": "0"}, "greater than or equal to 1"),
+            ({"extra": "9" * 30}, "capacity"),
+            ({"key": "api_key:4"}, "No API key “4” is known"),
         ):
-            assert said in text(client.post(GRANT, {**TYPED[GRANT], **wrong})), wrong
+            assert said in text(client.post(GRANT, {**TYPED[GRANT], "rule": "day", **wrong})), wrong
         assert not KeyOverride.objects.exists()
-        assert 'value="user:7"' in client.get(f"{GRANT}?key=user:7").content.decode()
+
+
+class TestForWhom:
+    """The first page of resets and grants."""
+
+    @pytest.mark.parametrize("url", [RESET, GRANT])
+    def test_a_name_leads_to_its_key(self, url: str) -> None:
+        rule("day", "fixed_window", key_kind="account")
+        Account.objects.create(identifier="c-17", name="Acme Ltd.")
+        client = user_with("operate", "view_account")
+        asked = text(client.get(url))
+        assert "For whom" in asked
+        assert "Reason" not in asked
+        assert "account:c-17 (Acme Ltd.)" in text(client.get(f"{url}?key=acme"))
+        Account.objects.create(identifier="acme-2", name="")
+        page = client.get(f"{url}?key=acme&rule=day")
+        assert "Which one? account:acme-2 account:c-17 (Acme Ltd.)" in text(page)
+        assert 'href="?key=account%3Ac-17&amp;rule=day"' in page.content.decode()
+        assert "No key or name that you may view contains “acme”" in text(user_with("operate").get(f"{url}?key=acme"))
+
+    @pytest.mark.parametrize("url", [RESET, GRANT])
+    def test_a_key_that_nobody_has_is_refused(self, url: str, settings: Any) -> None:
+        rule("day", "fixed_window", key_kind="key")
+        client = user_with("operate")
+        values = {**TYPED[url], "rule": "day", "_confirmed": "1"}
+        for key, said in (
+            ("user:999", "No user has the primary key “999”. Search for the user by name"),
+            ("account:acmee", "No account has the identifier “acmee”. Search for a part"),
+            ("api_key:4", "No API key “4” is known"),
+            ("ip:203.0.113.9/24", "IPv4 addresses are counted one by one"),
+            ("user:a b", "No user has the primary key “a b”"),
+            ("x" * 400, "No key has such a text."),
+            ("user:\x00", "No key has such a text."),
+        ):
+            assert said in text(client.post(url, {**values, "key": key})), key
+            assert said in text(client.get(url, {"key": key})), key
+        settings.RATELIMITS = {**settings.RATELIMITS, "KEY_SEARCH": None}
+        for account, said in (
+            ("", "The account of api_key:4 is not known"),
+            ("acmee", "No account has the identifier"),
+        ):
+            assert said in text(client.post(url, {**values, "key": "api_key:4", "account": account}))
+        assert not KeyReset.objects.exists()
+        assert not KeyOverride.objects.exists()
+        assert "Somebody else" in text(client.get(url, {"key": "203.0.113.9"}))
+
+    def test_a_key_of_several_accounts_asks_for_the_account(self, settings: Any) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": "tests.quota.test_operating.nobody"}
+        rule("day", "fixed_window", key_kind="user")
+        used("user:1", "acme")
+        page = user_with("operate").get(f"{GRANT}?key=user:1&rule=day")
+        assert "user:1 was used by several accounts (1, acme)" in text(page)
+        assert 'href="?key=user%3A1&amp;account=acme&amp;rule=day"' in page.content.decode()
+        page = CLIENT.get(f"{GRANT}?key=user:1&rule=day&account=acme")
+        assert 'name="account" value="acme"' in page.content.decode()
+
+    def test_an_account_is_not_asked_for_twice(self) -> None:
+        rule("day", "fixed_window", key_kind="account")
+        page = user_with("operate").get(f"{GRANT}?key=account:1").content.decode()
+        assert 'name="account" value=""' in page
+        assert 'id="id_account"' not in page
+
+
+def tasks() -> dict[str, str]:
+    """Return the links at the top of the admin's index, and check that each page opens."""
+    page = CLIENT.get("/admin/").content.decode()
+    nav = re.search(r'<nav class="ratelimits-tasks".*?</nav>', page, re.DOTALL)
+    links = re.findall(r'<a href="([^"]*)">([^<]*)</a>', nav.group()) if nav is not None else []
+    assert [CLIENT.get(url).status_code for url, _text in links] == [200] * len(links)
+    return {text: url for url, text in links}
+
+
+def test_the_index_leads_to_the_tasks_that_a_user_may_do() -> None:
+    user_with("view_rule")
+    assert tasks() == {}
+    user_with("view_inspect")
+    assert tasks() == {"Why was a request refused?": "/admin/ratelimits/inspect/"}
+    user_with("operate")
+    assert list(tasks().values()) == [GRANT, RESET, f"{BLOCK}?effect=block"]
+    user_with("add_rule", "view_inspect", "operate")
+    assert list(tasks()) == [
+        "Why was a request refused?",
+        "Give somebody more",
+        "Give somebody a fresh start (reset)",
+        "Block somebody",
+        "Would a limit have hurt anyone yesterday?",
+    ]
 
 
 def test_the_index_shows_them_to_operators_first() -> None:

@@ -31,7 +31,7 @@ def test_the_inspector_says_why_a_key_is_refused_and_leads_to_its_reset(admin_pa
     assert [customer.ask(page) for _ in range(5)] == [200, 200, 429, 429, 429]
     checking.sender.flush()  # the refusals that were repeated from memory
     flow()
-    page.get_by_role("link", name="Inspector", exact=True).click()
+    page.get_by_role("link", name="Why was a request refused?").click()
     page.get_by_label("Key, account, user name, address, or a part of one").fill("mobile")
     page.get_by_role("button", name="Inspect").click()
     if page.get_by_role("heading", name="Which one?").is_visible():
@@ -45,15 +45,32 @@ def test_the_inspector_says_why_a_key_is_refused_and_leads_to_its_reset(admin_pa
     assert lately.get_by_role("cell").all_inner_texts()[-4:] == ["hourly", "requests", "3", "0"]
 
     limits.get_by_role("link", name="Reset").click()
-    assert page.get_by_label("Key:").input_value() == customer.api_key.limit_key
+    page.get_by_text(f"{customer.api_key.limit_key} (acme mobile)").wait_for()
     page.get_by_label("Reason:").fill("asked for it")
-    page.get_by_role("button", name="Save", exact=True).click()
+    page.get_by_role("button", name="Show what the reset changes").click()
     page.get_by_role("button", name="Reset").click()
     page.get_by_text("again").first.wait_for()
     # The process may repeat the last refusal for a second.
     until(lambda: customer.ask(page) == 200, "the reset is in force")
     page.goto(f"/admin/ratelimits/inspect/?q={customer.api_key.limit_key}&account=acme")
     page.get_by_text("1 / 2").wait_for()
+
+
+def test_a_customer_gets_more_from_the_index_alone(admin_page: Page, customer: Customer) -> None:
+    page = admin_page
+    rule("hourly", "fixed_window", capacity=2, period=3600, window_start="first_hit", key_kind="account")
+    assert [customer.ask(page) for _ in range(3)] == [200, 200, 429]
+    page.get_by_role("link", name="Give somebody more").click()
+    page.get_by_label("For whom").fill("acme")
+    page.get_by_role("button", name="Continue").click()
+    page.get_by_role("link", name="account:acme (Acme)").click()
+    page.get_by_label("How many more:").fill("3")
+    page.get_by_label("Reason:").fill("a good customer")
+    page.get_by_role("button", name="Show what the grant changes").click()
+    page.get_by_text("account:acme has 0 of 2 left now; with the grant 3 of 5.").wait_for()
+    page.get_by_role("button", name="Grant 3 more requests in each window of 1 hour").click()
+    page.get_by_text("account:acme has 3 of 5 left now.").wait_for()
+    until(lambda: customer.ask(page) == 200, "the grant is in force")
 
 
 def test_a_network_is_blocked_and_unblocked(admin_page: Page, customer: Customer) -> None:

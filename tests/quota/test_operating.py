@@ -63,6 +63,7 @@ def used_by(key: str, *accounts: str) -> None:
 class TestShowAndReset:
     def test_a_key_gets_its_permits_back_under_one_rule_and_the_reset_is_recorded(self, settings: Any) -> None:
         User.objects.create(username="ann")
+        used_by("user:1", "1")
         for name in ("minute", "day"):
             rule(name, "fixed_window", capacity=2, period=86_400, key_kind="user")
         assert spend() == [True, True, False]
@@ -91,6 +92,7 @@ class TestShowAndReset:
 
     def test_what_cannot_be_reset_is_said_and_nothing_is_recorded(self, settings: Any) -> None:
         rule("all", "fixed_window", capacity=2, key_kind="global")
+        used_by("user:1", "1")
         assert refused("reset", "user:1", "all", "--reason", "r") == (
             "No rule “all” counts user:1: its permits cannot be reset.",
             1,
@@ -114,6 +116,38 @@ class TestShowAndReset:
             identity_of("user:2")
 
 
+class TestTheKey:
+    def test_a_name_stands_for_its_key_if_it_is_found_once(self) -> None:
+        rule("day", "fixed_window", capacity=2, period=86_400, key_kind="account")
+        Account.objects.create(identifier="c-17", name="Acme Ltd.")
+        assert "day (enforce), counted for account:c-17: 2 of 2" in run("show", "acme")
+        assert run("reset", "acme ltd", "day", "--reason", "r").startswith("account:c-17 has all permits")
+        run("grant", "c-17", "day", "5", "--until", "2h", "--reason", "r")
+        assert (KeyReset.objects.get().key, KeyOverride.objects.get().key) == ("account:c-17", "account:c-17")
+        Account.objects.create(identifier="acme-2", name="")
+        found = "Several keys match “acme”. Write one of them: account:acme-2, account:c-17 (Acme Ltd.)."
+        assert refused("show", "acme") == (found, 1)
+        assert "No key or name contains “globex”" in refused("show", "globex")[0]
+
+    @pytest.mark.parametrize(
+        "action", [("reset", "{}", "day"), ("grant", "{}", "day", "5", "--until", "2h")], ids=["reset", "grant"]
+    )
+    def test_a_key_or_account_that_nobody_has_is_refused(self, action: tuple[str, ...]) -> None:
+        rule("day", "fixed_window", key_kind="key")
+        used_by("user:1", "1")
+        for key, account, said in (
+            ("user:999", "", "No user has the primary key “999”"),
+            ("account:acmee", "", "No account has the identifier “acmee”"),
+            ("api_key:4", "-", "No API key “4” is known"),
+            ("user:1", "acmee", "No account has the identifier “acmee”"),
+            ("team:1", "", "not a key"),
+        ):
+            arguments = [argument.format(key) for argument in action]
+            assert said in refused(*arguments, "--account", account, "--reason", "r")[0]
+        assert not KeyReset.objects.exists()
+        assert not KeyOverride.objects.exists()
+
+
 def nobody(request: Any) -> None:
     return None
 
@@ -121,6 +155,7 @@ def nobody(request: Any) -> None:
 class TestGrants:
     def test_more_until_a_time(self) -> None:
         rule("day", "fixed_window", capacity=2, period=86_400, key_kind="account")
+        used_by("user:1", "1")
         assert spend() == [True, True, False]
         said = run("grant", "account:1", "day", "2", "--until", "2h", "--reason", "a good customer")
         assert "capacity 4" in said

@@ -12,12 +12,12 @@ from django.utils.html import escape, format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
+from ratelimits.admin.operate.offered import explained_sentence
 from ratelimits.algorithms.limits import Mode, fields_of
 from ratelimits.algorithms.wording import number
 from ratelimits.conf import conf
 from ratelimits.identity import Identity
 from ratelimits.models import Account, KeyOverride, PlanMembership
-from ratelimits.models.fields.sentences import sentence
 from ratelimits.models.ledger import when
 from ratelimits.quota.operating import NO_ACCOUNT
 from ratelimits.quota.standings import LiveLimit
@@ -106,9 +106,9 @@ class _Table:
         if isinstance(rule, AppliedRule):
             if key != GLOBAL_KEY:
                 query = f"?{self._query(key)}&rule={row.name}"
-                reset = _linked(self._reset, self._pages.reset + query) if self._pages.reset else reset
+                reset = _action(self._reset, row.name, self._pages.reset + query) if self._pages.reset else reset
                 if self._pages.grant and "capacity" in fields_of(rule.algorithm.id):
-                    grant = format_html(' <a href="{}">{}</a>', self._pages.grant + query, self._grant)
+                    grant = _action(self._grant, row.name, self._pages.grant + query)
             if standing is not None:
                 left = f"{standing.remaining:,} / {permits:,}"
                 full = duration(standing.reset_after) if standing.reset_after > 0 else self._full
@@ -117,7 +117,7 @@ class _Table:
             _REFUSES if standing is not None and not admits else _NOTHING,
             self._pages.rule.format(row.pk),
             row.name,
-            _sentence(limit),
+            explained_sentence(limit.why),
             self._shadow if isinstance(rule, AppliedRule) and rule.mode is Mode.SHADOW else _NOTHING,
             self._why(limit),
             self._keys.get(key) or self._key_link(key),
@@ -166,6 +166,11 @@ class _Table:
         return _linked(text, self._pages.override.format(override.pk))
 
 
+def _action(text: str, rule: str, url: str) -> SafeString:
+    """Return a link to an action under a rule. Its name for screen readers contains the rule, as rows have the same."""
+    return format_html(' <a href="{}" aria-label="{}: {}">{}</a>', url, text, rule, text)
+
+
 def _linked(text: str, url: str) -> SafeString:
     return format_html('<a href="{}">{}</a>', url, text) if url else format_html("{}", text)
 
@@ -176,19 +181,6 @@ def _memberships(keys: Sequence[str]) -> Iterable[tuple[int, int]]:
     rows = PlanMembership.objects.using(conf.DATABASE).filter(key__in=keys)
     rows = rows.filter(Q(valid_from=None) | Q(valid_from__lte=now))
     return rows.filter(Q(valid_until=None) | Q(valid_until__gt=now)).values_list("plan", "pk")
-
-
-def _sentence(limit: LiveLimit) -> str:
-    """Return the rule as a sentence, with the numbers that apply to this key."""
-    row, rule = limit.why.row, limit.why.rule
-    algorithm = rule.algorithm if isinstance(rule, AppliedRule) else row.algorithm
-    if isinstance(rule, UnreadableRule) or algorithm is None:
-        return _("not in force: %(error)s") % {
-            "error": row.unreadable or _("the override has numbers that are not valid")
-        }
-    unit = conf.UNITS.get(row.meter, row.meter)
-    scope = f"{row.scope}:{','.join(sorted(row.methods))}" if row.methods else row.scope
-    return sentence(algorithm, unit, row, scope, sorted(row.except_scopes), row.max_wait)
 
 
 def _next_request(limit: LiveLimit) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import admin
-from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import models
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -21,8 +20,9 @@ from ratelimits.admin.inspect.evidence import shown_access, shown_refusals, show
 from ratelimits.admin.inspect.limits import Pages, shown_limits
 from ratelimits.admin.inspected import inspect_url
 from ratelimits.admin.operate.confirming import may_operate
+from ratelimits.admin.operate.whom import may_view, names_of, searched_tables
+from ratelimits.admin.operate.whom_form import MAX_TEXT
 from ratelimits.admin.readonly import ReadOnlyAdmin
-from ratelimits.conf import conf
 from ratelimits.identity import Identity
 from ratelimits.models import (
     Access,
@@ -30,7 +30,6 @@ from ratelimits.models import (
     Inspect,
     KeyOverride,
     KeyReset,
-    KeyTotal,
     Line,
     PeriodUsage,
     PlanMembership,
@@ -41,9 +40,6 @@ from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, UnknownAcco
 from ratelimits.quota.standings import live_limits
 from ratelimits.rules import RulesUnavailable
 from ratelimits.status.known_keys import MAX_KEYS, KnownKey, keys_of_account, known_accounts, known_keys, typed_key
-
-#: Maximum number of characters of a searched text. No key is longer.
-MAX_TEXT = 300
 
 
 @admin.register(Inspect)
@@ -178,7 +174,7 @@ class _Page:
         context["owner"] = identity.account_id
         if identity.account_id and identity.account != key:
             context["owner_url"] = inspect_url(f"account:{identity.account_id}", "", self._site.name)
-        context["names"] = list(self._names(key))
+        context["names"] = list(names_of(self._request, self._site, key))
         if may_operate(self._request) or self._may_view(Access):
             context["access"] = shown_access(identity, snapshot)
         if self._may_view(PeriodUsage) and identity.account_id:
@@ -192,24 +188,16 @@ class _Page:
                     (name, inspect_url(name, identity.account_id, self._site.name)) for name in keys[:MAX_KEYS]
                 ]
                 context["more_keys"] = len(keys) > MAX_KEYS
-        context["actions"] = list(self._actions(key))
+        context["actions"] = list(self._actions(key, account))
         return context
 
-    def _names(self, key: str) -> Iterator[str]:
-        """Yield the name of the account or user that a key means, if the user of the page may view this row."""
-        kind, _colon, identifier = key.partition(":")
-        if kind == "account" and self._may_view(Account):
-            yield from Account.objects.using(conf.DATABASE).filter(identifier=identifier).values_list("name", flat=True)
-        users: Any = get_user_model()
-        if kind == "user" and self._may_view(users):
-            try:
-                pk = users._meta.pk.to_python(identifier)
-            except ValidationError:
-                return
-            yield from map(str, users._default_manager.filter(pk=pk).values_list(users.USERNAME_FIELD, flat=True))
-
-    def _actions(self, key: str) -> Iterator[tuple[str, str]]:
+    def _actions(self, key: str, account: str) -> Iterator[tuple[str, str]]:
         """Yield the actions that the user may take for a key, each with the URL of its form."""
+        pages, query = self._pages(), urlencode({"key": key} | ({"account": account} if account else {}))
+        if pages.grant:
+            yield _("Give more"), f"{pages.grant}?{query}"
+        if pages.reset:
+            yield _("Reset a limit"), f"{pages.reset}?{query}"
         if may_operate(self._request) and self._site.is_registered(Access):
             add = reverse(f"{self._site.name}:ratelimits_access_add")
             yield _("Block"), f"{add}?{urlencode({'effect': 'block', 'target': key})}"
@@ -252,23 +240,10 @@ class _Page:
         return self._list_url(Line, {"q": term})
 
     def _searched_tables(self) -> set[type[models.Model]]:
-        """Return the tables to search: those that the user may view.
-
-        A user who may view ledger lines may view `KeyTotal` too.
-        """
-        tables: list[Any] = [Account, get_user_model(), KeyOverride, PlanMembership]
-        viewable: set[Any] = {model for model in tables if self._may_view(model)}
-        if may_operate(self._request) or self._may_view(Access):
-            viewable.add(Access)
-        return viewable | ({KeyTotal} if self._may_view(Line) else set())
+        return searched_tables(self._request, self._site)
 
     def _may_view(self, model: Any) -> bool:
-        opts, user = model._meta, self._request.user
-        page = self._site._registry.get(model)
-        if page is not None:
-            return bool(page.has_view_permission(self._request))
-        names = (f"{opts.app_label}.{action}_{opts.model_name}" for action in ("view", "change"))
-        return opts.app_label != "ratelimits" and any(user.has_perm(name) for name in names)
+        return may_view(self._request, self._site, model)
 
 
 def _is_searchable(text: str) -> bool:

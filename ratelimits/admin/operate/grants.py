@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -16,66 +18,65 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ratelimits.admin.inspected import may_inspect
+from ratelimits.admin.inspected import inspect_url, may_inspect
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed, may_operate
-from ratelimits.admin.suggestions import suggest_keys
-from ratelimits.models import KeyOverride, Rule
-from ratelimits.models.keys import validate_key
-from ratelimits.quota.operating import NothingDoneError, identity_of
+from ratelimits.admin.operate.offered import OfferedRule, offered_rules
+from ratelimits.admin.operate.permits_left import permits_left
+from ratelimits.admin.operate.whom import Question, Whom, ask_whom, whom
+from ratelimits.algorithms.calendar import boundaries
+from ratelimits.conf import conf
+from ratelimits.models import Account, KeyOverride
+from ratelimits.models.ledger import moment
+from ratelimits.rules import RulesUnavailable
 from ratelimits.rules.grants import grant, planned
 
 
-def rule_choices() -> list[tuple[str, str]]:
-    """Return the names of all rules, for a form."""
-    names = sorted({*Rule.objects.order_by().values_list("name", flat=True)})
-    return [("", "---------"), *((name, name) for name in names)]
+def rule_choices(offered: Sequence[OfferedRule]) -> list[tuple[str, str]]:
+    """Return the rules as choices of a form. If there is only one, no other choice is possible."""
+    choices = [(rule.name, rule.label) for rule in offered]
+    return choices if len(choices) == 1 else [("", "---------"), *choices]
+
+
+def first_choice(offered: Sequence[OfferedRule], wanted: str) -> str:
+    """Return the rule that a form chooses first: the wanted rule, or else the rule that refused the key lately."""
+    names = [rule.name for rule in offered]
+    return wanted if wanted in names else next((rule.name for rule in offered if rule.refused_at), "")
 
 
 class GrantForm(forms.Form):
-    """A form that asks for the key, the rule, the additional capacity and its end."""
+    """A form that asks for the rule, the additional capacity and its end."""
 
-    key = forms.CharField(
-        label=gettext_lazy("Key"),
-        max_length=160,
-        validators=[validate_key],
-        help_text=gettext_lazy("Such as account:acme, user:42, api_key:9f3c or ip:203.0.113.9."),
-    )
-    account = forms.CharField(
-        label=gettext_lazy("Account"),
-        max_length=255,
-        required=False,
-        help_text=gettext_lazy(
-            "The account of a user or API key; write - if there is none. Empty: the account of the key's latest usage."
-        ),
-    )
     rule = forms.ChoiceField(label=gettext_lazy("Rule"))
     extra = forms.IntegerField(
         label=gettext_lazy("How many more"),
         min_value=1,
-        help_text=gettext_lazy("This number is added to the capacity."),
+        help_text=gettext_lazy("This number is added to the capacity of the rule."),
     )
     until = forms.SplitDateTimeField(label=gettext_lazy("Until"), widget=AdminSplitDateTime)
     reason = forms.CharField(label=gettext_lazy("Reason"), max_length=200)
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, data: Any, whom: Whom, offered: Sequence[OfferedRule], initial: dict[str, Any]) -> None:
+        zone, end = _end_of_today(whom)
+        super().__init__(data, initial={"until": end, **initial})
         self.planned: list[KeyOverride] = []
+        self._whom = whom
         rule = self.fields["rule"]
         assert isinstance(rule, forms.ChoiceField)
-        rule.choices = rule_choices()
+        rule.choices = rule_choices(offered)
+        rule.initial = first_choice(offered, initial.get("rule", ""))
+        text = _("In the time zone %(here)s. Filled in: the end of today in the time zone of the account, %(zone)s.")
+        self.fields["until"].help_text = text % {"here": timezone.get_current_timezone_name(), "zone": zone}
 
     def clean(self) -> dict[str, Any]:
         """Calculate the overrides that the grant will add. Show each error at the field with the wrong value."""
         data: dict[str, Any] = super().clean() or {}
         if self.errors:
             return data
+        account = self._whom.identity.account_id
         try:
-            data["account"] = data["account"] or identity_of(data["key"]).account_id
-            self.planned = planned(data["key"], data["rule"], data["extra"], data["until"], account=data["account"])
+            self.planned = planned(self._whom.key, data["rule"], data["extra"], data["until"], account=account)
             for override in self.planned:
                 override.clean_numbers()
-        except NothingDoneError as error:
-            self.add_error("account", str(error))
         except ValidationError as error:
             self.add_error(None, error) if not hasattr(error, "error_dict") else self._add_errors(error)
         return data
@@ -85,8 +86,16 @@ class GrantForm(forms.Form):
             self.add_error(name if name in self.fields else None, errors)
 
 
+def _end_of_today(whom: Whom) -> tuple[str, datetime]:
+    """Return the time zone of the key's account, and the end of the present day there."""
+    accounts = Account.objects.using(conf.DATABASE).filter(identifier=whom.identity.account_id)
+    zone = accounts.values_list("timezone", flat=True).first() or "UTC"
+    _before, _start, end, _after = boundaries("day", zone, None, time.time_ns() // 1000)
+    return zone, moment(end)
+
+
 class GrantView:
-    """Shows three pages, one after the other: the form, the consequences to confirm, and the new override."""
+    """Shows three pages, one after the other: for whom, the form, and the consequences to confirm."""
 
     def __init__(self, site: admin.AdminSite, opts: Any) -> None:
         self._site, self._opts = site, opts
@@ -96,45 +105,74 @@ class GrantView:
         if not may_operate(request):
             raise PermissionDenied
         back = reverse(f"{self._site.name}:ratelimits_access_changelist")
-        initial = {name: request.GET[name] for name in ("key", "account", "rule", "extra") if name in request.GET}
-        form = GrantForm(request.POST if request.method == "POST" else None, initial=initial)
-        if may_inspect(request):
-            suggest_keys(form.fields["key"], self._site.name, "keys")
-            suggest_keys(form.fields["account"], self._site.name, "accounts")
+        found = whom(request, self._site)
+        offered: list[OfferedRule] = []
+        if isinstance(found, Whom):
+            try:
+                offered = [rule for rule in offered_rules(found.identity, found.key) if rule.has_capacity]
+            except RulesUnavailable as error:
+                found = Question(_("The rules cannot be read: %s") % error)
+            else:
+                if not offered:
+                    found = Question(_("No rule with a capacity applies to %s, so there is no limit to raise.") % found)
+        if isinstance(found, Question):
+            return ask_whom(request, self._site, self._opts, found, _("Grant more"), back)
+        initial = {name: request.GET[name] for name in ("rule", "extra") if name in request.GET}
+        form = GrantForm(request.POST if request.method == "POST" else None, found, offered, initial)
         if request.method != "POST" or not form.is_valid():
-            context = {
-                **self._site.each_context(request),
-                "title": _("Grant more"),
-                "explained": _(
-                    "The key gets a higher capacity under the rule until the given time, in every window of the rule."
-                    " The grant adds overrides that end at this time."
-                ),
-                "form": form,
-                "media": form.media,
-                "opts": self._opts,
-                "back": back,
-            }
-            return TemplateResponse(request, "ratelimits/admin/operate_form.html", context)
-        data = form.cleaned_data
+            return self._form_page(request, form, found, back)
+        (rule,) = (one for one in offered if one.name == form.cleaned_data["rule"])
         if not is_confirmed(request):
-            return confirmation(request, self._site, self._opts, _consequences(form), back)
+            return confirmation(request, self._site, self._opts, _consequences(form, found, rule), back)
+        return self._grant(request, form, found, rule, back)
+
+    def _form_page(self, request: HttpRequest, form: GrantForm, found: Whom, back: str) -> HttpResponse:
+        context = {
+            **self._site.each_context(request),
+            "title": _("Grant more"),
+            "explained": _(
+                "Until the given time, the rule admits more requests. The grant adds overrides that end at this time."
+            ),
+            "whom": found,
+            "inspect_url": _page_about(found, self._site) if may_inspect(request) else "",
+            "form": form,
+            "button": _("Show what the grant changes"),
+            "media": form.media,
+            "opts": self._opts,
+            "back": back,
+        }
+        return TemplateResponse(request, "ratelimits/admin/operate_form.html", context)
+
+    def _grant(self, request: HttpRequest, form: GrantForm, found: Whom, rule: OfferedRule, back: str) -> HttpResponse:
+        data, account = form.cleaned_data, found.identity.account_id
         rows = grant(
-            *(data[name] for name in ("key", "rule", "extra", "until", "reason")),
-            account=data["account"],
+            found.key,
+            *(data[name] for name in ("rule", "extra", "until", "reason")),
+            account=account,
             by=request.user,
         )
-        text = _("Until %(until)s, %(key)s has %(extra)s more in each window of the rule %(rule)s.") % {
-            **data,
-            "extra": f"{data['extra']:,}",
-            "until": _local_time(data["until"]),
-        }
-        messages.success(request, text)
-        if request.user.has_perm("ratelimits.view_keyoverride"):
+        sentences = [_granted(found, rule, data), *permits_left(found, rule)]
+        messages.success(request, " ".join(sentences))
+        if may_inspect(request):
+            back = _page_about(found, self._site)
+        elif request.user.has_perm("ratelimits.view_keyoverride"):
             back = reverse(f"{self._site.name}:ratelimits_keyoverride_change", args=[rows[0].pk])
         return HttpResponseRedirect(back)
 
 
-def _consequences(form: GrantForm) -> Consequences:
+def _page_about(found: Whom, site: admin.AdminSite) -> str:
+    return inspect_url(found.key, found.account, site.name)
+
+
+def _granted(found: Whom, rule: OfferedRule, data: dict[str, Any]) -> str:
+    """Return the grant as a sentence."""
+    values = {"whom": found, "more": rule.more(data["extra"]), "rule": rule.name, "until": _local_time(data["until"])}
+    if rule.counts_it:
+        return _("Until %(until)s, %(whom)s has %(more)s (rule %(rule)s).") % values
+    return _("Until %(until)s, each key of %(whom)s has %(more)s (rule %(rule)s).") % values
+
+
+def _consequences(form: GrantForm, found: Whom, rule: OfferedRule) -> Consequences:
     extra = form.cleaned_data["extra"]
     rows = [
         (
@@ -146,10 +184,14 @@ def _consequences(form: GrantForm) -> Consequences:
         for override in form.planned
         if override.capacity is not None
     ]
-    sentence = _("The capacity of %(key)s in each window of the rule %(rule)s becomes:") % form.cleaned_data
+    sentences = [
+        _granted(found, rule, form.cleaned_data),
+        *permits_left(found, rule, extra),
+        _("After that, the old capacity applies again. What was used until then stays counted."),
+    ]
     return Consequences(
-        _("Grant more"),
-        [sentence],
+        _("Grant %(more)s") % {"more": rule.more(extra)},
+        sentences,
         heads=[_("from"), _("until"), _("capacity before"), _("capacity with the grant")],
         rows=rows,
     )

@@ -2,47 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
-from django.core.exceptions import ValidationError
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ratelimits.admin.inspected import inspect_url, may_inspect
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed, may_operate
-from ratelimits.admin.operate.grants import rule_choices
+from ratelimits.admin.operate.grants import first_choice, rule_choices
+from ratelimits.admin.operate.offered import OfferedRule, offered_rules
+from ratelimits.admin.operate.whom import Question, Whom, ask_whom, whom
 from ratelimits.admin.readonly import ReadOnlyAdmin
-from ratelimits.admin.suggestions import KeySuggestions
 from ratelimits.models import KeyReset
 from ratelimits.quota.operating import NothingDoneError, counted_under, reset
 from ratelimits.quota.standings import UNAVAILABLE
+from ratelimits.rules import RulesUnavailable
 
 
-class KeyResetForm(forms.ModelForm):  # type: ignore[type-arg]
-    """A form for a reset. The user chooses one of the names of existing rules."""
+class KeyResetForm(forms.Form):
+    """A form that asks for the rule and the reason."""
 
     rule = forms.ChoiceField(label=gettext_lazy("Rule"))
+    reason = forms.CharField(label=gettext_lazy("Reason"), max_length=200)
 
-    class Meta:
-        model = KeyReset
-        fields = ["key", "account", "rule", "reason"]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, data: Any, whom: Whom, offered: Sequence[OfferedRule], wanted: str) -> None:
+        super().__init__(data)
         self.standings: list[Any] = []
-        rule = self.fields.get("rule")
-        if isinstance(rule, forms.ChoiceField):
-            rule.choices = rule_choices()
+        self._whom = whom
+        rule = self.fields["rule"]
+        assert isinstance(rule, forms.ChoiceField)
+        rule.choices = rule_choices(offered)
+        rule.initial = first_choice(offered, wanted)
 
     def clean(self) -> dict[str, Any]:
         """Read how many permits the key has left. Show an error above the form."""
         data: dict[str, Any] = super().clean() or {}
         if not self.errors:
             try:
-                self.standings = counted_under(data["key"], data["rule"], data["account"])
+                self.standings = counted_under(self._whom.key, data["rule"], self._whom.account)
             except (NothingDoneError, ValidationError) as error:
                 self.add_error(None, str(error) if isinstance(error, NothingDoneError) else error)
             except UNAVAILABLE as error:
@@ -51,27 +55,19 @@ class KeyResetForm(forms.ModelForm):  # type: ignore[type-arg]
 
 
 @admin.register(KeyReset)
-class KeyResetAdmin(KeySuggestions, ReadOnlyAdmin):
+class KeyResetAdmin(ReadOnlyAdmin):
     """The resets that users have made, and the form for a new reset."""
 
-    account_fields = ("account",)
     list_display = ["key", "rule", "account", "reason", "made_by", "at"]
     search_fields = ["key", "reason"]
     fields = ["key", "account", "rule", "reason", "made_by", "at"]
     readonly_fields = ["made_by", "at"]
-    form = KeyResetForm
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return may_operate(request) or super().has_view_permission(request, obj)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return may_operate(request)
-
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return ["key", "account", "rule", "reason"] if obj is None else self.fields
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return self.readonly_fields if obj is not None else ()
 
     def get_queryset(self, request: HttpRequest) -> Any:
         """Return the resets with their users. A separate query reads the users: they may be in another database."""
@@ -85,30 +81,68 @@ class KeyResetAdmin(KeySuggestions, ReadOnlyAdmin):
     def add_view(
         self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Show the consequences of a reset. Reset the key after the user has confirmed them."""
+        """Ask for the key, then for the rule. Reset the key after the user has confirmed the consequences."""
+        if not may_operate(request):
+            raise PermissionDenied
         back = reverse(f"{self.admin_site.name}:ratelimits_keyreset_changelist")
-        if request.method == "POST" and may_operate(request):
-            form: Any = self.get_form(request)(request.POST)
-            if form.is_valid():
-                if not is_confirmed(request):
-                    return confirmation(request, self.admin_site, self.model._meta, _consequences(form), back)
-                data = form.cleaned_data
-                try:
-                    row = reset(data["key"], data["rule"], data["reason"], account=data["account"], by=request.user)
-                except UNAVAILABLE as error:
-                    text = _("Nothing was reset: Redis or the database does not answer: %s") % error
-                    self.message_user(request, text, messages.ERROR)
-                    return HttpResponseRedirect(back)
-                self.log_addition(request, row, [{"added": {}}])
-                text = _("%(key)s has all permits of %(rule)s again.") % {"key": row.key, "rule": row.rule}
-                self.message_user(request, text, messages.SUCCESS)
-                return HttpResponseRedirect(back)
-        return super().add_view(request, form_url, extra_context)
+        found = whom(request, self.admin_site)
+        offered: list[OfferedRule] = []
+        if isinstance(found, Whom):
+            try:
+                offered = [rule for rule in offered_rules(found.identity, found.key) if rule.counts_it]
+            except RulesUnavailable as error:
+                found = Question(_("The rules cannot be read: %s") % error)
+            else:
+                if not offered:
+                    text = _("No rule counts %s alone, so there is nothing to reset. Reset one of its keys instead.")
+                    found = Question(text % found)
+        opts = self.model._meta
+        if isinstance(found, Question):
+            return ask_whom(request, self.admin_site, opts, found, _("Reset a key"), back)
+        data = request.POST if request.method == "POST" else None
+        form = KeyResetForm(data, found, offered, request.GET.get("rule", ""))
+        if data is None or not form.is_valid():
+            return self._form_page(request, form, found, back)
+        if not is_confirmed(request):
+            return confirmation(request, self.admin_site, opts, _consequences(form, found), back)
+        return self._reset(request, form, found, back)
+
+    def _form_page(self, request: HttpRequest, form: KeyResetForm, found: Whom, back: str) -> HttpResponse:
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("Reset a key"),
+            "explained": _("The key gets all permits of the rule again. Its usage stays counted and billed."),
+            "whom": found,
+            "inspect_url": _page_about(found, self.admin_site) if may_inspect(request) else "",
+            "form": form,
+            "button": _("Show what the reset changes"),
+            "media": form.media,
+            "opts": self.model._meta,
+            "back": back,
+        }
+        return TemplateResponse(request, "ratelimits/admin/operate_form.html", context)
+
+    def _reset(self, request: HttpRequest, form: KeyResetForm, found: Whom, back: str) -> HttpResponse:
+        data = form.cleaned_data
+        try:
+            row = reset(found.key, data["rule"], data["reason"], account=found.account, by=request.user)
+        except UNAVAILABLE as error:
+            text = _("Nothing was reset: Redis or the database does not answer: %s") % error
+            self.message_user(request, text, messages.ERROR)
+            return HttpResponseRedirect(back)
+        self.log_addition(request, row, [{"added": {}}])
+        text = _("%(key)s has all permits of %(rule)s again.") % {"key": found, "rule": row.rule}
+        self.message_user(request, text, messages.SUCCESS)
+        return HttpResponseRedirect(_page_about(found, self.admin_site) if may_inspect(request) else back)
 
 
-def _consequences(form: KeyResetForm) -> Consequences:
+def _page_about(found: Whom, site: admin.AdminSite) -> str:
+    return inspect_url(found.key, found.account, site.name)
+
+
+def _consequences(form: KeyResetForm, found: Whom) -> Consequences:
     return Consequences(
-        _("Reset %(key)s under %(rule)s") % form.cleaned_data,
+        _("Reset %(key)s under %(rule)s") % {"key": found.key, "rule": form.cleaned_data["rule"]},
         [
             _("The key has all permits of the rule again. The usage so far is still counted and billed."),
             _(

@@ -1,11 +1,17 @@
-"""Sort the app's tables on the admin's index in the order in which people use them."""
+"""The admin's index: links to the most common tasks, and the app's tables in the order in which people use them."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
+from django.http import HttpRequest
+from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
+
+from ratelimits.admin.inspected import may_inspect
+from ratelimits.admin.operate.confirming import may_operate
 
 #: The groups of the index, each with the names of its models. Groups and models are in the order of the index.
 GROUPS: tuple[tuple[Any, tuple[str, ...]], ...] = (
@@ -20,6 +26,28 @@ GROUPS: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (gettext_lazy("Bill"), ("Report", "ReportLine", "Adjustment", "PeriodUsage")),
     (gettext_lazy("Evidence"), ("Line", "Batch", "ShardState", "ArchivedRange")),
 )
+
+
+def tasks(request: HttpRequest, site: str) -> list[tuple[str, str]]:
+    """Return the tasks that people have most often, each with the URL of its page, if the user may do them.
+
+    `site` is the name of the admin site. A task whose page the site does not have is left out.
+    """
+    user: Any = request.user
+    may_try = any(user.has_perm(f"ratelimits.{action}_rule") for action in ("add", "change"))
+    every = (
+        (_("Why was a request refused?"), "inspect_changelist", "", may_inspect(request)),
+        (_("Give somebody more"), "access_grant", "", may_operate(request)),
+        (_("Give somebody a fresh start (reset)"), "keyreset_add", "", may_operate(request)),
+        (_("Block somebody"), "access_add", "?effect=block", may_operate(request)),
+        (_("Would a limit have hurt anyone yesterday?"), "rule_yesterday", "", may_try),
+    )
+    links = []
+    for text, name, query, may in every:
+        with suppress(NoReverseMatch):
+            if may:
+                links.append((text, reverse(f"{site}:ratelimits_{name}") + query))
+    return links
 
 
 def in_groups(app_list: list[dict[str, Any]]) -> list[dict[str, Any]]:

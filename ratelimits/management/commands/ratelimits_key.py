@@ -17,14 +17,17 @@ from django.utils.dateparse import parse_date, parse_datetime
 
 from ratelimits import rules
 from ratelimits.conf import conf
-from ratelimits.models import Access
+from ratelimits.models import Access, Account, KeyOverride, KeyTotal, PlanMembership
 from ratelimits.models.access.targets import canonical
 from ratelimits.models.fields.durations import seconds
 from ratelimits.models.history import MAX_REASON
-from ratelimits.quota.operating import NothingDoneError, identity_of, reset
+from ratelimits.models.keys import COVERS
+from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, identity_of, reset
 from ratelimits.quota.standings import UNAVAILABLE, LiveLimit, live_limits
 from ratelimits.rules import AppliedRule
 from ratelimits.rules.grants import grant
+from ratelimits.status.key_owners import nobody_has
+from ratelimits.status.known_keys import known_keys, typed_key
 
 #: Exit status if Redis or the database does not answer. (The exit status is 2 if the arguments are not valid, and 1 if
 #: the command did nothing for another reason.)
@@ -46,7 +49,10 @@ class Command(BaseCommand):
             ("grant", "give a key more capacity under a rule until a given time"),
         ):
             command = commands.add_parser(name, help=text)
-            command.add_argument("key", help="such as user:42, api_key:9f3c, account:acme or ip:203.0.113.9")
+            command.add_argument(
+                "key",
+                help="such as user:42, api_key:9f3c, account:acme or ip:203.0.113.9; or a name that has only one key",
+            )
             command.add_argument(
                 "--account", default="", help="the account of the user or API key; write - if there is none"
             )
@@ -83,7 +89,7 @@ class Command(BaseCommand):
             raise CommandError(f"Nothing was done: {error}", returncode=NO_ANSWER) from error
 
     def _show(self, options: dict[str, Any]) -> None:
-        identity = identity_of(options["key"], options["account"])
+        identity = identity_of(_key(options["key"]), options["account"])
         if identity.account is not None:
             self.stdout.write(f"account: {identity.account_id}")
         row = rules.reload().access(identity)
@@ -97,12 +103,12 @@ class Command(BaseCommand):
             self.stdout.write(_limit_text(limit))
 
     def _reset(self, options: dict[str, Any]) -> None:
-        user = _author(options)
-        row = reset(options["key"], options["rule"], options["reason"], account=options["account"], by=user)
+        user, key = _author(options), _existing_key(options)
+        row = reset(key, options["rule"], options["reason"], account=options["account"], by=user)
         self.stdout.write(f"{row.key} has all permits of {row.rule} again.")
 
     def _grant(self, options: dict[str, Any]) -> None:
-        key, rule, extra, until = (options[name] for name in ("key", "rule", "extra", "until"))
+        key, (rule, extra, until) = _existing_key(options), (options[name] for name in ("rule", "extra", "until"))
         owner = options["account"] or identity_of(key).account_id
         for override in grant(key, rule, extra, until, options["reason"], account=owner, by=_author(options)):
             self.stdout.write(f"{override}: capacity {override.capacity}, {_validity_text(override)}")
@@ -136,6 +142,29 @@ class Command(BaseCommand):
             row._history_user = user
             row.end(options["reason"])
             self.stdout.write(f"{row}: ended.")
+
+
+def _key(text: str) -> str:
+    """Return the key that a text means: a key, or a part of a key or name. Raise NothingDoneError unless it is one."""
+    key = typed_key(text)
+    if key is not None or text.partition(":")[0] in COVERS:
+        return key or text  # `identity_of` reports a text that is not a key.
+    found = known_keys(text, {Account, get_user_model(), KeyOverride, PlanMembership, Access, KeyTotal}).keys
+    if not found:
+        raise NothingDoneError(f"No key or name contains “{text}”: write a key, such as account:acme or user:42.")
+    if len(found) > 1:
+        names = ", ".join(f"{one.key} ({one.name})" if one.name else one.key for one in found)
+        raise NothingDoneError(f"Several keys match “{text}”. Write one of them: {names}.")
+    return found[0].key
+
+
+def _existing_key(options: dict[str, Any]) -> str:
+    """Return the key of the command line. Raise NothingDoneError if nobody has the key or the account."""
+    key, account = _key(options["key"]), options["account"]
+    problem = nobody_has(key) or (nobody_has(f"account:{account}") if account not in ("", NO_ACCOUNT) else "")
+    if problem:
+        raise NothingDoneError(problem)
+    return key
 
 
 def _limit_text(limit: LiveLimit) -> str:

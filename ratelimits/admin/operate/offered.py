@@ -1,0 +1,134 @@
+"""The rules that can be reset for a key, or granted more for it. Rules that lately refused the key come first."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from ratelimits import rules
+from ratelimits.algorithms.limits import Algorithm, CalendarWindow, fields_of
+from ratelimits.algorithms.wording import Wording, amount
+from ratelimits.conf import conf
+from ratelimits.identity import Identity
+from ratelimits.models.fields.sentences import sentence
+from ratelimits.models.keys import COVERS
+from ratelimits.models.ledger import moment
+from ratelimits.rules import AppliedRule, ExplainedRule, UnreadableRule
+from ratelimits.rules.selection import key_of
+from ratelimits.status.refusals import refused_lately
+
+#: An id that no user and no API key has, because ids cannot be a space. It stands for any key of an account or user.
+_ANY = " "
+_CALENDAR_WINDOWS = {
+    "hour": gettext_lazy("calendar hour"),
+    "day": gettext_lazy("calendar day"),
+    "week": gettext_lazy("calendar week"),
+    "month": gettext_lazy("calendar month"),
+    "year": gettext_lazy("calendar year"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedRule:
+    """A rule that limits a key, or that limits each of the keys that belong to it.
+
+    unit        the unit of its meter, such as "requests"
+    counts_it   whether the rule counts the key itself. Otherwise it counts each key of the user or account separately
+    refused_at  start of the quarter of an hour in which the rule last refused a request, in s since 1970 UTC; 0 if it
+                refused none in 24 hours
+    """
+
+    name: str
+    sentence: str
+    unit: str
+    algorithm: Algorithm
+    counts_it: bool
+    refused_at: int
+
+    @property
+    def label(self) -> str:
+        """Return the text of the choice in a form."""
+        text = f"{self.name}: {self.sentence}"
+        if not self.refused_at:
+            return text
+        start = moment(self.refused_at * 1_000_000)
+        return _("%(rule)s – refused requests at %(time)s UTC") % {"rule": text, "time": f"{start:%H:%M}"}
+
+    @property
+    def has_capacity(self) -> bool:
+        """Return whether the rule has a capacity that a grant can raise."""
+        return "capacity" in fields_of(self.algorithm.id)
+
+    @property
+    def window(self) -> str:
+        """Return the name of the time in which permits are counted; "" if they are counted in no window."""
+        if isinstance(self.algorithm, CalendarWindow):
+            return f"{_CALENDAR_WINDOWS[self.algorithm.calendar_unit]} ({self.algorithm.timezone})"
+        names, period = fields_of(self.algorithm.id), getattr(self.algorithm, "period", None)
+        if period is None or "rate" in names:
+            return ""
+        return _("window of %(span)s") % {"span": Wording(_, ngettext).span(period)}
+
+    def more(self, extra: int) -> str:
+        """Return a text for additional permits, such as "5,000 more requests in each window of 1 hour"."""
+        values = {"n": f"{extra:,}", "unit": amount(extra, self.unit).partition(" ")[2], "window": self.window}
+        if self.window:
+            return _("%(n)s more %(unit)s in each %(window)s") % values
+        return _("%(n)s more %(unit)s at once") % values
+
+
+def offered_rules(identity: Identity, key: str) -> list[OfferedRule]:
+    """Return the rules that limit a key, or keys that belong to it. `identity` is the identity of the key.
+
+    Rules that refused a request in the last 24 hours come first, the newest refusal at the top; then the others by
+    name. Rules that are off or cannot be read are left out. Raise RulesUnavailable.
+    """
+    snapshot, kind = rules.reload(), key.partition(":")[0]
+    found = {why.row.name: (why, True) for why in snapshot.in_any_scope(identity) if _counted_key(why, identity) == key}
+    if kind in ("account", "user"):
+        others = Identity(identity.user or _ANY, _ANY, identity.account)
+        for why in snapshot.in_any_scope(others):
+            if isinstance(why.rule, AppliedRule) and why.rule.key_kind in COVERS[kind] - {kind}:
+                found.setdefault(why.row.name, (why, False))
+    refusals = _last_refusals(identity, key)
+    offered = [
+        OfferedRule(
+            why.row.name,
+            explained_sentence(why),
+            conf.UNITS.get(why.row.meter, why.row.meter),
+            why.rule.algorithm,
+            counts_it,
+            refusals.get(why.row.pk, 0),
+        )
+        for why, counts_it in found.values()
+        if isinstance(why.rule, AppliedRule)
+    ]
+    return sorted(offered, key=lambda rule: (-rule.refused_at, rule.name))
+
+
+def _counted_key(why: ExplainedRule, identity: Identity) -> str | None:
+    return key_of(identity, why.rule.key_kind) if isinstance(why.rule, AppliedRule) else None
+
+
+def _last_refusals(identity: Identity, key: str) -> dict[int, int]:
+    """Return, by rule, the start of the newest quarter of an hour in which it refused the key."""
+    if not identity.account:
+        return {}
+    of_account = key == identity.account
+    newest_first = refused_lately(identity.account_id, "" if of_account else key, time.time())
+    return {row.rule: row.start for row in reversed(newest_first) if row.denied}
+
+
+def explained_sentence(why: ExplainedRule) -> str:
+    """Return a rule as a sentence, with the numbers that apply to the key."""
+    row, rule = why.row, why.rule
+    algorithm = rule.algorithm if isinstance(rule, AppliedRule) else row.algorithm
+    if isinstance(rule, UnreadableRule) or algorithm is None:
+        error = row.unreadable or _("the override has numbers that are not valid")
+        return _("not in force: %(error)s") % {"error": error}
+    scope = f"{row.scope}:{','.join(sorted(row.methods))}" if row.methods else row.scope
+    unit = conf.UNITS.get(row.meter, row.meter)
+    return sentence(algorithm, unit, row, scope, sorted(row.except_scopes), row.max_wait)

@@ -1,0 +1,59 @@
+"""Sentences that say how many permits a key has left under a rule."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from django.core.exceptions import ValidationError
+from django.utils.translation import gettext as _
+
+from ratelimits.admin.operate.offered import OfferedRule
+from ratelimits.admin.operate.whom import Whom
+from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, counted_under
+from ratelimits.quota.standings import UNAVAILABLE
+from ratelimits.status.known_keys import keys_of_account
+
+#: Maximum number of keys whose permits are read, if a rule counts each key of an account.
+MAX_KEYS = 5
+
+
+def permits_left(whom: Whom, rule: OfferedRule, extra: int = 0) -> list[str]:
+    """Return a sentence for each key that the rule counts, at most `MAX_KEYS`.
+
+    If `extra` is not 0, the sentences also say what is left after a grant of this many permits. If Redis or the
+    database does not answer, the only sentence says so.
+    """
+    keys = [whom.key] if rule.counts_it else _used_keys(whom)
+    account = whom.identity.account_id or NO_ACCOUNT
+    sentences = []
+    try:
+        for key in keys[:MAX_KEYS]:
+            # The rule may count no key of this kind, and some texts in the ledger are not keys.
+            with suppress(NothingDoneError, ValidationError):
+                sentences += [
+                    _sentence(counted_key, standing.remaining, applied.algorithm.quota[0], extra)
+                    for applied, counted_key, standing in counted_under(key, rule.name, account)
+                ]
+    except UNAVAILABLE as error:
+        return [_("What is left now is not known: Redis or the database does not answer: %s") % error]
+    return sentences
+
+
+def _used_keys(whom: Whom) -> list[str]:
+    """Return the keys of an account that were used lately, or the user itself."""
+    return keys_of_account(whom.identity.account_id) if whom.key == whom.identity.account else []
+
+
+def _sentence(key: str, left: int, capacity: int, extra: int) -> str:
+    values = {
+        "key": key,
+        "left": f"{left:,}",
+        "capacity": f"{capacity:,}",
+        "left_after": f"{left + extra:,}",
+        "capacity_after": f"{capacity + extra:,}",
+    }
+    if extra:
+        text = _("%(key)s has %(left)s of %(capacity)s left now; with the grant %(left_after)s of %(capacity_after)s.")
+    else:
+        text = _("%(key)s has %(left)s of %(capacity)s left now.")
+    return text % values

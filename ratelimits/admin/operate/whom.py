@@ -1,0 +1,177 @@
+"""Find the key for which a user wants to do something. If several keys match the typed text, ask which one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from django.contrib.admin import AdminSite
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.utils.translation import gettext as _
+
+from ratelimits.admin.inspected import may_inspect
+from ratelimits.admin.operate.confirming import may_operate
+from ratelimits.admin.operate.whom_form import MAX_TEXT, WhomForm
+from ratelimits.admin.suggestions import suggest_keys
+from ratelimits.conf import conf
+from ratelimits.identity import Identity
+from ratelimits.models import Access, Account, KeyOverride, KeyTotal, Line, PlanMembership
+from ratelimits.models.keys import COVERS
+from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, UnknownAccountError, identity_of
+from ratelimits.status.key_owners import nobody_has, searched_name
+from ratelimits.status.known_keys import MAX_KEYS, KnownKey, known_keys, typed_key
+
+
+@dataclass(frozen=True, slots=True)
+class Whom:
+    """A key that was found.
+
+    account  the account as the forms send it again; "" for an account or an address
+    names    the names that people know: of the account, of the user, or of the API key
+    """
+
+    key: str
+    identity: Identity
+    account: str = ""
+    names: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.key} ({', '.join(self.names)})" if self.names else self.key
+
+
+class Question(NamedTuple):
+    """Nothing was found, or more than one key. The page asks again.
+
+    problem  a sentence that says why, and what to do; "" if nothing was typed yet
+    choices  the keys or accounts to choose from, each with the URL of the page about it
+    """
+
+    problem: str = ""
+    choices: tuple[tuple[KnownKey, str], ...] = ()
+
+
+def whom(request: HttpRequest, site: AdminSite) -> Whom | Question:
+    """Return the key that `key` and `account` of the request mean.
+
+    `key` is a key, an address, or a part of a key or of a name. A key that nobody has is refused.
+    """
+    values = request.POST if request.method == "POST" else request.GET
+    text, account = (values.get(name, "").strip() for name in ("key", "account"))
+    if not text:
+        return Question()
+    if max(len(text), len(account)) > MAX_TEXT or not (text + account).isprintable():
+        return Question(_("No key has such a text. Type the key, or a part of it or of its name."))
+    # `identity_of` reports a text that begins like a key but is not one.
+    key = typed_key(text) or (text if text.partition(":")[0] in COVERS else None)
+    if key is None:
+        found = known_keys(text, searched_tables(request, site))
+        if len(found.keys) != 1:
+            return _which_one(request, text, found.keys, more=found.more)
+        key = found.keys[0].key
+    problem = nobody_has(key) or (nobody_has(f"account:{account}") if account not in ("", NO_ACCOUNT) else "")
+    if problem:
+        return Question(problem)
+    try:
+        identity = identity_of(key, account)
+    except UnknownAccountError as error:
+        return _which_account(request, key, error)
+    except (NothingDoneError, ValidationError) as error:
+        return Question(" ".join(error.messages) if isinstance(error, ValidationError) else str(error))
+    sent = "" if key.startswith(("account:", "ip:")) else identity.account_id or NO_ACCOUNT
+    return Whom(key, identity, sent, tuple(names_of(request, site, key)))
+
+
+def ask_whom(
+    request: HttpRequest, site: AdminSite, opts: Any, question: Question, title: str, back: str
+) -> HttpResponse:
+    """Return the page that asks for the key. It opens the page of the request again, with the key in its URL."""
+    values = request.POST if request.method == "POST" else request.GET
+    form = WhomForm(initial={name: values.get(name, "") for name in ("key", "account")})
+    form.fields["key"].widget.attrs["autofocus"] = True
+    if may_inspect(request):
+        suggest_keys(form.fields["key"], site.name, "keys")
+        suggest_keys(form.fields["account"], site.name, "accounts")
+    context = {
+        **site.each_context(request),
+        "title": title,
+        "question": question,
+        "form": form,
+        "others": [(name, value) for name, value in request.GET.items() if name not in form.fields],
+        "media": form.media,
+        "opts": opts,
+        "back": back,
+    }
+    return TemplateResponse(request, "ratelimits/admin/operate_whom.html", context)
+
+
+def _which_one(request: HttpRequest, text: str, keys: list[KnownKey], *, more: bool) -> Question:
+    if not keys:
+        problem = _(
+            "No key or name that you may view contains “%(text)s”. Write less of it, or the whole key, such as"
+            " account:acme or user:42."
+        )
+        return Question(problem % {"text": text})
+    problem = _("Which one?")
+    if more:
+        problem += " " + _("There are more keys: at most %s are listed. Write more of the key or name.") % MAX_KEYS
+    return Question(problem, tuple((known, _url(request, known.key)) for known in keys))
+
+
+def _which_account(request: HttpRequest, key: str, error: UnknownAccountError) -> Question:
+    accounts = [KnownKey(account) for account in error.accounts]
+    none = KnownKey(NO_ACCOUNT, _("The key has no account"))
+    return Question(str(error), tuple((one, _url(request, key, one.key)) for one in (*accounts, none)))
+
+
+def _url(request: HttpRequest, key: str, account: str = "") -> str:
+    """Return the URL of this page for a key. It keeps the other values of the page's own URL."""
+    others = {name: value for name, value in request.GET.items() if name not in ("key", "account")}
+    query = {"key": key} | ({"account": account} if account else {}) | others
+    return f"?{urlencode(query)}"
+
+
+def names_of(request: HttpRequest, site: AdminSite, key: str) -> Iterator[str]:
+    """Yield the names of a key: of its API key, or of its account or user if the request's user may view this row."""
+    kind, _colon, identifier = key.partition(":")
+    users: Any = get_user_model()
+    names: list[str] = []
+    if kind == "account" and may_view(request, site, Account):
+        rows: Any = Account.objects.using(conf.DATABASE).filter(identifier=identifier)
+        names += rows.values_list("name", flat=True)
+    if kind == "user" and may_view(request, site, users):
+        try:
+            pk = users._meta.pk.to_python(identifier)
+        except ValidationError:
+            return
+        names += map(str, users._default_manager.filter(pk=pk).values_list(users.USERNAME_FIELD, flat=True))
+    if kind == "api_key":
+        names.append(searched_name(key))
+    yield from filter(None, names)
+
+
+def searched_tables(request: HttpRequest, site: AdminSite) -> set[type[models.Model]]:
+    """Return the tables to search for keys: those that the user may view.
+
+    A user who may view ledger lines may view `KeyTotal` too.
+    """
+    tables: list[Any] = [Account, get_user_model(), KeyOverride, PlanMembership]
+    viewable: set[Any] = {model for model in tables if may_view(request, site, model)}
+    if may_operate(request) or may_view(request, site, Access):
+        viewable.add(Access)
+    return viewable | ({KeyTotal} if may_view(request, site, Line) else set())
+
+
+def may_view(request: HttpRequest, site: AdminSite, model: Any) -> bool:
+    """Return whether the user may view the rows of a table in the admin."""
+    opts, user = model._meta, request.user
+    page = site._registry.get(model)
+    if page is not None:
+        return bool(page.has_view_permission(request))
+    names = (f"{opts.app_label}.{action}_{opts.model_name}" for action in ("view", "change"))
+    return opts.app_label != "ratelimits" and any(user.has_perm(name) for name in names)

@@ -1,0 +1,27 @@
+"""The form that asks for the key for which a user wants to do something."""
+
+from __future__ import annotations
+
+from django import forms
+from django.utils.translation import gettext_lazy
+
+#: Maximum number of characters of a searched text. No key is longer.
+MAX_TEXT = 300
+
+
+class WhomForm(forms.Form):
+    """A form that asks for the key."""
+
+    key = forms.CharField(
+        label=gettext_lazy("For whom"),
+        max_length=MAX_TEXT,
+        help_text=gettext_lazy(
+            "A name of a customer, user or API key, or a part of it; or a key, such as account:acme."
+        ),
+    )
+    account = forms.CharField(
+        label=gettext_lazy("Account"),
+        max_length=MAX_TEXT,
+        required=False,
+        help_text=gettext_lazy("Only for a user or API key with several accounts, or with an unknown one; - for none."),
+    )

@@ -1,0 +1,81 @@
+"""Say whether anybody has a key, and which name the project's function KEY_SEARCH gives to a key."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from itertools import islice
+
+from django.utils.translation import gettext as _
+
+from ratelimits.conf import conf
+from ratelimits.engine.keys import ledger_name
+from ratelimits.models import Access, Account, KeyOverride, PlanMembership
+from ratelimits.models.users import existing_users
+from ratelimits.status.known_keys import MAX_KEYS, recent_totals
+
+logger = logging.getLogger(__name__)
+
+
+def nobody_has(key: str) -> str:
+    """Return a sentence if nobody has a key; "" if somebody has it, or may have it.
+
+    The app knows users and accounts. It knows those API keys that were used in the last days, that a row names, or that
+    KEY_SEARCH finds. Without KEY_SEARCH it cannot know the other API keys. Anybody may have an address.
+    """
+    kind, _colon, name = key.partition(":")
+    if kind == "user":
+        if _was_used(key=ledger_name(key)) or existing_users([name]):
+            return ""
+        text = _("No user has the primary key “%(name)s”. Search for the user by name, or by a part of the name.")
+    elif kind == "account":
+        if _was_used(account=ledger_name(name)) or _account_exists(name):
+            return ""
+        text = _("No account has the identifier “%(name)s”. Search for a part of the account's identifier or name.")
+    elif kind == "api_key" and conf.KEY_SEARCH is not None:
+        if _was_used(key=ledger_name(key)) or _is_in_a_row(key) or _searched(key) is not None:
+            return ""
+        text = _(
+            "No API key “%(name)s” is known: it was not used in the last days, and no search finds it. Search for the"
+            " name of the key, or for its account."
+        )
+    else:
+        return ""
+    return text % {"name": name}
+
+
+def searched_name(key: str) -> str:
+    """Return the name that the project's function KEY_SEARCH gives to a key; "" if it gives none."""
+    return _searched(key) or ""
+
+
+def _searched(key: str) -> str | None:
+    """Return the key's name as KEY_SEARCH returns it; None if it does not find the key."""
+    if conf.KEY_SEARCH is None:
+        return None
+    for text in (key, key.partition(":")[2]):
+        try:
+            found: Iterable[tuple[object, object]] = islice(conf.KEY_SEARCH(text), MAX_KEYS + 1)
+            for known_key, name in found:
+                if str(known_key) == key:
+                    return str(name)
+        except Exception:
+            logger.exception("RATELIMITS['KEY_SEARCH'] failed for a text of %s characters", len(text))
+            return None
+    return None
+
+
+def _was_used(**column: str) -> bool:
+    return bool(recent_totals().filter(**column).exists())
+
+
+def _account_exists(name: str) -> bool:
+    if Account.objects.using(conf.DATABASE).filter(identifier=name).exists():
+        return True
+    # Without RATELIMITS["ACCOUNT"], each user is an account too.
+    return conf.ACCOUNT is None and bool(existing_users([name]))
+
+
+def _is_in_a_row(key: str) -> bool:
+    named = ((KeyOverride, "key"), (PlanMembership, "key"), (Access, "target"))
+    return any(model._default_manager.using(conf.DATABASE).filter(**{column: key}).exists() for model, column in named)

@@ -1,0 +1,70 @@
+"""Test whether anybody has a key, and which name the project gives to a key."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+
+from ratelimits.models import Account, KeyOverride, KeyTotal
+from ratelimits.models.status.totals import DAY, SUMS, newest_days
+from ratelimits.status.key_owners import nobody_has, searched_name
+from tests.support.rows import rule
+
+pytestmark = pytest.mark.django_db
+
+
+def names(text: str) -> Iterator[tuple[str, str]]:
+    """Search as a project may: by a part of the name, or by the id."""
+    if text == "broken":
+        raise ValueError(text)
+    yield from ((key, name) for key, name in (("api_key:4", "web"), ("api_key:44", "app")) if text in (key[8:], name))
+
+
+def searched(settings: Any, search: str | None, account: str | None = None) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "KEY_SEARCH": search, "ACCOUNT": account}
+
+
+def used(key: str, account: str, day: int = 1) -> None:
+    subject = {"account": account, "key": key, "rule": 0, "meter": "requests"}
+    start = newest_days(time.time(), 10)[day]
+    KeyTotal.objects.create(span=DAY, start=start, **subject, **dict.fromkeys(SUMS, 1))
+
+
+def test_users_and_accounts_are_known_by_their_rows_and_by_their_usage(settings: Any) -> None:
+    searched(settings, None, f"{__name__}.names")
+    user, account = User.objects.create(username="ann"), Account.objects.create(identifier="acme")
+    used("user:900", "globex")
+    used("user:901", "initech", day=5)
+    known = (f"user:{user.pk}", f"account:{account.identifier}", "user:900", "account:globex", "ip:203.0.113.9")
+    assert [nobody_has(key) for key in known] == [""] * 5
+    for key in ("user:901", "account:initech", f"user:0{user.pk}", "account:ACME", f"account:{user.pk}"):
+        assert nobody_has(key), key
+
+
+def test_each_user_is_an_account_if_the_project_names_no_account(settings: Any) -> None:
+    searched(settings, None)
+    user = User.objects.create(username="ann")
+    assert nobody_has(f"account:{user.pk}") == ""
+
+
+def test_api_keys_are_known_by_search_usage_and_rows(settings: Any) -> None:
+    searched(settings, f"{__name__}.names")
+    rule("day", "fixed_window", key_kind="api_key")
+    KeyOverride.objects.create(key="api_key:7", rule="day", capacity=5)
+    used("api_key:8", "acme")
+    assert [nobody_has(f"api_key:{name}") for name in (4, 44, 7, 8)] == [""] * 4
+    assert "No API key “9” is known" in nobody_has("api_key:9")
+    assert nobody_has("api_key:broken")
+    searched(settings, None)
+    assert nobody_has("api_key:9") == ""
+
+
+def test_the_name_is_that_of_exactly_this_key(settings: Any) -> None:
+    searched(settings, f"{__name__}.names")
+    assert [searched_name(f"api_key:{name}") for name in (4, 44, 9, "broken")] == ["web", "app", "", ""]
+    searched(settings, None)
+    assert searched_name("api_key:4") == ""
