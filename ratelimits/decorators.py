@@ -12,7 +12,7 @@ from django.http.response import HttpResponseBase
 
 from ratelimits.identity import aidentify, identify
 from ratelimits.quota import finishing
-from ratelimits.quota.answers.responses import Cost, costs_of, refusal, scope_of, with_headers, wrong_cost
+from ratelimits.quota.answers.responses import Cost, arefusal, costs_of, refusal, scope_of, with_headers, wrong_cost
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
 
@@ -45,7 +45,7 @@ def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None 
                 raise wrong_cost(error, view) from None
             finishing.begin(request, answer)
             if not answer.allowed:
-                return refusal(answer)
+                return refusal(request, answer)
             try:
                 response = view(request, *args, **kwargs)
             except Exception:
@@ -68,7 +68,7 @@ def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None 
                 raise wrong_cost(error, view) from None
             finishing.begin(request, answer)
             if not answer.allowed:
-                return refusal(answer)
+                return await arefusal(request, answer)
             try:
                 response = await view(request, *args, **kwargs)
             except Exception:

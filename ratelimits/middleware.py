@@ -18,7 +18,7 @@ from ratelimits.conf import conf
 from ratelimits.identity import aidentify, identify
 from ratelimits.quota import finishing
 from ratelimits.quota.answers.answer import ONE_REQUEST
-from ratelimits.quota.answers.responses import refusal, with_headers
+from ratelimits.quota.answers.responses import arefusal, refusal, with_headers
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest], Awaitable[HttpResponseBase]]
@@ -61,7 +61,7 @@ class QuotaMiddleware:
             answer = check_and_wait(identify(request), "*", request.method or "", ONE_REQUEST, request)
             finishing.begin(request, answer)
             if not answer.allowed:
-                return refusal(answer)
+                return refusal(request, answer)
         try:
             response = cast("HttpResponseBase", self.get_response(request))
         except BaseException as error:
@@ -76,7 +76,7 @@ class QuotaMiddleware:
             answer = await acheck_and_wait(await aidentify(request), "*", request.method or "", ONE_REQUEST)
             finishing.begin(request, answer)
             if not answer.allowed:
-                return refusal(answer)
+                return await arefusal(request, answer)
         try:
             response = await cast("Awaitable[HttpResponseBase]", self.get_response(request))
         except BaseException as error:

@@ -39,6 +39,8 @@ _DEFAULTS: dict[str, Any] = {
     "bills": False,
     "on_failure": "",
     "prefetch": None,
+    "refusal_status": 429,
+    "refusal_text": "",
 }
 _FEES = ("flat_fee", "minimum")
 #: If the entry of a plan does not have these fields, `load` does not change them. So an old file without prices deletes

@@ -115,6 +115,8 @@ RULE: dict[str, FieldType] = _NULLABLE | {
     "mode": _NAME,
     "bills": _BOOLEAN,
     "on_failure": _TEXT,
+    "refusal_status": _WHOLE_NUMBER,
+    "refusal_text": _TEXT,
 }
 
 

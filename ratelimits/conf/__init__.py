@@ -18,6 +18,7 @@ from ratelimits.conf.setting_rules import complaint
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
+    from django.http.response import HttpResponseBase
 
 DEFAULTS: dict[str, Any] = {
     # Servers and databases
@@ -40,6 +41,7 @@ DEFAULTS: dict[str, Any] = {
     "RECEIPT_TTL": 86_400,  # seconds for which a receipt can be refunded or settled
     "OUTBOUND_SCOPES": [],  # scopes of outbound calls and Celery tasks; the admin knows that they are in use
     "PATHS": [],  # path prefixes of plain Django views that the middleware limits, such as "/files/"
+    "REFUSAL_RESPONSE": None,  # callable or path: takes a request and its answer, returns a response or None
     "BILL_ERRORS": False,  # bill responses with status 500 or above; otherwise the middleware refunds them
     "MAX_WAITING": 100,  # maximum number of waiting requests of a process; others are refused instead of waiting
     "X_RATELIMIT_HEADERS": False,  # also send X-RateLimit-* fields
@@ -72,7 +74,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 #: Settings whose value is a callable or the dotted path of a callable.
-CALLABLES = {"ACCOUNT", "BILLING_CUSTOMER", "KEY_SEARCH"}
+CALLABLES = {"ACCOUNT", "BILLING_CUSTOMER", "KEY_SEARCH", "REFUSAL_RESPONSE"}
 #: The hint if RATELIMITS itself is not a dict.
 A_DICT = 'Write a dict such as {"CACHE_ALIAS": "ratelimits"}.'
 #: Settings that contain secrets. No message shows their values.
@@ -110,6 +112,7 @@ class Conf:
     RECEIPT_TTL: int
     OUTBOUND_SCOPES: list[str]
     PATHS: list[str]
+    REFUSAL_RESPONSE: Callable[[HttpRequest, Any], HttpResponseBase | None] | None
     BILL_ERRORS: bool
     MAX_WAITING: int
     X_RATELIMIT_HEADERS: bool

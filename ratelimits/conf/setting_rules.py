@@ -162,6 +162,7 @@ RULES: dict[str, SettingRule] = {
     "RECEIPT_TTL": _seconds(),
     "OUTBOUND_SCOPES": _SCOPES,
     "PATHS": _PATHS,
+    "REFUSAL_RESPONSE": _CALLABLE,
     "BILL_ERRORS": _FLAG,
     "MAX_WAITING": SettingRule("a whole number from 0 to 1_000_000.", _is_whole(0, 1_000_000)),
     "X_RATELIMIT_HEADERS": _FLAG,

@@ -28,6 +28,7 @@ from ratelimits.models.fields.scopes import names_in
 from ratelimits.models.history import History
 from ratelimits.models.keys import KeyKind
 from ratelimits.models.rule_parts.coverage import Callers, Coverage
+from ratelimits.models.rule_parts.refusal import Refusal, RefusalStatus
 from ratelimits.models.validation import rules as validation
 from ratelimits.models.versions import Edit, Tombstone, Versioned
 
@@ -41,7 +42,7 @@ def _algorithm_choices() -> list[tuple[str, Any]]:
     return [(algorithm_class.id, _(algorithm_class.label)) for algorithm_class in classes]
 
 
-class Rule(Coverage, Versioned):
+class Rule(Coverage, Refusal, Versioned):
     """One limit: the requests that it counts, its algorithm, and the meaning of a refusal."""
 
     class Mode(models.TextChoices):
@@ -249,6 +250,9 @@ class Rule(Coverage, Versioned):
                 & (Q(ipv6_prefix=None) | Q(ipv6_prefix__range=(1, IPV6_PREFIX))),
                 _("Write an IPv4 prefix from 1 to 32 and an IPv6 prefix from 1 to 64, or leave them empty."),
             ),
+            constraint(
+                "refusal_status", Q(refusal_status__in=RefusalStatus.values), _("Choose the status from the list.")
+            ),
             constraint("mode", Q(mode__in=["enforce", "shadow", "off"]), _("Choose a mode: enforce, shadow or off.")),
             constraint(
                 "on_failure",
@@ -285,7 +289,7 @@ class Rule(Coverage, Versioned):
 
         Rows can be invalid because raw SQL can write any values.
         """
-        problem = self.coverage_problem()
+        problem = self.coverage_problem() or self.refusal_problem()
         if problem:
             return problem
         try:

@@ -107,18 +107,19 @@ def blocked(status: int, message: str) -> dict[str, Any]:
     return {"title": HTTPStatus(status).phrase, "status": status} | ({"detail": message} if message else {})
 
 
-def problem(violated: Sequence[str], seconds: float | None) -> dict[str, Any]:
+def problem(violated: Sequence[str], seconds: float | None, status: int = 429, text: str = "") -> dict[str, Any]:
     """Return the body of a refusal by rules, as application/problem+json (RFC 9457).
 
     `violated` are the names of the rules. `seconds` is the time until the request would be admitted (None: never).
+    `text` is the text of the rule; "" for the sentence that says when to try again.
     """
-    detail = (
+    detail = text or (
         "This request can never be admitted." if seconds is None else f"Try again in {max(ceil(seconds), 1)} seconds."
     )
     return {
         "type": QUOTA_EXCEEDED,
         "title": "Request cannot be satisfied as assigned quota has been exceeded",
-        "status": 429,
+        "status": status,
         "detail": detail,
         "violated-policies": list(violated),
     }

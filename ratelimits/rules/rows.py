@@ -60,6 +60,8 @@ class RuleRow:
     on_failure: str
     max_wait: Decimal
     prefetch: int
+    refusal_status: int
+    refusal_text: str
     version: int
     edited_at: int
     unreadable: str = ""
@@ -129,6 +131,8 @@ def rule_row(rule: Rule) -> RuleRow:
         rule.on_failure if rule.on_failure in Rule.OnFailure.values else "",
         Decimal(0) if unreadable else rule.max_wait or Decimal(0),
         rule.prefetch or 0,
+        rule.refusal_status,
+        rule.refusal_text,
         rule.version,
         rule.since,
         unreadable,

@@ -40,6 +40,7 @@ class AppliedRule:
               address, with the length of its IPv4 prefix and of its IPv6 prefix
     max_wait  the longest wait in seconds
     prefetch  maximum number of requests for which a process takes permits in advance; 0 for none
+    refusal_status, refusal_text  what a refused client receives; "" for the text that says when to try again
     rule      the id of the rule
     version   the version of the newest edit that affects the rule: an edit of the rule, of an override, or a deletion
     since     the moment from which these parameters hold, in µs since 1970 UTC
@@ -56,6 +57,8 @@ class AppliedRule:
     on_failure: str
     max_wait: Decimal
     prefetch: int
+    refusal_status: int
+    refusal_text: str
     rule: int
     version: int
     since: int

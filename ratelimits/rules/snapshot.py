@@ -401,6 +401,8 @@ class Snapshot:
             on_failure=on_failure,
             max_wait=row.max_wait,
             prefetch=row.prefetch,
+            refusal_status=row.refusal_status,
+            refusal_text=row.refusal_text,
             rule=row.pk,
             version=max(versions),
             since=max(moments),

@@ -7,11 +7,12 @@ framework's own classes, and decide by rates in code and settings.
 from __future__ import annotations
 
 from ratelimits.throttling.by_rates import AnonRateThrottle, ScopedRateThrottle, SimpleRateThrottle, UserRateThrottle
-from ratelimits.throttling.by_rules import QuotaBlocked, QuotaThrottle, QuotaUnavailable
+from ratelimits.throttling.by_rules import QuotaBlocked, QuotaRefused, QuotaThrottle, QuotaUnavailable
 
 __all__ = [
     "AnonRateThrottle",
     "QuotaBlocked",
+    "QuotaRefused",
     "QuotaThrottle",
     "QuotaUnavailable",
     "ScopedRateThrottle",

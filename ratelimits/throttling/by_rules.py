@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from django.http.response import HttpResponseBase
 from django.utils.translation import gettext_lazy as _
-from rest_framework.exceptions import APIException
+from rest_framework.exceptions import APIException, ErrorDetail, Throttled
 from rest_framework.request import Request
 from rest_framework.throttling import BaseThrottle
 
 from ratelimits.identity import identify
 from ratelimits.quota import finishing
 from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
-from ratelimits.quota.answers.responses import costs_of, scope_of, wrong_cost
+from ratelimits.quota.answers.responses import costs_of, own_refusal, scope_of, wrong_cost
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.waiting import check_and_wait
 from ratelimits.rules import AccessRow
@@ -43,6 +44,18 @@ class QuotaBlocked(APIException):
         super().__init__(row.message or _("You are blocked."))
 
 
+class QuotaRefused(Throttled):
+    """Raised if a rule with its own status or text refuses the request, or if the project has its own response."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.retry_after)
+        rule = answer.binding
+        if rule is not None:
+            self.status_code = rule.refusal_status
+            if rule.refusal_text:
+                self.detail = ErrorDetail(rule.refusal_text, self.default_code)
+
+
 class QuotaThrottle(BaseThrottle):
     """The throttle class: it decides requests by the rules in the admin.
 
@@ -58,8 +71,9 @@ class QuotaThrottle(BaseThrottle):
     def allow_request(self, request: Request, view: APIView) -> bool:
         """Return whether the request may proceed, and charge it. Add the RateLimit fields to the view's headers.
 
-        Raise QuotaUnavailable if a failure policy refuses the request, QuotaBlocked if a block refuses it, and
-        WrongCost if the view's cost is not valid.
+        Raise QuotaUnavailable if a failure policy refuses the request, QuotaBlocked if a block refuses it, QuotaRefused
+        if a rule with its own status or text refuses it, and WrongCost if the view's cost is not valid. If the project
+        has its own response, the view answers one of these errors with it.
         """
         # Use Django's request: the middleware reads the answer from it, and DRF's request is slower.
         django_request: Any = getattr(request, "_request", request)
@@ -82,12 +96,36 @@ class QuotaThrottle(BaseThrottle):
         headers = getattr(view, "headers", None)
         if headers is not None:
             headers.update(answer.headers())
-        if answer.unavailable:
-            raise QuotaUnavailable
-        if answer.access is not None and not answer.allowed:
-            raise QuotaBlocked(answer.access)
-        return answer.allowed
+        if answer.allowed:
+            return True
+        response = own_refusal(django_request, answer)
+        refused = _error(answer, always=response is not None)
+        if refused is None:
+            return False  # Django REST framework makes the response, and calls the view's `throttled`.
+        if response is not None:
+            _answer_with(response, refused, view)
+        raise refused
 
     def wait(self) -> float | None:
         """Return the seconds until the same request would be admitted; None if it can never be admitted."""
         return self._answer.retry_after if self._answer is not None else None
+
+
+def _error(answer: Answer, *, always: bool) -> APIException | None:
+    """Return the error for a refused request. Unless `always` is true, return None if the rule has no own response."""
+    if answer.unavailable:
+        return QuotaUnavailable()
+    if answer.access is not None:
+        return QuotaBlocked(answer.access)
+    rule = answer.binding
+    if always or (rule is not None and (rule.refusal_text or rule.refusal_status != Throttled.status_code)):
+        return QuotaRefused(answer)
+    return None
+
+
+def _answer_with(response: HttpResponseBase, error: APIException, view: Any) -> None:
+    """Let a view answer this error with this response. Each request has a view of its own."""
+    if not hasattr(view, "get_exception_handler"):
+        return
+    usual = view.get_exception_handler()
+    view.get_exception_handler = lambda: lambda exc, context: response if exc is error else usual(exc, context)

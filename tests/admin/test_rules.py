@@ -20,6 +20,7 @@ RULES = "/admin/ratelimits/rule/"
 #: The fields that a browser with JavaScript sends: only those that are shown.
 BUCKET = {
     "callers": "everyone",
+    "refusal_status": "429",
     "name": "burst",
     "scope": "*",
     "key_kind": "api_key",

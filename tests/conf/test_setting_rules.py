@@ -37,6 +37,7 @@ WRONG: dict[str, list[Any]] = {
     "RECEIPT_TTL": [0, *NUMBERS],
     "OUTBOUND_SCOPES": ["mailer-api", None, [""], [7], {"mailer-api": 1}],
     "PATHS": ["/files/", None, ["files/"], [""], [7], [b"/files/"], {"/files/": 1}],
+    "REFUSAL_RESPONSE": ["no.such.module", "nodots", "", 7, "os.sep"],
     "BILL_ERRORS": ["yes", 1, 0, None],
     "MAX_WAITING": [1.5, 10**9, *NUMBERS],
     "X_RATELIMIT_HEADERS": ["yes", 1, 0, None],

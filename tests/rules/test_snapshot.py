@@ -55,6 +55,8 @@ class TestWhatApplies:
                 on_failure="deny",
                 max_wait=Decimal("1.5"),
                 prefetch=0,
+                refusal_status=429,
+                refusal_text="",
                 rule=row.pk,
                 version=1,
                 since=row.since,

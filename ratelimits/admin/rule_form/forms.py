@@ -72,8 +72,8 @@ class RuleForm(TypedRates):
             algorithm.widget.attrs["data-ratelimits-fields"] = json.dumps(_fields_by_algorithm())
             algorithm.widget.attrs["data-ratelimits-explanations"] = json.dumps(explanations())
             algorithm.help_text = _algorithm_explanations()
-        if "callers" in self.fields:
-            self.fields["callers"].required = False  # A form without this field keeps the default value.
+        for name in self.fields.keys() & {"callers", "refusal_status"}:
+            self.fields[name].required = False  # A form without this field keeps the default value.
         for name, suggestions in (("scope", _scopes), ("meter", _meters), ("group", _groups)):
             if name in self.fields:
                 attrs = self.fields[name].widget.attrs

@@ -8,6 +8,7 @@ from django.utils.translation import gettext as _
 
 from ratelimits.algorithms.limits import ALGORITHMS
 from ratelimits.models import Rule
+from ratelimits.models.rule_parts.refusal import RefusalStatus
 
 
 def reading(rule: Rule) -> str:
@@ -22,7 +23,10 @@ def _sentences(rule: Rule) -> Iterator[str]:
     else:
         yield _("For everyone, except on plans with a rule of the same name.")
     if rule.mode == Rule.Mode.ENFORCE:
-        yield _("Requests above this limit are refused.")
+        if rule.refusal_status == RefusalStatus.TOO_MANY:
+            yield _("Requests above this limit are refused.")
+        else:
+            yield _("Requests above this limit are refused with the status %s.") % rule.refusal_status
     elif rule.mode == Rule.Mode.SHADOW:
         yield _("Shadow: the rule only records what it would refuse, and refuses nobody.")
     else:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.utils.functional import Promise
 
-from ratelimits.conf import shown
+from ratelimits.conf import conf, shown
 from ratelimits.quota import headers
 from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
 from ratelimits.quota.costs import WrongCost
@@ -53,8 +54,37 @@ def _named(view: Any) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-def refusal(answer: Answer) -> HttpResponse:
-    """Return the response to a refused request: a problem document (RFC 9457) with the RateLimit fields."""
+def refusal(request: HttpRequest, answer: Answer) -> HttpResponseBase:
+    """Return the response to a refused request, with the RateLimit fields.
+
+    It is the response of RATELIMITS["REFUSAL_RESPONSE"], or else a problem document (RFC 9457).
+    """
+    response = own_refusal(request, answer)
+    return _problem(answer) if response is None else with_headers(response, answer)
+
+
+async def arefusal(request: HttpRequest, answer: Answer) -> HttpResponseBase:
+    """Do the same as `refusal`, in async code. RATELIMITS["REFUSAL_RESPONSE"] runs in a thread."""
+    if conf.REFUSAL_RESPONSE is None:
+        return _problem(answer)
+    return await sync_to_async(refusal)(request, answer)
+
+
+def own_refusal(request: HttpRequest, answer: Answer) -> HttpResponseBase | None:
+    """Return the project's own response to a refused request; None if it has none.
+
+    Raise ImproperlyConfigured if RATELIMITS["REFUSAL_RESPONSE"] returns anything else.
+    """
+    make = conf.REFUSAL_RESPONSE
+    response = None if make is None else make(request, answer)
+    if response is None or isinstance(response, HttpResponseBase):
+        return response
+    raise ImproperlyConfigured(
+        f"RATELIMITS['REFUSAL_RESPONSE'] must return a response of Django or None, not {shown(response)}"
+    )
+
+
+def _problem(answer: Answer) -> HttpResponse:
     if answer.unavailable:
         body, status = headers.unavailable(), 503
     elif answer.access is not None:
@@ -62,7 +92,8 @@ def refusal(answer: Answer) -> HttpResponse:
         body = headers.blocked(status, answer.access.message)
     else:
         rule = answer.binding
-        body, status = headers.problem([rule.name] if rule is not None else [], answer.retry_after), 429
+        status, text = (rule.refusal_status, rule.refusal_text) if rule is not None else (429, "")
+        body = headers.problem([rule.name] if rule is not None else [], answer.retry_after, status, text)
     return JsonResponse(body, status=status, headers=answer.headers(), content_type="application/problem+json")
 
 
