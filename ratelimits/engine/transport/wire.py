@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,7 +29,7 @@ from ratelimits.engine.resp import Sendable, loading
 from ratelimits.engine.scripts import Script
 from ratelimits.engine.transport.connection import NotSent, Unanswered, exchange, greet
 from ratelimits.engine.transport.idle import IdleConnections, process
-from ratelimits.engine.transport.multiplexed import Multiplexed
+from ratelimits.engine.transport.multiplexed import MAX_LOADS, Multiplexed
 from ratelimits.engine.transport.pools import LONGEST_BLOCK, async_pool, blocking_pool, no_retry_pool
 
 
@@ -82,7 +83,7 @@ class Wire:
         """Send a command with `name` as its nonce, and return the reply.
 
         If the server does not have the script, load the script and send the command again. This is safe, because the
-        server did nothing the first time. Raise NotSent, Unanswered, or redis.exceptions.ResponseError if the server
+        server did nothing before. Raise NotSent, Unanswered, or redis.exceptions.ResponseError if the server
         replies with an error.
         """
         idle = self._idle
@@ -92,8 +93,7 @@ class Wire:
                 try:
                     reply = owned.exchange(command.to(owned.run, name))
                 except NoScriptError:
-                    owned.exchange(loading(command.script))
-                    reply = owned.exchange(command.to(owned.run, name))
+                    reply = _load_and_repeat(owned.exchange, command, owned.run, name)
             except ResponseError:
                 idle.give(owned)
                 raise
@@ -105,8 +105,7 @@ class Wire:
             try:
                 return exchange(connection, command.to(run, name))
             except NoScriptError:
-                exchange(connection, loading(command.script))
-                return exchange(connection, command.to(run, name))
+                return _load_and_repeat(partial(exchange, connection), command, run, name)
         finally:
             self._pool.release(connection)
 
@@ -221,6 +220,18 @@ class Wire:
 def _block(left: float) -> float:
     """Return the timeout of a blocking command. To the server, a timeout of 0 means that it blocks for ever."""
     return round(min(max(left, 0.001), LONGEST_BLOCK), 3)
+
+
+def _load_and_repeat(exchange: Callable[[bytes], Any], command: Sendable, run: str, name: bytes) -> Any:
+    """Load a command's script, send the command, and return its reply. Repeat this if the script is deleted between."""
+    for _ in range(MAX_LOADS - 1):
+        exchange(loading(command.script))
+        try:
+            return exchange(command.to(run, name))
+        except NoScriptError:
+            continue
+    exchange(loading(command.script))
+    return exchange(command.to(run, name))
 
 
 def _streamed(connection: Any, run: str, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:

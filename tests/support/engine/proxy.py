@@ -11,7 +11,10 @@ from tests.support.eventually import PATIENCE
 
 
 class Proxy:
-    """Forward to 127.0.0.1:`port`. While `lose` is set, replies are lost. `hold` keeps replies until `let_go`."""
+    """Forward to 127.0.0.1:`port`. While `lose` is set, replies are lost. `hold` keeps replies until `let_go`.
+
+    While `tear` is set, a connection ends in the middle of its next reply. Replies are late by `delay` seconds.
+    """
 
     def __init__(self, port: int) -> None:
         self._target = ("127.0.0.1", port)
@@ -19,6 +22,8 @@ class Proxy:
         self.port: int = self._listener.getsockname()[1]
         self.lose = threading.Event()
         self.cut = threading.Event()
+        self.tear = threading.Event()
+        self.delay = 0.0
         self._flowing = threading.Event()
         self._flowing.set()
         self._sockets: list[socket.socket] = []
@@ -41,6 +46,12 @@ class Proxy:
     def let_go(self) -> None:
         """Send the replies that were kept back."""
         self._flowing.set()
+
+    def use(self, port: int) -> None:
+        """Forward to another server from now on. End all connections to the old one."""
+        self._target = ("127.0.0.1", port)
+        for end in list(self._sockets):
+            _shut_down(end)
 
     def count(self, command: bytes) -> int:
         """Return how often clients sent a command of this name."""
@@ -65,7 +76,11 @@ class Proxy:
                 client, _address = self._listener.accept()
             except OSError:
                 return
-            server = socket.create_connection(self._target)
+            try:
+                server = socket.create_connection(self._target)
+            except OSError:
+                client.close()
+                continue
             self._sockets += [client, server]
             with self._lock:
                 self.connections += 1
@@ -85,6 +100,11 @@ class Proxy:
                         break
                     if self.lose.is_set():
                         continue
+                    if self.tear.is_set():
+                        target.sendall(data[: len(data) // 2])
+                        break
+                    if self.delay:
+                        time.sleep(self.delay)
                 target.sendall(data)
         except OSError:
             pass
@@ -92,10 +112,7 @@ class Proxy:
             with self._lock:
                 self.open -= 1
         for end in (source, target):
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue
+            _shut_down(end)
 
     def __enter__(self) -> Proxy:
         return self
@@ -107,11 +124,15 @@ class Proxy:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for end in self._sockets:
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue
+            _shut_down(end)
         for thread in self._threads:
             thread.join(5)
         for end in self._sockets:
             end.close()
+
+
+def _shut_down(end: socket.socket) -> None:
+    try:
+        end.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return

@@ -1,0 +1,185 @@
+"""Faults of the server of the limits, of the database and of the network. Each is made and ended under load."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import redis
+from django.db import connection
+from django.db.models import F
+
+from ratelimits.embedded import EmbeddedServer
+from ratelimits.models import ConfigVersion, Rule
+from tests.chaos.load import Load
+from tests.support.engine.proxy import Proxy
+from tests.support.eventually import until
+
+
+class Place(NamedTuple):
+    """Where a fault is made: the server, the proxy in front of it, a folder, and the load.
+
+    `seconds` is how long a fault lasts that ends only when it is ended.
+    """
+
+    server: EmbeddedServer
+    proxy: Proxy
+    folder: Path
+    load: Load
+    seconds: float
+
+    @property
+    def client(self) -> redis.Redis:
+        return redis.Redis(port=self.server.port)
+
+
+def killed(place: Place) -> None:
+    """Kill the server, and start it again with its data."""
+    place.server.kill()
+    place.load.wait(place.seconds)
+    place.server.start()
+
+
+def stopped(place: Place) -> None:
+    """Stop the server's process without closing its connections (SIGSTOP)."""
+    place.server.process.send_signal(signal.SIGSTOP)
+    place.load.wait(place.seconds)
+    place.server.process.send_signal(signal.SIGCONT)
+
+
+def black_hole(place: Place) -> None:
+    """Let no reply come back."""
+    place.proxy.hold()
+    place.load.wait(place.seconds)
+    place.proxy.let_go()
+
+
+def torn(place: Place) -> None:
+    """End connections in the middle of a reply."""
+    place.proxy.tear.set()
+    place.load.wait(place.seconds)
+    place.proxy.tear.clear()
+
+
+def full(place: Place) -> None:
+    """Let the server refuse writes, since its memory is full."""
+    with place.client as client:
+        client.config_set("maxmemory", "1mb")
+        place.load.wait(place.seconds)
+        client.config_set("maxmemory", "0")
+
+
+@contextmanager
+def _replica(place: Place) -> Iterator[EmbeddedServer]:
+    replica = EmbeddedServer(
+        place.folder / "replica", aof=True, binary=place.server.binary, options={"appendfsync": "always"}
+    )
+    try:
+        with redis.Redis(port=replica.port) as client:
+            client.replicaof("127.0.0.1", place.server.port)
+            until(lambda: client.info("replication")["master_link_status"] == "up", "the replica follows")
+        yield replica
+    finally:
+        replica.stop()
+
+
+def read_only(place: Place) -> None:
+    """Lead the clients to a replica, which refuses writes."""
+    with _replica(place) as replica:
+        place.proxy.use(replica.port)
+        place.load.wait(place.seconds)
+        place.proxy.use(place.server.port)
+
+
+def promoted(place: Place) -> None:
+    """Attach a replica, wait until it has all data, and promote it. The old server never comes back."""
+    replica = EmbeddedServer(
+        place.folder / "heir", aof=True, binary=place.server.binary, options={"appendfsync": "always"}
+    )
+    with redis.Redis(port=replica.port) as heir, place.client as client:
+        heir.replicaof("127.0.0.1", place.server.port)
+        until(lambda: heir.info("replication")["master_link_status"] == "up", "the replica follows")
+        place.load.wait(place.seconds)
+        client.execute_command("CLIENT", "PAUSE", 10_000, "WRITE")
+        offset = client.info("replication")["master_repl_offset"]
+        until(lambda: heir.info("replication")["slave_repl_offset"] >= offset, "the replica has all writes")
+        heir.execute_command("REPLICAOF", "NO", "ONE")
+        place.proxy.use(replica.port)
+    place.server.kill()
+    place.server.process, place.server.port = replica.process, replica.port
+
+
+def scripts_flushed(place: Place) -> None:
+    """Let the server forget its scripts, again and again."""
+    with place.client as client:
+        for _ in range(int(place.seconds * 20)):
+            client.script_flush()
+            place.load.wait(0.05)
+
+
+def clients_killed(place: Place) -> None:
+    """Close all connections of clients, again and again."""
+    with place.client as client:
+        for _ in range(int(place.seconds * 10)):
+            client.client_kill_filter(_type="normal", skipme=True)
+            place.load.wait(0.1)
+
+
+def slow(place: Place, delay: float) -> None:
+    """Let each reply be late."""
+    place.proxy.delay = delay
+    place.load.wait(place.seconds)
+    place.proxy.delay = 0.0
+
+
+def database_away(place: Place) -> None:
+    """Let the rules be unreadable, as with a database that is away; meanwhile they are read again and again."""
+    table = ConfigVersion._meta.db_table
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {table} RENAME TO somewhere_else")
+    place.load.wait(place.seconds)
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE somewhere_else RENAME TO {table}")
+
+
+def edit_storm(place: Place) -> None:
+    """Edit a rule about fifty times a second."""
+    ended = threading.Event()
+    timer = threading.Timer(place.seconds, ended.set)
+    timer.start()
+    while not ended.is_set():
+        Rule.objects.filter(name="storm").update(capacity=F("capacity") + 1)
+        place.load.wait(0.02)
+    timer.join()
+
+
+class Fault(NamedTuple):
+    """A fault, and what it may lead to.
+
+    reachable  whether each request gets a decision while the fault lasts
+    """
+
+    name: str
+    make: Callable[[Place], None]
+    reachable: bool = False
+
+
+FAULTS = (
+    Fault("`kill -9` of the server", killed),
+    Fault("server stopped (SIGSTOP)", stopped),
+    Fault("black hole: no reply comes back", black_hole),
+    Fault("connections end in the middle of a reply", torn),
+    Fault("`maxmemory` reached", full),
+    Fault("a replica that refuses writes", read_only),
+    Fault("a replica is attached and promoted", promoted),
+    Fault("`SCRIPT FLUSH`, 20 a second", scripts_flushed, reachable=True),
+    Fault("`CLIENT KILL`, 10 a second", clients_killed),
+    Fault("replies 100 ms late", lambda place: slow(place, 0.1), reachable=True),
+    Fault("replies 300 ms late", lambda place: slow(place, 0.3)),
+    Fault("database away", database_away),
+    Fault("50 edits a second", edit_storm, reachable=True),
+)
