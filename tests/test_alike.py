@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -226,3 +227,41 @@ def test_what_is_no_response_is_an_error_that_says_so(ask: Ask, settings: Any) -
     rule(capacity=0)
     with pytest.raises(ImproperlyConfigured, match="must return a response of Django or None, not 'no'"):
         ask()
+
+
+@pytest.mark.parametrize(("form", "start"), [("seconds", 0), ("epoch", 1)])
+def test_the_reset_is_a_number_of_seconds_or_a_moment(ask: Ask, settings: Any, form: str, start: int) -> None:
+    sent = {"X_RATELIMIT_HEADERS": True, "X_RATELIMIT_RESET": form}
+    settings.RATELIMITS = {**settings.RATELIMITS, **sent}
+    rule("few", "fixed_window", capacity=1, period=1000, window_start="first_hit")
+    for response in (ask(), ask()):
+        assert abs(int(response.headers["X-RateLimit-Reset"]) - start * time.time() - 1000) < 100
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_the_fields_may_show_a_rule_in_shadow_mode(ask: Ask, settings: Any, shown: bool) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "SHADOW_HEADERS": shown}
+    rule("few", "fixed_window", capacity=1, period=1000, window_start="first_hit", mode="shadow")
+    for _ in range(2):
+        response = ask()
+        assert response.status_code == 200
+        assert "Retry-After" not in response.headers
+        found = response.headers.get("RateLimit-Policy"), response.headers.get("RateLimit", "").partition(";t=")[0]
+        assert found == (('"few";q=1;w=1000', '"few";r=0') if shown else (None, ""))
+
+
+def test_beside_a_rule_in_shadow_mode_the_tightest_shows(ask: Ask, settings: Any) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "SHADOW_HEADERS": True, "X_RATELIMIT_HEADERS": True}
+    rule("a", "fixed_window", capacity=1, period=1000)
+    rule("b", "fixed_window", capacity=3, period=1000, mode="shadow")
+    first, second = ask(), ask()
+    assert first.headers["RateLimit-Policy"] == '"a";q=1;w=1000, "b";q=3;w=1000'
+    assert first.headers["X-RateLimit-Limit"] == "1"
+    assert (second.status_code, second.headers["RateLimit"].partition(";t=")[0]) == (429, '"a";r=0')
+
+
+def test_a_rule_in_shadow_mode_with_capacity_0_never_resets(ask: Ask, settings: Any) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "SHADOW_HEADERS": True}
+    rule("none", "fixed_window", capacity=0, mode="shadow")
+    rule("many", "fixed_window")
+    assert ask().headers["RateLimit"] == '"none";r=0'

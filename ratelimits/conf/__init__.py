@@ -45,6 +45,8 @@ DEFAULTS: dict[str, Any] = {
     "BILL_ERRORS": False,  # bill responses with status 500 or above; otherwise the middleware refunds them
     "MAX_WAITING": 100,  # maximum number of waiting requests of a process; others are refused instead of waiting
     "X_RATELIMIT_HEADERS": False,  # also send X-RateLimit-* fields
+    "X_RATELIMIT_RESET": "seconds",  # X-RateLimit-Reset: the number of "seconds" from now, or the "epoch" time
+    "SHADOW_HEADERS": False,  # RateLimit fields as if shadow rules were enforced
     # The recorder
     "RECORD_SAMPLE": 0,  # share of accounts and keys whose requests are recorded, from 0 to 1; 0: nothing is recorded
     "RECORD_SECONDS": 172_800,  # seconds for which recorded requests are kept
@@ -116,6 +118,8 @@ class Conf:
     BILL_ERRORS: bool
     MAX_WAITING: int
     X_RATELIMIT_HEADERS: bool
+    X_RATELIMIT_RESET: str
+    SHADOW_HEADERS: bool
     RECORD_SAMPLE: float
     RECORD_SECONDS: float
     RECORD_ROWS: int

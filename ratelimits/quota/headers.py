@@ -7,6 +7,7 @@ fields. Their syntax is defined in RFC 9651.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from http import HTTPStatus
 from math import ceil
@@ -85,15 +86,36 @@ def fields(
     if allowed or reset is None:
         # A limit with capacity 0 never has permits. So there is no time at which it has more.
         reset = decision.reset_after if remaining or decision.limit != 0 else None
+    return _shown(policy_field, name, decision.limit or 0, remaining, reset)
+
+
+def fields_with_shadow(decision: Decision, policy_field: str, names: Sequence[str]) -> dict[str, str]:
+    """Return the RateLimit fields of an admitted request, as if its shadow rules were enforced.
+
+    `names` are the quoted names of the limits. The fields show a limit that would refuse, or else the limit with the
+    fewest permits left.
+    """
+    standings = decision.standings
+    tightest = min(range(len(standings)), key=lambda number: (standings[number].allowed, standings[number].remaining))
+    found, limit = standings[tightest], decision.program.terms[tightest].algorithm.shown_limit
+    reset = found.reset_after if found.remaining or limit != 0 else None
+    return _shown(policy_field, names[tightest], limit, found.remaining, reset)
+
+
+def _shown(policy_field: str, name: str, limit: float, remaining: int, reset: float | None) -> dict[str, str]:
     shown = {"RateLimit-Policy": policy_field, "RateLimit": standing(name, remaining, reset)}
-    return shown | legacy(decision.limit or 0, remaining, reset) if conf.X_RATELIMIT_HEADERS else shown
+    return shown | legacy(limit, remaining, reset) if conf.X_RATELIMIT_HEADERS else shown
 
 
 def legacy(limit: float, remaining: int, reset: float | None) -> dict[str, str]:
-    """Return the older X-RateLimit fields. `reset` is in seconds from now; if it is None, there is no reset field."""
+    """Return the older X-RateLimit fields. `reset` is in seconds from now; if it is None, there is no reset field.
+
+    X-RateLimit-Reset is this number of seconds, or with X_RATELIMIT_RESET = "epoch" the moment in seconds since 1970.
+    """
     fields = {"X-RateLimit-Limit": str(limit), "X-RateLimit-Remaining": str(remaining)}
     if reset is not None:
-        fields["X-RateLimit-Reset"] = str(ceil(reset))
+        start = time.time() if conf.X_RATELIMIT_RESET == "epoch" else 0
+        fields["X-RateLimit-Reset"] = str(ceil(start + reset))
     return fields
 
 

@@ -45,6 +45,7 @@ class Prepared:
     prefetch     maximum number of requests for which one fetch takes permits; 0 if a rule does not allow prefetching
     policies     the RateLimit-Policy header
     quoted       the names of the rules as they appear in headers
+    shows_shadow whether the headers show shadow rules, as if these were enforced
     unreadable   rules with wrong values. Instead of such a rule, its failure policy decides: `allow` or `deny`
     undecidable  the reason why the rules cannot be decided together; "" if they can be decided. With a reason, the
                  failure policies of the rules decide
@@ -59,6 +60,7 @@ class Prepared:
     prefetch: int
     policies: str
     quoted: tuple[str, ...]
+    shows_shadow: bool
     unreadable: tuple[UnreadableRule, ...] = ()
     undecidable: str = ""
 
@@ -99,7 +101,10 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
         Meter(name, billing_rules[name].rule, billing_rules[name].version) if name in billing_rules else Meter(name)
         for name in meters
     )
-    shown_policies = [headers.policy(rule.name, rule.algorithm) for rule in applied if rule.mode is Mode.ENFORCE]
+    shows_shadow = conf.SHADOW_HEADERS and any(rule.mode is Mode.SHADOW for rule in applied)
+    shown_policies = [
+        headers.policy(rule.name, rule.algorithm) for rule in applied if shows_shadow or rule.mode is Mode.ENFORCE
+    ]
     waits = any(rule.max_wait > 0 for rule in applied)
     leases = any(rule.algorithm.leases for rule in applied)
     quoted = tuple(headers.quoted(rule.name) for rule in applied)
@@ -112,7 +117,18 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
         compiled, prefetch, undecidable = program(()), 0, str(error)
     policies = headers.policies(shown_policies)
     return Prepared(
-        applied, compiled, fields, counted_meters, waits, leases, prefetch, policies, quoted, unreadable, undecidable
+        rules=applied,
+        program=compiled,
+        fields=fields,
+        meters=counted_meters,
+        waits=waits,
+        leases=leases,
+        prefetch=prefetch,
+        policies=policies,
+        quoted=quoted,
+        shows_shadow=shows_shadow,
+        unreadable=unreadable,
+        undecidable=undecidable,
     )
 
 

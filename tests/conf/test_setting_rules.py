@@ -40,6 +40,8 @@ WRONG: dict[str, list[Any]] = {
     "REFUSAL_RESPONSE": ["no.such.module", "nodots", "", 7, "os.sep"],
     "BILL_ERRORS": ["yes", 1, 0, None],
     "MAX_WAITING": [1.5, 10**9, *NUMBERS],
+    "X_RATELIMIT_RESET": ["Epoch", "", None, True, ["epoch"]],
+    "SHADOW_HEADERS": ["yes", 1, 0, None],
     "X_RATELIMIT_HEADERS": ["yes", 1, 0, None],
     "UNITS": [
         ["tokens"],
