@@ -53,6 +53,7 @@ SLOW = (
     "engine/test_fast.py",
     "models/test_migrations.py",
     "models/test_testcase.py",
+    "moving/test_guide.py",
     "reports/closing/test_any_terms.py",
     "reports/exports/test_streaming.py",
     "reports/test_amounts.py",

@@ -85,6 +85,14 @@ class TestRates:
     def test_none_rate(self) -> None:
         assert [asked("post") for _ in range(7)] == [200] * 7
 
+    @pytest.mark.parametrize(("anonymous", "authenticated"), [(1, 2), (0, 1), (0, 3)])
+    def test_callable_rate(self, anonymous: int, authenticated: int) -> None:
+        """The cases test_callable_rate_zero and _import too: two rules do what a callable rate by user does."""
+        fixed("anonymous", anonymous, key_kind="ip", callers="anonymous")
+        fixed("authenticated", authenticated, key_kind="user", callers="authenticated")
+        for user, admitted in ((None, anonymous), (User(pk=1), authenticated)):
+            assert [asked(user=user) for _ in range(3)] == [200] * admitted + [429] * (3 - admitted)
+
     def test_callable_rate_none(self) -> None:
         """A callable cost of 0 exempts a request, as a callable rate of None does."""
         fixed("one", 1)
@@ -114,14 +122,19 @@ class TestKeys:
             200,
         ]
 
+    def test_ratelimit_mask_v4(self) -> None:
+        fixed("one", 1, ipv4_prefix=16)
+        assert [asked(address=text) for text in ("10.1.1.1", "10.1.0.1", "192.168.1.1")] == [200, 429, 200]
+
     def test_default(self) -> None:
         assert address_of(requests.get("/", REMOTE_ADDR="1.2.3.4")) == "ip:1.2.3.4"
 
     def test_alternate_header(self, settings: Any) -> None:
-        """Differs: the header is X-Forwarded-For, and only the entries of trusted proxies count."""
-        settings.RATELIMITS = {**settings.RATELIMITS, "NUM_PROXIES": 1}
-        request = requests.get("/", REMOTE_ADDR="1.2.3.4", headers={"x-forwarded-for": "9.9.9.9, 5.6.7.8"})
-        assert address_of(request) == "ip:5.6.7.8"
+        """Differs: the header is read only if the request comes from a trusted proxy."""
+        proxies = {"TRUSTED_PROXIES": ["1.2.3.0/24"], "ADDRESS_HEADER": "X-Client-Ip"}
+        settings.RATELIMITS = {**settings.RATELIMITS, **proxies}
+        for peer, address in (("1.2.3.4", "ip:5.6.7.8"), ("9.9.9.9", "ip:9.9.9.9")):
+            assert address_of(requests.get("/", REMOTE_ADDR=peer, headers={"x-client-ip": "5.6.7.8"})) == address
 
     def test_empty_ip(self) -> None:
         """Differs: it is not an error. All requests without an address are counted together."""
@@ -215,7 +228,7 @@ class TestDecorators:
 
 class TestUsage:
     def test_get_usage(self) -> None:
-        """The cases test_is_ratelimited and test_not_increment_after_increment too: to look charges nothing."""
+        """The cases test_is_ratelimited and test_not_increment_after_increment too: looking charges nothing."""
         fixed("one", 1)
         request: Any = requests.get("/", REMOTE_ADDR="10.1.1.1")
         request.user = AnonymousUser()
@@ -230,6 +243,7 @@ class TestUsage:
         assert seen == [(True, 1), (True, 1), (False, 0)]
 
     def test_get_usage_increment(self) -> None:
+        """The case test_is_ratelimited_increment too. Differs: a refused request is not counted."""
         fixed("one", 1)
         for remaining, allowed in ((0, True), (0, False)):
             request: Any = requests.get("/", REMOTE_ADDR="10.1.1.1")
@@ -245,6 +259,7 @@ class TestFailures:
         assert [found.id for found in check_cache(None)] == ["ratelimits.E003"]
 
     def test_limit_on_cache_connection_error(self, settings: Any) -> None:
+        """The cases of is_ratelimited with increment too. Differs: a rule refuses only if it says so, and with 503."""
         fixed("one", 1, on_failure="deny")
         away(settings, free_port())
         assert asked("post") == 503

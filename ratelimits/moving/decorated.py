@@ -7,7 +7,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from django.conf import settings
+
 from ratelimits.algorithms import typed_rates
+from ratelimits.models.fields.rule_fields import IPV4_PREFIX, IPV6_PREFIX
 from ratelimits.moving.finding import Finding
 from ratelimits.moving.views import FoundView
 
@@ -97,6 +100,8 @@ def _finding(decorated: _Decorated, scope: str) -> Finding:
         "scope": f"{scope}:{','.join(methods)}" if methods else scope,
         "key_kind": _KINDS[key],
     }
+    if key == "ip":
+        rule |= {field: mask for field, mask in _prefixes() if mask is not None}
     notes = [f'Write @limited("{scope}") instead of the decorator.']
     if key == "user":
         notes.append("The rule does not count anonymous clients. django-ratelimit counts them all together.")
@@ -117,6 +122,16 @@ def _parsed(rate: str | tuple[int, int]) -> tuple[int, int]:
     text = f"{rate}s" if _NO_UNIT.fullmatch(rate) else rate
     permits, period = typed_rates.rate(text, m_is_minute=True)
     return int(permits), int(period)
+
+
+def _prefixes() -> Iterator[tuple[str, int | None]]:
+    """Yield the prefix lengths of addresses that the settings of django-ratelimit give, if a rule can have them."""
+    for field, setting, default in (
+        ("ipv4_prefix", "RATELIMIT_IPV4_MASK", IPV4_PREFIX),
+        ("ipv6_prefix", "RATELIMIT_IPV6_MASK", IPV6_PREFIX),
+    ):
+        mask = getattr(settings, setting, default)
+        yield field, mask if 0 < mask < default else None
 
 
 def _methods(method: Any) -> tuple[str, ...]:

@@ -17,10 +17,6 @@ from ratelimits.moving.views import FoundView
 #: The methods of a throttle that a rule replaces, and the modules whose methods a rule can replace.
 _METHODS = ("allow_request", "get_cache_key", "get_ident", "get_rate")
 _MODULES = {"rest_framework.throttling", "ratelimits.throttling.by_rates"}
-_ANONYMOUS = (
-    "A rule cannot limit anonymous clients alone: a rule per address also counts signed-in users. Keep"
-    " ratelimits.throttling.AnonRateThrottle beside QuotaThrottle."
-)
 _PER_KEY = "Counted per API key. Without an API key per user, and without a user per address."
 
 
@@ -57,18 +53,30 @@ def _unscoped(throttle: type[Any], having: list[FoundView], api_views: list[Foun
     if finding.rule is None:
         return finding
     if issubclass(throttle, throttling.AnonRateThrottle):
-        return replace(finding, rule=None, notes=(_ANONYMOUS,))
+        per_address = {"key_kind": "ip", "callers": "anonymous"}
+        finding = replace(finding, rule={**(finding.rule or {}), **per_address}, notes=finding.notes[1:])
     if everywhere:
-        others = [view.name for view in api_views if view not in having and view.option("throttle_classes")]
-        note = "The rule also limits these views, if you give them QuotaThrottle: " + ", ".join(others)
-        return replace(finding, notes=(*finding.notes, *((note,) if others else ())))
+        return _for_all(finding, having, [view for view in api_views if view not in having])
     scopes = {view.option("throttle_scope") for view in having} - {None}
     if scopes - {throttle.scope}:
         note = "Some of these views have another throttle_scope. A view has one scope, so write a rule for each scope."
         return replace(finding, rule=None, notes=(note,))
     note = f"Give these views throttle_scope = {throttle.scope!r}."
     notes = (*finding.notes, *((note,) if {view.option("throttle_scope") for view in having} != scopes else ()))
-    return replace(finding, rule={**finding.rule, "scope": throttle.scope}, notes=notes)
+    return replace(finding, rule={**(finding.rule or {}), "scope": throttle.scope}, notes=notes)
+
+
+def _for_all(finding: Finding, having: list[FoundView], others: list[FoundView]) -> Finding:
+    """Return the finding of a throttle of all views. Except the scopes of `others`, which do not have the throttle."""
+    others = [view for view in others if view.option("throttle_classes")]
+    scopes = {str(view.option("throttle_scope") or "") for view in others}
+    scopes -= {"", *(str(view.option("throttle_scope")) for view in having)}
+    rule = dict(finding.rule or {})
+    if excepted := sorted(scope for scope in scopes if is_scope(scope)):
+        rule["except_scopes"] = ", ".join(excepted)
+    left = [view.name for view in others if view.option("throttle_scope") not in excepted]
+    note = "The rule also limits these views, unless you give them a throttle_scope and except it: " + ", ".join(left)
+    return replace(finding, rule=rule, notes=(*finding.notes, note) if left else finding.notes)
 
 
 def _scoped(throttle: type[Any], having: list[FoundView]) -> Iterator[Finding]:

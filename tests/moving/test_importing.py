@@ -186,10 +186,22 @@ def command(*arguments: str) -> str:
 class TestThrottles:
     def test_a_throttle_of_all_views_becomes_a_rule_for_all(self) -> None:
         finding = found()["user: 1000/day"]
-        assert finding.rule == {"name": "user", "algorithm": "sliding_log", "capacity": 1000, "period": 86_400}
+        assert finding.rule == {
+            "name": "user",
+            "algorithm": "sliding_log",
+            "capacity": 1000,
+            "period": 86_400,
+            "except_scopes": "early, none, odd, search, unknown, uploads",
+        }
         assert finding.where == ("all views by default",)
-        assert "tests.moving.test_importing.Search" in finding.notes[-1]
-        assert "Default" not in finding.notes[-1]
+        assert finding.notes[-1].endswith(
+            "except it: tests.moving.test_importing.Bursting, tests.moving.test_importing.Spaced"
+        )
+
+    def test_a_throttle_of_anonymous_clients_becomes_a_rule_for_them(self) -> None:
+        rule = found()["anon: 100/day"].rule
+        assert rule is not None
+        assert (rule["key_kind"], rule["callers"], rule["capacity"]) == ("ip", "anonymous", 100)
 
     def test_a_scope_becomes_a_rule_for_this_scope(self) -> None:
         finding = found()["search: 30/min"]
@@ -215,7 +227,6 @@ class TestThrottles:
     @pytest.mark.parametrize(
         ("rate", "why"),
         [
-            ("anon: 100/day", "cannot limit anonymous clients alone"),
             ("own: 1/s", "decides in code of its own: get_cache_key"),
             ("a b: 1/s", "cannot name this scope"),
             ("none: None", "has no rate"),
@@ -258,6 +269,12 @@ class TestDecorators:
         assert (dispatched or {})["scope"] == "Contact:DELETE,PATCH,POST,PUT"
         assert (dispatched or {})["period"] == 10
         assert (names["tests.moving.test_importing.Contact.get",] or {})["scope"] == "Contact-get"
+
+    def test_masks_of_addresses_are_prefixes_of_the_rule(self, settings: Any) -> None:
+        settings.RATELIMIT_IPV4_MASK, settings.RATELIMIT_IPV6_MASK = 24, 128
+        rule = found()["@ratelimit(key='ip', rate='7/d')"].rule
+        assert rule is not None
+        assert (rule["ipv4_prefix"], "ipv6_prefix" in rule) == (24, False)
 
     @pytest.mark.parametrize(
         ("decorator", "why"),

@@ -59,7 +59,7 @@ class Command(BaseCommand):
             self.stdout.write(
                 "A rule limits only views with QuotaThrottle or @limited. So replace these throttles and decorators."
             )
-        if api_settings.NUM_PROXIES is None and conf.NUM_PROXIES is None:
+        if api_settings.NUM_PROXIES is None and conf.NUM_PROXIES is None and not conf.TRUSTED_PROXIES:
             self.stdout.write(
                 "NUM_PROXIES is not set, so X-Forwarded-For is not trusted. If there is a proxy in front of the site,"
                 " set it: otherwise all clients of the proxy are counted as one."
