@@ -114,6 +114,20 @@ def check_throttles(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> l
 
 
 @checks.register("ratelimits")
+def check_enabled(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Warn if ENABLED is False in production, that is, with DEBUG off."""
+    if settings.DEBUG or _is_invalid("ENABLED") or conf.ENABLED:
+        return []
+    return [
+        checks.Warning(
+            "RATELIMITS['ENABLED'] is False: every request passes, and no usage is counted or billed.",
+            hint="Remove ENABLED from the settings of production. In tests, use ratelimits.testing.no_rate_limits.",
+            id="ratelimits.W004",
+        )
+    ]
+
+
+@checks.register("ratelimits")
 def check_proxies(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Warn if other settings show that there is a proxy, but NUM_PROXIES is not set.
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from django.http.response import HttpResponseBase
 
 DEFAULTS: dict[str, Any] = {
+    "ENABLED": True,  # False: every request passes, and nothing is counted
     # Servers and databases
     "CACHE_ALIAS": "default",  # the django-redis alias of the server that decides and counts
     "NAMESPACE": "default",  # part of every Redis key; projects that share a server need different ones
@@ -97,6 +98,7 @@ def shown(value: object, name: str = "") -> str:
 class Conf:
     """The settings as attributes. Reading an invalid value raises ImproperlyConfigured."""
 
+    ENABLED: bool
     CACHE_ALIAS: str
     NAMESPACE: str
     SHARDS: int

@@ -135,6 +135,7 @@ _PUSH = SettingRule(
 )
 
 RULES: dict[str, SettingRule] = {
+    "ENABLED": _FLAG,
     "CACHE_ALIAS": SettingRule("the name of an alias in CACHES.", lambda value: isinstance(value, str) and value != ""),
     "NAMESPACE": SettingRule(
         "1 to 40 letters of ASCII, digits, '_', '.' or '-'; braces would break the hash tags of a cluster.",

@@ -10,6 +10,7 @@ import os
 import secrets
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
@@ -234,14 +235,30 @@ class Clock:
     def __init__(self) -> None:
         #: The server's time minus this machine's time.
         self._difference = 0
+        #: The moment at which a test has stopped the clock. All decisions are made at it. None: the clock runs.
+        self.frozen: int | None = None
 
     def now(self) -> int:
         """Return an estimate of the server's time."""
+        if self.frozen is not None:
+            return self.frozen
         return time.time_ns() // 1000 + self._difference
 
     def correct(self, server_time: int) -> None:
         """Set the clock to a time that the server has just reported."""
-        self._difference = server_time - time.time_ns() // 1000
+        if self.frozen is None:
+            self._difference = server_time - time.time_ns() // 1000
+
+    def seconds(self) -> Callable[[], float]:
+        """Return a function of the present moment in seconds: this machine's monotonic clock, or the stopped clock."""
+        return time.monotonic if self.frozen is None else lambda: self.now() / MICROSECONDS
+
+    def advance(self, microseconds: int) -> bool:
+        """Move a stopped clock forward instead of waiting. Return False if the clock runs, so that the caller waits."""
+        if self.frozen is None:
+            return False
+        self.frozen += microseconds
+        return True
 
 
 clock = Clock()
@@ -316,9 +333,10 @@ class Command:
             fields = _counters(usage, bin_start, period)
         flags = call.virtual * _VIRTUAL + (receipt is not None) * _ONCE + call.whole * _WHOLE + call.at_once * _AT_ONCE
         flags += (call.version is None) * _UNVERSIONED + call.announces * _ANNOUNCES
+        moment = clock.frozen if call.now is None else call.now
         request = (
             *(call.op, flags, self._head_count, len(fields), call.program.packed_states),
-            -1.0 if call.now is None else call.now,
+            -1.0 if moment is None else moment,
             -1.0 if call.timeout == ANY else round(max(call.timeout, 0) * MICROSECONDS),
             receipt.at if receipt is not None else 0,
             round(call.receipt_ttl * 1000),
@@ -326,9 +344,11 @@ class Command:
         )
         if call.lease is not None:
             fields.append(call.lease.encode())
-        # Do not cache the bytes of a call that has a `now` or a receipt: no other call has the same bytes.
-        around = _around if call.now is None and receipt is None else _around.__wrapped__
+        # Do not cache the bytes of a call that has a moment or a receipt: no other call has the same bytes.
+        around = _around if moment is None and receipt is None else _around.__wrapped__
         before, after = around(packed, self._fast, f"{call.version or 0} {run}", request, call.costs)
+        if clock.frozen is not None:
+            start = end = now  # The next call may have another moment.
         return run, start, end, b"%b%b%b" % (before, bulks(*fields), after)
 
 

@@ -60,13 +60,19 @@ def _namespace() -> str:
     return f"{conf.NAMESPACE[: LONGEST_NAMESPACE - len(suffix)]}{suffix}" if suffix else conf.NAMESPACE
 
 
-def isolate(suffix: str) -> None:
+def test_suffix() -> str:
+    """Return the suffix of the namespace that `isolate` has set; "" if it is the namespace of the settings."""
+    return _test_suffix
+
+
+def isolate(suffix: str, *, delete: bool = True) -> None:
     """Use a namespace with this suffix from now on. With "", use the namespace of the settings.
 
-    If the previous namespace had a suffix, delete its Redis keys that have no time to live.
+    If the previous namespace had a suffix, delete its Redis keys that have no time to live. With `delete=False`, keep
+    them, because the previous namespace will be used again.
     """
     global _test_suffix
-    previous = current_server() if _test_suffix and current_server.cache_info().currsize else None
+    previous = current_server() if delete and _test_suffix and current_server.cache_info().currsize else None
     _test_suffix = suffix
     current_server.cache_clear()
     if previous is None:

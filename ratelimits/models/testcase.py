@@ -122,7 +122,7 @@ class Tests:
         self._test = self._find(using)
         if self._test is not test:
             self._changed = True
-            isolate(self._suffix() if self._test is not None else "")
+            isolate(self.new_suffix() if self._test is not None else "")
             changed.send(type(self))
         return self._test
 
@@ -135,7 +135,7 @@ class Tests:
                 return _Test(connection, block)
         return None
 
-    def _suffix(self) -> str:
+    def new_suffix(self) -> str:
         """Return a new suffix for the Redis keys of a test. No other test has it, in any process."""
         if self._process[0] != os.getpid():
             self._process = os.getpid(), uuid4().hex[:8]

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import Counter, deque
 
 from ratelimits.algorithms.parsing import MICROSECONDS
-from ratelimits.engine.call import Meter, Usage
+from ratelimits.engine.call import Meter, Usage, clock
 from ratelimits.engine.counting import Counted
 from ratelimits.identity import Identity
 from ratelimits.quota import process_totals
@@ -68,7 +67,7 @@ def seconds_left(row: AccessRow) -> float | None:
     """Return the seconds until a block ends; None if it has no end."""
     if row.valid_until == NEVER:
         return None
-    return max(row.valid_until / MICROSECONDS - time.time(), 1 / MICROSECONDS)
+    return max(row.valid_until - clock.now(), 1) / MICROSECONDS
 
 
 def _add_up() -> None:

@@ -25,7 +25,7 @@ from ratelimits.engine.transport.connection import Interrupted
 from ratelimits.identity import Identity
 from ratelimits.models import testcase
 from ratelimits.quota import access, process_totals, without_decision
-from ratelimits.quota.answers.answer import ONE_ITEM, ONE_REQUEST, Answer
+from ratelimits.quota.answers.answer import ONE_ITEM, ONE_REQUEST, PASSED, Answer
 from ratelimits.quota.costs import valid
 from ratelimits.quota.deny_cache import Denied, DenyCache, Sender
 from ratelimits.quota.prefetch import Fetch, PrefetchedDecision, PrefetchedPermits
@@ -94,8 +94,15 @@ def check(
     at_once   true if the request must not wait: it is refused instead, and not charged
 
     If all rules that apply allow prefetching, the request spends prefetched permits and is not counted as usage. If
-    Redis cannot be asked, the rules' failure policies answer. Raise WrongCost for costs that are not valid.
+    Redis cannot be asked, the rules' failure policies answer. Raise WrongCost for costs that are not valid. If ENABLED
+    is False, every request passes.
     """
+    if not conf.ENABLED:
+        return PASSED
+    return _decide(identity, scope, method, costs, at_once)
+
+
+def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int], at_once: bool) -> Answer:
     costs = costs if costs is ONE_REQUEST else valid(costs)
     cache_key = _begin_request(identity, scope, method, costs, at_once)
     denied = denials.look(cache_key)
@@ -152,6 +159,12 @@ async def acheck(
     at_once: bool = False,
 ) -> Answer:
     """Do the same as `check`, in async code. If the caller is cancelled, the request is not charged."""
+    if not conf.ENABLED:
+        return PASSED
+    return await _adecide(identity, scope, method, costs, at_once)
+
+
+async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[str, int], at_once: bool) -> Answer:
     costs = costs if costs is ONE_REQUEST else valid(costs)
     cache_key = _begin_request(identity, scope, method, costs, at_once)
     denied = denials.look(cache_key)

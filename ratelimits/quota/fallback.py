@@ -22,7 +22,7 @@ class LocalLimiter:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        self.clock = clock
         self.clear()
 
     def clear(self) -> None:
@@ -36,7 +36,7 @@ class LocalLimiter:
         Then return the seconds until all limits would admit the same request; None if one of them never would. A limit
         is given as (key, name, algorithm, cost).
         """
-        now = self._clock()
+        now = self.clock()
         with self._lock:
             charged: dict[tuple[str, str], float] = {}
             wait: float | None = 0.0

@@ -183,7 +183,7 @@ class PreparedCommands:
         elif prepared.prefetch and conf.PREFETCH_SECONDS > 0:
             # Do not count prefetched permits as usage, because Redis does not learn how many of them are spent.
             unmetered = call._replace(usage=None)
-            permits = PrefetchedPermits(server, unmetered, prepared.prefetch, conf.PREFETCH_SECONDS)
+            permits = PrefetchedPermits(server, unmetered, prepared.prefetch, conf.PREFETCH_SECONDS, clock.seconds())
         fetch = Fetch(1, Command(server.keyspace, call))
         return self.by_key.setdefault(cache_key, PreparedCommand(prepared, fetch, permits, refusal))
 

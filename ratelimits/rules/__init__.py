@@ -37,7 +37,9 @@ __all__ = [
     "current",
     "forget",
     "in_memory",
+    "override",
     "reload",
+    "use_clock",
 ]
 
 _loader = Loader()
@@ -48,6 +50,8 @@ acurrent = _loader.acurrent
 reload = _loader.reload
 areload = _loader.areload
 forget = _loader.forget
+override = _loader.override
+use_clock = _loader.use_clock
 
 
 async def aselect(snapshot: Snapshot, scope: str, method: str, identity: Identity) -> Selection:

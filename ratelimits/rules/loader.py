@@ -20,6 +20,7 @@ from django.db import Error as DatabaseError
 from django.db import connections
 
 from ratelimits.conf import conf
+from ratelimits.engine.publish import publications
 from ratelimits.models.testcase import tests
 from ratelimits.models.versions import ConfigVersion
 from ratelimits.rules import groups, keyed, rows
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
+#: Returns rows with other rules. For its own result it returns the same rows.
+Override = Callable[[rows.Rows], rows.Rows]
 
 #: Maximum number of seconds to wait for the reply to one query.
 PATIENCE = 5.0
@@ -51,6 +54,12 @@ class Loader:
 
     def __init__(self, clock: Callable[[], int] = _now) -> None:
         self._clock = clock
+        #: Whether the rules are read again every RELOAD_INTERVAL.
+        self._refreshes = True
+        #: The rules that a test uses instead of the database's; None: those of the database.
+        self._override: Override | None = None
+        #: The number of versions that this process had published when the rules were read. Only overrides use it.
+        self._publications = 0
         self._current: Snapshot | None = None
         self._refresh_at = 0
         self._failure: tuple[int, str] | None = None
@@ -123,8 +132,21 @@ class Loader:
 
     def _follow_test(self) -> None:
         """In a test, forget rules that were read in another test or before an edit."""
-        if tests.take_change(conf.DATABASE):
+        edited = self._override is not None and publications() != self._publications
+        if tests.take_change(conf.DATABASE) or edited:
             self.forget()
+            self._publications = publications()
+
+    def override(self, override: Override | None) -> Override | None:
+        """Use other rules than those of the database from now on. Return the override that was used until now."""
+        previous, self._override = self._override, override
+        self.forget()
+        return previous
+
+    def use_clock(self, clock: Callable[[], int] | None) -> None:
+        """Use another clock from now on; None: the clock of this machine."""
+        self._clock, self._refreshes = clock or _now, clock is None
+        self.forget()
 
     def _renew(self, current: Snapshot, now: int) -> Snapshot:
         """Return a snapshot that is valid now.
@@ -159,7 +181,8 @@ class Loader:
         )
 
     def _interval(self) -> int:
-        return int(conf.RELOAD_INTERVAL * 1_000_000)
+        # The clock of a test jumps. No thread may then use the test's connection by itself.
+        return int(conf.RELOAD_INTERVAL * 1_000_000) if self._refreshes else 2**62
 
     def _submit(self, job: Callable[[T], R], argument: T) -> Future[R]:
         if self._pid != os.getpid():
@@ -230,7 +253,7 @@ class Loader:
             and max(current.version, self._newer_in_redis) >= minimum_version
         ):
             return current
-        rows_read = self._query(lambda: rows.read(conf.DATABASE, current.rows if current is not None else None))
+        rows_read = self._query(lambda: self._read(current.rows if current is not None else None))
         if minimum_version is not None and rows_read.version < minimum_version:
             self._newer_in_redis = minimum_version
             self._log_newer(rows_read.version)
@@ -269,7 +292,7 @@ class Loader:
 
         def read() -> rows.Rows:
             for _attempt in range(3):
-                rows_read = rows.read(conf.DATABASE, current.rows if current is not None else None)
+                rows_read = self._read(current.rows if current is not None else None)
                 wanted = [shard for shard in shards if rows_read.shards[shard] is None]
                 read_now = keyed.read(conf.DATABASE, wanted)
                 groups_now = groups.read(users - rows_read.groups.keys()) if users else {}
@@ -292,11 +315,15 @@ class Loader:
         """
         with self._lock:
             redis_is_newer = rows_read.version < self._newer_in_redis
-            versioned = not redis_is_newer and not tests.running
+            versioned = not redis_is_newer and not tests.running and self._override is None
             self._refresh_at = self._clock() + (_PAUSE if redis_is_newer else self._interval())
             if self._current is None or self._current.rows is not rows_read or self._current.versioned != versioned:
                 self._current = self._snapshot_of(rows_read, versioned=versioned)
             return self._current
+
+    def _read(self, current: rows.Rows | None) -> rows.Rows:
+        rows_read = rows.read(conf.DATABASE, current)
+        return rows_read if self._override is None else self._override(rows_read)
 
     def _query(self, query: Callable[[], R], other_database: str | None = None) -> R:
         try:

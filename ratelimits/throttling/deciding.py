@@ -14,7 +14,7 @@ from ratelimits.engine.transport.breaker import NodeUnavailable
 from ratelimits.engine.transport.connection import Interrupted
 from ratelimits.models.testcase import tests
 from ratelimits.quota import checking
-from ratelimits.quota.answers.answer import Answer
+from ratelimits.quota.answers.answer import PASSED, Answer
 from ratelimits.quota.standings import UNAVAILABLE
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ def check_limits(limits: Sequence[Limit], now: int | None = None) -> Answer:
     `now` is the moment of the decision in µs since 1970 UTC; None: the server's time. If Redis cannot be asked, the
     setting FAILURE_POLICY answers.
     """
+    if not conf.ENABLED:
+        return PASSED
     tests.follow(conf.DATABASE)
     if not checking.breaker.closed:
         return _answer_without_decision()

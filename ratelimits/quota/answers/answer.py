@@ -54,3 +54,7 @@ class Answer(NamedTuple):
         if not allowed and retry_after is not None:
             fields["Retry-After"] = headers.retry_after(retry_after)
         return fields
+
+
+#: The answer to every request if the setting ENABLED is False.
+PASSED = Answer(True)

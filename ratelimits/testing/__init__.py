@@ -1,0 +1,14 @@
+"""Test a project that uses the app: other rules, a stopped clock, or no limits, for a test or a part of it.
+
+Each tool is a context manager, and a decorator for functions, async functions and classes of `unittest.TestCase`.
+pytest has the fixtures `override_rules`, `frozen_quota_clock` and `no_rate_limits`. docs/testing.md has examples.
+"""
+
+from __future__ import annotations
+
+from ratelimits.testing.clock import FrozenClock, frozen_quota_clock
+from ratelimits.testing.rules import override_rules
+from ratelimits.testing.server import start_server_if_needed
+from ratelimits.testing.switch import no_rate_limits
+
+__all__ = ["FrozenClock", "frozen_quota_clock", "no_rate_limits", "override_rules", "start_server_if_needed"]

@@ -1,0 +1,94 @@
+"""Stop the time of all decisions, and move it forward."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from django.test.utils import TestContextDecorator
+
+from ratelimits import rules
+from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.engine.call import clock
+from ratelimits.quota import checking, without_decision
+from ratelimits.testing import namespace
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class FrozenClock:
+    """The stopped clock of all decisions. It moves only by `tick` and `move_to`, and by requests that wait."""
+
+    @property
+    def now(self) -> datetime:
+        """Return the time of the next decision, in UTC."""
+        return _EPOCH + timedelta(microseconds=clock.now())
+
+    def tick(self, seconds: float | timedelta = 1) -> datetime:
+        """Move the clock forward by a number of seconds or a timedelta, and return the new time.
+
+        Raise ValueError if the number is negative: the limits of a test never see time go back.
+        """
+        delta = seconds if isinstance(seconds, timedelta) else timedelta(seconds=seconds)
+        if delta < timedelta(0):
+            raise ValueError(f"the clock moves only forward, not by {delta.total_seconds():g} s")
+        clock.advance(delta // timedelta(microseconds=1))
+        return self.now
+
+    def move_to(self, moment: datetime) -> datetime:
+        """Move the clock forward to a moment, and return the moment. Raise ValueError for an earlier moment."""
+        return self.tick(_aware(moment) - self.now)
+
+
+class frozen_quota_clock(TestContextDecorator):  # noqa: N801  (it is used as a decorator)
+    """Stop the time of all decisions, by default at the present moment. `with` gives the FrozenClock.
+
+    The time is the same for the throttle classes, the middleware, the decorator, `check`, their headers, and the
+    validity of overrides, memberships, blocks and allows. A request that has to wait moves the clock and does not
+    sleep. As a decorator of a function, `kwarg_name` names the argument that receives the clock.
+
+    All permits are unspent at the beginning. The tasks that write and close the ledger use the real time.
+    """
+
+    def __init__(
+        self, at: datetime | None = None, *, attr_name: str | None = None, kwarg_name: str | None = None
+    ) -> None:
+        super().__init__(attr_name=attr_name, kwarg_name=kwarg_name)
+        self._at = _aware(at) if at is not None else None
+        self._ends: list[Callable[[], None]] = []
+
+    def __enter__(self) -> FrozenClock:  # type: ignore[override]  # the stubs know only the settings
+        return self.enable()
+
+    def enable(self) -> FrozenClock:
+        leave = namespace.enter()
+        previous = clock.frozen
+        self._stop(clock.now() if self._at is None else (self._at - _EPOCH) // timedelta(microseconds=1))
+
+        def end() -> None:
+            self._stop(previous)
+            leave()
+
+        self._ends.append(end)
+        return FrozenClock()
+
+    def disable(self) -> None:
+        self._ends.pop()()
+
+    @staticmethod
+    def _stop(at: int | None) -> None:
+        """Stop the clock at a moment (µs since 1970 UTC); None: let it run."""
+        clock.frozen = at
+        rules.use_clock(None if at is None else clock.now)
+        checking.denials.clear()
+        checking.denials.clock = without_decision.local.clock = (
+            time.monotonic if at is None else lambda: clock.now() / MICROSECONDS
+        )
+        without_decision.local.clear()
+
+
+def _aware(moment: datetime) -> datetime:
+    if moment.tzinfo is None:
+        raise ValueError(f"{moment} has no time zone: write for example datetime(2026, 11, 23, tzinfo=UTC)")
+    return moment

@@ -1,0 +1,38 @@
+"""Give a part of a test its own Redis keys, so that no permit is spent when it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ratelimits import rules
+from ratelimits.conf import conf
+from ratelimits.engine.server import isolate, test_suffix
+from ratelimits.models.testcase import tests
+from ratelimits.quota import checking
+from ratelimits.testing.server import start_server_if_needed
+
+
+def enter() -> Callable[[], None]:
+    """Use a new namespace from now on. Return the function that ends this and uses the former namespace again."""
+    start_server_if_needed()
+    # The tools work without a database connection too, by which `tests` would notice that this process runs tests.
+    tests.possible = True
+    tests.follow(conf.DATABASE)
+    previous, own = test_suffix(), tests.new_suffix()
+    isolate(own, delete=False)
+    _forget()
+
+    def leave() -> None:
+        tests.follow(conf.DATABASE)
+        # If another test has begun meanwhile, it has its own namespace already.
+        if test_suffix() == own:
+            isolate(previous)
+        _forget()
+
+    return leave
+
+
+def _forget() -> None:
+    """Forget what this process remembers about requests in another namespace."""
+    checking.denials.clear()
+    rules.forget()

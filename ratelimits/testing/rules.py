@@ -1,0 +1,103 @@
+"""Use other rules than those of the database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.test.utils import TestContextDecorator
+
+from ratelimits import rules
+from ratelimits.algorithms import typed_rates
+from ratelimits.models.rules import Rule
+from ratelimits.rules.rows import Rows, RuleRow, rule_row
+from ratelimits.testing import namespace
+
+#: Primary keys of the rules of tests begin here, so that none of them is the key of a row.
+_FIRST_PK = 1_000_000_000
+#: Stands for a plan that does not exist.
+_NO_PLAN = -1
+
+
+class override_rules(TestContextDecorator):  # noqa: N801  (it is used as a decorator, like Django's override_settings)
+    """Decide by these rules instead of the database's rules.
+
+    A rule is a dict with the fields of the model `Rule`, or an unsaved `Rule`. `rate` may be a typed rate such as
+    "10/5min"; then it also gives the period and, if there is no capacity, the capacity. `plan` is the slug of a plan.
+    Plans, memberships, accounts, overrides, blocks and allows stay those of the database.
+
+    All permits are unspent at the beginning. Raise ValueError for a rule that is not valid.
+    """
+
+    def __init__(
+        self,
+        rules: Iterable[Mapping[str, Any] | Rule] = (),
+        *,
+        attr_name: str | None = None,
+        kwarg_name: str | None = None,
+    ) -> None:
+        super().__init__(attr_name=attr_name, kwarg_name=kwarg_name)
+        self._rows = [_row(number, rule) for number, rule in enumerate(rules)]
+        self._ends: list[Callable[[], None]] = []
+
+    def enable(self) -> None:
+        leave = namespace.enter()
+        previous = rules.override(_Override(self._rows))
+
+        def end() -> None:
+            rules.override(previous)
+            leave()
+
+        self._ends.append(end)
+
+    def disable(self) -> None:
+        self._ends.pop()()
+
+
+class _Override:
+    """Replaces the rules among the rows of the database."""
+
+    def __init__(self, rule_rows: list[tuple[RuleRow, str]]) -> None:
+        self._rule_rows = rule_rows
+        self._last: Rows | None = None
+
+    def __call__(self, rows: Rows) -> Rows:
+        if rows is self._last:
+            return rows
+        plans = {slug: pk for pk, slug in rows.plans.items()}
+        found = (replace(row, plan=plans.get(slug, _NO_PLAN)) if slug else row for row, slug in self._rule_rows)
+        self._last = replace(rows, rules={row.pk: row for row in found}, deleted_at={})
+        return self._last
+
+
+def _row(number: int, rule: Mapping[str, Any] | Rule) -> tuple[RuleRow, str]:
+    """Return a rule as a row, and the slug of its plan."""
+    plan: Any = ""
+    if isinstance(rule, Rule):
+        made, plan = rule, rule.plan or ""
+    else:
+        values = {"name": f"rule-{number + 1}", **rule}
+        plan = values.pop("plan", None) or ""
+        made = Rule(**_numbers(values))
+    try:
+        made.clean_fields(exclude=["id", "plan"])
+    except ValidationError as error:
+        raise ValueError(f"The rule {made.name!r} is not valid: {'; '.join(error.messages)}") from error
+    if reason := made.unreadable():
+        raise ValueError(f"The rule {made.name!r} is not valid: {reason}")
+    row = replace(rule_row(made), pk=_FIRST_PK + number, plan=0, version=1, edited_at=0)
+    return row, plan if isinstance(plan, str) else plan.slug
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a rule with its typed rate and lengths of time as numbers."""
+    rate = values.get("rate")
+    if isinstance(rate, str) and typed_rates.is_rate(rate):
+        permits, period = typed_rates.rate(rate)
+        values = {"capacity": int(permits), "period": period, **values, "rate": permits}
+    for name in ("period", "max_wait", "lease_ttl"):
+        if isinstance(values.get(name), str):
+            values[name] = typed_rates.seconds(values[name])
+    return values

