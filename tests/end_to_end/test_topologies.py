@@ -1,0 +1,168 @@
+"""Test the whole way of requests and usage over a Unix socket, over TLS, as a user with few rights, and on Redis 7."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.db.models import Sum
+from django.test import override_settings
+from django_redis.pool import ConnectionFactory
+
+from ratelimits import rules
+from ratelimits.embedded import EmbeddedServer, free_port
+from ratelimits.engine.server import current_server
+from ratelimits.identity import Identity
+from ratelimits.models import Line, Rule
+from ratelimits.quota import checking, operating
+from ratelimits.quota.answers.answer import Answer
+from ratelimits.quota.receipts import refund, settle
+from ratelimits.status.facts import Level, facts
+from tests.support.rows import NEEDED, rule
+from tests.support.servers import server_binary
+from tests.support.usage.traffic import flow
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SCALING = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
+WHO = Identity("user:1", None, "account:acme", "ip:203.0.113.9")
+
+
+class Request:
+    """A request with an answer, as a view sees it."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.quota = answer
+
+
+def everything() -> None:
+    """Decide by each algorithm, sync and async; edit, settle, refund, reset, watch; bring the usage to the ledger."""
+    rules.forget()
+    for algorithm in NEEDED:
+        rule(algorithm.replace("_", "-"), algorithm, scope=algorithm, key_kind="user")
+    answers = []
+    for algorithm in NEEDED:
+        answers += [checking.check(WHO, algorithm), asyncio.run(checking.acheck(WHO, algorithm))]
+    assert all(one.decision is not None for one in answers)
+    Rule.objects.filter(name="token-bucket").update(capacity=1)
+    answers += [checking.check(WHO, "token_bucket") for _ in range(3)]
+    assert (answers[-1].decision is not None, answers[-1].allowed) == (True, False)
+    checking.sender.flush()
+    true, refunded = (Request(checking.check(WHO, "fixed_window")) for _ in range(2))
+    assert settle(true, {"requests": 3}) is not None
+    assert refund(refunded) is not None
+    assert operating.reset("user:1", "fixed-window", "a test", account="acme").pk
+    assert operating.counted_under("user:1", "fixed-window", account="acme")
+    assert {fact.name: fact.level for fact in facts()}["redis"] == Level.GREEN
+    flow()
+    units = Line.objects.aggregate(units=Sum("admitted_units") - Sum("refunded_units"))["units"]
+    assert units == sum(one.allowed for one in answers) + 3
+
+
+def using(location: str, **options: Any) -> Any:
+    """Point the app's cache aliases to a server."""
+    place = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}
+    return override_settings(CACHES={"ratelimits": place, "default": place})
+
+
+def documented_rights() -> list[str]:
+    """Return the rights of the user that docs/scaling.md describes, as `ACL SETUSER` takes them."""
+    found = re.search(r"^ACL SETUSER ratelimits (.*?)\n```", SCALING.read_text(), re.MULTILINE | re.DOTALL)
+    assert found, "docs/scaling.md has no ACL SETUSER"
+    return found[1].replace("\\\n", " ").replace("<namespace>", "test").split()
+
+
+@pytest.fixture(params=["valkey", "redis6", pytest.param("redis7", marks=pytest.mark.system)])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedServer]:
+    """Start a server that also listens on a Unix socket."""
+    options = {"appendfsync": "always", "unixsocket": "redis.sock"}
+    running = EmbeddedServer(tmp_path / "s", aof=True, binary=server_binary(request.param), options=options)
+    known = set(ConnectionFactory._pools)
+    yield running
+    current_server().wire.client.close()
+    for url in set(ConnectionFactory._pools) - known:
+        ConnectionFactory._pools.pop(url).disconnect()
+    running.stop()
+    rules.forget()
+
+
+def test_over_a_unix_socket(server: EmbeddedServer) -> None:
+    with using(f"unix://{server.directory / 'redis.sock'}?db=0"):
+        everything()
+
+
+def test_a_user_with_the_documented_rights_can_do_everything(server: EmbeddedServer) -> None:
+    with redis.Redis(port=server.port) as admin:
+        admin.execute_command("ACL", "SETUSER", "ratelimits", *documented_rights())
+        admin.execute_command("ACL", "SETUSER", "default", "off")
+        with using(server.url.replace("redis://", "redis://ratelimits:secret@")):
+            everything()
+        # redis-py sends CLIENT SETINFO, and works without it.
+        denied = {entry[b"object"] for entry in admin.execute_command("ACL", "LOG")}
+        assert denied <= {b"client", b"client|setinfo"}
+
+
+def test_that_user_may_touch_no_other_keys_and_delete_nothing_else(server: EmbeddedServer) -> None:
+    with redis.Redis(port=server.port) as admin:
+        admin.execute_command("ACL", "SETUSER", "ratelimits", *documented_rights())
+    with redis.Redis(port=server.port, username="ratelimits", password="secret") as client:
+        for command in (("GET", "other"), ("FLUSHALL",), ("CONFIG", "SET", "save", ""), ("KEYS", "*"), ("SHUTDOWN",)):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.execute_command(*command)
+
+
+@pytest.mark.system
+def test_over_tls_on_redis_7(tmp_path: Path) -> None:
+    """The server's certificate is checked: without it, nothing is sent."""
+    subprocess.run(
+        [
+            *[
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "rsa:2048",
+                "-nodes",
+                "-keyout",
+                "key.pem",
+                "-out",
+                "cert.pem",
+                "-days",
+                "2",
+                "-subj",
+                "/CN=127.0.0.1",
+            ]
+        ]
+        + ["-addext", "subjectAltName=IP:127.0.0.1"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
+    options = {
+        "appendfsync": "always",
+        "tls-port": str(free_port()),
+        "tls-cert-file": str(tmp_path / "cert.pem"),
+        "tls-key-file": str(tmp_path / "key.pem"),
+        "tls-ca-cert-file": str(tmp_path / "cert.pem"),
+        "tls-auth-clients": "no",
+    }
+    server = EmbeddedServer(tmp_path / "s", aof=True, binary=server_binary("redis7"), options=options)
+    url = f"rediss://127.0.0.1:{options['tls-port']}/0"
+    try:
+        with using(url):
+            assert checking.check(WHO).decision is None
+        ConnectionFactory._pools.pop(url).disconnect()
+        checking.breaker.succeeded()
+        with using(url, CONNECTION_POOL_KWARGS={"ssl_ca_certs": str(tmp_path / "cert.pem")}):
+            everything()
+            current_server().wire.client.close()
+        ConnectionFactory._pools.pop(url).disconnect()
+    finally:
+        server.stop()
+        rules.forget()
