@@ -5,6 +5,7 @@ CONTRIBUTING.md explains the words of the project, such as program, shard, bin a
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import secrets
@@ -253,12 +254,24 @@ class Clock:
         """Return a function of the present moment in seconds: this machine's monotonic clock, or the stopped clock."""
         return time.monotonic if self.frozen is None else lambda: self.now() / MICROSECONDS
 
-    def advance(self, microseconds: int) -> bool:
-        """Move a stopped clock forward instead of waiting. Return False if the clock runs, so that the caller waits."""
-        if self.frozen is None:
-            return False
+    def advance(self, microseconds: int) -> None:
+        """Move the stopped clock forward."""
+        assert self.frozen is not None
         self.frozen += microseconds
-        return True
+
+    def sleep(self, seconds: float) -> None:
+        """Wait. If the clock is stopped, move it forward instead."""
+        if self.frozen is None:
+            time.sleep(seconds)
+        else:
+            self.advance(round(seconds * MICROSECONDS))
+
+    async def asleep(self, seconds: float) -> None:
+        """Do the same as `sleep`, in async code."""
+        if self.frozen is None:
+            await asyncio.sleep(seconds)
+        else:
+            self.advance(round(seconds * MICROSECONDS))
 
 
 clock = Clock()

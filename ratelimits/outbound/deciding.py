@@ -122,6 +122,8 @@ class Outbound:
 
     def ask(self, timeout: float | None) -> Steps:
         """Ask once for the permits. `timeout` is the longest accepted wait in seconds; None for any wait."""
+        if not conf.ENABLED:
+            return Turn(True)
         accepted = ANY if timeout is None else max(timeout, 0)
         prepared: Prepared | None = None
         version: int | None = None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Generator
 from typing import Any, NamedTuple, TypeVar
 
 from ratelimits import rules
+from ratelimits.engine.call import clock
 from ratelimits.engine.decide import adecide_call, decide_call
 from ratelimits.engine.server import current_server
 from ratelimits.outbound.deciding import Ask, Rules
@@ -59,7 +58,7 @@ def _do(instruction: Any) -> Any:
             server = current_server()
             return server.wire.wire_of(server.keyspace, shard).pop(key, seconds)
         case _:
-            time.sleep(instruction.seconds)
+            clock.sleep(instruction.seconds)
             return None
 
 
@@ -90,5 +89,5 @@ async def _ado(instruction: Any) -> Any:
             server = current_server()
             return await server.wire.wire_of(server.keyspace, shard).apop(key, seconds)
         case _:
-            await asyncio.sleep(instruction.seconds)
+            await clock.asleep(instruction.seconds)
             return None

@@ -7,14 +7,13 @@ caller waits until the server reports a released lease.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Generator, Mapping
 from typing import Any
 
 from ratelimits.algorithms.limits import Algorithm
 from ratelimits.engine import Decision, Receipt, Unavailable, asettle, settle
-from ratelimits.engine.call import shard
+from ratelimits.engine.call import clock, shard
 from ratelimits.engine.keys import own_name
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
@@ -104,7 +103,7 @@ class permits:  # noqa: N801  (used like a function, as `contextlib.suppress` is
         turn = driving.run(_until_granted(self._outbound, self._max_wait))
         if turn.wait:
             try:
-                time.sleep(turn.wait)
+                clock.sleep(turn.wait)
             except BaseException:
                 finishing.give_back(Answer(True, turn.decision))
                 raise
@@ -115,7 +114,7 @@ class permits:  # noqa: N801  (used like a function, as `contextlib.suppress` is
         turn = await driving.arun(_until_granted(self._outbound, self._max_wait))
         if turn.wait:
             try:
-                await asyncio.sleep(turn.wait)
+                await clock.asleep(turn.wait)
             except BaseException:
                 await finishing.agive_back(Answer(True, turn.decision))
                 raise

@@ -8,14 +8,12 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from collections.abc import Mapping
 
 from asgiref.sync import async_to_sync
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest
 
-from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.engine.call import clock
 from ratelimits.identity import Identity
@@ -80,14 +78,12 @@ def check_and_wait(
 
 
 def _hold_back(seconds: float, request: HttpRequest | None) -> None:
-    if clock.advance(round(seconds * MICROSECONDS)):
-        return
-    if isinstance(request, ASGIRequest) and not _runs_a_loop():
+    if clock.frozen is None and isinstance(request, ASGIRequest) and not _runs_a_loop():
         # If the request of a sync view is cancelled, asgiref cancels the coroutine for which the view's thread waits.
         # asgiref could not interrupt time.sleep.
         async_to_sync(_ahold_back)(seconds, request)
     else:
-        time.sleep(seconds)
+        clock.sleep(seconds)
 
 
 async def _ahold_back(seconds: float, request: HttpRequest) -> None:
@@ -114,8 +110,7 @@ async def acheck_and_wait(identity: Identity, scope: str, method: str, costs: Ma
         answer = await checking.acheck(identity, scope, method, costs, at_once=may_wait and not entered)
         if answer.wait:
             try:
-                if not clock.advance(round(answer.wait * MICROSECONDS)):
-                    await asyncio.sleep(answer.wait)
+                await clock.asleep(answer.wait)
             except BaseException:
                 await finishing.agive_back(answer)
                 raise

@@ -33,6 +33,9 @@ _MAX_KEY = 200
 #: Maximum number of users that one query names.
 _CHUNK = 500
 
+#: Whether rules that are not in the database may name groups. Only tests have such rules.
+has_other_rules = False
+
 
 @dataclass(frozen=True, slots=True)
 class Memberships:
@@ -136,7 +139,7 @@ def _note(users: Collection[Any], using: str) -> None:
 
 
 def _edit(users: Collection[Any]) -> None:
-    if not Rule.objects.using(conf.DATABASE).exclude(group="").exists():
+    if not has_other_rules and not Rule.objects.using(conf.DATABASE).exclude(group="").exists():
         return
     keys = [f"user:{pk}" for pk in users]
     if not keys or len(keys) > _MAX_TOMBSTONES or max(map(len, keys)) > _MAX_KEY:

@@ -12,6 +12,7 @@ from django.test.utils import TestContextDecorator
 from ratelimits import rules
 from ratelimits.algorithms import typed_rates
 from ratelimits.models.rules import Rule
+from ratelimits.rules import groups
 from ratelimits.rules.rows import Rows, RuleRow, rule_row
 from ratelimits.testing import namespace
 
@@ -26,7 +27,7 @@ class override_rules(TestContextDecorator):  # noqa: N801  (it is used as a deco
 
     A rule is a dict with the fields of the model `Rule`, or an unsaved `Rule`. `rate` may be a typed rate such as
     "10/5min"; then it also gives the period and, if there is no capacity, the capacity. `plan` is the slug of a plan.
-    Plans, memberships, accounts, overrides, blocks and allows stay those of the database.
+    Plans, memberships, groups, accounts, overrides, blocks and allows stay those of the database.
 
     All permits are unspent at the beginning. Raise ValueError for a rule that is not valid.
     """
@@ -45,8 +46,10 @@ class override_rules(TestContextDecorator):  # noqa: N801  (it is used as a deco
     def enable(self) -> None:
         leave = namespace.enter()
         previous = rules.override(_Override(self._rows))
+        had_other_rules, groups.has_other_rules = groups.has_other_rules, True
 
         def end() -> None:
+            groups.has_other_rules = had_other_rules
             rules.override(previous)
             leave()
 

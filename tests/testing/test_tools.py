@@ -10,6 +10,8 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Group
 from django.core.checks import CheckMessage
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, override_settings
@@ -26,6 +28,7 @@ from ratelimits.engine.server import test_suffix as suffix
 from ratelimits.identity import Identity
 from ratelimits.middleware import QuotaMiddleware
 from ratelimits.models import Plan, PlanMembership, Rule
+from ratelimits.outbound import permits
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.testing import FrozenClock, frozen_quota_clock, no_rate_limits, override_rules
 from ratelimits.throttling import QuotaThrottle
@@ -79,6 +82,17 @@ def test_committed_members_count_at_once(check: Check) -> None:
         assert allowed(check, 2, user) == [True, False]
         PlanMembership.objects.create(key="user:7", plan=Plan.objects.create(name="Pro", slug="pro"))
         assert allowed(check, 3, user) == [True, True, False]
+
+
+def test_members_of_groups_are_those_of_the_database(check: Check) -> None:
+    user, group = get_user_model().objects.create(username="ada"), Group.objects.create(name="beta")
+    who = Identity(user=f"user:{user.pk}")
+    with override_rules([{"name": "r", "rate": "1/h", "group": "beta"}]):
+        assert allowed(check, 2, who) == [True, True]
+        user.groups.add(group)
+        assert allowed(check, 2, who) == [True, False]
+        user.groups.clear()
+        assert allowed(check, 2, who) == [True, True]
 
 
 def test_a_rule_may_be_an_unsaved_row(check: Check) -> None:
@@ -201,6 +215,19 @@ class TestTheClock:
             assert asyncio.run(acheck_and_wait(ADA, "*", "GET", {"requests": 1})).allowed
             assert clock.now - start == timedelta(hours=2)
 
+    def test_an_outbound_call_that_waits_moves_it(self) -> None:
+        async def call() -> None:
+            async with permits("mailer", rate="1/h"):
+                pass
+
+        with frozen_quota_clock() as clock:
+            start = clock.now
+            for _call in range(2):
+                with permits("mailer", rate="1/h"):
+                    pass
+            asyncio.run(call())
+            assert clock.now - start == timedelta(hours=2)
+
     def test_memberships_begin_when_it_says_so(self, check: Check) -> None:
         user, noon = Identity(user="user:7"), datetime(2026, 6, 1, 12, tzinfo=UTC)
         pro = Plan.objects.create(name="Pro", slug="pro")
@@ -294,6 +321,8 @@ class TestTheEntryPoints:
 def test_switched_off_nothing_in_code_is_limited(check: Check) -> None:
     with no_rate_limits():
         assert check_limits([Limit("ip:192.0.2.1", FixedWindow(0, Decimal(60)))]).allowed
+        with permits("mailer", cost=100, rate="1/h", max_wait=0):
+            pass
         assert check(ADA, costs={"no such meter": 3}) == Answer(True)
 
 
