@@ -15,6 +15,7 @@ from ratelimits.quota import finishing
 from ratelimits.quota.answers.responses import Cost, arefusal, costs_of, refusal, scope_of, with_headers, wrong_cost
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
+from ratelimits.view_keys import Key, check_key, with_view_key
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -26,21 +27,29 @@ def _is_async(view: Any) -> bool:
     return iscoroutinefunction(view) or getattr(getattr(method, "__self__", None), "view_is_async", False) is True
 
 
-def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None = None) -> Callable[[View], View]:
+def limited(
+    scope: str = "*",
+    cost: Cost | Callable[[HttpRequest], Cost] | None = None,
+    key: Key | None = None,
+) -> Callable[[View], View]:
     """Limit a view by the rules of `scope`.
 
     `cost` is a number of requests, a mapping of meters to costs, or a callable that takes the request and returns one
-    of these. The answer is set as `request.quota`. Use ratelimits.quota.receipts to settle or refund the request.
+    of these. `key` is the key for rules that count per "key that the view gives": "header:X-Tenant", "query:team",
+    "field:email", "arg:pk", or a callable that takes the request. The answer is set as `request.quota`. Use
+    ratelimits.quota.receipts to settle or refund the request.
     """
 
     def decorate(view: View) -> View:
         scope_name = scope_of(scope, view)
+        check_key(key)
 
         @functools.wraps(view)
         def sync_view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             costs = costs_of(cost, request)
+            identity = with_view_key(identify(request), key, request, kwargs, request)
             try:
-                answer = check_and_wait(identify(request), scope_name, request.method or "", costs, request)
+                answer = check_and_wait(identity, scope_name, request.method or "", costs, request)
             except WrongCost as error:
                 raise wrong_cost(error, view) from None
             finishing.begin(request, answer)
@@ -61,7 +70,7 @@ def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None 
         @functools.wraps(view)
         async def async_view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             costs = costs_of(cost, request)
-            identity = await aidentify(request)
+            identity = with_view_key(await aidentify(request), key, request, kwargs, request)
             try:
                 answer = await acheck_and_wait(identity, scope_name, request.method or "", costs)
             except WrongCost as error:

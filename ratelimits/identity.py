@@ -37,6 +37,8 @@ class Identity(NamedTuple):
     api_key: str | None = None
     account: str | None = None
     address: str | None = None
+    #: The key that the view gives (see `view_keys`).
+    view_key: str | None = None
 
     @property
     def narrowest_key(self) -> str | None:

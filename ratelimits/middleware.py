@@ -6,8 +6,8 @@ limit). The middleware also finishes requests that the throttle or the decorator
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import cast
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, cast
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest
@@ -18,30 +18,57 @@ from ratelimits.conf import conf
 from ratelimits.identity import aidentify, identify
 from ratelimits.quota import finishing
 from ratelimits.quota.answers.answer import ONE_REQUEST
-from ratelimits.quota.answers.responses import arefusal, refusal, with_headers
+from ratelimits.quota.answers.responses import arefusal, costs_of, refusal, scope_of, with_headers, wrong_cost
+from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
+from ratelimits.view_keys import Key, with_view_key
 
+_NO_OPTIONS: Mapping[str, Any] = {}
 GetResponse = Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest], Awaitable[HttpResponseBase]]
 
 
-def governed(request: HttpRequest) -> bool:
-    """Return whether the middleware limits a request.
+class Limited(NamedTuple):
+    """How the middleware limits a request: the scope, cost and key of its view."""
 
-    The request's path must be in PATHS. A view of DRF, or a view with the decorator, limits its requests itself.
+    scope: str
+    costs: Mapping[str, int]
+    key: Key | None
+    arguments: Mapping[str, Any]
+    view: object
+
+
+def limits_of(request: HttpRequest) -> Limited | None:
+    """Return how the middleware limits a request; None if it does not limit the request.
+
+    The request's path must be in PATHS. A view of DRF, or a view with the decorator, limits its requests itself. The
+    attributes `throttle_scope`, `throttle_cost` and `throttle_key` of a view come before the options of its path.
     """
-    if not any(request.path.startswith(prefix) for prefix in conf.PATHS):
-        return False
+    paths = conf.PATHS
+    prefix = next((prefix for prefix in paths if request.path.startswith(prefix)), None)
+    if prefix is None:
+        return None
     try:
-        view = resolve(request.path_info, getattr(request, "urlconf", None)).func
+        match = resolve(request.path_info, getattr(request, "urlconf", None))
     except Resolver404:
-        return True
-    return not hasattr(view, "cls") and not hasattr(view, "ratelimits")
+        view, arguments = None, {}
+    else:
+        view, arguments = match.func, match.kwargs
+        if hasattr(view, "cls") or hasattr(view, "ratelimits"):
+            return None
+    options = paths[prefix] if isinstance(paths, dict) else _NO_OPTIONS
+    attributes = getattr(view, "view_class", view)
+    scope = getattr(attributes, "throttle_scope", None) or options.get("scope", "*")
+    cost = getattr(attributes, "throttle_cost", None)
+    cost = options.get("cost") if cost is None else cost
+    key = getattr(attributes, "throttle_key", None) or options.get("key")
+    costs = ONE_REQUEST if cost is None else costs_of(cost, request)
+    return Limited(scope if isinstance(scope, str) else scope_of(scope, view), costs, key, arguments, view)
 
 
 class QuotaMiddleware:
     """The middleware that limits paths and finishes requests. Place it after `AuthenticationMiddleware`.
 
-    Rules with the scope "*" apply to these paths.
+    Without a scope of its own, a view has the scope "*".
     """
 
     sync_capable = True
@@ -57,8 +84,13 @@ class QuotaMiddleware:
         if self._async:
             return self._answer(request)
         answer = None
-        if governed(request):
-            answer = check_and_wait(identify(request), "*", request.method or "", ONE_REQUEST, request)
+        limited = limits_of(request)
+        if limited is not None:
+            identity = with_view_key(identify(request), limited.key, request, limited.arguments, request)
+            try:
+                answer = check_and_wait(identity, limited.scope, request.method or "", limited.costs, request)
+            except WrongCost as error:
+                raise wrong_cost(error, limited.view) from None
             finishing.begin(request, answer)
             if not answer.allowed:
                 return refusal(request, answer)
@@ -72,8 +104,13 @@ class QuotaMiddleware:
 
     async def _answer(self, request: HttpRequest) -> HttpResponseBase:
         answer = None
-        if governed(request):
-            answer = await acheck_and_wait(await aidentify(request), "*", request.method or "", ONE_REQUEST)
+        limited = limits_of(request)
+        if limited is not None:
+            identity = with_view_key(await aidentify(request), limited.key, request, limited.arguments, request)
+            try:
+                answer = await acheck_and_wait(identity, limited.scope, request.method or "", limited.costs)
+            except WrongCost as error:
+                raise wrong_cost(error, limited.view) from None
             finishing.begin(request, answer)
             if not answer.allowed:
                 return await arefusal(request, answer)

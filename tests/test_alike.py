@@ -9,11 +9,12 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import redis
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import AnonymousUser, Group
 from django.core.exceptions import ImproperlyConfigured
@@ -31,7 +32,9 @@ from ratelimits.decorators import limited
 from ratelimits.embedded import free_port
 from ratelimits.middleware import QuotaMiddleware
 from ratelimits.models import Access
+from ratelimits.quota import receipts
 from ratelimits.quota.answers.answer import Answer
+from ratelimits.throttling import QuotaThrottle
 from tests.support.entry_points import away, begin_afresh
 from tests.support.rows import rule
 
@@ -41,63 +44,76 @@ pytestmark = pytest.mark.django_db(transaction=True)
 Ask = Callable[..., HttpResponseBase]
 
 
-def _request(user: Any, **meta: Any) -> HttpRequest:
-    request = RequestFactory().get("/limited/", **meta)
+def _request(user: Any, team: str = "", data: Any = None, **meta: Any) -> HttpRequest:
+    url = f"/limited/{team}/"
+    request = RequestFactory().get(url, **meta) if data is None else RequestFactory().post(url, data, **meta)
     request.user = user or AnonymousUser()
     return request
 
 
-def throttle(scope: str = "*", user: Any = None, **meta: Any) -> HttpResponseBase:
+def throttle(
+    scope: str = "*", key: Any = None, cost: Any = None, user: Any = None, team: str = "7", **more: Any
+) -> HttpResponseBase:
     class View(APIView):
         permission_classes = ()
         throttle_scope = scope
+        throttle_cost = staticmethod(lambda request, view: cost(request)) if callable(cost) else cost
+        throttle_key = staticmethod(lambda request, view: key(request)) if callable(key) else key
 
-        def get(self, request: Request) -> Response:
+        def get(self, request: Request, team: str) -> Response:
             return Response()
 
-    request = _request(user, **meta)
+        post = get
+
+    request = _request(user, team, **more)
     if user is not None:
         force_authenticate(request, user=user)
-    response: Any = View.as_view()(request)
+    response: Any = View.as_view()(request, team=team)
     return cast("HttpResponseBase", response.render() if isinstance(response, Response) else response)
 
 
-def decorator(scope: str = "*", user: Any = None, **meta: Any) -> HttpResponseBase:
-    @limited(scope)
-    def view(request: HttpRequest) -> HttpResponse:
+def decorator(
+    scope: str = "*", key: Any = None, cost: Any = None, user: Any = None, team: str = "7", **more: Any
+) -> HttpResponseBase:
+    @limited(scope, cost, key)
+    def view(request: HttpRequest, team: str) -> HttpResponse:
         return HttpResponse()
 
-    return view(_request(user, **meta))
+    return view(_request(user, team, **more), team=team)
 
 
-def async_decorator(scope: str = "*", user: Any = None, **meta: Any) -> HttpResponseBase:
-    @limited(scope)
-    async def view(request: HttpRequest) -> HttpResponse:
+def async_decorator(
+    scope: str = "*", key: Any = None, cost: Any = None, user: Any = None, team: str = "7", **more: Any
+) -> HttpResponseBase:
+    @limited(scope, cost, key)
+    async def view(request: HttpRequest, team: str) -> HttpResponse:
         return HttpResponse()
 
-    response: HttpResponseBase = asyncio.run(view(_request(user, **meta)))
+    response: HttpResponseBase = asyncio.run(view(_request(user, team, **more), team=team))
     return response
 
 
-def middleware(user: Any = None, **meta: Any) -> HttpResponseBase:
+def _through_middleware(
+    view: Any, scope: str = "*", key: Any = None, cost: Any = None, user: Any = None, team: str = "7", **more: Any
+) -> Any:
+    view.throttle_scope, view.throttle_key, view.throttle_cost = scope, key, cost
+    request: Any = _request(user, team, **more)
+    request.urlconf = (path("limited/<str:team>/", view),)
+    return QuotaMiddleware(view)(request)
+
+
+def middleware(**asked: Any) -> HttpResponseBase:
     def view(request: HttpRequest) -> HttpResponse:
         return HttpResponse()
 
-    request: Any = _request(user, **meta)
-    request.urlconf = (path("limited/", view),)
-    response: Any = QuotaMiddleware(view)(request)
-    return cast("HttpResponseBase", response)
+    return cast("HttpResponseBase", _through_middleware(view, **asked))
 
 
-def async_middleware(user: Any = None, **meta: Any) -> HttpResponseBase:
+def async_middleware(**asked: Any) -> HttpResponseBase:
     async def view(request: HttpRequest) -> HttpResponse:
         return HttpResponse()
 
-    request: Any = _request(user, **meta)
-    request.urlconf = (path("limited/", view),)
-    answer: Any = QuotaMiddleware(view)(request)
-    response: HttpResponseBase = asyncio.run(answer)
-    return response
+    return asyncio.run(cast("Coroutine[Any, Any, HttpResponseBase]", _through_middleware(view, **asked)))
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +153,6 @@ def test_a_rule_for_a_group_limits_its_members_alone(ask: Ask) -> None:
     assert [ask(user=who).status_code for who in (None, ann, bob)] == [200, 429, 200]
 
 
-@pytest.mark.parametrize("ask", [throttle, decorator, async_decorator], indirect=True)
 def test_a_scope_can_opt_out_of_a_rule_for_all(ask: Ask) -> None:
     rule(capacity=0, except_scopes="health, webhooks")
     assert [ask(scope=scope).status_code for scope in ("*", "search", "health", "webhooks")] == [429, 429, 200, 200]
@@ -188,7 +203,7 @@ def test_the_project_may_make_the_whole_response(ask: Ask, settings: Any) -> Non
     rule("few", "fixed_window", capacity=1, refusal_status=403)
     assert ask().status_code == 200
     refused: Any = ask()
-    assert (refused.status_code, refused.content) == (420, b"/limited/: few")
+    assert (refused.status_code, refused.content) == (420, b"/limited/7/: few")
     assert int(refused["Retry-After"]) > 0
     assert refused["RateLimit"].startswith('"few";r=0;')
 
@@ -211,7 +226,7 @@ def test_its_response_is_also_that_of_a_block(ask: Ask, settings: Any) -> None:
     settings.RATELIMITS = {**settings.RATELIMITS, "REFUSAL_RESPONSE": own}
     Access.objects.create(target="127.0.0.1", reason="asked")
     refused: Any = ask()
-    assert (refused.status_code, refused.content) == (420, b"/limited/: blocked")
+    assert (refused.status_code, refused.content) == (420, b"/limited/7/: blocked")
 
 
 def test_it_may_leave_a_refusal_as_it_is(ask: Ask, settings: Any) -> None:
@@ -265,3 +280,104 @@ def test_a_rule_in_shadow_mode_with_capacity_0_never_resets(ask: Ask, settings: 
     rule("none", "fixed_window", capacity=0, mode="shadow")
     rule("many", "fixed_window")
     assert ask().headers["RateLimit"] == '"none";r=0'
+
+
+def test_a_view_has_a_scope_and_a_cost(ask: Ask) -> None:
+    rule("tokens", "fixed_window", scope="search", meter="tokens", capacity=100, period=1000)
+    found = [ask(scope=scope, cost=lambda request: {"tokens": 60}).status_code for scope in ("search", "search", "*")]
+    assert found == [200, 429, 200]
+
+
+def _tenant(request: Any) -> str:
+    return str(request.headers["X-Tenant"]).lower()
+
+
+@pytest.mark.parametrize(
+    ("key", "one", "other"),
+    [
+        ("header:X-Tenant", {"HTTP_X_TENANT": "a"}, {"HTTP_X_TENANT": "b" * 10_000}),
+        ("query:team", {"QUERY_STRING": "team=a"}, {"QUERY_STRING": "team=b"}),
+        ("field:email", {"data": {"email": "a@example.com"}}, {"data": {"email": "b@example.com"}}),
+        ("arg:team", {"team": "a"}, {"team": "b"}),
+        (_tenant, {"HTTP_X_TENANT": "A"}, {"HTTP_X_TENANT": "b"}),
+    ],
+)
+def test_a_view_gives_a_key(ask: Ask, key: Any, one: dict[str, Any], other: dict[str, Any]) -> None:
+    rule("tenant", "fixed_window", capacity=1, period=1000, key_kind="view_key")
+    found = [ask(key=key, **asked) for asked in (one, one, other, other)]
+    assert [response.status_code for response in found] == [200, 429, 200, 429]
+
+
+@pytest.mark.parametrize("key", ["header:X-Tenant", "query:team", "field:email", "arg:other", lambda request: None])
+def test_requests_without_the_value_share_one_key(ask: Ask, key: Any) -> None:
+    rule("tenant", "fixed_window", capacity=1, period=1000, key_kind="view_key")
+    addresses = "203.0.113.9", "203.0.113.10"
+    assert [ask(key=key, REMOTE_ADDR=address).status_code for address in addresses] == [200, 429]
+
+
+def test_a_rule_per_key_of_the_view_limits_no_view_without_one(ask: Ask) -> None:
+    rule("tenant", capacity=0, key_kind="view_key")
+    assert ask().status_code == 200
+
+
+def test_the_value_itself_is_stored_nowhere(ask: Ask, redis_client: redis.Redis) -> None:
+    rule("tenant", "fixed_window", capacity=1, period=1000, key_kind="view_key")
+    ask(key="header:Authorization", HTTP_AUTHORIZATION="Bearer s3cret")
+    names = redis_client.keys()
+    assert names
+    assert not any(b"s3cret" in text for name in names for text in (name, redis_client.dump(name) or b""))
+
+
+@pytest.mark.parametrize("key", ["X-Tenant", "header:", "cookie:session", "header"])
+def test_a_key_of_another_form_says_what_to_write(ask: Ask, key: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match="such as 'header:X-Tenant'"):
+        ask(key=key)
+
+
+@pytest.mark.parametrize("function", [middleware, async_middleware])
+def test_a_path_of_the_middleware_may_have_options(settings: Any, function: Ask) -> None:
+    options = {"scope": "files", "cost": 2, "key": "arg:team"}
+    settings.RATELIMITS = {**settings.RATELIMITS, "PATHS": {"/limited/": options, "/": {"scope": "site"}}}
+    rule("files", "fixed_window", scope="files", capacity=2, period=1000, key_kind="view_key")
+    rule("site", scope="site", capacity=0)
+    plain: dict[str, Any] = {"scope": None}
+    assert [function(team=team, **plain).status_code for team in ("a", "a", "b")] == [200, 429, 200]
+    # The view's own attributes come first.
+    assert [function(scope="other", team="a").status_code, function(scope="site").status_code] == [200, 429]
+
+
+def test_a_request_waits_where_a_rule_says_so(ask: Ask) -> None:
+    rule("spaced", "leaky_bucket_queue", capacity=1, rate=20, period=1, max_wait=1)
+    start = time.monotonic()
+    assert [ask().status_code for _ in range(2)] == [200, 200]
+    assert time.monotonic() - start > 0.04
+
+
+def test_the_view_finds_the_answer_at_its_request(ask: Ask) -> None:
+    rule("many", "fixed_window")
+    seen: list[Any] = []
+
+    def cost(request: Any) -> int:
+        seen.append(request)
+        return 3
+
+    ask(cost=cost)
+    plain = getattr(seen[0], "_request", seen[0])
+    assert receipts.settle(plain, {"requests": 1}) is not None
+    assert plain.quota.binding.name == "many"
+
+
+def test_a_throttle_class_may_have_a_key() -> None:
+    class TenantThrottle(QuotaThrottle):
+        throttle_key = "header:X-Tenant"
+
+    class View(APIView):
+        permission_classes = ()
+        throttle_classes = (TenantThrottle,)
+
+        def get(self, request: Request) -> Response:
+            return Response()
+
+    rule("tenant", "fixed_window", capacity=1, period=1000, key_kind="view_key")
+    found = [View.as_view()(_request(None, HTTP_X_TENANT=tenant)).status_code for tenant in ("a", "a", "b")]
+    assert found == [200, 429, 200]

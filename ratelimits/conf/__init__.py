@@ -41,7 +41,7 @@ DEFAULTS: dict[str, Any] = {
     "PREFETCH_SECONDS": 1.0,  # maximum seconds for which a process spends permits that it took in advance
     "RECEIPT_TTL": 86_400,  # seconds for which a receipt can be refunded or settled
     "OUTBOUND_SCOPES": [],  # scopes of outbound calls and Celery tasks; the admin knows that they are in use
-    "PATHS": [],  # path prefixes of plain Django views that the middleware limits, such as "/files/"
+    "PATHS": [],  # path prefixes of views that the middleware limits: a list, or a dict prefix -> options
     "REFUSAL_RESPONSE": None,  # callable or path: takes a request and its answer, returns a response or None
     "BILL_ERRORS": False,  # bill responses with status 500 or above; otherwise the middleware refunds them
     "MAX_WAITING": 100,  # maximum number of waiting requests of a process; others are refused instead of waiting
@@ -115,7 +115,7 @@ class Conf:
     PREFETCH_SECONDS: float
     RECEIPT_TTL: int
     OUTBOUND_SCOPES: list[str]
-    PATHS: list[str]
+    PATHS: list[str] | dict[str, dict[str, Any]]
     REFUSAL_RESPONSE: Callable[[HttpRequest, Any], HttpResponseBase | None] | None
     BILL_ERRORS: bool
     MAX_WAITING: int

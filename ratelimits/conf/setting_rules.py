@@ -22,6 +22,7 @@ LONGEST_UNIT = 255
 #: In TRUSTED_PROXIES: a proxy that connects by a unix socket, and so has no address.
 UNIX = "unix"
 _HEADER = re.compile(r"[A-Za-z0-9-]{1,100}")
+_KEY = re.compile(r"(header|query|field|arg):.+")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 
@@ -67,11 +68,27 @@ def _is_callable(value: Any) -> bool:
 
 _CALLABLE = SettingRule("a callable, the dotted path of one that can be imported, or None.", _is_callable)
 _FLAG = SettingRule("True or False.", lambda value: isinstance(value, bool))
+_PATH_OPTIONS: dict[str, Callable[[Any], bool]] = {
+    "scope": lambda value: _is_text(value) and re.fullmatch(r"\*|[^\s:,*]+", value) is not None,
+    "cost": lambda value: isinstance(value, int | dict) or callable(value),
+    "key": lambda value: callable(value) or (isinstance(value, str) and _KEY.fullmatch(value) is not None),
+}
+
+
+def _are_paths(value: Any) -> bool:
+    options = value.values() if isinstance(value, dict) else ()
+    return (
+        isinstance(value, list | tuple | dict)
+        and all(isinstance(path, str) and path.startswith("/") for path in value)
+        and all(isinstance(named, dict) and named.keys() <= _PATH_OPTIONS.keys() for named in options)
+        and all(_PATH_OPTIONS[name](option) for named in options for name, option in named.items())
+    )
+
+
 _PATHS = SettingRule(
-    'a list of path prefixes that start with a slash, such as ["/files/"].',
-    lambda value: (
-        isinstance(value, list | tuple) and all(isinstance(path, str) and path.startswith("/") for path in value)
-    ),
+    'a list of path prefixes that start with a slash, such as ["/files/"]; or a dict of prefixes and their options,'
+    ' such as {"/files/": {"scope": "files", "cost": 2, "key": "header:X-Tenant"}}.',
+    _are_paths,
 )
 
 

@@ -25,6 +25,7 @@ class KeyKind(models.TextChoices):
     IP = "ip", _("address")
     GLOBAL = "global", _("everyone together")
     KEY = "key", _("key (API key, else user, else address)")
+    VIEW_KEY = "view_key", _("key that the view gives")
 
 
 #: The key of all requests whose address cannot be read.
@@ -38,7 +39,7 @@ COVERS: dict[str, frozenset[str]] = {
 }
 #: For each `KeyKind` of a rule: the kinds of keys that the rule may count.
 COUNTED: dict[str, frozenset[str]] = {
-    **{kind: frozenset({kind}) for kind in ("user", "api_key", "account", "ip", "global")},
+    **{kind: frozenset({kind}) for kind in ("user", "api_key", "account", "ip", "global", "view_key")},
     "key": frozenset({"api_key", "user", "ip"}),
 }
 

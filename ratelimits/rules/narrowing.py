@@ -15,7 +15,7 @@ from ratelimits.rules.rows import RuleRow
 from ratelimits.rules.selection import GLOBAL_KEY, AppliedRule
 
 #: Bits for the kinds of keys that an identity has.
-API_KEY, USER, ADDRESS, ACCOUNT = 1, 2, 4, 8
+API_KEY, USER, ADDRESS, ACCOUNT, VIEW_KEY = 1, 2, 4, 8, 16
 #: The kinds of keys that stand for a caller, and their attributes of Identity.
 _NARROWEST_FIRST = ((API_KEY, "api_key"), (USER, "user"), (ADDRESS, "address"))
 
@@ -77,6 +77,8 @@ def _counted_attribute(key_kind: str, present: int) -> str | None:
         return GLOBAL_KEY
     if key_kind == "key":
         return next((name for bit, name in _NARROWEST_FIRST if present & bit), None)
+    if key_kind == "view_key":
+        return "view_key" if present & VIEW_KEY else None
     if key_kind == "account":
         return "account" if present & ACCOUNT else None
     field = "address" if key_kind == "ip" else key_kind

@@ -29,6 +29,7 @@ from ratelimits.rules.narrowing import (
     ADDRESS,
     API_KEY,
     USER,
+    VIEW_KEY,
     belongs_to_key,
     concerns,
     counted_kind,
@@ -177,7 +178,8 @@ class Snapshot:
 
     def _properties_of(self, identity: Identity) -> _Properties | None:
         """Return the properties on which the identity's rules depend; None if rows about its keys are missing."""
-        present = key_plan = account_plan = changed_at = 0
+        key_plan = account_plan = changed_at = 0
+        present = 0 if identity.view_key is None else VIEW_KEY
         overrides: tuple[OverrideRow, ...] = ()
         facts = self._facts
         for bit, key in _keys_of(identity):
@@ -326,6 +328,7 @@ class Snapshot:
         This is for failure policies while the rows about the identity's keys cannot be read. It needs no such rows.
         """
         present = sum(bit for bit, key in _keys_of(identity) if key is not None)
+        present += 0 if identity.view_key is None else VIEW_KEY
         found = []
         for row in self.rows.rules.values():
             kind = counted_kind(row, present)
@@ -418,6 +421,6 @@ class Snapshot:
 
 def _shards_and_users(identities: Collection[Identity]) -> tuple[frozenset[int], frozenset[str]]:
     """Return the shards of all keys of these identities, and the keys of their users."""
-    keys = {key for identity in identities for key in identity if key is not None}
+    keys = {key for identity in identities for _bit, key in _keys_of(identity) if key is not None}
     users = {identity.user for identity in identities if identity.user is not None}
     return frozenset(crc32(key.encode()) % KEY_SHARDS for key in keys), frozenset(users)

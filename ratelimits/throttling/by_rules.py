@@ -21,6 +21,7 @@ from ratelimits.quota.answers.responses import costs_of, own_refusal, scope_of, 
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.waiting import check_and_wait
 from ratelimits.rules import AccessRow
+from ratelimits.view_keys import Key, with_view_key
 
 if TYPE_CHECKING:
     from rest_framework.views import APIView  # Not at runtime: `views` imports the throttle classes itself.
@@ -63,7 +64,12 @@ class QuotaThrottle(BaseThrottle):
     a number of requests, or a mapping of meters to whole costs such as {"requests": 1, "tokens": 250}, or a callable
     that takes (request, view) and returns one of these. The answer is set as `request.quota`. It has the decision,
     whose receipt can be refunded or settled.
+
+    A view, or a subclass of this class, can have a `throttle_key` for rules that count per "key that the view gives":
+    "header:X-Tenant", "query:team", "field:email", "arg:pk", or a callable that takes (request, view).
     """
+
+    throttle_key: Key | None = None
 
     def __init__(self) -> None:
         self._answer: Answer | None = None
@@ -87,8 +93,12 @@ class QuotaThrottle(BaseThrottle):
         scope = getattr(view, "throttle_scope", None) or "*"
         if not isinstance(scope, str):
             scope = scope_of(scope, view)
+        key = getattr(view, "throttle_key", None) or self.throttle_key
+        about = (request,) if getattr(key, "__self__", None) is view else (request, view)
+        # DRF's request reads every kind of body, Django's request only forms.
+        identity = with_view_key(identify(request), key, request, getattr(view, "kwargs", {}), *about)
         try:
-            answer = check_and_wait(identify(request), scope, django_request.method or "", costs, django_request)
+            answer = check_and_wait(identity, scope, django_request.method or "", costs, django_request)
         except WrongCost as error:
             raise wrong_cost(error, view) from None
         self._answer = answer

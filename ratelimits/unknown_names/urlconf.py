@@ -8,8 +8,11 @@ from typing import Any
 
 from django.urls import URLPattern, URLResolver, get_resolver
 
+from ratelimits.conf import conf
+
 #: If a view names no cost, `QuotaThrottle` and `limited` count in this meter.
 _DEFAULT_METER = "requests"
+_ATTRIBUTES = "throttle_scope", "throttle_cost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,9 @@ def written_in_views() -> tuple[frozenset[str], frozenset[str]]:
 
 def _names_in_code() -> _NamesInCode:
     names = _NamesInCode(set(), {_DEFAULT_METER}, every_scope=True, every_meter=True)
-    for scope, cost in _scopes_and_costs(get_resolver().url_patterns):
+    paths = conf.PATHS.values() if isinstance(conf.PATHS, dict) else ()
+    options = ((named.get("scope"), named.get("cost")) for named in paths)
+    for scope, cost in (*_scopes_and_costs(get_resolver().url_patterns), *options):
         if scope is None or isinstance(scope, str):
             names.scopes.add(scope or "*")
         else:
@@ -82,7 +87,8 @@ def _scopes_and_costs(patterns: list[URLPattern | URLResolver]) -> Iterator[tupl
         view_class = getattr(view, "cls", None) or getattr(view, "view_class", None)
         if view_class is not None:
             options = getattr(view, "initkwargs", {})
-            attributes = ("throttle_scope", "throttle_cost")
-            yield tuple(options.get(name, getattr(view_class, name, None)) for name in attributes)
+            yield tuple(options.get(name, getattr(view_class, name, None)) for name in _ATTRIBUTES)
             decorated += [getattr(view_class, method, None) for method in ("dispatch", *view_class.http_method_names)]
+        else:
+            yield tuple(getattr(view, name, None) for name in _ATTRIBUTES)
         yield from (func.ratelimits for func in decorated if isinstance(getattr(func, "ratelimits", None), tuple))

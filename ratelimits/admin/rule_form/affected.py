@@ -64,7 +64,7 @@ class Affected:
     def text(self) -> str:
         """Return the numbers as a sentence."""
         if not self.known:
-            applies = _("The ledger has no addresses, so the number of keys that this rule applies to is not known.")
+            applies = _("The ledger does not name the keys that this rule counts, so their number is not known.")
             return f"{applies} {_('Everyone would be refused.')}" if self.everyone else applies
         if self.more:
             applies = _("Applies to at least %(n)s keys of the last 24 hours.")
@@ -94,7 +94,7 @@ def affected(rule: Rule, algorithm: Algorithm, now: int | None = None) -> Affect
     Otherwise the ledger says this.
     """
     now = int(time.time()) if now is None else now
-    if rule.key_kind == KeyKind.IP or rule.callers == Callers.ANONYMOUS:
+    if rule.key_kind in (KeyKind.IP, KeyKind.VIEW_KEY) or rule.callers == Callers.ANONYMOUS:
         return Affected(0, None, False, algorithm.admits_nothing and rule.mode == Rule.Mode.ENFORCE, known=False)
     used_keys = _usage_of_keys(rule, now)
     more, refuses = len(used_keys) >= MAX_KEYS, rule.mode == Rule.Mode.ENFORCE and not rule.group

@@ -147,6 +147,8 @@ def _notes(typed: Rule, trace: Trace) -> Iterator[str]:
         "Each key begins with all permits. Plans, overrides, blocks and allows apply as they are now. Only this rule is"
         " replayed: another rule may refuse some of these requests too."
     )
+    if typed.key_kind == KeyKind.VIEW_KEY:
+        yield _("The keys that views give are not recorded, so no request was replayed.")
     if not conf.RECORD_SAMPLE:
         yield _("The recorder is off now. These requests were recorded before.")
     elif conf.RECORD_SAMPLE < 1:

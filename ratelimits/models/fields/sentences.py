@@ -22,6 +22,7 @@ COUNTED_PER: dict[str, Callable[[], str]] = {
     "ip": lambda: _("per address"),
     "global": lambda: _("for everyone together"),
     "key": lambda: _("per key"),
+    "view_key": lambda: _("per key that the view gives"),
 }
 
 

@@ -78,7 +78,7 @@ class TestByTheLedger:
         assert found(unsaved(scope="search")) == (1, None)
         assert found(unsaved(algorithm="concurrency")) == (1, None)
         row = unsaved(key_kind="ip")
-        assert "has no addresses" in affected(row, row.to_algorithm(), NOW).text
+        assert "does not name the keys" in affected(row, row.to_algorithm(), NOW).text
 
     def test_only_those_whose_plan_has_this_rule_are_counted(self) -> None:
         pro, free = (Plan.objects.create(name=slug, slug=slug) for slug in ("pro", "free"))

@@ -1,0 +1,104 @@
+"""The key that a view gives: a header, a query parameter, a field of the body, a URL argument, or a function's result.
+
+A rule that counts per "key that the view gives" counts requests with the same value together. The value may be secret
+and of any length, so only its digest is used. All requests without the value share one key: without a key, no such rule
+would apply to them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from django.core.exceptions import BadRequest, ImproperlyConfigured, SuspiciousOperation
+from django.http.multipartparser import MultiPartParserError
+from rest_framework.exceptions import APIException
+
+from ratelimits.conf import shown
+
+if TYPE_CHECKING:
+    from ratelimits.identity import Identity
+
+#: How a view names its key: "header:X-Tenant", "query:team", "field:email", "arg:pk", or a function of the request.
+Key = str | Callable[..., Any]
+#: Takes a request and the URL arguments, and returns the value; None if there is none.
+_Reader = Callable[[Any, Mapping[str, Any]], Any]
+
+#: Errors of a body that cannot be read. The view or Django answers such a request.
+_UNREADABLE = APIException, BadRequest, MultiPartParserError, SuspiciousOperation
+
+
+def with_view_key(
+    identity: Identity, key: Key | None, request: Any, arguments: Mapping[str, Any], *about: Any
+) -> Identity:
+    """Return the identity with the key that the view gives. If `key` is None, return it unchanged.
+
+    `request` is a request of Django or of DRF, and `arguments` are its URL arguments. A function is called with
+    `about`. Raise ImproperlyConfigured for a key of another form.
+    """
+    return identity if key is None else identity._replace(view_key=view_key(key, request, arguments, *about))
+
+
+def view_key(key: Key, request: Any, arguments: Mapping[str, Any], *about: Any) -> str:
+    """Return a request's key, such as "view_key:5f2c…". The arguments and errors are those of `with_view_key`."""
+    if callable(key):
+        value, source = key(*about), ""
+        value = getattr(value, "pk", value)
+    else:
+        value, source = reader(key)(request, arguments), key
+    text = source if value is None or value == "" else f"{source}\0{value}"
+    digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
+    return f"view_key:{digest}"
+
+
+def check_key(key: Key | None) -> None:
+    """Raise ImproperlyConfigured if a view's key is not valid."""
+    if key is not None and not callable(key):
+        reader(key)
+
+
+@lru_cache(maxsize=1024)
+def reader(key: str) -> _Reader:
+    """Return the function that reads the value of a key. Raise ImproperlyConfigured if the text is not a key."""
+    source, _colon, name = str(key).partition(":")
+    if source not in _READERS or not name:
+        raise ImproperlyConfigured(
+            f"The key of a view is {shown(key)}. Write a function of the request, or a text such as 'header:X-Tenant',"
+            " 'query:team', 'field:email' (of the body) or 'arg:pk' (of the URL)."
+        )
+    return _READERS[source](name)
+
+
+def _header(name: str) -> _Reader:
+    field = name.upper().replace("-", "_")
+    meta = field if field in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{field}"
+    return lambda request, arguments: request.META.get(meta)
+
+
+def _query(name: str) -> _Reader:
+    return lambda request, arguments: request.GET.get(name)
+
+
+def _field(name: str) -> _Reader:
+    def read(request: Any, arguments: Mapping[str, Any]) -> Any:
+        try:
+            body = request.data if hasattr(request, "parsers") else request.POST
+        except _UNREADABLE:
+            return None
+        return body.get(name) if isinstance(body, Mapping) or hasattr(body, "getlist") else None
+
+    return read
+
+
+def _argument(name: str) -> _Reader:
+    return lambda request, arguments: arguments.get(name)
+
+
+_READERS: dict[str, Callable[[str], _Reader]] = {
+    "header": _header,
+    "query": _query,
+    "field": _field,
+    "arg": _argument,
+}

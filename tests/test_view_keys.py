@@ -1,0 +1,63 @@
+"""Test what a view's key reads from bodies, and what it makes of values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group
+from django.test import RequestFactory
+from rest_framework.parsers import JSONParser
+from rest_framework.request import Request
+
+from ratelimits.view_keys import view_key
+
+
+def key(request: Any, source: Any = "field:team", **arguments: Any) -> str:
+    return view_key(source, request, arguments, request)
+
+
+def json(text: str) -> Request:
+    request = RequestFactory().post("/", text, content_type="application/json")
+    return Request(request, parsers=[JSONParser()])
+
+
+EMPTY = key(RequestFactory().post("/"))
+
+
+def test_a_key_has_a_bounded_length_and_differs_by_source() -> None:
+    request = RequestFactory().get("/", {"team": "a"}, headers={"Team": "a"})
+    found = [key(request, "query:team"), key(request, "header:team"), key(request, "arg:team", team="a")]
+    assert len(set(found)) == 3
+    assert {len(one) for one in found} == {len("view_key:") + 24}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "7", "{}", '{"team": null}', '{"team": ""}'])
+def test_a_body_without_the_field_has_the_key_of_no_value(text: str) -> None:
+    assert key(json(text)) == EMPTY
+
+
+def test_a_field_of_json_may_have_any_type() -> None:
+    texts = '{"team": "a"}', '{"team": 7}', '{"team": [1]}', '{"team": {"b": 1}}', '{"team": "\\ud800"}', '{"team": 0}'
+    found = {key(json(text)) for text in texts}
+    assert len(found - {EMPTY}) == len(texts)
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        ("x", "multipart/form-data"),
+        ("x", "multipart/form-data; boundary=" + "b" * 300),
+        ("&".join(f"f{number}=1" for number in range(2000)), "application/x-www-form-urlencoded"),
+        ("team=a", "application/x-www-form-urlencoded; charset=latin-1"),
+    ],
+)
+def test_a_form_that_cannot_be_read_has_the_key_of_no_value(body: str, content_type: str) -> None:
+    assert key(RequestFactory().generic("POST", "/", body, content_type=content_type)) == EMPTY
+
+
+@pytest.mark.django_db
+def test_a_function_may_return_a_row() -> None:
+    group = Group.objects.create(name="staff")
+    request = RequestFactory().get("/")
+    assert key(request, lambda request: group) == key(request, lambda request: str(group.pk))
