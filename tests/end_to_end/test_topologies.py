@@ -31,6 +31,11 @@ from tests.support.usage.traffic import flow
 pytestmark = pytest.mark.django_db(transaction=True)
 
 SCALING = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
+#: Makes the certificate cert.pem of a server at 127.0.0.1, which signs itself, and its key key.pem.
+CERTIFICATE = (
+    "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2"
+    " -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
+)
 WHO = Identity("user:1", None, "account:acme", "ip:203.0.113.9")
 
 
@@ -120,29 +125,7 @@ def test_that_user_may_touch_no_other_keys_and_delete_nothing_else(server: Embed
 @pytest.mark.system
 def test_over_tls_on_redis_7(tmp_path: Path) -> None:
     """The server's certificate is checked: without it, nothing is sent."""
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-keyout",
-            "key.pem",
-            "-out",
-            "cert.pem",
-            "-days",
-            "2",
-            "-subj",
-            "/CN=127.0.0.1",
-            "-addext",
-            "subjectAltName=IP:127.0.0.1",
-        ],
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-    )
+    subprocess.run(["sh", "-c", CERTIFICATE], cwd=tmp_path, check=True, capture_output=True)
     options = {
         "appendfsync": "always",
         "tls-port": str(free_port()),
