@@ -333,6 +333,13 @@ def waiting(runs: dict[str, Run]) -> str:
     return markdown((processes, "permits", "s", "ideal, s", "× ideal", "Redis commands a permit"), rows)
 
 
+def limited_tasks(runs: dict[str, Run]) -> str:
+    """Return the table of Celery workers that share one limit."""
+    both = [runs["waiting.tasks"]["results"], runs["waiting.kills"]["results"]]
+    rows = [(name.replace("_", " "), *(one[name] for one in both)) for name in both[0]]
+    return markdown(("workers that share one limit", "undisturbed", "ten killed"), rows)
+
+
 def twice(runs: dict[str, Run]) -> str:
     """Return the table of the app's own implementations beside plain ones."""
     rows = [
@@ -364,6 +371,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "verifying": (("verifying",), verifying),
     "exports": (("exports",), exports),
     "waiting": (("waiting.outbound",), waiting),
+    "limited_tasks": (("waiting.tasks", "waiting.kills"), limited_tasks),
     "twice": (("twice",), twice),
     "capacity": (("decide", "server"), capacity),
 }

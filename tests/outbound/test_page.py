@@ -20,6 +20,15 @@ PAGE = (Path(__file__).parents[2] / "docs" / "outbound.md").read_text()
 SNIPPETS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
+def test_the_task_of_the_page_is_limited() -> None:
+    names: dict[str, Any] = {"__name__": __name__, "push_to_crm": [].append}
+    (snippet,) = [one for one in SNIPPETS if "shared_task" in one]
+    exec(snippet, names)
+    task = names["sync_customer"]
+    assert (task.quota, task.acks_late, task.name) == ("crm-sync", True, f"{__name__}.sync_customer")
+    task(7)
+
+
 def test_the_snippets_on_waiting_run(monkeypatch: pytest.MonkeyPatch) -> None:
     begin_afresh(monkeypatch)
     rule("mail", "token_bucket", scope="mailer-api", capacity=2, rate=1, period=60)

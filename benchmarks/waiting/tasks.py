@@ -1,0 +1,206 @@
+"""Let several Celery workers run tasks that share one limit, and kill workers on the way.
+
+    python -m benchmarks.waiting.tasks [--workers 4] [--tasks 1000] [--rate 50] [--out DIR]
+    python -m benchmarks.waiting.tasks --kills 10 --tasks 500
+
+The broker is the embedded server, and the limit is a GCRA of capacity 1. "Granted" is the moment that Redis gave to a
+task, by the server's clock. The ideal time is (tasks - 1) / rate, from the first grant to the end of the last task.
+With --kills, workers are killed (SIGKILL) and started again. Their tasks are delivered again after --visibility.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from benchmarks.support import report, servers
+
+MAX_TIME, MAX_MESSAGES = 1.03, 2.1
+#: Seconds after which a run that does not end fails.
+PATIENCE = 120
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.waiting.tasks", description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--concurrency", type=int, default=4, help="processes of each worker")
+    parser.add_argument("--tasks", type=int, default=1000)
+    parser.add_argument("--rate", type=int, default=50, help="tasks per second")
+    parser.add_argument("--kills", type=int, default=0, help="how many times a worker is killed")
+    parser.add_argument("--visibility", type=float, default=60, help="seconds until a killed worker's tasks come back")
+    parser.add_argument("--seed", type=int, default=20261, help="chooses the workers that are killed")
+    parser.add_argument("--out", type=Path, help="directory for the run's JSON")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(argv)
+    with servers.redis_server(None) as redis_server, servers.database("sqlite") as url:
+        servers.start_django(servers.environment(redis_server, url))
+        os.environ["BENCHMARK_VISIBILITY"] = str(options.visibility)
+        about = report.machine(redis_server.url, ("celery", "kombu"))
+        results = measure(options)
+    claims = [
+        report.Claim(f"most tasks granted in any second (limit {options.rate})", options.rate, results["most_granted"]),
+        report.Claim("retries used", 0, results["retries"]),
+        report.Claim("tasks lost", 0, results["lost"]),
+    ]
+    if not options.kills:
+        claims += [
+            report.Claim(f"{options.tasks:,} tasks: time ÷ ideal", MAX_TIME, results["times_ideal"]),
+            report.Claim("broker messages a task", MAX_MESSAGES, results["messages_per_task"]),
+        ]
+    about |= {"load_behind": report.load()}
+    name = "waiting.kills" if options.kills else "waiting.tasks"
+    run = report.run_json(name, about, vars(options), claims, results=results)
+    print(text_of(run))
+    report.write(run, options.out)
+    return 0
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Send the tasks, run the workers until every task has run, and return what was noted."""
+    from benchmarks.waiting import worker
+    from ratelimits.models import Rule
+
+    Rule.objects.create(
+        name="crm", scope="crm-sync", algorithm="gcra", key_kind="global", capacity=1, rate=options.rate, period=1
+    )
+    store = worker.results
+    workers = [_start(number, options.concurrency) for number in range(options.workers)]
+    try:
+        _wait_for_workers(worker.app, options.workers)
+        names = {worker.sync.delay(number).id for number in range(options.tasks)}
+        _kill(workers, options, names)
+        runs = _runs(store, options.tasks)
+    finally:
+        for process in workers:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return summary(runs, int(store.get(worker.MESSAGES) or 0), options)
+
+
+def _start(number: int, concurrency: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "celery", "-A", "benchmarks.waiting.worker", "worker", "-l", "warning"]
+    command += ["--concurrency", str(concurrency), "-n", f"worker{number}@%h", "--without-gossip", "--without-mingle"]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+
+
+def _wait_for_workers(app: Any, count: int) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while len(app.control.ping(timeout=0.5)) < count:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the workers do not start")
+
+
+def _kill(workers: list[subprocess.Popen[bytes]], options: argparse.Namespace, names: set[str]) -> None:
+    """Kill workers while tasks run, and start them again. `names` are the ids of all tasks."""
+    from benchmarks.waiting.worker import RUNS, results
+
+    chosen = random.Random(options.seed)
+    for kill in range(options.kills):
+        while results.llen(RUNS) < options.tasks * kill / (options.kills + 1) / 2:
+            time.sleep(0.05)
+        number = chosen.randrange(len(workers))
+        _stop_when_noted(workers, names)
+        os.killpg(workers[number].pid, signal.SIGKILL)
+        _signal(workers, signal.SIGCONT)
+        workers[number].wait()
+        workers[number] = _start(number, options.concurrency)
+        time.sleep(chosen.uniform(0.2, 1.0))
+
+
+def _stop_when_noted(workers: list[subprocess.Popen[bytes]], names: set[str]) -> None:
+    """Stop all workers (SIGSTOP) at a moment at which Celery has noted every message that it has taken from the queue.
+
+    Celery takes a message from the queue and notes it in two steps. If a worker is killed between them, Celery with
+    Redis as its broker loses the message, of any task. A worker may be between them for long, if it has taken a message
+    but works on others. This benchmark measures what QuotaTask does with the messages that Celery does not lose.
+    """
+    from benchmarks.waiting.worker import FINISHED, results
+
+    broker = redis.Redis.from_url(f"{os.environ['BENCHMARK_REDIS_URL']}/3")
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        _signal(workers, signal.SIGSTOP)
+        time.sleep(0.02)  # the server carries out what the workers had sent
+        queued: Any = broker.lrange("celery", 0, -1)
+        unacked: Any = broker.hvals("unacked")
+        finished: Any = results.smembers(FINISHED)
+        messages = [json.loads(item) for item in queued] + [json.loads(item)[0] for item in unacked]
+        if names <= {message["headers"]["id"] for message in messages} | {name.decode() for name in finished}:
+            return
+        _signal(workers, signal.SIGCONT)
+        time.sleep(0.05)
+    raise TimeoutError("a worker keeps a message that is not noted")
+
+
+def _signal(workers: list[subprocess.Popen[bytes]], number: int) -> None:
+    for process in workers:
+        os.killpg(process.pid, number)
+
+
+def _runs(store: redis.Redis, tasks: int) -> list[dict[str, Any]]:
+    """Return what the tasks noted, when each has run once; at the latest after PATIENCE without a new one."""
+    from benchmarks.waiting.worker import RUNS
+
+    seen, since = 0, time.monotonic()
+    while True:
+        items: Any = store.lrange(RUNS, 0, -1)
+        runs = [json.loads(item) for item in items]
+        if len({run["number"] for run in runs}) == tasks:
+            return runs
+        if len(runs) > seen:
+            seen, since = len(runs), time.monotonic()
+        if time.monotonic() - since > PATIENCE:
+            return runs
+        time.sleep(0.1)
+
+
+def summary(runs: list[dict[str, Any]], messages: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of the runs."""
+    granted = sorted(run["granted"] for run in runs)
+    ran = sorted(run["ran"] for run in runs)
+    different = len({run["number"] for run in runs})
+    seconds = (ran[-1] - granted[0]) / 1e6
+    ideal = (options.tasks - 1) / options.rate
+    return {
+        "tasks": options.tasks,
+        "lost": options.tasks - different,
+        "run_twice": len(runs) - different,
+        "most_granted": most_in_a_second(sorted({run["granted"] for run in runs})),
+        "most_ran": most_in_a_second(ran),
+        "seconds": round(seconds, 3),
+        "ideal_seconds": round(ideal, 3),
+        "times_ideal": round(seconds / ideal, 4),
+        "messages_per_task": round(messages / options.tasks, 3),
+        "retries": max(run["retries"] for run in runs),
+        "kills": options.kills,
+    }
+
+
+def most_in_a_second(moments: Sequence[int]) -> int:
+    """Return the largest number of these moments (µs, sorted) in any half-open second."""
+    return max(bisect_left(moments, moment + 1_000_000) - number for number, moment in enumerate(moments))
+
+
+def text_of(run: dict[str, Any]) -> str:
+    """Return the tables for the terminal."""
+    rows = [(name.replace("_", " "), value) for name, value in run["results"].items()]
+    return "\n".join([report.table(("tasks that share one limit", ""), rows), "", report.claims_table(run["claims"])])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,49 @@
+"""The Celery app of benchmarks.waiting.tasks: a limited task that notes when it was granted and when it ran."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import django
+import redis
+from celery import Celery
+from celery.signals import after_task_publish
+
+django.setup()
+
+from ratelimits.outbound.celery import HEADER, QuotaTask  # noqa: E402  (needs Django's apps)
+
+URL = os.environ["BENCHMARK_REDIS_URL"]
+#: Redis keys of the results: a list with an item for each run of a task, the number of messages, and a set of
+#: the ids of tasks that have run.
+RUNS, MESSAGES, FINISHED = "runs", "messages", "finished"
+results = redis.Redis.from_url(f"{URL}/4")
+
+app = Celery("benchmark", broker=f"{URL}/3")
+app.conf.task_ignore_result = True
+app.conf.worker_hijack_root_logger = False
+app.conf.broker_connection_retry_on_startup = True
+app.conf.broker_transport_options = {"visibility_timeout": float(os.environ["BENCHMARK_VISIBILITY"])}
+
+
+@after_task_publish.connect
+def count(**kwargs: object) -> None:
+    results.incr(MESSAGES)
+
+
+@app.task(base=QuotaTask, bind=True, quota="crm-sync", max_retries=0)
+def sync(self: Any, number: int) -> None:
+    seconds, micros = results.time()
+    permit = self.request.get(HEADER) or self.request.headers[HEADER]
+    run = {
+        "number": number,
+        "granted": permit["granted"],
+        "ran": seconds * 1_000_000 + micros,
+        "retries": self.request.retries,
+    }
+    with results.pipeline() as pipeline:
+        pipeline.rpush(RUNS, json.dumps(run))
+        pipeline.sadd(FINISHED, self.request.id)
+        pipeline.execute()

@@ -1,0 +1,145 @@
+"""Limit Celery tasks across all workers: `@shared_task(base=QuotaTask, quota="crm-sync")`.
+
+Celery's own `rate_limit` limits each worker alone.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from celery import Task
+from celery.exceptions import Ignore
+from django.core.exceptions import ImproperlyConfigured
+
+from ratelimits.algorithms.limits import Algorithm
+from ratelimits.engine import Mode
+from ratelimits.engine.program import Program
+from ratelimits.outbound import driving
+from ratelimits.outbound.deciding import Outbound, Turn, WaitTooLong, typed
+from ratelimits.outbound.waiting import costs_by_meter
+from ratelimits.quota import finishing
+from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
+from ratelimits.quota.costs import valid
+
+#: The header of a task's message that contains its permit: when the task may run, and for which attempt.
+HEADER = "ratelimits_permit"
+#: A task that may run within this number of seconds waits in its process. A message would take about as long.
+SHORT = 0.05
+
+
+class QuotaTask(Task):  # type: ignore[type-arg]
+    """A task that needs a permit to run.
+
+    A worker that receives the task reserves a permit. If the permit is for a later moment, the worker sends the task
+    again, to be run at this moment, and takes the next task. The message contains the permit, so the task is charged
+    once. This does not count as a retry. A retry of the task needs a new permit.
+
+    A task that is called directly, or that runs eagerly (`task_always_eager`), is not limited.
+
+    quota        the scope of the rules that limit the task
+    quota_cost   a number of requests, or a mapping of meters to costs
+    quota_rate   a limit in code, used instead of rules: a text such as "50/s", or an Algorithm
+    quota_grace  the seconds for which a permit stays valid. A task that begins later, for example after its worker was
+                 killed, reserves a new permit
+    """
+
+    abstract = True
+    #: A message is removed only after its task has ended. So a task is not lost if its worker is killed.
+    acks_late = True
+    reject_on_worker_lost = True
+    quota: str = ""
+    quota_cost: int | Mapping[str, int] = ONE_REQUEST
+    quota_rate: str | Algorithm | None = None
+    quota_grace: float = 5.0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the task if it may run now. Otherwise send it again for later, and raise Ignore."""
+        if self.request.called_directly or self.request.is_eager:
+            return super().__call__(*args, **kwargs)
+        if not self._has_permit():
+            self._reserve()
+        return self.run(*args, **kwargs)
+
+    def _has_permit(self) -> bool:
+        permit = _header(self.request)
+        if permit is None or permit["retries"] != self.request.retries:
+            return False
+        return bool(time.time() - permit["at"] <= self.quota_grace)
+
+    def _reserve(self) -> None:
+        """Reserve a permit. If it is for a later moment, send the task again for this moment and raise Ignore."""
+        turn = driving.run(self._outbound().ask(None))
+        if turn.decision is not None:
+            try:
+                _check_limits(self.quota, turn.decision.program)
+            except ImproperlyConfigured:
+                finishing.give_back(Answer(turn.allowed, turn.decision))
+                raise
+        if not turn.allowed:
+            if turn.retry_after is None:
+                raise WaitTooLong(self.quota, turn.limit, None, None)
+            self._postpone(_pause(turn), None)
+        permit = {"at": time.time() + turn.wait, "retries": self.request.retries, "granted": _granted(turn)}
+        if turn.wait > SHORT:
+            self._postpone(turn.wait, permit)
+        time.sleep(turn.wait)
+        self.request.update({HEADER: permit})
+
+    def _outbound(self) -> Outbound:
+        if not self.quota:
+            raise ImproperlyConfigured(f"{self.name}: name the quota, as in shared_task(base=QuotaTask, quota='crm')")
+        algorithm = typed(self.quota_rate) if isinstance(self.quota_rate, str) else self.quota_rate
+        return Outbound(self.quota, valid(costs_by_meter(self.quota_cost)), algorithm)
+
+    def _postpone(self, seconds: float, permit: dict[str, Any] | None) -> None:
+        """Send the task again with its permit, to be run in this number of seconds, and raise Ignore."""
+        headers = {name: value for name, value in (self.request.headers or {}).items() if name != HEADER}
+        if permit is not None:
+            headers[HEADER] = permit
+        eta = datetime.fromtimestamp(time.time() + seconds, UTC)
+        self.signature_from_request(eta=eta, retries=self.request.retries, headers=headers).apply_async()
+        # The message that is handled now is acknowledged only after this. If the worker is killed in between, the task
+        # runs twice, as every task with `acks_late` may.
+        raise Ignore
+
+
+def _header(request: Any) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = getattr(request, HEADER, None) or (request.headers or {}).get(HEADER)
+    return found
+
+
+def _granted(turn: Turn) -> int | None:
+    """Return the moment of a permit by the server's clock, in µs since 1970 UTC; None if the server was not asked."""
+    return turn.decision.at + turn.decision.reply[6] if turn.decision is not None else None
+
+
+def _pause(turn: Turn) -> float:
+    """Return the seconds after which a refused task asks again."""
+    assert turn.retry_after is not None
+    if turn.algorithm is not None and turn.algorithm.may_be_full:
+        # The queue is full, perhaps for many tasks. They must not all ask again at the same moment.
+        return turn.retry_after + random.uniform(0, float(turn.algorithm.suggested_max_wait or 0))  # noqa: S311
+    return turn.retry_after
+
+
+def _check_limits(quota: str, limits: Program) -> None:
+    """Raise ImproperlyConfigured unless one limit answers when a task may run, and no limit gives leases.
+
+    Other limits would refuse all waiting tasks, and let all of them ask again at the same moment.
+    """
+    enforced = [term for term in limits.terms if term.mode is Mode.ENFORCE]
+    for term in enforced:
+        if term.algorithm.leases:
+            raise ImproperlyConfigured(
+                f"the limit {term.name!r} of {quota!r} limits how many run at once, which a task cannot wait for:"
+                " set the worker's concurrency instead"
+            )
+    if enforced and not any(term.algorithm.may_wait for term in enforced):
+        raise ImproperlyConfigured(
+            f"no limit of {quota!r} can say when a task may run: choose token_bucket, gcra, leaky_bucket_queue,"
+            " smooth_bursty or smooth_warming_up for one of its rules"
+        )
