@@ -15,6 +15,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils.module_loading import import_string
 from redis import ConnectionPool
 from redis.exceptions import RedisError
+from rest_framework.settings import api_settings
 
 from ratelimits.conf import A_DICT, DEFAULTS, conf, shown
 from ratelimits.conf.setting_rules import complaint
@@ -23,7 +24,7 @@ from ratelimits.engine.publish import version_in_force
 from ratelimits.identity import proxies
 from ratelimits.middleware import QuotaMiddleware
 from ratelimits.models import ConfigVersion
-from ratelimits.throttling import QuotaThrottle
+from ratelimits.throttling import QuotaThrottle, SimpleRateThrottle
 
 _THROTTLE = "ratelimits.throttling.QuotaThrottle"
 
@@ -125,6 +126,30 @@ def check_enabled(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
             id="ratelimits.W004",
         )
     ]
+
+
+@checks.register("ratelimits")
+def check_rates(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Return an error for each of DEFAULT_THROTTLE_RATES that the throttle classes of this app cannot read.
+
+    Without this check, the first request of a view would raise the error.
+    """
+    try:
+        classes: Any = api_settings.DEFAULT_THROTTLE_CLASSES
+    except ImportError:
+        return []  # Django REST framework itself reports a class that cannot be imported.
+    throttle = next((one for one in classes if issubclass(one, SimpleRateThrottle)), None)
+    return list(_wrong_rates(throttle)) if throttle is not None else []
+
+
+def _wrong_rates(throttle: type[SimpleRateThrottle]) -> Iterator[checks.Error]:
+    for scope, rate in (throttle.THROTTLE_RATES or {}).items():
+        try:
+            throttle.parse_rate(object.__new__(throttle), rate)
+        except ImproperlyConfigured as error:
+            _name, _colon, hint = str(error).partition(": ")
+            message = f"REST_FRAMEWORK['DEFAULT_THROTTLE_RATES'][{scope!r}] is {shown(rate)}."
+            yield checks.Error(message, hint=hint, id="ratelimits.E009")
 
 
 @checks.register("ratelimits")

@@ -91,6 +91,17 @@ def test_other_throttles_beside_ours_are_warned_of() -> None:
     assert messages(REST_FRAMEWORK={"DEFAULT_THROTTLE_CLASSES": [ours]}) == []
 
 
+def test_a_rate_that_the_throttles_cannot_read_is_an_error_that_says_what_to_write() -> None:
+    rates = {"anon": "10/5min", "user": "100/month", "burst": "10", "none": None}
+    ours = {"DEFAULT_THROTTLE_CLASSES": ["ratelimits.throttling.UserRateThrottle"], "DEFAULT_THROTTLE_RATES": rates}
+    user, burst = messages(REST_FRAMEWORK=ours)
+    assert (user.id, burst.id) == ("ratelimits.E009", "ratelimits.E009")
+    assert user.msg == "REST_FRAMEWORK['DEFAULT_THROTTLE_RATES']['user'] is '100/month'."
+    assert str(user.hint).startswith("“100/month” is not a rate: months and years have no fixed length.")
+    its = {**ours, "DEFAULT_THROTTLE_CLASSES": ["rest_framework.throttling.UserRateThrottle"]}
+    assert messages(REST_FRAMEWORK=its) == []
+
+
 @pytest.mark.parametrize(
     "told", [{"SECURE_PROXY_SSL_HEADER": ("HTTP_X_FORWARDED_PROTO", "https")}, {"USE_X_FORWARDED_HOST": True}]
 )
