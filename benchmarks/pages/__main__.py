@@ -6,7 +6,8 @@ The ledger covers 30 days. All rules apply to every key, each in a scope of its 
 test client. At the end Redis is replaced by a server that accepts connections and never answers.
 
 To fill a database takes minutes. With `--keep`, the databases stay in a folder, and the next run with this folder only
-measures. Its ledger still ends when it was filled, so fill another folder after a few hours.
+measures. The ledger ends at the moment when it was filled, and the tables are those of that revision. So fill another
+folder after a few hours, or if the models have changed.
 """
 
 from __future__ import annotations

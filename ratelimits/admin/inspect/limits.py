@@ -94,9 +94,10 @@ class _Table:
         # Translate once for all rows, because looking up a translation takes time.
         self._default, self._full, self._admits = SafeString(escape(_("default rule"))), _("full"), _("admits")
         self._shadow = format_html("<br><em>{}</em>", _("shadow: refuses nobody"))
-        self._reset, self._grant = _("Reset"), _("Grant more")
+        self._reset, self._grant = escape(_("Reset")), escape(_("Grant more"))
+        self._reset_url, self._grant_url = escape(pages.reset), escape(pages.grant)
         self._keys: dict[str, SafeString] = {}
-        self._queries: dict[str, str] = {}
+        self._queries: dict[str, SafeString] = {}
 
     def row(self, limit: LiveLimit, permits: int) -> tuple[object, ...]:
         """Return the values of a row."""
@@ -105,10 +106,10 @@ class _Table:
         reset = grant = _NOTHING
         if isinstance(rule, AppliedRule):
             if key != GLOBAL_KEY:
-                query = f"?{self._query(key)}&rule={row.name}"
-                reset = _action(self._reset, row.name, self._pages.reset + query) if self._pages.reset else reset
-                if self._pages.grant and "capacity" in fields_of(rule.algorithm.id):
-                    grant = _action(self._grant, row.name, self._pages.grant + query)
+                query, name = self._queries.get(key) or self._query(key), escape(row.name)
+                reset = _action(self._reset, name, self._reset_url + query) if self._reset_url else reset
+                if self._grant_url and "capacity" in fields_of(rule.algorithm.id):
+                    grant = _action(self._grant, name, self._grant_url + query)
             if standing is not None:
                 left = f"{standing.remaining:,} / {permits:,}"
                 full = duration(standing.reset_after) if standing.reset_after > 0 else self._full
@@ -136,11 +137,11 @@ class _Table:
         link = self._keys[key] = _linked(key, f"{self._pages.inspect}?{urlencode({'q': key})}" if linked else "")
         return link
 
-    def _query(self, key: str) -> str:
-        if key not in self._queries:
-            needs_account = not key.startswith(("ip:", "account:"))
-            query = {"key": key} | ({"account": self._identity.account_id or NO_ACCOUNT} if needs_account else {})
-            self._queries[key] = urlencode(query)
+    def _query(self, key: str) -> SafeString:
+        """Return the query of the forms for a key, up to the name of the rule, as HTML."""
+        needs_account = not key.startswith(("ip:", "account:"))
+        query = {"key": key} | ({"account": self._identity.account_id or NO_ACCOUNT} if needs_account else {})
+        self._queries[key] = escape(f"?{urlencode(query)}&rule=")
         return self._queries[key]
 
     def _why(self, limit: LiveLimit) -> SafeString:
@@ -166,9 +167,12 @@ class _Table:
         return _linked(text, self._pages.override.format(override.pk))
 
 
-def _action(text: str, rule: str, url: str) -> SafeString:
-    """Return a link to an action under a rule. Its name for screen readers contains the rule, as rows have the same."""
-    return format_html(' <a href="{}" aria-label="{}: {}">{}</a>', url, text, rule, text)
+def _action(text: SafeString, rule: SafeString, begin: str) -> SafeString:
+    """Return a link to an action under a rule. Its name for screen readers contains the rule, as rows have the same.
+
+    All arguments are HTML, which is escaped once for all rows. `begin` is the URL up to the name of the rule.
+    """
+    return SafeString(f' <a href="{begin}{rule}" aria-label="{text}: {rule}">{text}</a>')
 
 
 def _linked(text: str, url: str) -> SafeString:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from decimal import Decimal
+from functools import lru_cache
 from typing import Protocol
 
+from django.utils.translation import get_language, ngettext
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from ratelimits.algorithms.base import Algorithm
 from ratelimits.algorithms.wording import Wording
@@ -48,6 +49,12 @@ class Covered(Protocol):
     def ipv6_prefix(self) -> int | None: ...
 
 
+@lru_cache(maxsize=4_000)
+def _of_algorithm(algorithm: Algorithm, unit: str, _language: str | None) -> tuple[str, ...]:
+    """Return the parts of a sentence that describe a limit. To translate them again for 1,000 rules would take long."""
+    return tuple(algorithm.sentence(_WORDS, unit))
+
+
 def sentence(
     algorithm: Algorithm,
     unit: str,
@@ -57,7 +64,7 @@ def sentence(
     max_wait: Decimal | None = None,
 ) -> str:
     """Return a limit as a sentence for people. `unit` is the unit of its meter, such as "requests"."""
-    parts = [_("nothing passes")] if algorithm.admits_nothing else algorithm.sentence(_WORDS, unit)
+    parts = [_("nothing passes")] if algorithm.admits_nothing else [*_of_algorithm(algorithm, unit, get_language())]
     if algorithm.may_wait and max_wait and not algorithm.admits_nothing:
         parts.append(_("waiting up to %(span)s") % {"span": _WORDS.span(max_wait)})
     parts.append(COUNTED_PER[rule.key_kind]())
