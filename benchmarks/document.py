@@ -218,9 +218,9 @@ def _pages(table: str) -> Callable[[dict[str, Run]], str]:
                 results[0][1][page.name]["queries"],
                 *(pages[page.name]["hanging_adds_ms"] for _name, pages in results),
             )
-            for page in addresses.TABLES[table]
+            for page in addresses.TABLES[table].pages
         ]
-        if not any(page.asks for page in addresses.TABLES[table]):
+        if not any(page.asks for page in addresses.TABLES[table].pages):
             heads, rows = heads[: -len(results)], [row[: -len(results)] for row in rows]
         return markdown([f"{int(run['options']['lines']):,} lines in the ledger: page", *heads], rows)
 

@@ -29,7 +29,7 @@ COMMANDS = {
     "closing": ("--accounts 6 --keys 2 --gaps 3 --database sqlite", "sqlite"),
     "pages": (
         "--lines 300 --keys 20 --rules 3 --overrides 30 --rounds 1 --database sqlite",
-        "the admin's index, on sqlite",
+        "suggestions while a name is typed",
     ),
     "pages.imports": ("--lines 30 --rows 20 --database sqlite", "import, on sqlite"),
     "verifying": ("--accounts 6 --keys 2 --database sqlite", "verify"),
