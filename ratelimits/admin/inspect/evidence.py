@@ -11,11 +11,12 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from ratelimits.admin.inspect.rule_names import RuleNames
 from ratelimits.admin.operate.access import requests_of
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import Identity
-from ratelimits.models import Access, Rule
+from ratelimits.models import Access
 from ratelimits.models.ledger import moment, when
 from ratelimits.models.status.totals import DAY
 from ratelimits.reports.present import MeterUse, present_usage
@@ -47,7 +48,8 @@ class ShownRefusal(NamedTuple):
     """A row of the table of refusals.
 
     span    the quarter of an hour or the day, in UTC
-    by      the rule or the block that refused
+    by      the rule, with the name that it had then, or the block that refused
+    note    what became of the rule since then; "" if nothing
     url     the rule's page; "" for none
     denied  the number of refused requests
     shadow  the number of requests that a rule in shadow mode would have refused
@@ -56,6 +58,7 @@ class ShownRefusal(NamedTuple):
     span: str
     key: str
     by: str
+    note: str
     url: str
     meter: str
     denied: str
@@ -145,9 +148,11 @@ def shown_refusals(identity: Identity, now: float, rule_page: str) -> Refusals:
             "Usage without an account is counted in one sum, so refusals by rules are not known for a single address or"
             " key. Refusals by blocks are known. For the block of a network they are one sum for all its addresses."
         )
-        return Refusals(list(_shown_rows(blocked, rule_page)), [], len(blocked) > MAX_REFUSALS, "", why, False)
+        return Refusals(
+            list(_shown_rows(blocked, rule_page, RuleNames(set()))), [], len(blocked) > MAX_REFUSALS, "", why, False
+        )
     lately, by_day = refused_lately(account, key, now), refused_by_day(account, key, now)
-    names = _rule_names([*lately, *by_day])
+    names = RuleNames({row.rule for row in (*lately, *by_day)})
     until = complete_until(conf.DATABASE, f"account:{account}")
     return Refusals(
         list(_shown_rows(lately, rule_page, names)),
@@ -159,25 +164,18 @@ def shown_refusals(identity: Identity, now: float, rule_page: str) -> Refusals:
     )
 
 
-def _rule_names(rows: list[RefusedRequests]) -> dict[int, str]:
-    rules = Rule.objects.using(conf.DATABASE).filter(pk__in={row.rule for row in rows})
-    return dict(rules.values_list("pk", "name"))
-
-
-def _shown_rows(
-    rows: list[RefusedRequests], rule_page: str, names: dict[int, str] | None = None
-) -> Iterator[ShownRefusal]:
+def _shown_rows(rows: list[RefusedRequests], rule_page: str, names: RuleNames) -> Iterator[ShownRefusal]:
     for row in rows[:MAX_REFUSALS]:
-        name = (names or {}).get(row.rule)
         if row.rule:
-            by = name or _("rule %(number)s, which was deleted") % {"number": row.rule}
+            by, note = names.at(row.rule, row.start)
         else:
-            by = _("block of %s") % row.target if row.target else _("a block")
+            by, note = _("block of %s") % row.target if row.target else _("a block"), ""
         yield ShownRefusal(
             _span(row),
             row.key,
             by,
-            rule_page.format(row.rule) if name and rule_page else "",
+            note,
+            rule_page.format(row.rule) if row.rule in names.current and rule_page else "",
             row.meter,
             f"{row.denied:,}",
             f"{row.shadow:,}",

@@ -174,6 +174,7 @@ class _Page:
         context["owner"] = identity.account_id
         if identity.account_id and identity.account != key:
             context["owner_url"] = inspect_url(f"account:{identity.account_id}", "", self._site.name)
+            context["owner_name"] = ", ".join(names_of(self._request, self._site, f"account:{identity.account_id}"))
         context["names"] = list(names_of(self._request, self._site, key))
         if may_operate(self._request) or self._may_view(Access):
             context["access"] = shown_access(identity, snapshot)

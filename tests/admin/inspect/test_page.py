@@ -26,12 +26,14 @@ from ratelimits.models import (
     Alert,
     ConfigVersion,
     KeyOverride,
+    KeyTotal,
     Plan,
     PlanInclusion,
     PlanMembership,
     ProcessTotal,
     Rule,
 )
+from ratelimits.models.status.totals import QUARTER
 from ratelimits.quota import access, checking
 from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import Clock, away, begin_afresh, short_timeout
@@ -165,6 +167,33 @@ class TestRefusals:
         assert "api_key:8" in text(of_account), "the keys of the account are listed"
         assert f"{URL}?q=api_key%3A8&amp;account=acme" in of_account
         assert "nothing was refused" in text(html(admin_client, "api_key:8"))
+
+    def test_the_newest_refusals_come_first_with_the_name_that_the_rule_had_then(self, admin_client: Client) -> None:
+        now = int(time.time()) // QUARTER * QUARTER
+        rows = {name: rule(name) for name in ("kept", "edited", "renamed", "deleted")}
+        history: Any = Rule.history
+        history.update(history_date=timezone.now() - timedelta(days=2))
+        pks = [row.pk for row in rows.values()]
+        Rule.objects.filter(pk=rows["edited"].pk).update(capacity=99)
+        Rule.objects.filter(pk=rows["renamed"].pk).update(name="other")
+        rows["deleted"].delete()
+        for number, pk in enumerate(pks):
+            KeyTotal.objects.create(
+                span=QUARTER, start=now - number * QUARTER, rule=pk, account="acme", key="user:1", meter="requests",
+                admitted_requests=0, denied_requests=7, shadow_requests=0,
+            )  # fmt: skip
+        said = text(html(admin_client, "account:acme"))
+        assert said.index("Refused in the last 24 hours") < said.index("Rules that apply")
+        for said_then in (
+            "UTC: 7 refused by kept (requests), user:1 ",
+            "UTC: 7 refused by edited (requests), user:1, edited since ",
+            "UTC: 7 refused by renamed (requests), user:1, edited since; its name is now other ",
+            "UTC: 7 refused by deleted (requests), user:1, deleted since ",
+            "renamed (edited since; its name is now other) requests 7 0",
+        ):
+            assert said_then in said
+        assert said.index("7 refused by kept") < said.index("7 refused by edited") < said.index("7 refused by renamed")
+        assert "Nothing was refused in the last 24 hours." in text(html(admin_client, "account:other"))
 
     def test_a_block_is_shown_with_what_it_refused(self, admin_client: Client) -> None:
         now = timezone.now()

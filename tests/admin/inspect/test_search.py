@@ -106,6 +106,15 @@ class TestKeySearch:
         assert len(matches(client, "many")) == 50
         assert "at most 50" in text(html(client, "many"))
 
+    def test_the_names_of_a_key_and_its_account_stay_visible(self) -> None:
+        Account.objects.create(identifier="acme", name="Acme Ltd.")
+        client = user_with("view_inspect", "view_account")
+        said = text(html(client, "api_key:1", account="acme"))
+        assert "Ada's api_key:1 1)" in said
+        assert "Account: acme (Acme Ltd.)" in said
+        said = text(html(user_with("view_inspect"), "api_key:1", account="acme"))
+        assert "Acme Ltd." not in said
+
     def test_one_that_fails_is_said_and_the_tables_are_searched(
         self, admin_client: Client, caplog: pytest.LogCaptureFixture
     ) -> None:
