@@ -23,7 +23,8 @@ from ratelimits.admin.inspected import InspectedAdmin, inspect_url, may_inspect
 from ratelimits.admin.row_files.page import RowFiles
 from ratelimits.admin.rule_form import starting_points
 from ratelimits.admin.rule_form.enforcing import enforcing
-from ratelimits.admin.rule_form.forms import MAIN_NUMBERS, RuleForm, SavedRuleForm
+from ratelimits.admin.rule_form.forms import MAIN_NUMBERS, SavedRuleForm, TriedRuleForm
+from ratelimits.admin.rule_form.quick_try import QuickTryForm
 from ratelimits.admin.rule_form.reading import reading
 from ratelimits.admin.rule_form.trial import trial_of
 from ratelimits.admin.rule_form.typed_forms import TypedRates
@@ -133,8 +134,8 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
         urls.append(path("<path:object_id>/enforce/", enforce, name="ratelimits_rule_enforce"))
         return [*urls, *super().get_urls()]
 
-    def _typed_rule(self, request: HttpRequest) -> tuple[Rule | None, dict[str, list[str]]]:
-        """Return the rule that the user has typed into the form. If the values have errors, return None and the errors.
+    def _tried_form(self, request: HttpRequest, values: dict[str, Any] | None = None) -> TriedRuleForm:
+        """Return the form with the rule that the user has typed, or with the given values.
 
         Raises PermissionDenied if the user may not save rules.
         """
@@ -142,11 +143,11 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
             raise PermissionDenied
         pk = request.GET.get("rule", "") if self.has_view_permission(request) else ""
         edited = self.get_queryset(request).filter(pk=int(pk)).first() if pk.isdecimal() and len(pk) < 19 else None
-        return RuleForm(request.POST or request.GET, instance=edited).typed_rule()
+        return TriedRuleForm(values or request.POST or request.GET, instance=edited)
 
     def preview_view(self, request: HttpRequest) -> HttpResponse:
         """Return, as JSON, the sentences of the typed rule, or the errors in the typed values."""
-        rule, errors = self._typed_rule(request)
+        rule, errors = self._tried_form(request).typed_rule()
         return JsonResponse({"errors": errors} if rule is None else {"sentence": reading(rule)})
 
     def trial_view(self, request: HttpRequest) -> HttpResponse:
@@ -154,8 +155,9 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
 
         With `?fragment=1`, return only the HTML that a script inserts into the form.
         """
-        rule, errors = self._typed_rule(request)
-        context = trial_of(rule, errors)
+        form = self._tried_form(request)
+        rule, errors = form.typed_rule()
+        context = trial_of(rule, form.errors_with_labels(errors))
         if "fragment" in request.GET:
             return TemplateResponse(request, "ratelimits/admin/rule_trial.html", context)
         context |= {**self.admin_site.each_context(request), "title": _("What a rule admits")}
@@ -163,22 +165,38 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
         return TemplateResponse(request, "ratelimits/admin/rule_trial_page.html", context)
 
     def yesterday_view(self, request: HttpRequest) -> HttpResponse:
-        """Return a page that shows what the typed rule would have decided about the recorded requests of 24 hours."""
-        rule, errors = self._typed_rule(request)
-        if rule is None:
-            context: dict[str, Any] = {"errors": [message for messages in errors.values() for message in messages]}
-        else:
-            saved = self.get_queryset(request).filter(pk=rule.pk).first()
-            user: Any = request.user
-            context = yesterday(rule, saved, with_keys=user.has_perm("ratelimits.view_line"))
-            has_links, site = may_inspect(request), self.admin_site.name
-            context["keys"] = [
-                (row, inspect_url(row.key, site=site) if has_links and ":" in row.key else "")
-                for row in context.get("keys", ())
-            ]
+        """Return a page that shows what the typed rule would have decided about the recorded requests of 24 hours.
+
+        Without a typed rule, the page asks for a limit.
+        """
+        quick = None if request.POST else QuickTryForm(request.GET if "limit" in request.GET else None)
+        context: dict[str, Any] = {"quick": quick}
+        rule = None
+        if quick is None or quick.is_valid():
+            form = self._tried_form(request, None if quick is None else quick.rule_values())
+            rule, errors = form.typed_rule()
+            context["errors"] = form.errors_with_labels(errors)
+        elif not self._may_try(request):
+            raise PermissionDenied
+        if rule is not None:
+            context |= self._yesterday_of(request, rule)
+            if quick is not None and self.has_add_permission(request):
+                add = reverse(f"{self.admin_site.name}:ratelimits_rule_add")
+                context["add_url"] = add + quick.rule_query(rule)
         context |= {**self.admin_site.each_context(request), "title": _("What a rule would have done")}
         context |= {"opts": self.model._meta, "reading": rule and reading(rule)}
         return TemplateResponse(request, "ratelimits/admin/rule_yesterday.html", context)
+
+    def _yesterday_of(self, request: HttpRequest, rule: Rule) -> dict[str, Any]:
+        saved = self.get_queryset(request).filter(pk=rule.pk).first()
+        user: Any = request.user
+        context = yesterday(rule, saved, with_keys=user.has_perm("ratelimits.view_line"))
+        has_links, site = may_inspect(request), self.admin_site.name
+        context["keys"] = [
+            (row, inspect_url(row.key, site=site) if has_links and ":" in row.key else "")
+            for row in context.get("keys", ())
+        ]
+        return context
 
     def enforce_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Show whose requests a rule would have refused. After the user has confirmed, set its mode to `enforce`."""

@@ -1,4 +1,4 @@
-"""Read lengths of time and rates that people type: "1 day", "5 min", "10/5min", "100 per hour".
+"""Read lengths of time and rates that people type: "1 day", "5 min", "10/5min", "100 per hour", "50 a minute".
 
 For a text that could mean two things, the functions raise an error that says what to write instead.
 """
@@ -20,7 +20,10 @@ _SECONDS = {
 }
 _PART = r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*"
 _NUMBER = re.compile(r"[+-]?[0-9]*\.?[0-9]+(?:e[+-]?[0-9]{1,2})?", re.IGNORECASE)
-_RATE = re.compile(r"(?P<permits>.*?)\s*(?:/|\bper\b)\s*(?P<time>.*)", re.DOTALL)
+_COUNTED = r"(?:\b(?:requests?|calls?|hits?|tokens?|permits?|units?|times)\s*)?"
+_RATE = re.compile(
+    rf"(?P<permits>.*?)\s*{_COUNTED}(?:/|\b(?:per|an?|each|every|in|within)\b)\s*(?P<time>.*)", re.DOTALL
+)
 _M = re.compile(r"(?<![a-z])m(?![a-z])")
 _WRONG_LENGTH = gettext_noop(
     "“%(text)s” is not a length of time: write seconds, such as 60, or a number and s, min, h, day or week."
@@ -66,12 +69,12 @@ def seconds(text: str) -> Decimal:
 
 
 def is_rate(text: str) -> bool:
-    """Return whether a text looks like a rate: it contains a slash or the word "per"."""
+    """Return whether a text looks like a rate: it contains a slash, or a word such as "per" or "a"."""
     return _RATE.fullmatch(text.strip().lower()) is not None
 
 
 def rate(text: str, *, m_is_minute: bool = False) -> TypedRate:
-    """Return the rate of a text such as "10/s", "100 per hour" or "10/5min".
+    """Return the rate of a text such as "10/s", "100 per hour", "10/5min" or "50 requests a minute".
 
     Raise Mistyped for any other text. This includes rates without a unit of time ("10", "10/60"). It also includes
     "10/m", because "m" may mean a minute or a month. With `m_is_minute`, "m" is a minute: Django REST framework and

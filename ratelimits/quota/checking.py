@@ -37,7 +37,6 @@ from ratelimits.quota.prepared import (
     usage_key,
     without_version,
 )
-from ratelimits.recording import recorder
 from ratelimits.rules import RulesUnavailable, Selection, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -104,7 +103,7 @@ def check(
 
 def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int], at_once: bool) -> Answer:
     costs = costs if costs is ONE_REQUEST else valid(costs)
-    cache_key = _begin_request(identity, scope, method, costs, at_once)
+    cache_key = _cache_key(identity, scope, method, costs, at_once)
     denied = denials.look(cache_key)
     if denied is not None:
         return _repeated(denied)
@@ -166,7 +165,7 @@ async def acheck(
 
 async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[str, int], at_once: bool) -> Answer:
     costs = costs if costs is ONE_REQUEST else valid(costs)
-    cache_key = _begin_request(identity, scope, method, costs, at_once)
+    cache_key = _cache_key(identity, scope, method, costs, at_once)
     denied = denials.look(cache_key)
     if denied is not None:
         return _repeated(denied)
@@ -257,15 +256,10 @@ def _by_newer_row(
     return by_row(commands_by(rules.current()), identity, costs, again=False)
 
 
-def _begin_request(
+def _cache_key(
     identity: Identity, scope: str, method: str, costs: Mapping[str, int], at_once: bool
 ) -> tuple[object, ...]:
-    """Return the cache key of a request. Requests with the same cache key are decided by the same command.
-
-    Record the request first, if the project records requests.
-    """
-    if conf.RECORD_SAMPLE:
-        recorder.record(identity, scope, method, costs)
+    """Return the cache key of a request. Requests with the same cache key are decided by the same command."""
     if costs is ONE_REQUEST:
         return identity, scope, method, at_once
     return identity, scope, method, at_once, *costs.items()

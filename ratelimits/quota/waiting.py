@@ -1,6 +1,6 @@
-"""Let an HTTP request wait if it was admitted for a later moment.
+"""Decide an HTTP request for an entry point. Let it wait if it was admitted for a later moment, and record it.
 
-Only MAX_WAITING requests of a process wait at once.
+Only MAX_WAITING requests of a process wait at once. Requests are recorded only if the project wants it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ratelimits.engine.call import clock
 from ratelimits.identity import Identity
 from ratelimits.quota import checking, finishing, prepared
 from ratelimits.quota.answers.answer import Answer
+from ratelimits.recording import recorder
 
 
 class Waiters:
@@ -65,6 +66,8 @@ def check_and_wait(
     entered = may_wait and waiters.enter()
     try:
         answer = checking.check(identity, scope, method, costs, at_once=may_wait and not entered)
+        if conf.RECORD_SAMPLE:
+            recorder.record(identity, scope, method, costs, refused=not answer.allowed)
         if answer.wait or (answer.allowed and finishing.is_abandoned(request)):
             try:
                 _hold_back(answer.wait, request)
@@ -108,6 +111,8 @@ async def acheck_and_wait(identity: Identity, scope: str, method: str, costs: Ma
     entered = may_wait and waiters.enter()
     try:
         answer = await checking.acheck(identity, scope, method, costs, at_once=may_wait and not entered)
+        if conf.RECORD_SAMPLE:
+            recorder.record(identity, scope, method, costs, refused=not answer.allowed)
         if answer.wait:
             try:
                 await clock.asleep(answer.wait)

@@ -46,15 +46,18 @@ def in_sample(owner: str, share: float) -> bool:
     return crc32(owner.encode()) < share * 2**32
 
 
-def record(identity: Identity, scope: str, method: str, costs: Mapping[str, int]) -> None:
-    """Record a request, if its account or key is in the sample. The caller must check that `RECORD_SAMPLE` is not 0."""
+def record(identity: Identity, scope: str, method: str, costs: Mapping[str, int], *, refused: bool) -> None:
+    """Record a request, if its account or key is in the sample. The caller must check that `RECORD_SAMPLE` is not 0.
+
+    `refused` says whether the request was refused, by a rule, a block or a failure policy.
+    """
     owner = identity.account or identity.narrowest_key or identity.address or ""
     if not in_sample(owner, conf.RECORD_SAMPLE):
         return
     unwritten = len(_unwritten)
     if unwritten < MAX_UNWRITTEN:
         # Appending to a deque needs no lock. The costs are copied, because the view may change its mapping later.
-        _unwritten.append((time.time_ns() // 1000, identity, scope, method, dict(costs)))
+        _unwritten.append((time.time_ns() // 1000, identity, scope, method, dict(costs), refused))
         if unwritten == _WAKE_LENGTH:
             _background.wake()
     else:

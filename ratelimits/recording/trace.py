@@ -15,8 +15,9 @@ from ratelimits.models.status.recorded import RecordedRequest
 if TYPE_CHECKING:
     from ratelimits.identity import Identity
 
-#: A request: its moment (µs since 1970 UTC), the identity that made it, its scope, HTTP method, and cost in each meter.
-Recorded = tuple[int, "Identity", str, str, Mapping[str, int]]
+#: A request: its moment (µs since 1970 UTC), the identity that made it, its scope, HTTP method, cost in each meter, and
+#: whether it was refused.
+Recorded = tuple[int, "Identity", str, str, Mapping[str, int], bool]
 
 #: Number of rows that are written with one query.
 _ROWS_PER_QUERY = 1_000
@@ -40,9 +41,10 @@ def write(requests: Sequence[Recorded], left_out: int = 0) -> None:
             address=identity.address or "",
             scope=ledger_name(scope),
             method=ledger_name(method)[:20],
-            costs={ledger_name(meter): cost for meter, cost in costs.items()},
+            costs={ledger_name(meter): int(cost) for meter, cost in costs.items()},
+            refused=refused,
         )
-        for at, identity, scope, method, costs in requests
+        for at, identity, scope, method, costs, refused in requests
     ]
     if rows:
         rows[0].left_out = min(left_out, _MAX_LEFT_OUT)

@@ -23,6 +23,13 @@ from ratelimits.algorithms.typed_rates import Mistyped, is_rate, length_and_unit
         ("1000/1 day 12 h", "1000", 129_600),
         ("7 Per Week", "7", 604_800),
         ("0/s", "0", 1),
+        ("50 a minute", "50", 60),
+        ("50 an hour", "50", 3_600),
+        ("50 requests per minute", "50", 60),
+        ("50 requests/minute", "50", 60),
+        ("3 times each day", "3", 86_400),
+        ("1000 Tokens every 5 minutes", "1000", 300),
+        ("20 in 10 s", "20", 10),
     ],
 )
 def test_a_rate_is_read(typed: str, permits: str, period: int) -> None:
@@ -31,7 +38,24 @@ def test_a_rate_is_read(typed: str, permits: str, period: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "typed", ["10/m", "10/60", "10", "/s", "10/", "ten/s", "1,000/min", "10/5", "10//s", "10/s/s", "per", "10/5min."]
+    "typed",
+    [
+        "10/m",
+        "10/60",
+        "10",
+        "/s",
+        "10/",
+        "ten/s",
+        "1,000/min",
+        "10/5",
+        "10//s",
+        "10/s/s",
+        "per",
+        "10/5min.",
+        "50 a m",
+        "a minute",
+        "5 min a",
+    ],
 )
 def test_what_could_mean_something_else_is_refused_with_what_to_write(typed: str) -> None:
     with pytest.raises(Mistyped, match="such as 10/s, 100/min or 10/5min") as caught:

@@ -35,7 +35,7 @@ def fits(page: Page) -> bool:
 
 def test_a_typed_rule_is_tried_on_the_requests_of_yesterday(open_page: OpenPage) -> None:
     start = (int(time.time()) - 600) * 1_000_000
-    requests = [(start + n, Identity(f"user:{n % 3}"), "*", "GET", {"requests": 1}) for n in range(60)]
+    requests = [(start + n, Identity(f"user:{n % 3}"), "*", "GET", {"requests": 1}, False) for n in range(60)]
     trace.write(requests)
     row = rule("hourly", "fixed_window", key_kind="user", capacity=50, period=86_400, window_start="first_hit")
     page = open_page(staff(), viewport=PHONE)

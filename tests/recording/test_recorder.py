@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -16,7 +16,8 @@ from django.db import OperationalError, connection
 
 from ratelimits.identity import Identity
 from ratelimits.models import Access, RecordedRequest
-from ratelimits.quota.checking import acheck, check
+from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
+from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
 from ratelimits.recording import recorder, trace
 from ratelimits.tasks import compact
 from ratelimits.usage.retention import compact as compacting
@@ -42,7 +43,15 @@ def on(settings: Any, **more: Any) -> None:
 
 def record(account: str = "acme", requests: int = 1) -> None:
     for _ in range(requests):
-        recorder.record(Identity(account=f"account:{account}"), "*", "GET", {"requests": 1})
+        recorder.record(Identity(account=f"account:{account}"), "*", "GET", {"requests": 1}, refused=False)
+
+
+def check(who: Identity, scope: str = "*", method: str = "", costs: Mapping[str, int] = ONE_REQUEST) -> Answer:
+    return check_and_wait(who, scope, method, costs)
+
+
+async def acheck(who: Identity) -> Answer:
+    return await acheck_and_wait(who, "*", "", ONE_REQUEST)
 
 
 def test_nothing_is_recorded_unless_the_project_asks_for_it() -> None:
@@ -68,21 +77,26 @@ def test_a_request_is_recorded_with_its_keys_and_costs(settings: Any) -> None:
     assert str(first).startswith("api_key:9 search 20")
 
 
-def test_refused_repeated_and_blocked_requests_are_recorded_too(settings: Any) -> None:
+def test_a_request_is_recorded_as_refused_if_a_rule_a_repetition_or_a_block_refused_it(settings: Any) -> None:
     on(settings)
     rule("slow", capacity=1, rate="0.000001")
     assert [check(WHO).allowed for _ in range(3)] == [True, False, False]
     Access.objects.create(target="account:acme", effect="block", reason="x")
     assert not check(WHO).allowed
+    assert not asyncio.run(acheck(WHO)).allowed
+    assert check(Identity("user:2")).allowed
     recorder.write()
-    assert RecordedRequest.objects.count() == 4
+    refused = RecordedRequest.objects.order_by("pk").values_list("refused", flat=True)
+    assert list(refused) == [False, True, True, True, True, False]
 
 
 def test_all_requests_of_an_account_are_recorded_or_none(settings: Any) -> None:
     on(settings, RECORD_SAMPLE=0.5)
     for number in range(200):
         record(f"number {number}", requests=3)
-        recorder.record(Identity(user=f"user:{number}", address="ip:203.0.113.9"), "*", "GET", {"requests": 1})
+        recorder.record(
+            Identity(user=f"user:{number}", address="ip:203.0.113.9"), "*", "GET", {"requests": 1}, refused=False
+        )
     recorder.write()
     of_account = Counter(RecordedRequest.objects.exclude(account="").values_list("account", flat=True))
     assert set(of_account.values()) == {3}
@@ -123,12 +137,12 @@ def test_requests_that_could_not_be_written_are_counted(settings: Any, monkeypat
 
 
 def test_a_number_that_the_column_cannot_store_becomes_the_largest_one() -> None:
-    trace.write([(SECOND, WHO, "*", "GET", {"requests": 1})], left_out=2**40)
+    trace.write([(SECOND, WHO, "*", "GET", {"requests": 1}, False)], left_out=2**40)
     assert RecordedRequest.objects.get().left_out == 2**31 - 1
 
 
 def test_old_requests_are_deleted_also_if_the_ledger_cannot_be_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace.write([(SECOND, WHO, "*", "GET", {"requests": 1})])
+    trace.write([(SECOND, WHO, "*", "GET", {"requests": 1}, False)])
     monkeypatch.setattr(compacting, "compact", _fail)
     with pytest.raises(OperationalError):
         compact()
@@ -152,11 +166,13 @@ def test_the_periodic_task_deletes_old_rows(settings: Any) -> None:
     on(settings, RECORD_SECONDS=3_600)
     now = time.time_ns() // 1000
     ages = {"older": 3_700, "newer": 3_500}
-    trace.write([(now - age * SECOND, Identity(user=name), "*", "", {"requests": 1}) for name, age in ages.items()])
+    trace.write(
+        [(now - age * SECOND, Identity(user=name), "*", "", {"requests": 1}, False) for name, age in ages.items()]
+    )
     compact()
     assert list(RecordedRequest.objects.values_list("user", flat=True)) == ["newer"]
     settings.RATELIMITS = {**settings.RATELIMITS, "RECORD_ROWS": 1}
-    trace.write([(now, WHO, "*", "", {"requests": 1})])
+    trace.write([(now, WHO, "*", "", {"requests": 1}, False)])
     assert trace.expire(time.time()) == 0
     assert RecordedRequest.objects.count() == 1
 
@@ -167,8 +183,8 @@ from django.conf import settings
 settings.RATELIMITS["RECORD_SAMPLE"] = 1
 django.setup()
 from ratelimits.identity import Identity
-from ratelimits.quota.checking import check
-check(Identity("user:1"))
+from ratelimits.quota.waiting import check_and_wait
+check_and_wait(Identity("user:1"), "*", "GET", {"requests": 1})
 """
 
 

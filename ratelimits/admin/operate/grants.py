@@ -18,7 +18,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ratelimits.admin.inspected import inspect_url, may_inspect
+from ratelimits.admin.inspected import may_inspect
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed, may_operate
 from ratelimits.admin.operate.offered import OfferedRule, offered_rules
 from ratelimits.admin.operate.permits_left import permits_left
@@ -134,7 +134,7 @@ class GrantView:
                 "Until the given time, the rule admits more requests. The grant adds overrides that end at this time."
             ),
             "whom": found,
-            "inspect_url": _page_about(found, self._site) if may_inspect(request) else "",
+            "inspect_url": found.inspect_url(self._site) if may_inspect(request) else "",
             "form": form,
             "button": _("Show what the grant changes"),
             "media": form.media,
@@ -154,14 +154,10 @@ class GrantView:
         sentences = [_granted(found, rule, data), *permits_left(found, rule)]
         messages.success(request, " ".join(sentences))
         if may_inspect(request):
-            back = _page_about(found, self._site)
+            back = found.inspect_url(self._site)
         elif request.user.has_perm("ratelimits.view_keyoverride"):
             back = reverse(f"{self._site.name}:ratelimits_keyoverride_change", args=[rows[0].pk])
         return HttpResponseRedirect(back)
-
-
-def _page_about(found: Whom, site: admin.AdminSite) -> str:
-    return inspect_url(found.key, found.account, site.name)
 
 
 def _granted(found: Whom, rule: OfferedRule, data: dict[str, Any]) -> str:

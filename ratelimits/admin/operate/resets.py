@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ratelimits.admin.inspected import inspect_url, may_inspect
+from ratelimits.admin.inspected import may_inspect
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed, may_operate
 from ratelimits.admin.operate.grants import first_choice, rule_choices
 from ratelimits.admin.operate.offered import OfferedRule, offered_rules
@@ -113,7 +113,7 @@ class KeyResetAdmin(ReadOnlyAdmin):
             "title": _("Reset a key"),
             "explained": _("The key gets all permits of the rule again. Its usage stays counted and billed."),
             "whom": found,
-            "inspect_url": _page_about(found, self.admin_site) if may_inspect(request) else "",
+            "inspect_url": found.inspect_url(self.admin_site) if may_inspect(request) else "",
             "form": form,
             "button": _("Show what the reset changes"),
             "media": form.media,
@@ -133,11 +133,7 @@ class KeyResetAdmin(ReadOnlyAdmin):
         self.log_addition(request, row, [{"added": {}}])
         text = _("%(key)s has all permits of %(rule)s again.") % {"key": found, "rule": row.rule}
         self.message_user(request, text, messages.SUCCESS)
-        return HttpResponseRedirect(_page_about(found, self.admin_site) if may_inspect(request) else back)
-
-
-def _page_about(found: Whom, site: admin.AdminSite) -> str:
-    return inspect_url(found.key, found.account, site.name)
+        return HttpResponseRedirect(found.inspect_url(self.admin_site) if may_inspect(request) else back)
 
 
 def _consequences(form: KeyResetForm, found: Whom) -> Consequences:

@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 
-from ratelimits.admin.inspected import may_inspect
+from ratelimits.admin.inspected import inspect_url, may_inspect
 from ratelimits.admin.operate.confirming import may_operate
 from ratelimits.admin.operate.whom_form import MAX_TEXT, WhomForm
 from ratelimits.admin.suggestions import suggest_keys
@@ -43,6 +43,10 @@ class Whom:
 
     def __str__(self) -> str:
         return f"{self.key} ({', '.join(self.names)})" if self.names else self.key
+
+    def inspect_url(self, site: AdminSite) -> str:
+        """Return the URL of the inspector's page about the key."""
+        return inspect_url(self.key, self.account, site.name)
 
 
 class Question(NamedTuple):

@@ -46,7 +46,8 @@ def _algorithm_explanations() -> Any:
     return format_html("<details><summary>{}</summary><dl>{}</dl></details>", _("What each algorithm does"), rows)
 
 
-def _scopes() -> list[str]:
+def scopes_of_views() -> list[str]:
+    """Return the scopes that a form suggests."""
     return sorted({"*"} | written_in_views()[0])
 
 
@@ -74,7 +75,7 @@ class RuleForm(TypedRates):
             algorithm.help_text = _algorithm_explanations()
         for name in self.fields.keys() & {"callers", "refusal_status"}:
             self.fields[name].required = False  # A form without this field keeps the default value.
-        for name, suggestions in (("scope", _scopes), ("meter", _meters), ("group", _groups)):
+        for name, suggestions in (("scope", scopes_of_views), ("meter", _meters), ("group", _groups)):
             if name in self.fields:
                 attrs = self.fields[name].widget.attrs
                 self.fields[name].widget = SuggestingInput(suggestions, attrs)
@@ -90,6 +91,25 @@ class RuleForm(TypedRates):
             name: [str(message) for message in messages] for name, messages in self.errors.items() if name in names
         }
         return (None, errors) if errors else (self.instance, {})
+
+
+class TriedRuleForm(RuleForm):
+    """The form that tries a rule without saving it. If the capacity is empty, it is the typed rate."""
+
+    def _split_typed_rate(self, data: Any) -> None:
+        super()._split_typed_rate(data)
+        algorithm, rate = data.get("algorithm"), str(data.get("rate") or "")
+        takes_both = algorithm in ALGORITHMS and {"rate", "capacity"} <= {*fields_of(algorithm)}
+        if takes_both and not data.get("capacity") and rate.isdecimal():
+            data["capacity"] = rate
+
+    def errors_with_labels(self, errors: dict[str, list[str]]) -> list[str]:
+        """Return errors as sentences that begin with the label of the field."""
+        return [
+            f"{self[name].label}: {message}" if name in self.fields else message
+            for name, messages in errors.items()
+            for message in messages
+        ]
 
 
 class SavedRuleForm(RuleForm):

@@ -33,13 +33,17 @@ MAX_OF_HOUR = 2_000
 
 
 class Replayed(NamedTuple):
-    """A recorded request, with the decision of the rule. `at` (since 1970 UTC) and `wait` are in µs."""
+    """A recorded request, with the decision of the rule. `at` (since 1970 UTC) and `wait` are in µs.
+
+    `was_refused` says whether the request was refused at the time, by any rule or block.
+    """
 
     at: int
     key: str
     cost: int
     allowed: bool
     wait: int
+    was_refused: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +52,16 @@ class ReplayResult:
 
     requests      the number of requests that the rule counts, by key
     refused       the number of requests that the rule would have refused, by key
+    refused_too   the number of these that were refused at the time too, by key
+    admitted_now  the number of requests that were refused at the time, but not by this rule, by key
     units         the units of all requests that the rule counts, and the units that it would have admitted
     longest_wait  the longest time that a request would have waited, in µs
     """
 
     requests: Counter[str]
     refused: Counter[str]
+    refused_too: Counter[str]
+    admitted_now: Counter[str]
     units: tuple[int, int]
     longest_wait: int
 
@@ -74,6 +82,8 @@ def replay_result(rule: Rule, trace: Trace) -> ReplayResult:
     return ReplayResult(
         Counter(request.key for request in decided),
         Counter(request.key for request in decided if not request.allowed),
+        Counter(request.key for request in decided if not request.allowed and request.was_refused),
+        Counter(request.key for request in decided if request.allowed and request.was_refused),
         (sum(request.cost for request in decided), sum(request.cost for request in decided if request.allowed)),
         max((request.wait for request in decided if request.allowed), default=0),
     )
@@ -91,6 +101,7 @@ def replayed(rule: Rule, trace: Trace) -> list[Replayed]:
     blocked_or_allowed = {identity for identity in identities if current.access(identity) is not None}
     edited = EditedRule(current, rule, identities)
     lines: list[tuple[Replay, TraceLine]] = []
+    were_refused: list[bool] = []
     replays: dict[Algorithm, Replay] = {}
     for row, identity in zip(trace.rows, identity_of_row, strict=True):
         cost = row.costs.get(rule.meter, 0)
@@ -105,10 +116,11 @@ def replayed(rule: Rule, trace: Trace) -> list[Replayed]:
             replay = replays[applied.algorithm] = Replay((applied.algorithm,), f"{len(replays)}:")
         timeout = min(int(applied.max_wait * MICROSECONDS), HORIZON) if applied.algorithm.may_wait else 0
         lines.append((replay, TraceLine(row.at, row.at, Op.TRY, key, cost, timeout, "")))
+        were_refused.append(row.refused)
     with Simulator(current_server().wire) as simulator:
         return [
-            Replayed(line.now, line.key, line.cost, outcome.allowed, outcome.wait)
-            for _replay, line, outcome in simulator.run(lines)
+            Replayed(line.now, line.key, line.cost, outcome.allowed, outcome.wait, was_refused)
+            for (_replay, line, outcome), was_refused in zip(simulator.run(lines), were_refused, strict=True)
         ]
 
 

@@ -17,12 +17,10 @@ from ratelimits.quota.standings import UNAVAILABLE
 from ratelimits.simulate.trial import try_rule
 
 
-def trial_of(rule: Rule | None, errors: dict[str, list[str]]) -> dict[str, Any]:
+def trial_of(rule: Rule | None, errors: list[str]) -> dict[str, Any]:
     """Return the values for the template: charts and numbers of keys, or the errors in the typed values."""
     if rule is None:
-        return {
-            "errors": [message for messages in errors.values() for message in messages] or [_("Nothing was typed.")]
-        }
+        return {"errors": errors or [_("Nothing was typed.")]}
     algorithm = rule.to_algorithm()
     context: dict[str, Any] = {"affected": affected(rule, algorithm)}
     if algorithm.admits_nothing:

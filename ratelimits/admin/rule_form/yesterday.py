@@ -26,14 +26,20 @@ TOP = 20
 class ComparedKey(NamedTuple):
     """A key, with the number of its requests.
 
-    saved  the number of these requests that the saved rule would have refused
-    typed  the number of these requests that the typed rule would have refused
+    typed         the number of these requests that the typed rule would have refused
+    too           the number of requests of `typed` that were refused at the time too
+    newly         the number of requests of `typed` that were admitted at the time
+    admitted_now  the number of requests that were refused at the time, and not by the typed rule
+    saved         the number of these requests that the saved rule would have refused; "" if there is no saved rule
     """
 
     key: str
     requests: str
-    saved: str
     typed: str
+    too: str
+    newly: str
+    admitted_now: str
+    saved: str
 
 
 def yesterday(typed: Rule, saved: Rule | None, *, with_keys: bool) -> dict[str, Any]:
@@ -57,6 +63,7 @@ def yesterday(typed: Rule, saved: Rule | None, *, with_keys: bool) -> dict[str, 
         return {"nothing": _("The rule counts none of the recorded requests."), "notes": list(_notes(typed, trace))}
     return {
         "verdict": _verdict(after),
+        "changes": _changes(after),
         "rows": _rows(before, after, typed),
         "compared": before is not None,
         "keys": _keys(before, after) if with_keys else [],
@@ -78,9 +85,33 @@ def _verdict(after: ReplayResult) -> str:
     refused, keys = sum(after.refused.values()), len(after.refused)
     if not refused:
         return _("The typed rule would have refused nobody.")
+    newly_refused = after.refused - after.refused_too
+    hurt = _newly_refused_text(newly_refused.total(), len(newly_refused))
     requests = ngettext("%(n)s request", "%(n)s requests", refused) % {"n": f"{refused:,}"}
     of_keys = ngettext("%(n)s key", "%(n)s keys", keys) % {"n": f"{keys:,}"}
-    return _("The typed rule would have refused %(requests)s of %(keys)s.") % {"requests": requests, "keys": of_keys}
+    text = _("The typed rule would have refused %(requests)s of %(keys)s.") % {"requests": requests, "keys": of_keys}
+    return f"{text} {hurt}"
+
+
+def _newly_refused_text(requests: int, keys: int) -> str:
+    if not requests:
+        return _("All of these requests were refused at the time too.")
+    values = {
+        "requests": ngettext("%(n)s request", "%(n)s requests", requests) % {"n": f"{requests:,}"},
+        "keys": ngettext("%(n)s key", "%(n)s keys", keys) % {"n": f"{keys:,}"},
+    }
+    return _("At the time, %(requests)s of %(keys)s among them were admitted.") % values
+
+
+def _changes(after: ReplayResult) -> list[tuple[str, str, str, str]]:
+    """Return the rows of the comparison with what happened at the time.
+
+    The columns are: refused then too, newly refused, refused then but admitted now.
+    """
+    counts = after.refused_too, after.refused - after.refused_too, after.admitted_now
+    too, newly, admitted_now = (number(count.total()) for count in counts)
+    keys_too, keys_newly, keys_admitted_now = (number(len(count)) for count in counts)
+    return [(_("requests"), too, newly, admitted_now), (_("keys"), keys_too, keys_newly, keys_admitted_now)]
 
 
 def _rows(before: ReplayResult | None, after: ReplayResult, typed: Rule) -> list[tuple[str, str, str]]:
@@ -103,20 +134,26 @@ def _rows(before: ReplayResult | None, after: ReplayResult, typed: Rule) -> list
 
 
 def _refused_keys(before: ReplayResult | None, after: ReplayResult) -> set[str]:
-    return {*after.refused, *(() if before is None else before.refused)}
+    return {*after.refused, *after.admitted_now, *(() if before is None else before.refused)}
 
 
 def _keys(before: ReplayResult | None, after: ReplayResult) -> list[ComparedKey]:
-    """Return the keys with the most refused requests: first by the typed rule, then by the saved rule."""
-    keys = sorted(
-        _refused_keys(before, after), key=lambda key: (-after.refused[key], -(before or after).refused[key], key)
-    )
+    """Return the keys with refused requests. Keys with the most newly refused requests come first."""
+
+    def order(key: str) -> tuple[int, int, int, str]:
+        newly_refused = after.refused[key] - after.refused_too[key]
+        return -newly_refused, -after.refused[key], -after.admitted_now[key], key
+
+    keys = sorted(_refused_keys(before, after), key=order)
     return [
         ComparedKey(
             key,
             number(max(after.requests[key], before.requests[key] if before is not None else 0)),
-            number(before.refused[key]) if before is not None else "",
             number(after.refused[key]),
+            number(after.refused_too[key]),
+            number(after.refused[key] - after.refused_too[key]),
+            number(after.admitted_now[key]),
+            number(before.refused[key]) if before is not None else "",
         )
         for key in keys[:TOP]
     ]

@@ -19,6 +19,7 @@ class RecordedRequest(models.Model):
     scope = models.CharField(_("scope"), max_length=300)
     method = models.CharField(_("method"), max_length=20, blank=True)
     costs = models.JSONField(_("costs"))
+    refused = models.BooleanField(_("refused"), default=False)
     left_out = models.PositiveIntegerField(_("requests before it that are not recorded"), default=0)
 
     class Meta:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from html import unescape
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from django.urls import reverse
 from ratelimits.admin.rule_form import recorded
 from ratelimits.identity import Identity
 from ratelimits.models import Access, KeyOverride, Plan, PlanMembership, RecordedRequest
-from ratelimits.quota.checking import check
+from ratelimits.quota.waiting import check_and_wait
 from ratelimits.recording import recorder, trace
 from tests.admin.test_rules import BUCKET, RULES, text
 from tests.support.rows import rule
@@ -39,11 +40,15 @@ def on(settings: Any, **more: Any) -> None:
     settings.RATELIMITS = {**settings.RATELIMITS, "RECORD_SAMPLE": 1, **more}
 
 
-def asked(user: int, times: int = 1, *, ago: int = 600, scope: str = "*", method: str = "GET", **more: Any) -> None:
-    """Write requests of a user, a second after each other, the first `ago` seconds ago."""
+def asked(
+    user: int, times: int = 1, *, ago: int = 600, scope: str = "*", method: str = "GET", refused: int = 0, **more: Any
+) -> None:
+    """Write requests of a user, a second after each other, the first `ago` seconds ago. The first ones were refused."""
     identity, costs = Identity(f"user:{user}", **more.pop("keys", {})), {"requests": 1, **more}
     start = (int(time.time()) - ago) * SECOND
-    trace.write([(start + number * SECOND, identity, scope, method, costs) for number in range(times)])
+    trace.write(
+        [(start + number * SECOND, identity, scope, method, costs, number < refused) for number in range(times)]
+    )
 
 
 def tried(client: Client, row: Any = None, **typed: str) -> dict[str, Any]:
@@ -82,6 +87,26 @@ def test_it_says_who_would_have_been_refused_and_how_often(admin_client: Client)
     assert "would have refused nobody" in text(admin_client.post(URL, {**WINDOW, "capacity": "5"}))
 
 
+def test_it_says_what_was_refused_at_the_time(admin_client: Client) -> None:
+    asked(1, 5, refused=1)
+    asked(2, 6, refused=6)
+    asked(3, 2, refused=2)
+    asked(4, 4, refused=2)
+    page = admin_client.post(URL, WINDOW)
+    said = "would have refused 9 requests of 3 keys. At the time, 5 requests of 2 keys among them were admitted."
+    assert said in text(page)
+    assert page.context["changes"] == [("requests", "4", "5", "7"), ("keys", "1", "2", "4")]
+    assert [(row.key, row.typed, row.too, row.newly, row.admitted_now) for row, _url in page.context["keys"]] == [
+        ("user:1", "3", "0", "3", "1"),
+        ("user:4", "2", "0", "2", "2"),
+        ("user:2", "4", "4", "0", "2"),
+        ("user:3", "0", "0", "0", "2"),
+    ]
+    RecordedRequest.objects.update(refused=True)
+    said = "would have refused 9 requests of 3 keys. All of these requests were refused at the time too."
+    assert said in text(admin_client.post(URL, WINDOW))
+
+
 def test_it_stands_beside_the_saved_rule(admin_client: Client) -> None:
     row = rule("burst", "fixed_window", key_kind="user", capacity=4, period=86_400, window_start="first_hit")
     asked(1, 5)
@@ -99,7 +124,9 @@ def test_a_rule_in_force_is_replayed_as_it_decided(admin_client: Client, setting
     recorder.clear()
     numbers = {"capacity": 3, "rate": "0.01", "period": 1}
     row = rule("burst", "token_bucket", key_kind="user", **numbers)
-    allowed = [check(Identity(f"user:{number % 3}")).allowed for number in range(20)]
+    allowed = [
+        check_and_wait(Identity(f"user:{number % 3}"), "*", "GET", {"requests": 1}).allowed for number in range(20)
+    ]
     recorder.write()
     typed = {"algorithm": "token_bucket", **{name: str(value) for name, value in numbers.items()}}
     found = tried(admin_client, row, **typed)
@@ -184,7 +211,39 @@ def test_what_limits_the_numbers_is_said(admin_client: Client, settings: Any, mo
 
 def test_what_is_wrong_is_said(admin_client: Client) -> None:
     page = text(admin_client.post(URL, {**WINDOW, "capacity": "many"}))
-    assert "Correct these errors first: Enter a whole number." in page
+    assert "Correct these errors first: Capacity: Enter a whole number." in page
+    page = text(admin_client.post(TRIAL, {**WINDOW, "algorithm": "token_bucket", "rate": "5", "period": "soon"}))
+    assert "Period: “soon” is not a length of time" in page
+
+
+def test_the_capacity_is_the_typed_rate_if_it_is_empty(admin_client: Client) -> None:
+    asked(1, 5)
+    bucket = {"algorithm": "token_bucket", "capacity": "", "period": ""}
+    assert tried(admin_client, **bucket, rate="3 a week")["refused requests"] == "2"
+    assert tried(admin_client, **{**bucket, "capacity": "4"}, rate="3 a week")["refused requests"] == "1"
+    page = admin_client.post(f"{RULES}add/", {**WINDOW, **bucket, "rate": "3 a week"})
+    assert "capacity" in page.context["adminform"].form.errors, "a saved rule needs a typed capacity"
+
+
+def test_a_limit_is_tried_without_the_form_of_a_rule(admin_client: Client) -> None:
+    asked(1, 5)
+    asked(2, 2, scope="search")
+    page = admin_client.get(URL)
+    assert "Which requests of the last 24 hours would a limit have refused?" in text(page)
+    page = admin_client.get(URL, {"limit": "3 a minute", "key_kind": "key", "scope": "*"})
+    assert "would have refused 2 requests of 1 key." in text(page)
+    assert "/rule/add/?scope=%2A&key_kind=key&meter=requests&algorithm=sliding_window&capacity=3&period=60" in unescape(
+        page.content.decode()
+    )
+    page = admin_client.get(URL, {"limit": "1 per day", "key_kind": "global", "scope": "search"})
+    assert "would have refused 1 request of 1 key." in text(page)
+    for values, said in (
+        ({"limit": "", "key_kind": "key", "scope": "*"}, "This field is required."),
+        ({"limit": "50/m", "key_kind": "key", "scope": "*"}, "“50/m” is not a rate"),
+        ({"limit": "50", "key_kind": "key", "scope": "*"}, "Limit: write a number and a time, such as 50 a minute."),
+        ({"limit": "5/s", "key_kind": "x", "scope": "*"}, "is not one of the available choices"),
+    ):
+        assert said in text(admin_client.get(URL, values)), values
 
 
 def test_keys_are_for_those_who_may_view_ledger_lines(client: Client, django_user_model: Any) -> None:

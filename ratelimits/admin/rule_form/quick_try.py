@@ -1,0 +1,56 @@
+"""A short form that tries a limit on yesterday's requests, without the long form of a rule."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from django import forms
+from django.core.exceptions import ValidationError
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.admin.rule_form.forms import scopes_of_views
+from ratelimits.admin.rule_form.typed_forms import SuggestingInput
+from ratelimits.algorithms import typed_rates
+from ratelimits.algorithms.typed_rates import Mistyped, is_rate
+from ratelimits.models.fields.durations import mistyped
+from ratelimits.models.keys import KeyKind
+
+#: Values of the rule that the form does not ask for.
+_OTHERS = {"name": "tried", "meter": "requests", "mode": "enforce", "algorithm": "sliding_window"}
+
+
+class QuickTryForm(forms.Form):
+    """A form that asks for a limit such as "50 a minute", for the keys that it counts, and for its scope."""
+
+    limit = forms.CharField(label=_("Limit"), max_length=60, help_text=_("Such as 50 a minute, 1000/h or 10/5min."))
+    key_kind = forms.ChoiceField(label=_("Counted per"), choices=KeyKind.choices, initial=KeyKind.KEY)
+    scope = forms.CharField(
+        label=_("Scope"),
+        max_length=255,
+        initial="*",
+        widget=SuggestingInput(scopes_of_views),
+        help_text=_("* stands for all requests."),
+    )
+
+    def clean_limit(self) -> str:
+        """Return the typed limit. Refuse a number without a time, and a text that is not a limit."""
+        limit = str(self.cleaned_data["limit"])
+        if not is_rate(limit):
+            raise ValidationError(_("Limit: write a number and a time, such as 50 a minute."))
+        try:
+            typed_rates.rate(limit)
+        except Mistyped as error:
+            raise mistyped(error) from error
+        return limit
+
+    def rule_values(self) -> dict[str, Any]:
+        """Return the values for the form of a rule. The rule counts in a sliding window."""
+        data = self.cleaned_data
+        return {**_OTHERS, "capacity": data["limit"], "key_kind": data["key_kind"], "scope": data["scope"]}
+
+    @staticmethod
+    def rule_query(rule: Any) -> str:
+        """Return the query string that fills in the form of a new rule with a tried rule."""
+        values = {name: getattr(rule, name) for name in ("scope", "key_kind", "meter", "algorithm", "capacity")}
+        return f"?{urlencode({**values, 'period': f'{rule.period.normalize():f}'})}"
