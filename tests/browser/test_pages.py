@@ -53,7 +53,7 @@ _UNREACHABLE = """() => [...document.querySelectorAll('#content *')].filter((par
 #: The pages with colours of our own; the other pages have only Django's, which need not be checked twice.
 COLOURED = {"index", "status", "shadow", "inspector", "new-rule", "trial", "changes", "import-differences"}
 #: Pages that look much like another one, so that they need no picture.
-ALIKE = {"status-month", "search", "rule", "block", "reset", "override", "import", "usage"}
+ALIKE = {"for-whom", "quick-try", "status-month", "search", "rule", "block", "reset", "override", "import", "usage"}
 #: What axe-core examines: our part of each page. The header, the sidebar and the breadcrumbs are Django's, and so are
 #: these widgets of its forms and lists, each with the fault that axe-core finds in it.
 STOCK = {
@@ -126,6 +126,8 @@ PAGES: Mapping[str, Callable[[Page, Filled], None]] = {
     "block-confirm": _block,
     "reset": _at(f"{_APP}/keyreset/add/?key={{key}}&account=acme&rule=hourly"),
     "grant": _at(f"{_APP}/access/grant/?key={{key}}&account=acme&rule=burst&extra=50"),
+    "for-whom": _at(f"{_APP}/access/grant/?key=acme"),
+    "quick-try": _at(f"{_APP}/rule/yesterday/?limit=50+a+minute&key_kind=key&scope=*"),
     "overrides": _at(f"{_APP}/keyoverride/"),
     "override": _at(f"{_APP}/keyoverride/add/"),
     "import": _at(f"{_APP}/planmembership/import/"),
