@@ -110,6 +110,30 @@ class TestKeys:
         fixed("one", 1, key_kind="key")
         assert [asked(), asked(), asked(user=User(pk=1)), asked(user=User(pk=1))] == [200, 429, 200, 429]
 
+    @pytest.mark.parametrize(
+        ("key", "method", "values"),
+        [
+            ("query:foo", "get", [{"foo": "a"}, {"foo": "b"}]),
+            ("field:foo", "post", [{"foo": "a"}, {"foo": "b"}]),
+            (lambda request: request.META["REMOTE_ADDR"][::-1], "post", [{}]),
+        ],
+        ids=["test_key_get", "test_key_post", "test_callable_key"],
+    )
+    def test_key_of_the_view(self, key: Any, method: str, values: list[dict[str, str]]) -> None:
+        """The cases test_key_get, test_key_post, test_callable_key and test_callable_key_path."""
+        fixed("one", 1, key_kind="view_key")
+        keyed = limited("view", key=key)(plain)
+        for data in values:
+            statuses = [keyed(getattr(requests, method)("/", data)).status_code for _ in range(2)]
+            assert statuses == [200, 429]
+
+    def test_key_header(self) -> None:
+        fixed("one", 1, key_kind="view_key")
+        keyed = limited("view", key="header:x-real-ip")(plain)
+        addresses = ["1.2.3.4", "1.2.3.4", "1.2.3.5"]
+        statuses = [keyed(requests.post("/", headers={"x-real-ip": text})).status_code for text in addresses]
+        assert statuses == [200, 429, 200]
+
     def test_ratelimit_full_mask_v4(self) -> None:
         fixed("one", 1)
         assert [asked(address=f"10.1.1.{last}") for last in (1, 1, 2)] == [200, 429, 200]

@@ -18,6 +18,8 @@ from ratelimits.moving.views import FoundView
 _MODULES = {"django_ratelimit.decorators", "ratelimit.decorators"}
 #: For each key of django-ratelimit that a rule can count: the rule's kind of key.
 _KINDS = {"ip": "ip", "user": "user", "user_or_ip": "key"}
+#: For each source of a key of django-ratelimit: the source of a key that a view gives to `limited`.
+_SOURCES = {"header": "header", "get": "query", "post": "field"}
 _NO_UNIT = re.compile(r"[0-9]+/[0-9]*")
 
 
@@ -40,11 +42,33 @@ def of_decorators(views: Iterable[FoundView]) -> Iterator[Finding]:
     modules: dict[str, set[str]] = {}
     for one in decorated:
         modules.setdefault(one.short_name, set()).add(one.module)
-    for one in decorated:
-        # Views with the same name in several modules need scopes of their own.
-        app = one.module.removesuffix(".views").rpartition(".")[2]
-        scope = one.short_name if len(modules[one.short_name]) == 1 else f"{app}-{one.short_name}"
-        yield _finding(one, scope)
+    scopes = [_scope(one, several=len(modules[one.short_name]) > 1) for one in decorated]
+    #: The key that the views of a scope give. They can give only one.
+    view_keys: dict[str, str] = {}
+    for one, scope in zip(decorated, scopes, strict=True):
+        if view_key := _view_key(one.decorator.get("key"), scope):
+            view_keys.setdefault(scope, view_key)
+    for one, scope in zip(decorated, scopes, strict=True):
+        yield _finding(one, scope, view_keys.get(scope, ""))
+
+
+def _scope(decorated: _Decorated, *, several: bool) -> str:
+    """Return a scope for a view: the decorator's group, or the name of the view.
+
+    If `several` modules have a view with this name, each of these views needs a scope of its own.
+    """
+    app = decorated.module.removesuffix(".views").rpartition(".")[2]
+    name = f"{app}-{decorated.short_name}" if several else decorated.short_name
+    return re.sub(r"[\s:,*]+", "-", decorated.decorator.get("group") or name)
+
+
+def _view_key(key: Any, scope: str) -> str:
+    """Return what to write as `key` of `limited` for a key of django-ratelimit; "" if the view gives no key."""
+    if callable(key) or (isinstance(key, str) and "." in key and ":" not in key):
+        function = key if isinstance(key, str) else _shown(key)
+        return f"lambda request: {function}({scope!r}, request)"
+    source, colon, name = str(key).partition(":")
+    return f'"{_SOURCES[source]}:{name}"' if colon and source in _SOURCES else ""
 
 
 def _decorated(view: FoundView) -> Iterator[_Decorated]:
@@ -75,14 +99,17 @@ def _decorators(function: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
         function = getattr(function, "__wrapped__", None)
 
 
-def _finding(decorated: _Decorated, scope: str) -> Finding:
-    """Return the finding of a decorator. `scope` is the scope of its rule, if the decorator names no group."""
+def _finding(decorated: _Decorated, scope: str, view_key: str) -> Finding:
+    """Return the finding of a decorator. `view_key` is the key that the views of the scope give; "" for none."""
     name, decorator = decorated.name, decorated.decorator
     key, rate = decorator.get("key"), decorator.get("rate")
     found = f"@ratelimit(key={_shown(key)}, rate={_shown(rate)})"
-    if not isinstance(key, str) or key not in _KINDS:
-        note = "A rule cannot count by this key: it counts by address, user, API key or account, or everyone together."
+    own_key = _view_key(key, scope)
+    if own_key and own_key != view_key:
+        note = "@limited takes one key. Write a second @limited with another scope and this key, and a rule for it."
         return Finding(found, (name,), None, (note,))
+    if not own_key and str(key) not in _KINDS:
+        return Finding(found, (name,), None, ("django-ratelimit does not know this key.",))
     if not isinstance(rate, (str, tuple)) or (isinstance(rate, str) and not re.match(r"[0-9]+/", rate)):
         note = "The rate is calculated for each request. Write a rule with the usual rate, and plans or overrides."
         return Finding(found, (name,), None, (note if rate is not None else "Without a rate it limits nothing.",))
@@ -90,7 +117,6 @@ def _finding(decorated: _Decorated, scope: str) -> Finding:
         capacity, period = _parsed(rate)
     except ValueError as error:
         return Finding(found, (name,), None, (f"The rate cannot be read: {error}",))
-    scope = re.sub(r"[\s:,*]+", "-", decorator.get("group") or scope)
     methods = _methods(decorator.get("method"))
     rule = {
         "name": scope,
@@ -98,11 +124,12 @@ def _finding(decorated: _Decorated, scope: str) -> Finding:
         "capacity": capacity,
         "period": period,
         "scope": f"{scope}:{','.join(methods)}" if methods else scope,
-        "key_kind": _KINDS[key],
+        "key_kind": "view_key" if own_key else _KINDS[str(key)],
     }
     if key == "ip":
         rule |= {field: mask for field, mask in _prefixes() if mask is not None}
-    notes = [f'Write @limited("{scope}") instead of the decorator.']
+    argument = f", key={view_key}" if view_key else ""
+    notes = [f'Write @limited("{scope}"{argument}) instead of the decorator.']
     if key == "user":
         notes.append("The rule does not count anonymous clients. django-ratelimit counts them all together.")
     if not decorator.get("block", True):

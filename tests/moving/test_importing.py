@@ -127,6 +127,8 @@ def reports(request: HttpRequest) -> HttpResponse:
 
 
 @ratelimit(key="header:x-tenant", rate="5/m")
+@ratelimit(key="ip", rate="50/m")
+@ratelimit(key="get:team", rate="7/m")
 def by_header(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
@@ -136,6 +138,9 @@ def chosen(group: str, request: HttpRequest) -> str:
 
 
 @ratelimit(key="ip", rate=chosen)
+@ratelimit(key=chosen, rate="8/m")
+@ratelimit(key="shop.keys.tenant", rate="9/m", group="dotted")
+@ratelimit(key="nonsense", rate="6/m")
 def by_code(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
@@ -270,6 +275,30 @@ class TestDecorators:
         assert (dispatched or {})["period"] == 10
         assert (names["tests.moving.test_importing.Contact.get",] or {})["scope"] == "Contact-get"
 
+    @pytest.mark.parametrize(
+        ("decorator", "spelling"),
+        [
+            ("key='header:x-tenant', rate='5/m'", '@limited("by_header", key="header:x-tenant")'),
+            (
+                "key=tests.moving.test_importing.chosen, rate='8/m'",
+                "@limited(\"by_code\", key=lambda request: tests.moving.test_importing.chosen('by_code', request))",
+            ),
+            (
+                "key='shop.keys.tenant', rate='9/m'",
+                "@limited(\"dotted\", key=lambda request: shop.keys.tenant('dotted', request))",
+            ),
+        ],
+    )
+    def test_another_key_is_the_key_that_the_view_gives(self, decorator: str, spelling: str) -> None:
+        finding = found()[f"@ratelimit({decorator})"]
+        assert (finding.rule or {})["key_kind"] == "view_key"
+        assert finding.notes[0] == f"Write {spelling} instead of the decorator."
+
+    def test_all_decorators_of_a_view_are_told_to_write_the_same(self) -> None:
+        finding = found()["@ratelimit(key='ip', rate='50/m')"]
+        assert (finding.rule or {})["key_kind"] == "ip"
+        assert finding.notes[0] == found()["@ratelimit(key='header:x-tenant', rate='5/m')"].notes[0]
+
     def test_masks_of_addresses_are_prefixes_of_the_rule(self, settings: Any) -> None:
         settings.RATELIMIT_IPV4_MASK, settings.RATELIMIT_IPV6_MASK = 24, 128
         rule = found()["@ratelimit(key='ip', rate='7/d')"].rule
@@ -279,7 +308,8 @@ class TestDecorators:
     @pytest.mark.parametrize(
         ("decorator", "why"),
         [
-            ("@ratelimit(key='header:x-tenant', rate='5/m')", "cannot count by this key"),
+            ("@ratelimit(key='get:team', rate='7/m')", "@limited takes one key"),
+            ("@ratelimit(key='nonsense', rate='6/m')", "does not know this key"),
             ("@ratelimit(key='ip', rate=tests.moving.test_importing.chosen)", "is calculated for each request"),
         ],
     )
