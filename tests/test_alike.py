@@ -28,10 +28,11 @@ from rest_framework.response import Response
 from rest_framework.test import force_authenticate
 from rest_framework.views import APIView
 
+from ratelimits import rules
 from ratelimits.decorators import limited
 from ratelimits.embedded import free_port
 from ratelimits.middleware import QuotaMiddleware
-from ratelimits.models import Access
+from ratelimits.models import Access, Line
 from ratelimits.quota import receipts
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.throttling import QuotaThrottle
@@ -381,3 +382,15 @@ def test_a_throttle_class_may_have_a_key() -> None:
     rule("tenant", "fixed_window", capacity=1, period=1000, key_kind="view_key")
     found = [View.as_view()(_request(None, HTTP_X_TENANT=tenant)).status_code for tenant in ("a", "a", "b")]
     assert found == [200, 429, 200]
+
+
+def test_a_rule_may_start_from_the_ledger(ask: Ask, settings: Any) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": None}
+    ann = user("ann")
+    period = rules.reload().billing(f"account:{ann.pk}").boundaries[1] // 10**6
+    counts = ("admitted", "denied", "refunded", "shadow")
+    row: dict[str, Any] = {f"{kind}_{of}": 0 for kind in counts for of in ("requests", "units")}
+    row |= {"id": 1, "batch_id": 1, "rule": 0, "version": 0, "checksum": 0, "period": period, "bin": period}
+    Line.objects.create(account=str(ann.pk), key=f"user:{ann.pk}", meter="requests", **row | {"admitted_units": 4})
+    rule("monthly", "calendar_window", capacity=5, start_from_ledger=True)
+    assert [ask(user=ann).status_code for _ in range(2)] == [200, 429]

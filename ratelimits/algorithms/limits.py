@@ -64,6 +64,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {kind.id: kind for kind in _REGISTERED}
 #: Fields of the admin form that do not belong to an algorithm. A rule file may have them. They are ignored here.
 _FORM = {"name", "plan", "scope", "except_scopes", "callers", "group", "key_kind", "ipv4_prefix", "ipv6_prefix"}
 _FORM |= {"meter", "mode", "bills", "on_failure", "max_wait", "prefetch", "refusal_status", "refusal_text"}
+_FORM |= {"start_from_ledger"}
 
 
 def fields_of(algorithm: str) -> tuple[str, ...]:

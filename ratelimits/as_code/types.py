@@ -117,6 +117,7 @@ RULE: dict[str, FieldType] = _NULLABLE | {
     "on_failure": _TEXT,
     "refusal_status": _WHOLE_NUMBER,
     "refusal_text": _TEXT,
+    "start_from_ledger": _BOOLEAN,
 }
 
 

@@ -29,6 +29,7 @@ from ratelimits.models.history import History
 from ratelimits.models.keys import KeyKind
 from ratelimits.models.rule_parts.coverage import Callers, Coverage
 from ratelimits.models.rule_parts.refusal import Refusal, RefusalStatus
+from ratelimits.models.rule_parts.start import Start
 from ratelimits.models.validation import rules as validation
 from ratelimits.models.versions import Edit, Tombstone, Versioned
 
@@ -42,7 +43,7 @@ def _algorithm_choices() -> list[tuple[str, Any]]:
     return [(algorithm_class.id, _(algorithm_class.label)) for algorithm_class in classes]
 
 
-class Rule(Coverage, Refusal, Versioned):
+class Rule(Coverage, Refusal, Start, Versioned):
     """One limit: the requests that it counts, its algorithm, and the meaning of a refusal."""
 
     class Mode(models.TextChoices):

@@ -31,12 +31,15 @@ from ratelimits.quota.deny_cache import Denied, DenyCache, Sender
 from ratelimits.quota.prefetch import Fetch, PrefetchedDecision, PrefetchedPermits
 from ratelimits.quota.prepared import (
     Prepared,
+    PreparedCommand,
     PreparedCommands,
     RequestShape,
     commands_by,
+    prepare,
     usage_key,
     without_version,
 )
+from ratelimits.quota.starting import from_ledger
 from ratelimits.rules import RulesUnavailable, Selection, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -70,6 +73,7 @@ def _begin_test(**kwargs: object) -> None:
     access.clear()
     breaker.succeeded()
     without_decision.local.clear()
+    from_ledger.forget()
 
 
 testcase.changed.connect(_begin_test, dispatch_uid="ratelimits.quota.checking")
@@ -114,10 +118,11 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
             commands = commands_by(snapshot)
             ready = commands.by_key.get(cache_key)
             if ready is None:
-                chosen = _chosen(commands, snapshot, scope, method, identity, costs)
-                if isinstance(chosen, Answer):
-                    return chosen
-                ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
+                shape = RequestShape(identity, scope, method, costs, at_once)
+                command_or_answer = _prepared(commands, snapshot, cache_key, shape)
+                if isinstance(command_or_answer, Answer):
+                    return command_or_answer
+                ready = command_or_answer
             prepared, fetch, permits, blocked = ready
             if blocked is not None and (commands.has_own_edits or not _reread(commands)):
                 return _blocked(blocked, prepared)
@@ -176,10 +181,11 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
             commands = commands_by(snapshot)
             ready = commands.by_key.get(cache_key)
             if ready is None:
-                chosen = await _achosen(commands, snapshot, scope, method, identity, costs)
-                if isinstance(chosen, Answer):
-                    return chosen
-                ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
+                shape = RequestShape(identity, scope, method, costs, at_once)
+                command_or_answer = await _aprepared(commands, snapshot, cache_key, shape)
+                if isinstance(command_or_answer, Answer):
+                    return command_or_answer
+                ready = command_or_answer
             prepared, fetch, permits, blocked = ready
             if blocked is not None and (commands.has_own_edits or not await _areread(commands)):
                 return _blocked(blocked, prepared)
@@ -209,6 +215,41 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
     except BaseException as error:  # noqa: BLE001  (_note raises it again unless a failure policy can answer)
         _note(error, identity, costs, metered)
     return without_decision.answer(prepared, identity, scope, method, costs, metered)
+
+
+def _prepared(
+    commands: PreparedCommands, snapshot: Snapshot, cache_key: tuple[object, ...], shape: RequestShape
+) -> PreparedCommand | Answer:
+    """Prepare the command for requests of this shape. Return an Answer if Redis is not asked about them.
+
+    A rule that starts from the ledger does so first. While Redis is away, the failure policies answer instead.
+    """
+    identity, scope, method, costs, _at_once = shape
+    chosen = _chosen(commands, snapshot, scope, method, identity, costs)
+    if isinstance(chosen, Answer):
+        return chosen
+    prepared = prepare(chosen, tuple(costs))
+    if prepared.starts_from_ledger:
+        if not breaker.closed:
+            return without_decision.by_policies(prepared, identity, costs, metered=True)
+        from_ledger.start(prepared, identity, snapshot)
+    return commands.add(cache_key, shape, chosen)
+
+
+async def _aprepared(
+    commands: PreparedCommands, snapshot: Snapshot, cache_key: tuple[object, ...], shape: RequestShape
+) -> PreparedCommand | Answer:
+    """Do the same as `_prepared`, in async code."""
+    identity, scope, method, costs, _at_once = shape
+    chosen = await _achosen(commands, snapshot, scope, method, identity, costs)
+    if isinstance(chosen, Answer):
+        return chosen
+    prepared = prepare(chosen, tuple(costs))
+    if prepared.starts_from_ledger:
+        if not breaker.closed:
+            return without_decision.by_policies(prepared, identity, costs, metered=True)
+        await from_ledger.astart(prepared, identity, snapshot)
+    return commands.add(cache_key, shape, chosen)
 
 
 def _chosen(

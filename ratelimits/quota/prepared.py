@@ -45,6 +45,7 @@ class Prepared:
     prefetch     maximum number of requests for which one fetch takes permits; 0 if a rule does not allow prefetching
     policies     the RateLimit-Policy header
     quoted       the names of the rules as they appear in headers
+    starts_from_ledger  whether a rule starts with the usage in the ledger
     shows_shadow whether the headers show shadow rules, as if these were enforced
     unreadable   rules with wrong values. Instead of such a rule, its failure policy decides: `allow` or `deny`
     undecidable  the reason why the rules cannot be decided together; "" if they can be decided. With a reason, the
@@ -61,6 +62,7 @@ class Prepared:
     policies: str
     quoted: tuple[str, ...]
     shows_shadow: bool
+    starts_from_ledger: bool
     unreadable: tuple[UnreadableRule, ...] = ()
     undecidable: str = ""
 
@@ -127,6 +129,7 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
         policies=policies,
         quoted=quoted,
         shows_shadow=shows_shadow,
+        starts_from_ledger=not undecidable and any(rule.start_from_ledger for rule in applied),
         unreadable=unreadable,
         undecidable=undecidable,
     )

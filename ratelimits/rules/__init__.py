@@ -34,12 +34,14 @@ __all__ = [
     "aonly",
     "areload",
     "aselect",
+    "aused",
     "current",
     "forget",
     "in_memory",
     "override",
     "reload",
     "use_clock",
+    "used",
 ]
 
 _loader = Loader()
@@ -52,6 +54,8 @@ areload = _loader.areload
 forget = _loader.forget
 override = _loader.override
 use_clock = _loader.use_clock
+used = _loader.used
+aused = _loader.aused
 
 
 async def aselect(snapshot: Snapshot, scope: str, method: str, identity: Identity) -> Selection:

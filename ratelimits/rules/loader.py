@@ -23,7 +23,7 @@ from ratelimits.conf import conf
 from ratelimits.engine.publish import publications
 from ratelimits.models.testcase import tests
 from ratelimits.models.versions import ConfigVersion
-from ratelimits.rules import groups, keyed, rows
+from ratelimits.rules import groups, keyed, ledger, rows
 from ratelimits.rules.snapshot import Missing, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -120,6 +120,17 @@ class Loader:
     async def aload(self, missing: Missing) -> Snapshot:
         """Return a snapshot that contains these rows about keys."""
         return await self._await(self._submit_missing(missing))
+
+    def used(self, usage: ledger.LedgerUsage) -> int:
+        """Return how much of this usage the ledger has. Raise RulesUnavailable if the database cannot be asked."""
+        return self._wait(self._submit(self._used, usage))
+
+    async def aused(self, usage: ledger.LedgerUsage) -> int:
+        """Do the same as `used`, in async code."""
+        return await self._await(self._submit(self._used, usage))
+
+    def _used(self, usage: ledger.LedgerUsage) -> int:
+        return self._query(lambda: ledger.read(usage))
 
     def forget(self) -> None:
         """Forget all rules. The next use reads everything."""

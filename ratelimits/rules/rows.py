@@ -62,6 +62,7 @@ class RuleRow:
     prefetch: int
     refusal_status: int
     refusal_text: str
+    start_from_ledger: bool
     version: int
     edited_at: int
     unreadable: str = ""
@@ -133,6 +134,7 @@ def rule_row(rule: Rule) -> RuleRow:
         rule.prefetch or 0,
         rule.refusal_status,
         rule.refusal_text,
+        rule.start_from_ledger and not rule.start_problem(),
         rule.version,
         rule.since,
         unreadable,

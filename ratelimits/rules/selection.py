@@ -59,6 +59,7 @@ class AppliedRule:
     prefetch: int
     refusal_status: int
     refusal_text: str
+    start_from_ledger: bool
     rule: int
     version: int
     since: int

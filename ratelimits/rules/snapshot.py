@@ -406,6 +406,7 @@ class Snapshot:
             prefetch=row.prefetch,
             refusal_status=row.refusal_status,
             refusal_text=row.refusal_text,
+            start_from_ledger=row.start_from_ledger,
             rule=row.pk,
             version=max(versions),
             since=max(moments),

@@ -57,6 +57,7 @@ class TestRulesAsCode:
         rule("window", algorithm="sliding_window", sub_windows=6, weighted=True, mode="shadow", key_kind="ip")
         Group.objects.create(name="staff")
         rule("staff", group="staff", except_scopes="health, webhooks", ipv4_prefix=24, ipv6_prefix=56)
+        rule("late", "calendar_window", start_from_ledger=True)
         rule("visitors", callers="anonymous", refusal_status=403, refusal_text="Sign in to go on.")
         text = run("ratelimits_rules", "dump")
         (path := tmp_path / "rules.json").write_text(text, encoding="utf-8")

@@ -57,6 +57,7 @@ class TestWhatApplies:
                 prefetch=0,
                 refusal_status=429,
                 refusal_text="",
+                start_from_ledger=False,
                 rule=row.pk,
                 version=1,
                 since=row.since,

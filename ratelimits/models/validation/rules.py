@@ -49,6 +49,8 @@ def check_rule(rule: Rule, rules: QuerySet[Rule], overrides: QuerySet[KeyOverrid
     """Raise ValidationError, with a message for each error, if the rule is not valid together with all other rows."""
     errors = _parameter_errors(rule) or _override_errors(rule, overrides)
     errors |= _name_errors(rule, rules) | _billing_errors(rule, rules)
+    if problem := rule.start_problem():
+        errors["start_from_ledger"] = [problem]
     errors |= _coverage_errors(rule) | _prefetch_errors(rule) | _crowding_errors(rule, rules)
     if errors:
         raise ValidationError(errors)
