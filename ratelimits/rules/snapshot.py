@@ -10,18 +10,16 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from ratelimits.algorithms.billing_periods import Span
-from ratelimits.algorithms.limits import Mode
-from ratelimits.conf import conf
-from ratelimits.models.keys import COUNTED
 from ratelimits.models.versions import KEY_SHARDS
 from ratelimits.rules.access import AccessRow
 from ratelimits.rules.billing import Billing, billing_around
+from ratelimits.rules.choosing import Chooser, Properties
 from ratelimits.rules.facts import Facts
 from ratelimits.rules.keyed import OverrideRow
 from ratelimits.rules.narrowing import (
@@ -31,12 +29,10 @@ from ratelimits.rules.narrowing import (
     USER,
     VIEW_KEY,
     belongs_to_key,
-    concerns,
     counted_kind,
     covers,
     for_head,
     one_bill,
-    overridden,
 )
 from ratelimits.rules.rows import Rows, RuleRow
 from ratelimits.rules.selection import GLOBAL_KEY, AppliedRule, ExplainedRule, Selection, UnreadableRule
@@ -63,9 +59,6 @@ MAX_SELECTIONS = 4096
 _ONLY = "only"
 
 
-#: The properties of an identity on which its rules depend: the kinds of its keys (bits), the key's plan, the account's
-#: plan, the moment when one of them last changed, the overrides, and the groups of the user that rules name.
-_Properties = tuple[int, int, int, int, tuple[OverrideRow, ...], frozenset[str]]
 _NO_GROUPS: frozenset[str] = frozenset()
 
 
@@ -102,12 +95,12 @@ class Snapshot:
 
     __slots__ = (
         "_billing",
+        "_chooser",
         "_clock",
         "_facts",
         "_groups",
         "_load",
         "_methods",
-        "_plans",
         "_scopes",
         "_selections",
         "good_until",
@@ -137,11 +130,9 @@ class Snapshot:
         self._clock = clock
         self._load = load
         self._facts: list[Facts | None] = [None] * KEY_SHARDS
-        self._selections: dict[tuple[str, str, _Properties], Selection] = {}
+        self._selections: dict[tuple[str, str, Properties], Selection] = {}
         self._billing: dict[tuple[str, str | None, Span | None], Billing] = {}
-        self._plans: dict[int, dict[str, RuleRow]] = {}
-        for row in rows.rules.values():
-            self._plans.setdefault(row.plan, {})[row.name] = row
+        self._chooser = Chooser(rows, clock, self._seen, self.log_once)
         self._scopes = {scope for row in rows.rules.values() for scope in (row.scope, *row.except_scopes)}
         self._groups = frozenset(row.group for row in rows.rules.values() if row.group)
         self._methods = {method for row in rows.rules.values() for method in row.methods}
@@ -176,7 +167,7 @@ class Snapshot:
                 selection = self._selections.setdefault(cache_key, selection)
         return selection
 
-    def _properties_of(self, identity: Identity) -> _Properties | None:
+    def _properties_of(self, identity: Identity) -> Properties | None:
         """Return the properties on which the identity's rules depend; None if rows about its keys are missing."""
         key_plan = account_plan = changed_at = 0
         present = 0 if identity.view_key is None else VIEW_KEY
@@ -288,14 +279,14 @@ class Snapshot:
             self.seen_at = max(self.seen_at, now)
             self.good_until = min(self.good_until, until)
 
-    def _compile(self, scope: str, method: str, properties: _Properties) -> Selection:
+    def _compile(self, scope: str, method: str, properties: Properties) -> Selection:
         """Return a new Selection for a scope, a method and these properties of an identity."""
         return self._collect(properties, lambda row: covers(row, scope, method), method)
 
-    def _collect(self, properties: _Properties, wanted: Callable[[RuleRow], bool], method: str = "") -> Selection:
+    def _collect(self, properties: Properties, wanted: Callable[[RuleRow], bool], method: str = "") -> Selection:
         """Return a new Selection of the wanted rules."""
         applied, unreadable = [], []
-        for rank, row, rule, _overrides in self._chosen(properties, wanted):
+        for rank, row, rule, _overrides in self._chooser.chosen(properties, wanted):
             if isinstance(rule, AppliedRule):
                 applied.append((rank, row, rule))
             elif rule is not None:
@@ -315,7 +306,7 @@ class Snapshot:
             return self.having(identity).in_any_scope(identity)
         present = properties[0]
         found = []
-        for rank, row, rule, overrides in self._chosen(properties, lambda row: True):
+        for rank, row, rule, overrides in self._chooser.chosen(properties, lambda row: True):
             kind = counted_kind(row, present) or GLOBAL_KEY
             effective = tuple(item for item in overrides if item.mode or (item.numbers and belongs_to_key(kind, item)))
             if rule is not None or any(item.mode == "off" for item in effective):
@@ -329,89 +320,7 @@ class Snapshot:
         """
         present = sum(bit for bit, key in _keys_of(identity) if key is not None)
         present += 0 if identity.view_key is None else VIEW_KEY
-        found = []
-        for row in self.rows.rules.values():
-            kind = counted_kind(row, present)
-            groups = frozenset({row.group}) if identity.user is not None else _NO_GROUPS
-            if row.mode != "enforce" or not covers(row, scope, method) or not concerns(row, present, groups):
-                continue
-            if kind is not None or row.key_kind not in COUNTED:
-                rule = self._apply(row, kind or GLOBAL_KEY, [], [], 0)
-                found += [rule] if rule is not None else []
-        return found
-
-    def _chosen(
-        self, properties: _Properties, wanted: Callable[[RuleRow], bool]
-    ) -> Iterator[tuple[int, RuleRow, AppliedRule | UnreadableRule | None, list[OverrideRow]]]:
-        """Yield the wanted rules by name: rank, row, the rule as it applies (None if it is off), and its overrides.
-
-        Yield only one rule for each name. A rule of the key's plan (rank 2) comes before a rule of the account's plan
-        (rank 1). The default rule, which belongs to no plan (rank 0), comes last.
-        """
-        present, key_plan, account_plan, changed_at, overrides, groups = properties
-        ranks = (0, account_plan, key_plan)
-        chosen: dict[str, tuple[int, RuleRow]] = {}
-        for rank, plan in enumerate(ranks):
-            if rank == 0 or plan:
-                chosen.update({name: (rank, row) for name, row in self._plans.get(plan, {}).items()})
-        for name in sorted(chosen):
-            rank, row = chosen[name]
-            if not wanted(row) or not concerns(row, present, groups):
-                continue
-            kind = counted_kind(row, present)
-            # Do not leave out a rule with an unknown kind of key: it may be meant for this request.
-            if kind is None and row.key_kind in COUNTED:
-                continue
-            # The last deletions of rules with this name, in this plan and in plans with a higher rank.
-            deleted_at = self.rows.deleted_at
-            deletions = [deleted_at[plan, name] for plan in ranks[rank:] if (plan, name) in deleted_at]
-            of_rule = [override for override in overrides if override.rule == name]
-            yield rank, row, self._apply(row, kind or GLOBAL_KEY, of_rule, deletions, changed_at), of_rule
-
-    def _apply(
-        self, row: RuleRow, kind: str, overrides: list[OverrideRow], deletions: list[tuple[int, int]], changed_at: int
-    ) -> AppliedRule | UnreadableRule | None:
-        mode = next((override.mode for override in overrides if override.mode), row.mode)
-        if mode == "off":
-            return None
-        on_failure = row.on_failure or conf.FAILURE_POLICY
-        try:
-            algorithm = overridden(row, kind, overrides)
-        except ValueError as error:
-            if not row.unreadable:
-                pks = ", ".join(str(override.pk) for override in overrides)
-                self.log_once(f"Overrides {pks} of {row.name} are not in force, its failure policy decides: {error}")
-            return None if mode == "shadow" else UnreadableRule(row.name, row.pk, row.meter, on_failure)
-        now = self._clock()
-        span = algorithm.valid_span(now)
-        if span is not None:
-            self._seen(now, span[1])
-        versions = [
-            row.version,
-            *(version for version, _deleted_at in deletions),
-            *(item.version for item in overrides),
-        ]
-        moments = [row.edited_at, changed_at, *(deleted_at for _version, deleted_at in deletions)]
-        moments += [max(item.edited_at, item.valid_from) for item in overrides]
-        return AppliedRule(
-            name=row.name,
-            key="",
-            key_kind=kind,
-            algorithm=algorithm,
-            meter=row.meter,
-            mode=Mode.SHADOW if mode == "shadow" else Mode.ENFORCE,
-            bills=row.bills,
-            on_failure=on_failure,
-            max_wait=row.max_wait,
-            prefetch=row.prefetch,
-            refusal_status=row.refusal_status,
-            refusal_text=row.refusal_text,
-            start_from_ledger=row.start_from_ledger,
-            rule=row.pk,
-            version=max(versions),
-            since=max(moments),
-            plan=self.rows.plans.get(row.plan, ""),
-        )
+        return self._chooser.possible(scope, method, present)
 
     def log_once(self, message: str) -> None:
         """Log an error about these rows. All snapshots of the same rows together log it only once."""

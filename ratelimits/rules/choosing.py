@@ -1,0 +1,129 @@
+"""Choose the rules that apply to the properties of an identity, with the numbers of its overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ratelimits.algorithms.limits import Mode
+from ratelimits.conf import conf
+from ratelimits.models.keys import COUNTED
+from ratelimits.rules.keyed import OverrideRow
+from ratelimits.rules.narrowing import USER, concerns, counted_kind, covers, overridden
+from ratelimits.rules.rows import Rows, RuleRow
+from ratelimits.rules.selection import GLOBAL_KEY, AppliedRule, UnreadableRule
+
+#: The properties of an identity on which its rules depend: the kinds of its keys (bits), the key's plan, the account's
+#: plan, the moment when one of them last changed, the overrides, and the groups of the user that rules name.
+Properties = tuple[int, int, int, int, tuple[OverrideRow, ...], frozenset[str]]
+_NO_GROUPS: frozenset[str] = frozenset()
+
+
+class Chooser:
+    """Chooses among the rules of one version.
+
+    clock     returns the present moment, in µs since 1970 UTC
+    seen      is called with this moment and the first moment at which a rule's numbers change
+    log_once  logs an error about the rows
+    """
+
+    __slots__ = ("_clock", "_log_once", "_plans", "_rows", "_seen")
+
+    def __init__(
+        self, rows: Rows, clock: Callable[[], int], seen: Callable[[int, int], None], log_once: Callable[[str], None]
+    ) -> None:
+        self._rows = rows
+        self._clock = clock
+        self._seen = seen
+        self._log_once = log_once
+        self._plans: dict[int, dict[str, RuleRow]] = {}
+        for row in rows.rules.values():
+            self._plans.setdefault(row.plan, {})[row.name] = row
+
+    def possible(self, scope: str, method: str, present: int) -> list[AppliedRule | UnreadableRule]:
+        """Return every enforced rule, of every plan, that may apply to a request, without overrides.
+
+        `present` has a bit for each kind of key that the request has.
+        """
+        found = []
+        for row in self._rows.rules.values():
+            kind = counted_kind(row, present)
+            groups = frozenset({row.group}) if present & USER else _NO_GROUPS
+            if row.mode != "enforce" or not covers(row, scope, method) or not concerns(row, present, groups):
+                continue
+            if kind is not None or row.key_kind not in COUNTED:
+                rule = self._apply(row, kind or GLOBAL_KEY, [], [], 0)
+                found += [rule] if rule is not None else []
+        return found
+
+    def chosen(
+        self, properties: Properties, wanted: Callable[[RuleRow], bool]
+    ) -> Iterator[tuple[int, RuleRow, AppliedRule | UnreadableRule | None, list[OverrideRow]]]:
+        """Yield the wanted rules by name: rank, row, the rule as it applies (None if it is off), and its overrides.
+
+        Yield only one rule for each name. A rule of the key's plan (rank 2) comes before a rule of the account's plan
+        (rank 1). The default rule, which belongs to no plan (rank 0), comes last.
+        """
+        present, key_plan, account_plan, changed_at, overrides, groups = properties
+        ranks = (0, account_plan, key_plan)
+        chosen: dict[str, tuple[int, RuleRow]] = {}
+        for rank, plan in enumerate(ranks):
+            if rank == 0 or plan:
+                chosen.update({name: (rank, row) for name, row in self._plans.get(plan, {}).items()})
+        for name in sorted(chosen):
+            rank, row = chosen[name]
+            if not wanted(row) or not concerns(row, present, groups):
+                continue
+            kind = counted_kind(row, present)
+            # Do not leave out a rule with an unknown kind of key: it may be meant for this request.
+            if kind is None and row.key_kind in COUNTED:
+                continue
+            # The last deletions of rules with this name, in this plan and in plans with a higher rank.
+            deleted_at = self._rows.deleted_at
+            deletions = [deleted_at[plan, name] for plan in ranks[rank:] if (plan, name) in deleted_at]
+            of_rule = [override for override in overrides if override.rule == name]
+            yield rank, row, self._apply(row, kind or GLOBAL_KEY, of_rule, deletions, changed_at), of_rule
+
+    def _apply(
+        self, row: RuleRow, kind: str, overrides: list[OverrideRow], deletions: list[tuple[int, int]], changed_at: int
+    ) -> AppliedRule | UnreadableRule | None:
+        mode = next((override.mode for override in overrides if override.mode), row.mode)
+        if mode == "off":
+            return None
+        on_failure = row.on_failure or conf.FAILURE_POLICY
+        try:
+            algorithm = overridden(row, kind, overrides)
+        except ValueError as error:
+            if not row.unreadable:
+                pks = ", ".join(str(override.pk) for override in overrides)
+                self._log_once(f"Overrides {pks} of {row.name} are not in force, its failure policy decides: {error}")
+            return None if mode == "shadow" else UnreadableRule(row.name, row.pk, row.meter, on_failure)
+        now = self._clock()
+        span = algorithm.valid_span(now)
+        if span is not None:
+            self._seen(now, span[1])
+        versions = [
+            row.version,
+            *(version for version, _deleted_at in deletions),
+            *(item.version for item in overrides),
+        ]
+        moments = [row.edited_at, changed_at, *(deleted_at for _version, deleted_at in deletions)]
+        moments += [max(item.edited_at, item.valid_from) for item in overrides]
+        return AppliedRule(
+            name=row.name,
+            key="",
+            key_kind=kind,
+            algorithm=algorithm,
+            meter=row.meter,
+            mode=Mode.SHADOW if mode == "shadow" else Mode.ENFORCE,
+            bills=row.bills,
+            on_failure=on_failure,
+            max_wait=row.max_wait,
+            prefetch=row.prefetch,
+            refusal_status=row.refusal_status,
+            refusal_text=row.refusal_text,
+            start_from_ledger=row.start_from_ledger,
+            rule=row.pk,
+            version=max(versions),
+            since=max(moments),
+            plan=self._rows.plans.get(row.plan, ""),
+        )
