@@ -234,6 +234,10 @@ class TestResets:
         rule("all", "fixed_window", key_kind="global")
         client = user_with("operate")
         assert "No rule counts user:1 alone" in text(client.post(RESET, TYPED[RESET]))
+        page = user_with("operate", "view_line").get(f"{RESET}?key=account:1&rule=day").content.decode()
+        assert '<a href="?key=user%3A1&amp;account=1&amp;rule=day">user:1</a>' in page
+        assert "account=1" not in user_with("operate").get(f"{RESET}?key=account:1&rule=day").content.decode()
+        client = user_with("operate")
         rule("day", "fixed_window", key_kind="user")
         for wrong, said in (
             ({"rule": "all"}, "is not one of the available choices"),

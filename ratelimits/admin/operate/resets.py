@@ -18,7 +18,7 @@ from ratelimits.admin.inspected import may_inspect
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed, may_operate
 from ratelimits.admin.operate.grants import first_choice, rule_choices
 from ratelimits.admin.operate.offered import OfferedRule, offered_rules
-from ratelimits.admin.operate.whom import Question, Whom, ask_whom, whom
+from ratelimits.admin.operate.whom import Question, Whom, ask_whom, keys_of, whom
 from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.models import KeyReset
 from ratelimits.quota.operating import NothingDoneError, counted_under, reset
@@ -95,7 +95,7 @@ class KeyResetAdmin(ReadOnlyAdmin):
             else:
                 if not offered:
                     text = _("No rule counts %s alone, so there is nothing to reset. Reset one of its keys instead.")
-                    found = Question(text % found)
+                    found = Question(text % found, keys_of(request, self.admin_site, found))
         opts = self.model._meta
         if isinstance(found, Question):
             return ask_whom(request, self.admin_site, opts, found, _("Reset a key"), back)

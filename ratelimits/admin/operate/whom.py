@@ -25,7 +25,7 @@ from ratelimits.models import Access, Account, KeyOverride, KeyTotal, Line, Plan
 from ratelimits.models.keys import COVERS
 from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, UnknownAccountError, identity_of
 from ratelimits.status.key_owners import nobody_has, searched_name
-from ratelimits.status.known_keys import MAX_KEYS, KnownKey, known_keys, typed_key
+from ratelimits.status.known_keys import MAX_KEYS, KnownKey, keys_of_account, known_keys, typed_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,17 @@ def _which_account(request: HttpRequest, key: str, error: UnknownAccountError) -
     accounts = [KnownKey(account) for account in error.accounts]
     none = KnownKey(NO_ACCOUNT, _("The key has no account"))
     return Question(str(error), tuple((one, _url(request, key, one.key)) for one in (*accounts, none)))
+
+
+def keys_of(request: HttpRequest, site: AdminSite, found: Whom) -> tuple[tuple[KnownKey, str], ...]:
+    """Return the keys that an account used lately, each with the URL of this page about it.
+
+    Return none for other keys, and none to a user who may not view ledger lines.
+    """
+    if found.key != found.identity.account or not may_view(request, site, Line):
+        return ()
+    keys, account = keys_of_account(found.identity.account_id)[:MAX_KEYS], found.identity.account_id
+    return tuple((KnownKey(key), _url(request, key, account)) for key in keys if typed_key(key) is not None)
 
 
 def _url(request: HttpRequest, key: str, account: str = "") -> str:

@@ -194,6 +194,9 @@ class TestRefusals:
             assert said_then in said
         assert said.index("7 refused by kept") < said.index("7 refused by edited") < said.index("7 refused by renamed")
         assert "Nothing was refused in the last 24 hours." in text(html(admin_client, "account:other"))
+        said = text(html(admin_client, "203.0.113.9"))
+        assert "Refusals by rules are not known for a key without an account." in said
+        assert "Nothing was refused" not in said
 
     def test_a_block_is_shown_with_what_it_refused(self, admin_client: Client) -> None:
         now = timezone.now()
