@@ -35,6 +35,7 @@ from ratelimits.conf import conf
 from ratelimits.models import KeyOverride, Rule
 from ratelimits.models.fields.rule_fields import PARAMETERS
 from ratelimits.models.overrides import readable, rules_by_name
+from ratelimits.status.key_owners import searched_name
 
 _NOT_IN_FORCE = _("not in force: %(error)s")
 
@@ -194,7 +195,11 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
         context = yesterday(rule, saved, with_keys=user.has_perm("ratelimits.view_line"))
         has_links, site = may_inspect(request), self.admin_site.name
         context["keys"] = [
-            (row, inspect_url(row.key, site=site) if has_links and ":" in row.key else "")
+            (
+                row,
+                inspect_url(row.key, site=site) if has_links and ":" in row.key else "",
+                searched_name(row.key) if has_links and row.key.startswith("api_key:") else "",
+            )
             for row in context.get("keys", ())
         ]
         return context

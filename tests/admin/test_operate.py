@@ -276,6 +276,7 @@ class TestGrants:
         assert re.search(r"2099-01-01 00:00 UTC 2 7 ", said)
         assert "account:1 has 5 more requests in each window of 1 day (rule day)." in said
         assert "account:1 has 3 of 4 left now; with the grant 8 of 9." in said
+        assert "The key gets 5 more again and again, in each window of 1 day until then; not 5 in all." in said
         assert 'value="Grant 5 more requests in each window of 1 day"' in page.content.decode()
         assert "/keyoverride/" in response["Location"]
         shown = client.get(response["Location"])
@@ -291,6 +292,8 @@ class TestGrants:
         page, response = confirmed(user_with("operate", "view_inspect"), GRANT, typed)
         expected = "each key of account:1 has 5 more requests in each calendar month (Europe/Berlin) (rule month)."
         assert expected in text(page)
+        typed |= {"until_0": (timezone.now() + timedelta(hours=1)).strftime("%Y-%m-%d"), "until_1": "23:59:59"}
+        assert "again and again" not in text(CLIENT.post(GRANT, typed))
         assert "user:1 has 7 of 7 left now; with the grant 12 of 12." in text(page)
         assert response["Location"] == "/admin/ratelimits/inspect/?q=account%3A1"
         assert sum(checking.check(Identity("user:1", None, "account:1")).allowed for _ in range(14)) == 12

@@ -185,9 +185,16 @@ def _consequences(form: GrantForm, found: Whom, rule: OfferedRule) -> Consequenc
         *permits_left(found, rule, extra),
         _("After that, the old capacity applies again. What was used until then stays counted."),
     ]
+    warnings = []
+    if rule.repeats_before((form.cleaned_data["until"] - timezone.now()).total_seconds()):
+        warnings.append(
+            _("The key gets %(n)s more again and again, in each %(window)s until then; not %(n)s in all.")
+            % {"n": f"{extra:,}", "window": rule.window}
+        )
     return Consequences(
         _("Grant %(more)s") % {"more": rule.more(extra)},
         sentences,
+        warnings,
         heads=[_("from"), _("until"), _("capacity before"), _("capacity with the grant")],
         rows=rows,
     )

@@ -72,6 +72,11 @@ class OfferedRule:
             return ""
         return _("window of %(span)s") % {"span": Wording(_, ngettext).span(period)}
 
+    def repeats_before(self, seconds: float) -> bool:
+        """Return whether more than one window of the rule begins in the next `seconds`."""
+        length = self.algorithm.quota[1]
+        return bool(self.window) and length is not None and length < seconds * 1_000_000
+
     def more(self, extra: int) -> str:
         """Return a text for additional permits, such as "5,000 more requests in each window of 1 hour"."""
         values = {"n": f"{extra:,}", "unit": amount(extra, self.unit).partition(" ")[2], "window": self.window}

@@ -63,7 +63,7 @@ def tried(client: Client, row: Any = None, **typed: str) -> dict[str, Any]:
 def refused(client: Client, **typed: str) -> dict[str, str]:
     """Return how many requests of each key the typed rule would have refused."""
     response = client.post(URL, {**WINDOW, **typed})
-    return {row.key: row.typed for row, _url in response.context.get("keys", ())}
+    return {row.key: row.typed for row, *_ in response.context.get("keys", ())}
 
 
 def test_it_says_who_would_have_been_refused_and_how_often(admin_client: Client) -> None:
@@ -72,7 +72,7 @@ def test_it_says_who_would_have_been_refused_and_how_often(admin_client: Client)
     asked(3, 1)
     page = admin_client.post(URL, WINDOW)
     assert "The typed rule would have refused 4 requests of 2 keys." in text(page)
-    assert [(row.key, row.requests, row.typed) for row, _url in page.context["keys"]] == [
+    assert [(row.key, row.requests, row.typed) for row, *_ in page.context["keys"]] == [
         ("user:1", "5", "3"),
         ("user:2", "3", "1"),
     ]
@@ -96,7 +96,7 @@ def test_it_says_what_was_refused_at_the_time(admin_client: Client) -> None:
     said = "would have refused 9 requests of 3 keys. At the time, 5 requests of 2 keys among them were admitted."
     assert said in text(page)
     assert page.context["changes"] == [("requests", "4", "5", "7"), ("keys", "1", "2", "4")]
-    assert [(row.key, row.typed, row.too, row.newly, row.admitted_now) for row, _url in page.context["keys"]] == [
+    assert [(row.key, row.typed, row.too, row.newly, row.admitted_now) for row, *_ in page.context["keys"]] == [
         ("user:1", "3", "0", "3", "1"),
         ("user:4", "2", "0", "2", "2"),
         ("user:2", "4", "4", "0", "2"),
