@@ -68,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.fill_only:
         return 0
     about["load_behind"] = report.load()
-    run = report.run_json("pages", about, vars(options), _claims(results), results=results)
+    asked = {name: getattr(options, name) for name in (*_SIZES, "rounds", "database")}
+    run = report.run_json("pages", about, asked, _claims(results), results=results)
     print(text_of(run))
     report.write(run, options.out)
     return 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import urlencode
 
 from django.db.models import Q
 from django.utils import timezone
-from django.utils.html import escape, format_html, format_html_join
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
@@ -41,7 +42,7 @@ class Pages(NamedTuple):
     inspect: str = ""
 
 
-#: The HTML of a row. For a thousand rows, a template would take five times as long as `format_html_join`.
+#: The HTML of a row, for values that are HTML already. For a thousand rows, a template would take ten times as long.
 _ROW = (
     '<tr{}><th scope="row"><a href="{}">{}</a><br>{}{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>'
     "<td>{}{}</td></tr>"
@@ -58,7 +59,7 @@ def shown_limits(limits: Iterable[LiveLimit], identity: Identity, plans: Mapping
     """
     table = _Table(identity, plans, pages)
     by_urgency = sorted(((limit, _permits(limit)) for limit in limits), key=lambda pair: _urgency(*pair))
-    return format_html_join("\n", _ROW, (table.row(limit, permits) for limit, permits in by_urgency))
+    return SafeString("\n".join(_ROW.format(*table.row(limit, permits)) for limit, permits in by_urgency))
 
 
 def _permits(limit: LiveLimit) -> int:
@@ -92,39 +93,39 @@ class _Table:
             accounts = Account.objects.using(using).filter(identifier=identity.account_id)
             self._account_url = next((pages.account.format(pk) for pk in accounts.values_list("pk", flat=True)), "")
         # Translate once for all rows, because looking up a translation takes time.
-        self._default, self._full, self._admits = SafeString(escape(_("default rule"))), _("full"), _("admits")
+        self._default, self._full, self._admits = _html(_("default rule")), _html(_("full")), _html(_("admits"))
         self._shadow = format_html("<br><em>{}</em>", _("shadow: refuses nobody"))
-        self._reset, self._grant = escape(_("Reset")), escape(_("Grant more"))
-        self._reset_url, self._grant_url = escape(pages.reset), escape(pages.grant)
+        self._reset, self._grant = _html(_("Reset")), _html(_("Grant more"))
+        self._rule_url, self._reset_url, self._grant_url = _html(pages.rule), _html(pages.reset), _html(pages.grant)
         self._keys: dict[str, SafeString] = {}
         self._queries: dict[str, SafeString] = {}
 
-    def row(self, limit: LiveLimit, permits: int) -> tuple[object, ...]:
-        """Return the values of a row."""
+    def row(self, limit: LiveLimit, permits: int) -> tuple[SafeString, ...]:
+        """Return the values of a row as HTML."""
         row, rule, standing, key = limit.why.row, limit.why.rule, limit.standing, limit.key
-        left = full = ""
+        name, left, full = _html(row.name), _NOTHING, _NOTHING
         reset = grant = _NOTHING
         if isinstance(rule, AppliedRule):
             if key != GLOBAL_KEY:
-                query, name = self._queries.get(key) or self._query(key), escape(row.name)
+                query = self._queries.get(key) or self._query(key)
                 reset = _action(self._reset, name, self._reset_url + query) if self._reset_url else reset
                 if self._grant_url and "capacity" in fields_of(rule.algorithm.id):
                     grant = _action(self._grant, name, self._grant_url + query)
             if standing is not None:
-                left = f"{standing.remaining:,} / {permits:,}"
-                full = duration(standing.reset_after) if standing.reset_after > 0 else self._full
+                left = SafeString(f"{standing.remaining:,} / {permits:,}")
+                full = _html(duration(standing.reset_after)) if standing.reset_after > 0 else self._full
         admits = standing is not None and standing.allowed
         return (
             _REFUSES if standing is not None and not admits else _NOTHING,
-            self._pages.rule.format(row.pk),
-            row.name,
-            explained_sentence(limit.why),
+            SafeString(self._rule_url.format(row.pk)),
+            name,
+            _html(explained_sentence(limit.why)),
             self._shadow if isinstance(rule, AppliedRule) and rule.mode is Mode.SHADOW else _NOTHING,
             self._why(limit),
             self._keys.get(key) or self._key_link(key),
             left,
             full,
-            self._admits if admits else _next_request(limit),
+            self._admits if admits else _html(_next_request(limit)),
             reset,
             grant,
         )
@@ -141,7 +142,7 @@ class _Table:
         """Return the query of the forms for a key, up to the name of the rule, as HTML."""
         needs_account = not key.startswith(("ip:", "account:"))
         query = {"key": key} | ({"account": self._identity.account_id or NO_ACCOUNT} if needs_account else {})
-        self._queries[key] = escape(f"?{urlencode(query)}&rule=")
+        self._queries[key] = _html(f"?{urlencode(query)}&rule=")
         return self._queries[key]
 
     def _why(self, limit: LiveLimit) -> SafeString:
@@ -165,6 +166,11 @@ class _Table:
         if reason := self._reasons.get(override.pk):
             text += f" ({reason})"
         return _linked(text, self._pages.override.format(override.pk))
+
+
+def _html(text: str) -> SafeString:
+    """Return a text as HTML. Django's `escape` also takes other values, and takes several times as long."""
+    return SafeString(html.escape(text))
 
 
 def _action(text: SafeString, rule: SafeString, begin: str) -> SafeString:

@@ -55,6 +55,23 @@ def _of_algorithm(algorithm: Algorithm, unit: str, _language: str | None) -> tup
     return tuple(algorithm.sentence(_WORDS, unit))
 
 
+@lru_cache(maxsize=4_000)
+def _of_callers(
+    key_kind: str, ipv4_prefix: int | None, ipv6_prefix: int | None, group: str, callers: str, _language: str | None
+) -> tuple[str, ...]:
+    """Return the parts of a sentence that say whose requests are counted, and by which key."""
+    parts = [COUNTED_PER[key_kind]()]
+    ipv4_prefix, ipv6_prefix = ipv4_prefix or IPV4_PREFIX, ipv6_prefix or IPV6_PREFIX
+    if (ipv4_prefix, ipv6_prefix) != (IPV4_PREFIX, IPV6_PREFIX):
+        text = _("addresses by network: /%(ipv4)s for IPv4, /%(ipv6)s for IPv6")
+        parts.append(text % {"ipv4": ipv4_prefix, "ipv6": ipv6_prefix})
+    if group:
+        parts.append(_("for the group %(group)s") % {"group": group})
+    elif callers in FOR_CALLERS:
+        parts.append(FOR_CALLERS[callers]())
+    return tuple(parts)
+
+
 def sentence(
     algorithm: Algorithm,
     unit: str,
@@ -67,15 +84,7 @@ def sentence(
     parts = [_("nothing passes")] if algorithm.admits_nothing else [*_of_algorithm(algorithm, unit, get_language())]
     if algorithm.may_wait and max_wait and not algorithm.admits_nothing:
         parts.append(_("waiting up to %(span)s") % {"span": _WORDS.span(max_wait)})
-    parts.append(COUNTED_PER[rule.key_kind]())
-    ipv4_prefix, ipv6_prefix = rule.ipv4_prefix or IPV4_PREFIX, rule.ipv6_prefix or IPV6_PREFIX
-    if (ipv4_prefix, ipv6_prefix) != (IPV4_PREFIX, IPV6_PREFIX):
-        text = _("addresses by network: /%(ipv4)s for IPv4, /%(ipv6)s for IPv6")
-        parts.append(text % {"ipv4": ipv4_prefix, "ipv6": ipv6_prefix})
-    if rule.group:
-        parts.append(_("for the group %(group)s") % {"group": rule.group})
-    elif rule.callers in FOR_CALLERS:
-        parts.append(FOR_CALLERS[rule.callers]())
+    parts += _of_callers(rule.key_kind, rule.ipv4_prefix, rule.ipv6_prefix, rule.group, rule.callers, get_language())
     if scope != "*":
         parts.append(_("on %(scope)s") % {"scope": scope})
     excepted = ", ".join(except_scopes)
