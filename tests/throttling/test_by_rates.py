@@ -24,6 +24,7 @@ from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 
 from ratelimits.embedded import free_port
+from ratelimits.testing import frozen_quota_clock, no_rate_limits
 from ratelimits.throttling import AnonRateThrottle, ScopedRateThrottle, SimpleRateThrottle, UserRateThrottle
 from tests.support.entry_points import away, begin_afresh
 from tests.support.raw import RawRedis
@@ -267,6 +268,18 @@ class TestFailures:
         settings.RATELIMITS = {**settings.RATELIMITS, "FAILURE_POLICY": "deny"}
         away(settings, free_port())
         assert statuses(view(Burst, Sustained), 5) == [503] * 5
+
+
+def test_the_stopped_clock_of_a_test_moves_them_too() -> None:
+    limited = view(Burst)
+    with frozen_quota_clock() as clock:
+        assert statuses(limited, 3) == [200, 200, 429]
+        clock.tick(3599)
+        assert limited(get())["Retry-After"] == "1"
+        clock.tick(1)
+        assert statuses(limited, 3) == [200, 200, 429]
+    with no_rate_limits():
+        assert statuses(limited, 3) == [200, 200, 200]
 
 
 def test_async_views_are_limited_too() -> None:
