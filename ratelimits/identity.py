@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
 from django.db.models import Model
 from django.http import HttpRequest
-from rest_framework.settings import api_settings
 
 from ratelimits.conf import conf, shown
 from ratelimits.conf.setting_rules import UNIX, complaint
@@ -81,7 +81,8 @@ def proxies() -> int | None:
     """
     configured: int | None = conf.NUM_PROXIES
     if configured is None:
-        configured = api_settings.NUM_PROXIES
+        # Read DRF's setting without DRF: a project may use only the middleware and the decorator.
+        configured = (getattr(settings, "REST_FRAMEWORK", None) or {}).get("NUM_PROXIES")
         if configured is not None and (hint := complaint("NUM_PROXIES", configured)):
             raise ImproperlyConfigured(f"REST_FRAMEWORK['NUM_PROXIES'] is {shown(configured)}. {hint}")
     return configured

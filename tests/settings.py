@@ -6,6 +6,8 @@ import json
 import os
 from typing import Any, cast
 
+import django
+
 from project.settings import *  # noqa: F403
 from project.settings import CACHES, DATABASES, RATELIMITS
 
@@ -30,3 +32,7 @@ WHITENOISE_AUTOREFRESH = True
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 # Processes that a test starts push to the test's own receivers.
 RATELIMITS["PUSH"] = json.loads(os.environ.get("RATELIMITS_TEST_PUSH", "{}"))
+
+# From Django 6.1 on, a mail backend without this setting is deprecated, and warnings are errors here.
+if django.VERSION >= (6, 1):
+    MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}

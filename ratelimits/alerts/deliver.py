@@ -14,12 +14,12 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings
-from django.core.mail import EmailMessage, get_connection
+from django.core import mail as django_mail
+from django.core.mail import EmailMessage
 from django.core.mail.backends.smtp import EmailBackend as SMTPBackend
 from django.db.models import F
 from django.template.loader import render_to_string
 from django.utils import timezone
-from django.utils.module_loading import import_string
 
 from ratelimits.alerts import webhook
 from ratelimits.conf import conf
@@ -118,7 +118,7 @@ def _send(delivery: AlertDelivery, now: datetime) -> None:
     elif delivery.kind == AlertDelivery.Kind.EMAIL:
         if not channel.email:
             raise Gone("the channel no longer has an e-mail address")
-        mail(delivery, channel.email).send()
+        _backend().send_messages([mail(delivery, channel.email)])
     elif not channel.webhook_url:
         raise Gone("the channel no longer has a webhook")
     else:
@@ -144,12 +144,13 @@ def mail(delivery: AlertDelivery, address: str) -> EmailMessage:
     # The Message-ID is the same in every attempt, so that a mail program can recognise a repeated e-mail.
     fields = {"Message-ID": f"<{delivery.pk}@{host}>"}
     text = render_to_string("ratelimits/alerts/body.txt", values)
-    return EmailMessage(subject, text, to=[address], headers=fields, connection=_connection())
+    return EmailMessage(subject, text, to=[address], headers=fields)
 
 
-def _connection() -> Any:
-    """Return a connection of the project's mail backend. If the backend uses SMTP, replies get a time limit."""
-    if not issubclass(import_string(settings.EMAIL_BACKEND), SMTPBackend):
-        return get_connection()
-    timeout = settings.EMAIL_TIMEOUT or conf.ALERT_TIMEOUT
-    return get_connection(timeout=min(timeout, conf.ALERT_TIMEOUT, MAX_REPLY))
+def _backend() -> Any:
+    """Return the project's mail backend. If it uses SMTP, replies get a time limit."""
+    mailers: Any = getattr(django_mail, "mailers", None)  # since Django 6.1, where `get_connection` is deprecated
+    backend = mailers.default if mailers is not None else django_mail.get_connection()
+    if isinstance(backend, SMTPBackend):
+        backend.timeout = min(backend.timeout or conf.ALERT_TIMEOUT, conf.ALERT_TIMEOUT, MAX_REPLY)
+    return backend

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,6 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils.module_loading import import_string
 from redis import ConnectionPool
 from redis.exceptions import RedisError
-from rest_framework.settings import api_settings
 
 from ratelimits.conf import A_DICT, DEFAULTS, conf, shown
 from ratelimits.conf.setting_rules import complaint
@@ -24,7 +24,6 @@ from ratelimits.engine.publish import version_in_force
 from ratelimits.identity import proxies
 from ratelimits.middleware import QuotaMiddleware
 from ratelimits.models import ConfigVersion
-from ratelimits.throttling import QuotaThrottle, SimpleRateThrottle
 
 _THROTTLE = "ratelimits.throttling.QuotaThrottle"
 
@@ -134,15 +133,16 @@ def check_rates(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
 
     Without this check, the first request of a view would raise the error.
     """
+    paths = getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES") or ()
     try:
-        classes: Any = api_settings.DEFAULT_THROTTLE_CLASSES
+        classes = [import_string(path) for path in paths]
     except ImportError:
         return []  # Django REST framework itself reports a class that cannot be imported.
-    throttle = next((one for one in classes if issubclass(one, SimpleRateThrottle)), None)
+    throttle = next((one for one in classes if _is_throttle(one, "SimpleRateThrottle")), None)
     return list(_wrong_rates(throttle)) if throttle is not None else []
 
 
-def _wrong_rates(throttle: type[SimpleRateThrottle]) -> Iterator[checks.Error]:
+def _wrong_rates(throttle: Any) -> Iterator[checks.Error]:
     for scope, rate in (throttle.THROTTLE_RATES or {}).items():
         try:
             throttle.parse_rate(object.__new__(throttle), rate)
@@ -220,8 +220,17 @@ def _reasons_to_decide() -> Iterator[str]:
         throttles: Any = getattr(view, "initkwargs", {}).get("throttle_classes")
         if throttles is None:
             throttles = getattr(getattr(view, "cls", None), "throttle_classes", ())
-        if hasattr(view, "ratelimits") or any(_is_subclass(throttle, QuotaThrottle) for throttle in throttles):
+        if hasattr(view, "ratelimits") or any(_is_throttle(throttle, "QuotaThrottle") for throttle in throttles):
             yield f"the view {pattern.lookup_str}"
+
+
+def _is_throttle(value: object, name: str) -> bool:
+    """Return whether a value is this throttle class of the app, or a subclass of it.
+
+    A project without Django REST framework cannot import these classes. Whoever uses one has imported it.
+    """
+    module = sys.modules.get("ratelimits.throttling")
+    return module is not None and _is_subclass(value, getattr(module, name))
 
 
 def _patterns(resolver: URLResolver) -> Iterator[URLPattern]:

@@ -102,7 +102,7 @@ def test_a_workbook_is_not_printed() -> None:
 
 def test_without_xlsxwriter_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ratelimits.reports.exports.find_spec", lambda _name: None)
-    with pytest.raises(CommandError, match=r"pip install 'ratelimits\[xlsx\]'"):
+    with pytest.raises(CommandError, match=r"pip install 'django-ratelimits\[xlsx\]'"):
         report(format="xlsx")
 
 

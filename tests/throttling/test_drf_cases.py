@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from rest_framework.permissions import AllowAny
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.settings import api_settings
 from rest_framework.test import APIRequestFactory, force_authenticate
 from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
@@ -188,14 +188,14 @@ class TestAddresses:
 
     def second(self, monkeypatch: pytest.MonkeyPatch, proxies: int, forwarded: str) -> int:
         """Return the status of a request with this X-Forwarded-For, after another one used up the rate."""
-        monkeypatch.setattr(api_settings, "NUM_PROXIES", proxies)
+        monkeypatch.setitem(settings.REST_FRAMEWORK, "NUM_PROXIES", proxies)
         limited = view(Scoped, scope="once")
         for header in (self.FORWARDED, forwarded):
             answer = limited(get(REMOTE_ADDR="3.3.3.3", HTTP_X_FORWARDED_FOR=header))
         return int(answer.status_code)
 
     def test_accepts_request_under_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(api_settings, "NUM_PROXIES", 0)
+        monkeypatch.setitem(settings.REST_FRAMEWORK, "NUM_PROXIES", 0)
         assert statuses(view(Scoped, scope="once"), 1) == [200]
 
     def test_denies_request_over_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ class Format:
         """Return a sentence that says what must be installed first; "" if nothing is missing."""
         if not self.module or find_spec(self.module):
             return ""
-        return f"{self.label} needs {self.module}: pip install 'ratelimits[{self.extra}]'"
+        return f"{self.label} needs {self.module}: pip install 'django-ratelimits[{self.extra}]'"
 
 
 #: Formats by name.

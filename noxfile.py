@@ -1,0 +1,64 @@
+"""Test both ends of each range of versions in pyproject.toml: `nox` runs everything, `nox --list` shows the sessions.
+
+Each session installs into an empty environment of its own. Arguments after `--` are given to pytest instead of TESTS.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "uv|virtualenv"
+#: Tests of everything that depends on the versions of other packages, in one or two minutes.
+TESTS = (
+    "tests/alerts/test_deliver.py",
+    "tests/api/test_access.py",
+    "tests/checks",
+    "tests/engine/test_decide.py",
+    "tests/engine/transport",
+    "tests/models/test_rules.py",
+    "tests/test_decorators.py",
+    "tests/throttling",
+    "tests/usage/test_drain.py",
+    "tests/admin/test_rules.py",
+    "tests/admin/test_lists.py",
+)
+_PROJECT = tomllib.loads((Path(__file__).parent / "pyproject.toml").read_text())["project"]
+
+
+def _floors() -> list[str]:
+    """Return the lowest version of each package that the app needs or can use, as `name==version`."""
+    optional = _PROJECT["optional-dependencies"]
+    return [
+        "==".join(found.groups())
+        for line in (*_PROJECT["dependencies"], *optional["drf"], *optional["celery"])
+        if (found := re.match(r"([\w-]+)>=([\w.]+)", line))
+    ]
+
+
+def _test(session: nox.Session, *constraints: str) -> None:
+    session.install("-r", "requirements.txt", *constraints)
+    session.run("python", "-m", "django", "--version")
+    session.run("python", "-m", "pytest", "-q", "-n", "2", "-m", "not slow and not system", *(session.posargs or TESTS))
+
+
+@nox.session(python="3.11")
+def floor(session: nox.Session) -> None:
+    """Test the lowest version of each package."""
+    _test(session, *_floors())
+
+
+@nox.session(python="3.12")
+@nox.parametrize("django", ["5.2", "6.0", "6.1"])
+def versions(session: nox.Session, django: str) -> None:
+    """Test one version of Django, with the newest version of each other package."""
+    _test(session, f"Django~={django}.0")
+
+
+@nox.session(python="3.13")
+def ceiling(session: nox.Session) -> None:
+    """Test the newest version of each package."""
+    _test(session, "--upgrade")
