@@ -8,13 +8,13 @@ would apply to them.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import BadRequest, ImproperlyConfigured, SuspiciousOperation
 from django.http.multipartparser import MultiPartParserError
-from rest_framework.exceptions import APIException
 
 from ratelimits.conf import shown
 
@@ -27,7 +27,13 @@ Key = str | Callable[..., Any]
 _Reader = Callable[[Any, Mapping[str, Any]], Any]
 
 #: Errors of a body that cannot be read. The view or Django answers such a request.
-_UNREADABLE = APIException, BadRequest, MultiPartParserError, SuspiciousOperation
+_UNREADABLE = BadRequest, MultiPartParserError, SuspiciousOperation
+
+
+def _unreadable() -> tuple[type[Exception], ...]:
+    """Return `_UNREADABLE`, with the errors of Django REST framework if the project uses it."""
+    exceptions = sys.modules.get("rest_framework.exceptions")
+    return (*_UNREADABLE, exceptions.APIException) if exceptions is not None else _UNREADABLE
 
 
 def with_view_key(
@@ -85,7 +91,7 @@ def _field(name: str) -> _Reader:
     def read(request: Any, arguments: Mapping[str, Any]) -> Any:
         try:
             body = request.data if hasattr(request, "parsers") else request.POST
-        except _UNREADABLE:
+        except _unreadable():
             return None
         return body.get(name) if isinstance(body, Mapping) or hasattr(body, "getlist") else None
 

@@ -18,6 +18,6 @@ def test_the_strangers_distribution_is_named(tmp_path: Path, monkeypatch: pytest
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ratelimits\nVersion: 0.1.5\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     (error,) = check_distribution(None)
-    assert error.id == "ratelimits.E009"
+    assert error.id == "ratelimits.E010"
     assert "'ratelimits' 0.1.5" in error.msg
     assert "pip install django-ratelimits" in str(error.hint)
