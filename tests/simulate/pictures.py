@@ -1,14 +1,15 @@
 """Draw the pictures of docs/algorithms.md: the same thirty seconds of bursts under a rule of each algorithm.
 
-    python -m tests.simulate.pictures [FILE.svg]
+    python -m tests.simulate.pictures [FOLDER]
 
-prints the pictures, on an embedded server, or draws them into a file.
+prints the pictures, on an embedded server, or draws them into the files of a folder: one of all rules, and one of each.
 """
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -75,11 +76,21 @@ def pictures(wire: Wire) -> Iterator[str]:
 
 def chart(wire: Wire) -> Iterator[str]:
     """Yield the same as SVG: a row for each rule, with what proceeds in front of what was asked; a full bar is MOST."""
-    height = ROW * len(RULES) + 24
+    yield from _drawn(list(admitted(wire)))
+
+
+def charts(wire: Wire) -> Iterator[tuple[str, list[str]]]:
+    """Yield the name of each rule in a file name, and its row as a picture of its own."""
+    for row in admitted(wire):
+        yield re.sub(r"\W+", "-", row[0]), list(_drawn([row]))
+
+
+def _drawn(rows: Sequence[tuple[str, list[int], int]]) -> Iterator[str]:
+    height = ROW * len(rows) + 24
     yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {RIGHT + 60} {height}" role="img">'
     yield f"<title>What is asked in {SLOTS // 2} seconds, and what proceeds under each algorithm</title>"
     yield f"<style>{STYLE}</style>"
-    for row, (name, counts, total) in enumerate(admitted(wire)):
+    for row, (name, counts, total) in enumerate(rows):
         floor = ROW * (row + 1) - 4
         yield f'<text x="0" y="{floor - 6}">{name}</text><text x="{RIGHT + 8}" y="{floor - 6}">{total}</text>'
         yield f'<path class="asked" d="{bars(slots(asked()), floor)}"/>'
@@ -112,6 +123,10 @@ if __name__ == "__main__":
     settings.configure()
     with sandbox() as wire:
         if sys.argv[1:]:
-            Path(sys.argv[1]).write_text("\n".join(chart(wire)) + "\n")
+            folder = Path(sys.argv[1])
+            (folder / "algorithms").mkdir(exist_ok=True)
+            (folder / "algorithms.svg").write_text("\n".join(chart(wire)) + "\n")
+            for name, lines in charts(wire):
+                (folder / "algorithms" / f"{name}.svg").write_text("\n".join(lines) + "\n")
         else:
             print("\n".join(pictures(wire)))

@@ -17,7 +17,7 @@ from ratelimits.engine.server import Server
 from ratelimits.engine.transport.wire import Wire
 from ratelimits.simulate import sandbox
 from ratelimits.simulate.batch import CommandMaker, forget, replay
-from tests.simulate.pictures import chart, pictures
+from tests.simulate.pictures import chart, charts, pictures
 from tests.support.servers import TestServers
 
 PAGE = Path("docs/algorithms.md").read_text()
@@ -36,6 +36,10 @@ def test_the_pictures_are_those_of_the_scripts(wire: Wire) -> None:
     assert found[1].splitlines() == list(pictures(wire))
     assert "](algorithms.svg)" in PAGE
     assert Path("docs/algorithms.svg").read_text().splitlines() == list(chart(wire))
+    concepts = Path("docs/concepts.md").read_text()
+    for name, lines in charts(wire):
+        assert Path(f"docs/algorithms/{name}.svg").read_text().splitlines() == lines
+        assert f"](algorithms/{name}.svg)" in concepts
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

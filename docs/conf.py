@@ -1,0 +1,45 @@
+"""Build the documentation as a site: `sphinx-build --fail-on-warning -b html docs build/docs`."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import django
+from sphinx.application import Sphinx
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
+django.setup()
+
+project = "ratelimits"
+copyright = "The ratelimits authors"  # noqa: A001  (Sphinx's name)
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+html_theme = "furo"
+html_title = "ratelimits"
+exclude_patterns = ["README.md"]
+#: Headings get the anchors that they have on GitHub, so that a link works in both places.
+myst_heading_anchors = 4
+autodoc_typehints = "description"
+autodoc_member_order = "bysource"
+# Lexers stop at the dots and the placeholders of examples that no program reads.
+suppress_warnings = ["misc.highlighting_failure"]
+
+
+def _link_inside(app: Sphinx, name: str, source: list[str]) -> None:
+    """Let links to files beside the folder `docs` lead to their copies in the site."""
+    for file in ("README.md", "CONTRIBUTING.md"):
+        source[0] = source[0].replace(f"](../{file}", f"]({file.lower()}")
+
+
+def _list_arguments(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    """Let each argument of a docstring begin a line of its own."""
+    lines[:] = [f"| {line}" if re.match(r"\w+ {2,}\S", line) else line for line in lines]
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", _link_inside)
+    app.connect("autodoc-process-docstring", _list_arguments)
