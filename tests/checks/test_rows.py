@@ -46,7 +46,7 @@ def test_a_rule_an_override_and_an_account_that_cannot_be_read_are_errors_of_the
 def test_without_the_database_nothing_is_asked() -> None:
     rule("broken", "calendar_window")
     Rule.objects.update(timezone="Mars/Olympus")
-    assert checks.run_checks(tags=["ratelimits"]) == []
+    assert checks.run_checks(tags=["ratelimits"], databases=[]) == []
 
 
 def test_the_admin_shows_that_it_is_not_in_force_and_why(admin_client: Client) -> None:

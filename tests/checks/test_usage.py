@@ -36,7 +36,7 @@ def test_a_server_that_may_lose_usage_is_warned_of_where_rules_bill(redis_client
     assert ids() == []
     rule("monthly", bills=True)
     assert ids() == ["ratelimits.W030", "ratelimits.W031", "ratelimits.W032"]
-    assert checks.run_checks(tags=["ratelimits"]) == [], "no server is asked without --database"
+    assert checks.run_checks(tags=["ratelimits"], databases=[]) == [], "no server is asked without --database"
 
 
 def test_a_worker_that_never_ran_or_stopped_is_warned_of() -> None:

@@ -3,10 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.utils.timezone import now
 
 from ratelimits.conf import conf
+from ratelimits.management.help import ExplainedCommand
 from ratelimits.reports.periods import SECOND, month_window
 from ratelimits.usage.retention import archive
 
@@ -19,9 +20,14 @@ def _months_ago(months: int) -> str:
     return f"{number // 12:04d}-{number % 12 + 1:02d}"
 
 
-class Command(BaseCommand):
+class Command(ExplainedCommand):
     help = (
         "Moves old usage from the ledger to archive files, or moves it back. ratelimits_verify can read archive files."
+    )
+    examples = (
+        "archives --keep 24",
+        "archives --before 2026-01",
+        "archives --restore",
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

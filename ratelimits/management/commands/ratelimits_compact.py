@@ -2,16 +2,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
 
 from ratelimits.conf import conf
+from ratelimits.management.help import ExplainedCommand
 from ratelimits.models import Report
 from ratelimits.reports.closing.close import mark_ends
 from ratelimits.usage.retention.compact import compact
 
 
-class Command(BaseCommand):
+class Command(ExplainedCommand):
     help = "Joins the batches of past hours in the ledger. Afterwards a key has only one line for each 15 minutes."
+    examples = ("",)
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(

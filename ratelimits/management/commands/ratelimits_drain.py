@@ -3,10 +3,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from redis.exceptions import RedisError
 
 from ratelimits.conf import conf
+from ratelimits.management.help import ExplainedCommand
 from ratelimits.usage import span_totals
 from ratelimits.usage.drain import drain
 from ratelimits.usage.fence import NotFencedError
@@ -14,8 +15,12 @@ from ratelimits.usage.tally import tally
 from ratelimits.usage.task_runs import Task, noted
 
 
-class Command(BaseCommand):
+class Command(ExplainedCommand):
     help = "Writes all sealed batches of usage in Redis to the ledger."
+    examples = (
+        "",
+        "--rebuild-totals",
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(

@@ -4,10 +4,11 @@ from contextlib import nullcontext
 from datetime import datetime
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from ratelimits.algorithms.calendar import instant
 from ratelimits.engine.keys import ledger_name
+from ratelimits.management.help import ExplainedCommand
 from ratelimits.reports.closing.close import finalise_each
 from ratelimits.reports.closing.open_periods import NotForcedError, OpenPeriod, force, open_periods
 from ratelimits.reports.periods import iso
@@ -15,10 +16,15 @@ from ratelimits.usage.tally import tally
 from ratelimits.usage.task_runs import Task, noted
 
 
-class Command(BaseCommand):
+class Command(ExplainedCommand):
     help = (
         "Finalises the billing periods whose usage is complete. If a finalised report must be corrected, makes a new"
         " version of it. Then lists the periods that have ended but are still open, each with the reason."
+    )
+    examples = (
+        "",
+        "--open",
+        "--account acme --open",
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from rest_framework.settings import api_settings
 
 from ratelimits import as_code
 from ratelimits.conf import conf
+from ratelimits.management.help import ExplainedCommand
 from ratelimits.moving.importing import Planned, plan, write
 
 _HEADINGS = ("FOUND", "WHERE", "BECOMES")
 
 
-class Command(BaseCommand):
+class Command(ExplainedCommand):
     help = (
         "Finds the throttles of Django REST framework and the decorators of django-ratelimit in the project's views,"
         " and shows the rules that they become. With --write, adds these rules. A rule whose name exists already is"
         " not changed, so the command may run again."
+    )
+    examples = (
+        "",
+        "--write",
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

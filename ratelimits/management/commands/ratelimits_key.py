@@ -10,13 +10,14 @@ from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 
 from ratelimits import rules
 from ratelimits.conf import conf
+from ratelimits.management.help import ExplainedCommand
 from ratelimits.models import Access, Account, KeyOverride, KeyTotal, PlanMembership
 from ratelimits.models.access.targets import canonical
 from ratelimits.models.fields.durations import seconds
@@ -34,12 +35,25 @@ from ratelimits.status.known_keys import known_keys, typed_key
 NO_ANSWER = 3
 
 
-class Command(BaseCommand):
+class Command(ExplainedCommand):
     help = (
         "Shows how many permits a key has left, resets a limit, grants a key more until a given time, and blocks or"
         " allows a key, address or network. The exit status is 1 if nothing was done, 2 if the arguments are not valid,"
         " 3 if Redis or the database does not answer."
     )
+    examples = (
+        "show user:42",
+        "reset user:42 burst --reason ticket-7",
+        "grant account:acme monthly 1000 --until 2026-12-01 --reason upgrade",
+        "block 203.0.113.0/24 --reason attack",
+        "unblock 203.0.113.0/24 --reason over",
+    )
+    exit_codes = {
+        0: "done",
+        1: "nothing was done",
+        2: "wrong arguments",
+        3: "Redis or the database does not answer",
+    }
 
     def add_arguments(self, parser: CommandParser) -> None:
         commands = parser.add_subparsers(dest="command", required=True)

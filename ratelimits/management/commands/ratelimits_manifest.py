@@ -4,17 +4,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from ratelimits.conf import conf
+from ratelimits.management.help import ExplainedCommand
 from ratelimits.reports.verify.manifest import build
 
 
-class Command(BaseCommand):
+class Command(ExplainedCommand):
     help = (
         "Writes the manifest of a month: a small signed file that lists the month's reports, adjustments and gaps. Keep"
         " the file outside the database. With it, ratelimits_verify notices if a listed row was changed or deleted."
     )
+    examples = ("2026-10 --output 2026-10.json",)
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("month", help="the month, such as 2026-10")

@@ -3,10 +3,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.utils import timezone
 
 from ratelimits.conf import conf
+from ratelimits.management.help import ExplainedCommand
 from ratelimits.push import receivers
 from ratelimits.push.plan import plan
 from ratelimits.push.receivers import Receiver
@@ -18,11 +19,17 @@ from ratelimits.push.status import PushStatus, preview, status
 _MAX_NAMED = 50
 
 
-class Command(BaseCommand):
+class Command(ExplainedCommand):
     help = (
         "Sends new lines of finalised reports to the billing systems in RATELIMITS['PUSH']. Each line is sent once."
         " Prints how many lines were accepted and refused. The exit status is 1 if a person must settle a delivery."
     )
+    examples = (
+        "",
+        "--dry-run",
+        "--status",
+    )
+    exit_codes = {0: "done", 1: "a person must settle a delivery, or another error", 2: "wrong options"}
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--receiver", metavar="NAME", help="only this billing system")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import BaseCommand
 from django.db import transaction
 from redis.exceptions import RedisError
 
 from ratelimits.conf import conf
 from ratelimits.engine.publish import version_in_force
+from ratelimits.management.help import ExplainedCommand
 from ratelimits.models.raw.adoption import adopt
 from ratelimits.models.versions import ConfigVersion, Tombstone, editing
 
@@ -18,11 +18,12 @@ from ratelimits.models.versions import ConfigVersion, Tombstone, editing
 _TOMBSTONE_AGE = 30 * 86_400_000_000
 
 
-class Command(BaseCommand):
+class Command(ExplainedCommand):
     help = (
         "Gives a version and a history to rules, plans and overrides that raw SQL wrote. Then makes every process read"
         " all rules again before its next decision. Use this command also after a restore of the database."
     )
+    examples = ("",)
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = conf.DATABASE

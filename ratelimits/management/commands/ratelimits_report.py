@@ -7,11 +7,12 @@ from pathlib import Path
 from time import monotonic, time_ns
 from typing import IO, Any, cast
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db.models import Sum
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
+from ratelimits.management.help import ExplainedCommand
 from ratelimits.models import PeriodUsage, Report
 from ratelimits.reports.amounts import UnreadableError
 from ratelimits.reports.exports import FORMATS, Format, named
@@ -23,8 +24,13 @@ from ratelimits.reports.statements.charges import lines_for
 from ratelimits.usage.complete import completeness
 
 
-class Command(BaseCommand):
+class Command(ExplainedCommand):
     help = "Writes the usage of all billing periods that start in a month."
+    examples = (
+        "--period 2026-11",
+        "--period 2026-11 --account acme --format json",
+        "--period 2026-11 --output november.xlsx",
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--period", required=True, help="a month, such as 2026-11")

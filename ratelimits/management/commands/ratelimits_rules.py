@@ -7,15 +7,26 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import transaction
 
 from ratelimits import as_code, unknown_names
 from ratelimits.conf import conf
+from ratelimits.management.help import ExplainedCommand
 
 
-class Command(BaseCommand):
+class Command(ExplainedCommand):
     help = "Keeps plans and rules as code: dumps them as JSON, compares a file with the database, or loads a file."
+    examples = (
+        "dump",
+        "diff rules.json",
+        "load rules.json",
+    )
+    exit_codes = {
+        0: "done; with diff: there is no change",
+        1: "an error; with diff: there is a change",
+        2: "wrong arguments",
+    }
 
     def add_arguments(self, parser: CommandParser) -> None:
         commands = parser.add_subparsers(dest="command", required=True)

@@ -2,15 +2,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from redis.exceptions import RedisError
 
+from ratelimits.management.help import ExplainedCommand
 from ratelimits.usage.seal import seal
 from ratelimits.usage.task_runs import Task, noted
 
 
-class Command(BaseCommand):
+class Command(ExplainedCommand):
     help = "Seals the open batches of usage in Redis, so that ratelimits_drain can write them to the ledger."
+    examples = ("",)
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:

@@ -14,10 +14,11 @@ from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any, BinaryIO, NoReturn
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from ratelimits.embedded import ServerStartError
 from ratelimits.engine.transport.connection import Unavailable
+from ratelimits.management.help import ExplainedCommand
 from ratelimits.simulate import (
     BadLine,
     Reader,
@@ -36,13 +37,23 @@ from ratelimits.simulate import (
 BAD_INPUT = 2
 
 
-class Command(BaseCommand):
+class Command(ExplainedCommand):
     """Replay traces with the real scripts and a virtual clock. This needs no database."""
 
     help = (
         "Decides the requests of a trace (JSON lines) by a rule, and prints one result for each line. If REDIS_URL is"
         " set, the command uses that server and leaves no keys there. Otherwise it starts its own server."
     )
+    examples = (
+        "--rule rule.json --trace trace.jsonl",
+        "--rule rule.json --trace trace.jsonl --summary",
+        "--batch replays.jsonl",
+    )
+    exit_codes = {
+        0: "every line was answered",
+        1: "the server does not answer, or the reader closed the pipe",
+        2: "a bad line, a bad rule or wrong options",
+    }
     requires_system_checks = ()
     requires_migrations_checks = False
 

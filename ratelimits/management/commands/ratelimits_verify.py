@@ -4,22 +4,29 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
+from ratelimits.management.help import ExplainedCommand
 from ratelimits.reports.verify.manifest import ManifestError, parse
 from ratelimits.usage.complete import completeness
 from ratelimits.usage.retention import archive
 from ratelimits.verification import Verification
 
 
-class Command(BaseCommand):
+class Command(ExplainedCommand):
     help = (
         "Computes finalised reports again from the ledger, checks the digest chains and the sums, and prints the first"
         " error. The exit status is 0 if there is no error, else 1. Standard error says what was checked, and what"
         " could not be checked."
     )
+    examples = (
+        "",
+        "--period 2026-11 --all",
+        "--archive archives --manifest 2026-10.json",
+    )
+    exit_codes = {0: "no errors were found", 1: "an error was found, or the command failed", 2: "wrong options"}
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--period", help="only reports of this month, such as 2026-11")
