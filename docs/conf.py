@@ -33,6 +33,15 @@ def _link_inside(app: Sphinx, name: str, source: list[str]) -> None:
     """Let links to files beside the folder `docs` lead to their copies in the site."""
     for file in ("README.md", "CONTRIBUTING.md"):
         source[0] = source[0].replace(f"](../{file}", f"]({file.lower()}")
+    if name == "index":
+        source[0] += _list_of_new_pages(source[0])
+
+
+def _list_of_new_pages(index: str) -> str:
+    """Return a list of the pages that docs/index.md does not list yet, so that people find them in the site too."""
+    listed = {"index", "README", *index.splitlines()}
+    pages = sorted(page.stem for page in HERE.glob("*.md") if page.stem not in listed)
+    return "\n".join(["", "```{toctree}", ":caption: More", *pages, "```", ""]) if pages else ""
 
 
 def _list_arguments(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:

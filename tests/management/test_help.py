@@ -41,4 +41,4 @@ def examples() -> Iterator[tuple[str, str]]:
 def test_each_example_has_valid_arguments(name: str, arguments: str) -> None:
     parser = command(name).create_parser("manage.py", name)
     parser.exit_on_error = False
-    assert parser.parse_args(shlex.split(arguments))
+    assert parser.parse_args(shlex.split(arguments)).verbosity == 1
