@@ -31,7 +31,6 @@ from ratelimits.quota.deny_cache import Denied, DenyCache, Sender
 from ratelimits.quota.prefetch import Fetch, PrefetchedDecision, PrefetchedPermits
 from ratelimits.quota.prepared import (
     Prepared,
-    PreparedCommand,
     PreparedCommands,
     RequestShape,
     commands_by,
@@ -118,11 +117,10 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
             commands = commands_by(snapshot)
             ready = commands.by_key.get(cache_key)
             if ready is None:
-                shape = RequestShape(identity, scope, method, costs, at_once)
-                command_or_answer = _prepared(commands, snapshot, cache_key, shape)
-                if isinstance(command_or_answer, Answer):
-                    return command_or_answer
-                ready = command_or_answer
+                chosen = _chosen(commands, snapshot, scope, method, identity, costs)
+                if isinstance(chosen, Answer):
+                    return chosen
+                ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
             prepared, fetch, permits, blocked = ready
             if blocked is not None and (commands.has_own_edits or not _reread(commands)):
                 return _blocked(blocked, prepared)
@@ -181,11 +179,10 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
             commands = commands_by(snapshot)
             ready = commands.by_key.get(cache_key)
             if ready is None:
-                shape = RequestShape(identity, scope, method, costs, at_once)
-                command_or_answer = await _aprepared(commands, snapshot, cache_key, shape)
-                if isinstance(command_or_answer, Answer):
-                    return command_or_answer
-                ready = command_or_answer
+                chosen = await _achosen(commands, snapshot, scope, method, identity, costs)
+                if isinstance(chosen, Answer):
+                    return chosen
+                ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
             prepared, fetch, permits, blocked = ready
             if blocked is not None and (commands.has_own_edits or not await _areread(commands)):
                 return _blocked(blocked, prepared)
@@ -217,41 +214,6 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
     return without_decision.answer(prepared, identity, scope, method, costs, metered)
 
 
-def _prepared(
-    commands: PreparedCommands, snapshot: Snapshot, cache_key: tuple[object, ...], shape: RequestShape
-) -> PreparedCommand | Answer:
-    """Prepare the command for requests of this shape. Return an Answer if Redis is not asked about them.
-
-    A rule that starts from the ledger does so first. While Redis is away, the failure policies answer instead.
-    """
-    identity, scope, method, costs, _at_once = shape
-    chosen = _chosen(commands, snapshot, scope, method, identity, costs)
-    if isinstance(chosen, Answer):
-        return chosen
-    prepared = prepare(chosen, tuple(costs))
-    if prepared.starts_from_ledger:
-        if not breaker.closed:
-            return without_decision.by_policies(prepared, identity, costs, metered=True)
-        from_ledger.start(prepared, identity, snapshot)
-    return commands.add(cache_key, shape, chosen)
-
-
-async def _aprepared(
-    commands: PreparedCommands, snapshot: Snapshot, cache_key: tuple[object, ...], shape: RequestShape
-) -> PreparedCommand | Answer:
-    """Do the same as `_prepared`, in async code."""
-    identity, scope, method, costs, _at_once = shape
-    chosen = await _achosen(commands, snapshot, scope, method, identity, costs)
-    if isinstance(chosen, Answer):
-        return chosen
-    prepared = prepare(chosen, tuple(costs))
-    if prepared.starts_from_ledger:
-        if not breaker.closed:
-            return without_decision.by_policies(prepared, identity, costs, metered=True)
-        await from_ledger.astart(prepared, identity, snapshot)
-    return commands.add(cache_key, shape, chosen)
-
-
 def _chosen(
     commands: PreparedCommands,
     snapshot: Snapshot,
@@ -260,12 +222,20 @@ def _chosen(
     identity: Identity,
     costs: Mapping[str, int],
 ) -> Answer | Selection:
-    """Return the answer of a request's block or allow. If the request has neither, return the rules that apply."""
+    """Return the answer of a request's block or allow. If the request has neither, return the rules that apply.
+
+    A rule that starts from the ledger does so first.
+    """
     answer = by_row(commands, identity, costs)
     if answer is not None:
         return answer
     selection = snapshot.select(scope, method, identity)
-    return _by_newer_row(selection, snapshot, identity, costs) or selection
+    answer = _by_newer_row(selection, snapshot, identity, costs)
+    if answer is None and prepare(selection, tuple(costs)).starts_from_ledger:
+        answer = _while_away(selection, identity, costs)
+        if answer is None:
+            from_ledger.start(prepare(selection, tuple(costs)), identity, snapshot)
+    return answer or selection
 
 
 async def _achosen(
@@ -281,7 +251,19 @@ async def _achosen(
     if answer is not None:
         return answer
     selection = await rules.aselect(snapshot, scope, method, identity)
-    return _by_newer_row(selection, snapshot, identity, costs) or selection
+    answer = _by_newer_row(selection, snapshot, identity, costs)
+    if answer is None and prepare(selection, tuple(costs)).starts_from_ledger:
+        answer = _while_away(selection, identity, costs)
+        if answer is None:
+            await from_ledger.astart(prepare(selection, tuple(costs)), identity, snapshot)
+    return answer or selection
+
+
+def _while_away(selection: Selection, identity: Identity, costs: Mapping[str, int]) -> Answer | None:
+    """Return the answer of the failure policies if Redis is away. Then no rule can start from the ledger."""
+    if breaker.closed:
+        return None
+    return without_decision.by_policies(prepare(selection, tuple(costs)), identity, costs, metered=True)
 
 
 def _by_newer_row(

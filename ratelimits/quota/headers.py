@@ -86,7 +86,8 @@ def fields(
     if allowed or reset is None:
         # A limit with capacity 0 never has permits. So there is no time at which it has more.
         reset = decision.reset_after if remaining or decision.limit != 0 else None
-    return _shown(policy_field, name, decision.limit or 0, remaining, reset)
+    shown = {"RateLimit-Policy": policy_field, "RateLimit": standing(name, remaining, reset)}
+    return shown | legacy(decision.limit or 0, remaining, reset) if conf.X_RATELIMIT_HEADERS else shown
 
 
 def fields_with_shadow(decision: Decision, policy_field: str, names: Sequence[str]) -> dict[str, str]:
@@ -99,12 +100,8 @@ def fields_with_shadow(decision: Decision, policy_field: str, names: Sequence[st
     tightest = min(range(len(standings)), key=lambda number: (standings[number].allowed, standings[number].remaining))
     found, limit = standings[tightest], decision.program.terms[tightest].algorithm.shown_limit
     reset = found.reset_after if found.remaining or limit != 0 else None
-    return _shown(policy_field, names[tightest], limit, found.remaining, reset)
-
-
-def _shown(policy_field: str, name: str, limit: float, remaining: int, reset: float | None) -> dict[str, str]:
-    shown = {"RateLimit-Policy": policy_field, "RateLimit": standing(name, remaining, reset)}
-    return shown | legacy(limit, remaining, reset) if conf.X_RATELIMIT_HEADERS else shown
+    shown = {"RateLimit-Policy": policy_field, "RateLimit": standing(names[tightest], found.remaining, reset)}
+    return shown | legacy(limit, found.remaining, reset) if conf.X_RATELIMIT_HEADERS else shown
 
 
 def legacy(limit: float, remaining: int, reset: float | None) -> dict[str, str]:

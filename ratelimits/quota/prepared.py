@@ -46,6 +46,7 @@ class Prepared:
     policies     the RateLimit-Policy header
     quoted       the names of the rules as they appear in headers
     starts_from_ledger  whether a rule starts with the usage in the ledger
+    has_own_refusals  whether a rule has its own status or text for refusals
     shows_shadow whether the headers show shadow rules, as if these were enforced
     unreadable   rules with wrong values. Instead of such a rule, its failure policy decides: `allow` or `deny`
     undecidable  the reason why the rules cannot be decided together; "" if they can be decided. With a reason, the
@@ -63,6 +64,7 @@ class Prepared:
     quoted: tuple[str, ...]
     shows_shadow: bool
     starts_from_ledger: bool
+    has_own_refusals: bool
     unreadable: tuple[UnreadableRule, ...] = ()
     undecidable: str = ""
 
@@ -129,6 +131,7 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
         policies=policies,
         quoted=quoted,
         shows_shadow=shows_shadow,
+        has_own_refusals=any(rule.refusal_status != 429 or rule.refusal_text for rule in applied),
         starts_from_ledger=not undecidable and any(rule.start_from_ledger for rule in applied),
         unreadable=unreadable,
         undecidable=undecidable,

@@ -14,6 +14,7 @@ from rest_framework.exceptions import APIException, ErrorDetail, Throttled
 from rest_framework.request import Request
 from rest_framework.throttling import BaseThrottle
 
+from ratelimits.conf import conf
 from ratelimits.identity import identify
 from ratelimits.quota import finishing
 from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
@@ -93,10 +94,12 @@ class QuotaThrottle(BaseThrottle):
         scope = getattr(view, "throttle_scope", None) or "*"
         if not isinstance(scope, str):
             scope = scope_of(scope, view)
+        identity = identify(request)
         key = getattr(view, "throttle_key", None) or self.throttle_key
-        about = (request,) if getattr(key, "__self__", None) is view else (request, view)
-        # DRF's request reads every kind of body, Django's request only forms.
-        identity = with_view_key(identify(request), key, request, getattr(view, "kwargs", {}), *about)
+        if key is not None:
+            about = (request,) if getattr(key, "__self__", None) is view else (request, view)
+            # DRF's request reads every kind of body, Django's request only forms.
+            identity = with_view_key(identity, key, request, getattr(view, "kwargs", {}), *about)
         try:
             answer = check_and_wait(identity, scope, django_request.method or "", costs, django_request)
         except WrongCost as error:
@@ -106,19 +109,30 @@ class QuotaThrottle(BaseThrottle):
         headers = getattr(view, "headers", None)
         if headers is not None:
             headers.update(answer.headers())
-        if answer.allowed:
-            return True
-        response = own_refusal(django_request, answer)
-        refused = _error(answer, always=response is not None)
-        if refused is None:
-            return False  # Django REST framework makes the response, and calls the view's `throttled`.
-        if response is not None:
-            _answer_with(response, refused, view)
-        raise refused
+        if not answer.allowed and (
+            answer.decision is None
+            or answer.prepared is None
+            or answer.prepared.has_own_refusals
+            or conf.REFUSAL_RESPONSE is not None
+        ):
+            _raise_refusal(django_request, answer, view)
+        # After a refusal, Django REST framework makes the response, and calls the view's `throttled`.
+        return answer.allowed
 
     def wait(self) -> float | None:
         """Return the seconds until the same request would be admitted; None if it can never be admitted."""
         return self._answer.retry_after if self._answer is not None else None
+
+
+def _raise_refusal(request: Any, answer: Answer, view: Any) -> None:
+    """Raise the error for a refused request. Do nothing if Django REST framework's own refusal says the same."""
+    response = own_refusal(request, answer)
+    refused = _error(answer, always=response is not None)
+    if refused is None:
+        return
+    if response is not None:
+        _answer_with(response, refused, view)
+    raise refused
 
 
 def _error(answer: Answer, *, always: bool) -> APIException | None:

@@ -46,7 +46,7 @@ class Answer(NamedTuple):
         allowed, decision, prepared, retry_after, *_ = self
         fields: dict[str, str] = {}
         binding = decision.binding if decision is not None else None
-        if decision is not None and prepared is not None and prepared.shows_shadow and allowed:
+        if allowed and decision is not None and prepared is not None and prepared.shows_shadow:
             fields = headers.fields_with_shadow(decision, prepared.policies, prepared.quoted)
         elif binding is not None and decision is not None and prepared is not None:
             name = prepared.quoted[binding]
