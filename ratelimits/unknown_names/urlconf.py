@@ -91,4 +91,8 @@ def _scopes_and_costs(patterns: list[URLPattern | URLResolver]) -> Iterator[tupl
             decorated += [getattr(view_class, method, None) for method in ("dispatch", *view_class.http_method_names)]
         else:
             yield tuple(getattr(view, name, None) for name in _ATTRIBUTES)
+        # django-ninja makes a function for each path. Its closure has an object with the operations of the path.
+        for cell in getattr(view, "__closure__", None) or ():
+            operations = getattr(cell.cell_contents, "operations", ())
+            decorated += [getattr(operation, "view_func", None) for operation in operations]
         yield from (func.ratelimits for func in decorated if isinstance(getattr(func, "ratelimits", None), tuple))

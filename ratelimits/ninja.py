@@ -1,0 +1,117 @@
+"""The decorator that limits operations of django-ninja, sync or async.
+
+Write it below the operation's own decorator, so that the operation's authentication and validation come first.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from asgiref.sync import iscoroutinefunction
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+
+from ratelimits.identity import aidentify, identify
+from ratelimits.quota import finishing
+from ratelimits.quota.answers.answer import Answer
+from ratelimits.quota.answers.responses import Cost, arefusal, costs_of, refusal, scope_of, with_headers, wrong_cost
+from ratelimits.quota.costs import WrongCost
+from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
+from ratelimits.view_keys import Key, check_key, with_view_key
+
+Operation = TypeVar("Operation", bound=Callable[..., Any])
+#: The name of the argument by which django-ninja passes the response whose headers an operation may set.
+_RESPONSE = "ratelimits_response"
+
+
+def limited(
+    scope: str = "*",
+    cost: Cost | Callable[[HttpRequest], Cost] | None = None,
+    key: Key | None = None,
+) -> Callable[[Operation], Operation]:
+    """Limit an operation by the rules of `scope`.
+
+    The arguments are those of `ratelimits.decorators.limited`. The API key is the result of the operation's
+    authentication. A request whose authentication or validation fails is not charged. A refused request gets the same
+    response as from a plain Django view. The answer is set as `request.quota`.
+    """
+
+    def decorate(operation: Operation) -> Operation:
+        scope_name = scope_of(scope, operation)
+        check_key(key)
+        signature, field = _with_response(operation)
+
+        @functools.wraps(operation)
+        def sync_operation(request: HttpRequest, **values: Any) -> Any:
+            identity = with_view_key(identify(request), key, request, values, request)
+            try:
+                answer = check_and_wait(identity, scope_name, request.method or "", costs_of(cost, request), request)
+            except WrongCost as error:
+                raise wrong_cost(error, operation) from None
+            _begin(request, answer, values, field)
+            if not answer.allowed:
+                return refusal(request, answer)
+            try:
+                return _with_headers(operation(request, **values), answer)
+            except Exception:
+                # django-ninja turns the error into a response, and the middleware refunds a server error.
+                finishing.end(request)
+                raise
+            except BaseException as error:
+                finishing.fail(request, error)
+                raise
+
+        @functools.wraps(operation)
+        async def async_operation(request: HttpRequest, **values: Any) -> Any:
+            identity = with_view_key(await aidentify(request), key, request, values, request)
+            try:
+                answer = await acheck_and_wait(identity, scope_name, request.method or "", costs_of(cost, request))
+            except WrongCost as error:
+                raise wrong_cost(error, operation) from None
+            _begin(request, answer, values, field)
+            if not answer.allowed:
+                return await arefusal(request, answer)
+            try:
+                return _with_headers(await operation(request, **values), answer)
+            except Exception:
+                await finishing.aend(request)
+                raise
+            except BaseException as error:
+                await finishing.afail(request, error)
+                raise
+
+        wrapped: Any = async_operation if iscoroutinefunction(operation) else sync_operation
+        wrapped.__signature__ = signature
+        wrapped.ratelimits = scope_name, cost  # For the admin: this operation is limited.
+        return cast("Operation", wrapped)
+
+    return decorate
+
+
+def _with_response(operation: Callable[..., Any]) -> tuple[inspect.Signature, str]:
+    """Return the operation's signature with an argument for the response, and the argument's name.
+
+    django-ninja passes the response of which an operation may set the headers to the argument with this annotation.
+    """
+    # Resolve texts as annotations here. django-ninja would look for their names in this module.
+    signature = inspect.signature(operation, eval_str=True)
+    for name, parameter in signature.parameters.items():
+        if parameter.annotation is HttpResponse:
+            return signature, name
+    response = inspect.Parameter(_RESPONSE, inspect.Parameter.KEYWORD_ONLY, annotation=HttpResponse)
+    # An argument **kwargs must stay the last one.
+    parameters = sorted([*signature.parameters.values(), response], key=lambda parameter: parameter.kind)
+    return signature.replace(parameters=parameters), _RESPONSE
+
+
+def _begin(request: HttpRequest, answer: Answer, values: dict[str, Any], field: str) -> None:
+    finishing.begin(request, answer)
+    with_headers(values.pop(field) if field == _RESPONSE else values[field], answer)
+
+
+def _with_headers(result: Any, answer: Answer) -> Any:
+    """Add the RateLimit fields to a result that is a response. django-ninja makes a response of any other result."""
+    return with_headers(result, answer) if isinstance(result, HttpResponseBase) else result

@@ -1,0 +1,157 @@
+"""Test the decorator for django-ninja with real operations, sync and async."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client
+from django.urls import path
+from ninja import NinjaAPI, Schema
+from ninja.security import APIKeyHeader
+
+from ratelimits.ninja import limited
+from ratelimits.quota.receipts import settle
+from ratelimits.unknown_names.urlconf import named_by_views
+from tests.support.entry_points import begin_afresh, counted
+from tests.support.raw import RawRedis
+from tests.support.rows import rule
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.test_ninja")]
+
+
+class Note(Schema):
+    text: str
+
+
+class Header(APIKeyHeader):
+    param_name = "X-Key"
+
+    def authenticate(self, request: HttpRequest, key: str | None) -> str | None:
+        return key if key != "wrong" else None
+
+
+api = NinjaAPI(urls_namespace="limited", docs_url=None)
+
+
+@api.post("/notes", response=Note)
+@limited("notes")
+def notes(request: HttpRequest, note: Note) -> dict[str, str]:
+    return {"text": note.text}
+
+
+@api.post("/anotes", response=Note)
+@limited("notes")
+async def anotes(request: HttpRequest, note: Note) -> dict[str, str]:
+    return {"text": note.text}
+
+
+@api.get("/mine", auth=Header())
+@limited("mine")
+def mine(request: HttpRequest, response: HttpResponse) -> str:
+    response["X-Own"] = "1"
+    return "mine"
+
+
+@api.get("/plain/{number}")
+@limited("plain", cost=lambda request: {"tokens": 5}, key="arg:number")
+def plain(request: HttpRequest, number: int, **other: Any) -> HttpResponse:
+    settle(request, {"tokens": 2})
+    return HttpResponse("plain")
+
+
+@api.get("/broken")
+@limited("notes")
+def broken(request: HttpRequest) -> str:
+    raise RuntimeError
+
+
+@api.get("/free")
+def free(request: HttpRequest) -> str:
+    return "free"
+
+
+urlpatterns = [path("api/", api.urls)]
+
+
+@pytest.fixture(autouse=True)
+def _afresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin_afresh(monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["notes", "anotes"])
+@pytest.mark.parametrize("server", ["wsgi", "asgi"])
+def test_an_operation_is_limited_with_its_headers(name: str, server: str) -> None:
+    rule("burst", "fixed_window", scope="notes", capacity=2, period=3600)
+
+    def post() -> Any:
+        options: dict[str, Any] = {"data": {"text": "hello"}, "content_type": "application/json"}
+        if server == "wsgi":
+            return Client().post(f"/api/{name}", **options)
+        return asyncio.run(AsyncClient().post(f"/api/{name}", **options))
+
+    first, _second, third = post(), post(), post()
+    assert (first.status_code, first.json()) == (200, {"text": "hello"})
+    assert first["RateLimit"].startswith('"burst";r=1;t=')
+    assert first["RateLimit-Policy"] == '"burst";q=2;w=3600'
+    assert third.status_code == 429
+    assert third["Content-Type"] == "application/problem+json"
+    assert third.json()["violated-policies"] == ["burst"]
+    assert int(third["Retry-After"]) > 0
+
+
+def test_only_a_request_that_is_authenticated_and_valid_is_charged(redis_client: RawRedis) -> None:
+    rule("burst", "fixed_window", scope="*", capacity=2, period=3600, key_kind="api_key")
+    client = Client()
+    assert client.get("/api/mine", headers={"X-Key": "wrong"}).status_code == 401
+    assert client.post("/api/notes", {}, content_type="application/json").status_code == 422
+    assert counted(redis_client) == {}
+    answers = [client.get("/api/mine", headers={"X-Key": key}) for key in ("a", "a", "a", "b")]
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 200]
+    assert answers[0]["X-Own"] == "1"
+    assert "RateLimit" in answers[0]
+
+
+def test_a_cost_a_key_and_a_true_cost_work_as_for_other_views(redis_client: RawRedis) -> None:
+    rule("tokens", "fixed_window", scope="plain", meter="tokens", capacity=10, period=3600, key_kind="view_key")
+    answers = [Client().get(f"/api/plain/{number}") for number in (1, 1, 1, 1, 2)]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 200]
+    assert "RateLimit" in answers[0]
+    assert "number" not in api.get_openapi_schema()["paths"]["/api/notes"]["post"].get("parameters", [])
+
+
+def test_a_server_error_is_refunded() -> None:
+    rule("burst", "fixed_window", scope="notes", capacity=1, period=3600)
+    client = Client(raise_request_exception=False)
+    assert client.get("/api/broken").status_code == 500
+    assert client.post("/api/notes", {"text": "hello"}, content_type="application/json").status_code == 200
+
+
+def test_the_argument_for_headers_is_not_in_the_schema() -> None:
+    paths = api.get_openapi_schema()["paths"]
+    assert not paths["/api/notes"]["post"].get("parameters")
+    assert [one["name"] for one in paths["/api/plain/{number}"]["get"]["parameters"]] == ["number"]
+
+
+def test_an_operation_without_the_decorator_is_not_limited() -> None:
+    rule("nothing", "fixed_window", capacity=0, period=60)
+    assert Client().get("/api/free").status_code == 200
+
+
+def test_the_scopes_of_operations_are_known(settings: Any) -> None:
+    settings.ROOT_URLCONF = "tests.test_ninja"
+    assert named_by_views().scopes == frozenset({"*", "notes", "mine", "plain"})
+
+
+def test_the_snippet_of_the_page_runs() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "requests.md").read_text()
+    section = page.partition("\n## django-ninja\n")[2].partition("\n## ")[0]
+    (snippet,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(snippet, names)
+    assert names["search"].ratelimits == ("search", {"requests": 1, "tokens": 5})
+    assert "/api/search" in names["api"].get_openapi_schema(path_prefix="/api/")["paths"]
