@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from django.http import StreamingHttpResponse
 from django.utils import timezone
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
+
+from ratelimits.quota.receipts import settle
 
 WORD = re.compile(r"\w+")
 
@@ -69,3 +73,39 @@ class TextView(APIView):
         query.is_valid(raise_exception=True)
         words = WORD.findall(query.validated_data["text"].lower())
         return Response({"tokens": len(words), "frequent": dict(Counter(words).most_common(5))})
+
+
+class StreamQuery(serializers.Serializer[dict[str, object]]):
+    text = serializers.CharField(max_length=20_000)
+    max_tokens = serializers.IntegerField(default=100, min_value=1, max_value=1000)
+
+
+class StreamView(APIView):
+    """Stream the words of a text one by one, as a language model does. A word costs one token.
+
+    The request reserves `max_tokens` before the view begins. When the stream ends, it is settled: it then costs the
+    words that were sent, also if the client has closed the connection before.
+    """
+
+    throttle_scope = "stream"
+
+    def throttle_cost(self, request: Request) -> dict[str, int]:
+        query = StreamQuery(data=request.data)
+        return {"requests": 1, "tokens": query.validated_data["max_tokens"] if query.is_valid() else 0}
+
+    @extend_schema(request=StreamQuery, responses={(200, "text/plain"): str})
+    def post(self, request: Request) -> StreamingHttpResponse:
+        query = StreamQuery(data=request.data)
+        query.is_valid(raise_exception=True)
+        words = WORD.findall(query.validated_data["text"])[: query.validated_data["max_tokens"]]
+
+        def stream() -> Iterator[str]:
+            sent = 0
+            try:
+                for word in words:
+                    sent += 1
+                    yield f"{word} "
+            finally:
+                settle(request, {"tokens": sent})
+
+        return StreamingHttpResponse(stream(), content_type="text/plain")

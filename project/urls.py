@@ -4,7 +4,7 @@ from django.contrib import admin
 from django.urls import include, path
 from drf_spectacular.views import SpectacularAPIView
 
-from project.api import TextView, TimeView
+from project.api import StreamView, TextView, TimeView
 from project.views import home
 
 urlpatterns = [
@@ -12,6 +12,7 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     path("api/schema/", SpectacularAPIView.as_view(throttle_classes=[]), name="schema"),
     path("api/time/", TimeView.as_view(), name="time"),
+    path("api/stream/", StreamView.as_view(), name="stream"),
     path("api/text/", TextView.as_view(), name="text"),
     path("", include("ratelimits.api.urls")),
 ]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
@@ -51,6 +52,27 @@ def test_a_request_of_one_meter_is_not_limited_in_another(api: Client) -> None:
         name="text", meter="tokens", key_kind="api_key", algorithm="token_bucket", capacity=1, rate=1, period=3600
     )
     assert [api.get("/api/time/").status_code for _ in range(3)] == [200] * 3
+
+
+def test_a_stream_reserves_its_most_tokens_and_then_costs_what_was_sent(api: Client) -> None:
+    Rule.objects.create(
+        name="text", meter="tokens", key_kind="api_key", algorithm="token_bucket", capacity=10, rate=1, period=3600
+    )
+
+    def stream(**data: object) -> Any:
+        return api.post("/api/stream/", data, content_type="application/json")
+
+    response = stream(text="the quick fox", max_tokens=8)
+    assert response["RateLimit"].startswith('"text";r=2;')
+    assert b"".join(response.streaming_content) == b"the quick fox "
+    # A client closes the connection after the first word.
+    response = stream(text="the quick fox", max_tokens=7)
+    content = iter(response.streaming_content)
+    next(content)
+    response.close()
+    assert stream(text="the fox", max_tokens=7).status_code == 429
+    assert stream(text="the fox", max_tokens=6).status_code == 200
+    assert stream(max_tokens=6).status_code == 400
 
 
 def test_only_the_digest_of_a_secret_is_kept(issued: tuple[ApiKey, str]) -> None:

@@ -21,7 +21,7 @@ from tests.support.entry_points import begin_afresh, counted
 from tests.support.raw import RawRedis
 from tests.support.rows import rule
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.test_ninja")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.ninja.test_operations")]
 
 
 class Note(Schema):
@@ -143,15 +143,15 @@ def test_an_operation_without_the_decorator_is_not_limited() -> None:
 
 
 def test_the_scopes_of_operations_are_known(settings: Any) -> None:
-    settings.ROOT_URLCONF = "tests.test_ninja"
+    settings.ROOT_URLCONF = "tests.ninja.test_operations"
     assert named_by_views().scopes == frozenset({"*", "notes", "mine", "plain"})
 
 
 def test_the_snippet_of_the_page_runs() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "requests.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "requests.md").read_text()
     section = page.partition("\n## django-ninja\n")[2].partition("\n## ")[0]
     (snippet,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"__name__": __name__}
     exec(snippet, names)
     assert names["search"].ratelimits == ("search", {"requests": 1, "tokens": 5})
     assert "/api/search" in names["api"].get_openapi_schema(path_prefix="/api/")["paths"]
