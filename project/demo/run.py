@@ -53,7 +53,7 @@ def run_demo(options: Options) -> int:
         console.print(compare.table(rows))
         difference = sum(row.difference for row in rows)
         console.rule("Usage report")
-        call_command("ratelimits_report", period=datetime.now(UTC).strftime("%Y-%m"), format="csv")
+        call_command("ratelimits_report", period=datetime.now(UTC).strftime("%Y-%m"), format="table")
         console.rule()
         seconds = time.monotonic() - started
         console.print(f"[bold]Difference over all keys: {difference}[/] (after {seconds:.0f} s)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -32,3 +33,9 @@ class ExplainedCommand(BaseCommand):
         codes = [f"  {code}  {meaning}" for code, meaning in self.exit_codes.items()]
         epilog = "\n".join(["examples:", *examples, "", "exit status:", *codes])
         return super().create_parser(prog_name, subcommand, formatter_class=_HelpFormatter, epilog=epilog, **kwargs)
+
+    def execute(self, *args: Any, **options: Any) -> Any:
+        # See no-color.org. Django only knows its own option.
+        if os.environ.get("NO_COLOR") and not options.get("force_color"):
+            options["no_color"] = True
+        return super().execute(*args, **options)

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic, time_ns
 from typing import IO, Any, cast
@@ -13,15 +14,20 @@ from django.db.models import Sum
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.table import table
 from ratelimits.models import PeriodUsage, Report
 from ratelimits.reports.amounts import UnreadableError
 from ratelimits.reports.exports import FORMATS, Format, named
 from ratelimits.reports.exports.billing import NotAccepted
 from ratelimits.reports.periods import SECOND, month_window
-from ratelimits.reports.rows import FINAL, PROVISIONAL
+from ratelimits.reports.rows import FINAL, PROVISIONAL, Row
 from ratelimits.reports.statements import Statement, columns_of, statements
 from ratelimits.reports.statements.charges import lines_for
 from ratelimits.usage.complete import completeness
+
+#: The format for people, which no file has.
+TABLE = "table"
+_HEADERS = ("account", "key", "meter", "used", "included", "over", "refused", "from", "status")
 
 
 class Command(ExplainedCommand):
@@ -35,7 +41,9 @@ class Command(ExplainedCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--period", required=True, help="a month, such as 2026-11")
         parser.add_argument(
-            "--format", choices=sorted(FORMATS), help="default: the format that the ending of --output names, else csv"
+            "--format",
+            choices=[TABLE, *sorted(FORMATS)],
+            help="default: the format that the ending of --output names; else a table on a terminal, and csv in a pipe",
         )
         parser.add_argument(
             "--output",
@@ -57,7 +65,8 @@ class Command(ExplainedCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         month, account, output = options["period"], options["account"], options["output"]
         printed = output in (None, "-")
-        form = _format(options["format"], output)
+        as_table = options["format"] == TABLE or (output is None and options["format"] is None and self.stdout.isatty())
+        form = FORMATS["csv"] if as_table and printed else _format(options["format"], output)
         if form.missing:
             raise CommandError(form.missing)
         if options["final_only"] and options["all_accounts"]:
@@ -79,7 +88,9 @@ class Command(ExplainedCommand):
             lines = form.accepted(lines, time_ns() // 1000)
         chunks = form.stream(lines, version)
         try:
-            if printed:
+            if as_table:
+                self._print_table(lines)
+            elif printed:
                 self._print(form, chunks)
             else:
                 _save(chunks, Path(output))
@@ -93,6 +104,10 @@ class Command(ExplainedCommand):
             self.stderr.write(_notice(counts, final_only=options["final_only"]))
         self.stderr.write(completeness(conf.DATABASE))
 
+    def _print_table(self, lines: Iterable[Row]) -> None:
+        for line in table(_HEADERS, map(_cells, lines), self.style.MIGRATE_HEADING):
+            self.stdout.write(line)
+
     def _print(self, form: Format, chunks: Iterator[bytes]) -> None:
         byte_stream = getattr(self.stdout, "buffer", None)
         if form.module == "xlsxwriter" and (byte_stream is None or self.stdout.isatty()):
@@ -103,6 +118,13 @@ class Command(ExplainedCommand):
             else:
                 byte_stream.write(chunk)
         self.stdout.flush()
+
+
+def _cells(row: Row) -> tuple[object, ...]:
+    """Return the cells of a report line in the table."""
+    start = datetime.fromtimestamp(row.billing_period_start // SECOND, UTC).date()
+    quantities = row.consumed_quantity, row.included_quantity, row.overage_quantity, row.denied_count
+    return row.account, row.key, row.meter, *map(int, quantities), start, row.status
 
 
 def _statements_to_write(
@@ -126,6 +148,8 @@ def _notice(counts: Counter[str], *, final_only: bool) -> str:
 
 
 def _format(name: str | None, output: str | None) -> Format:
+    if name == TABLE:
+        raise CommandError("A table is only printed: choose another format for a file.")
     if name is None:
         return named(Path(output or "").name) or FORMATS["csv"]
     return FORMATS[name]
