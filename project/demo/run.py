@@ -103,10 +103,15 @@ def _send(console: Console, port: int, keys: list[seed.IssuedKey], options: Opti
 
 def _print_addresses(console: Console, address: str, password: str, keys: list[seed.IssuedKey]) -> None:
     console.print(f"Admin:  {address}/admin/  (user [bold]{seed.STAFF}[/], password [bold]{password}[/])")
-    console.print(f"API:    {address}/api/time/ and {address}/api/text/")
+    console.print("Ask the API as one of its users, and see what is left of the quota:")
     for key in keys:
-        console.print(f"  {key.name} ({key.plan}): Authorization: Api-Key {key.secret}", soft_wrap=True)
+        console.print(f"  {_curl(key)} -i {address}/api/time/  # {key.name} ({key.plan})", soft_wrap=True)
+    console.print(f"  {_curl(keys[0])} {address}/usage/", soft_wrap=True)
     console.print("Press Ctrl-C to end the demo.")
+
+
+def _curl(key: seed.IssuedKey) -> str:
+    return f"curl -H 'Authorization: Api-Key {key.secret}'"
 
 
 def _stay_up(console: Console, watched: dict[str, subprocess.Popen[bytes]]) -> int:
