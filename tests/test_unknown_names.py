@@ -127,6 +127,12 @@ def test_a_scope_or_meter_of_no_view_is_named_with_those_that_there_are(settings
     assert list(in_rule("*", "requests")) == list(in_rule("*", "storage")) == []
 
 
+def test_an_excepted_scope_that_no_view_has_is_warned_of(settings: Any) -> None:
+    named(settings)
+    (scope,) = in_rule("*", "requests", "search, serach")
+    assert scope.startswith("No view has the scope “serach”, so the rule excepts nothing there.")
+
+
 def test_a_method_that_no_request_has_is_named_with_those_that_there_are(settings: Any) -> None:
     named(settings)
     (method,) = in_rule("search:GET,GTE", "requests")

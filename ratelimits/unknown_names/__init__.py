@@ -14,7 +14,7 @@ from django.views import View
 from ratelimits import as_code
 from ratelimits.conf import conf
 from ratelimits.models import Access, Account, KeyOverride, Plan, PlanMembership, Rule
-from ratelimits.models.fields.scopes import split_scope
+from ratelimits.models.fields.scopes import names_in, split_scope
 from ratelimits.models.users import existing_users
 from ratelimits.unknown_names.urlconf import named_by_views
 
@@ -24,7 +24,7 @@ _METHODS = frozenset(map(str.upper, View.http_method_names))
 def in_row(row: Model) -> Iterator[str]:
     """Yield a sentence for each unknown name in a saved row."""
     if isinstance(row, Rule):
-        yield from in_rule(row.scope, row.meter)
+        yield from in_rule(row.scope, row.meter, row.except_scopes)
     elif isinstance(row, Plan):
         included, priced = row.inclusions.values_list("meter", flat=True), row.prices.values_list("meter", flat=True)
         for meter in sorted({*included, *priced}):
@@ -41,18 +41,27 @@ def in_document(document: as_code.Document) -> Iterator[tuple[str, str]]:
         for meter in sorted({*plan.get("includes", {}), *plan.get("prices", {})}):
             yield from ((f"plan “{slug}”", sentence) for sentence in in_rule("*", meter))
     for entry in document["rules"]:
-        names = entry.get("scope", "*"), entry.get("meter", "requests")
+        names = entry.get("scope", "*"), entry.get("meter", "requests"), entry.get("except_scopes", "")
         yield from ((f"rule {as_code.quoted_name(entry)}", sentence) for sentence in in_rule(*names))
 
 
-def in_rule(scope: str, meter: str) -> Iterator[str]:
-    """Yield a sentence for a scope or a meter that no view of the URLconf names, and for each unknown HTTP method."""
+def in_rule(scope: str, meter: str, except_scopes: str = "") -> Iterator[str]:
+    """Yield a sentence for a scope or a meter that no view of the URLconf names, and for each unknown HTTP method.
+
+    `except_scopes` is the rule's list of scopes in which it does not apply.
+    """
     in_views, (scope, methods) = named_by_views(), split_scope(scope)
     if scope in conf.OUTBOUND_SCOPES:
         return  # outbound calls name their meters in code that is not searched
     if scope != "*" and in_views.scopes is not None and scope not in in_views.scopes:
         text = _("No view has the scope “%(scope)s”, so the rule limits nothing yet. Scopes of views: %(known)s.")
         yield text % {"scope": scope, "known": ", ".join(sorted(in_views.scopes - {"*"})) or "–"}
+    for name in names_in(except_scopes):
+        if in_views.scopes is not None and name not in in_views.scopes:
+            text = _(
+                "No view has the scope “%(scope)s”, so the rule excepts nothing there. Scopes of views: %(known)s."
+            )
+            yield text % {"scope": name, "known": ", ".join(sorted(in_views.scopes - {"*"})) or "–"}
     for method in sorted(methods - _METHODS):
         text = _("HTTP has no method “%(method)s”. Methods: %(known)s.")
         yield text % {"method": method, "known": ", ".join(sorted(_METHODS))}
