@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 #: Maximum characters of a text that can be an address: IPv6 with a scope and a port.
 _MAX_LENGTH = 100
-#: Maximum number of entries of a header that are read from its end, if no setting says how many there are.
+#: Maximum number of entries that are read from the end of a header, if no setting says how many proxies there are.
 _MAX_PROXIES = 32
 _warned = False
 
@@ -110,7 +110,7 @@ def address_of(request: HttpRequest) -> str:
 
 
 def _from_trusted_proxy(meta: Mapping[str, Any], remote: str, trusted_proxies: tuple[str, ...]) -> str | None:
-    """Return the client's address in ADDRESS_HEADER; None if it has none, or if no trusted proxy sends the request.
+    """Return the client's address in ADDRESS_HEADER; None if there is none, or if no trusted proxy sends the request.
 
     Each proxy adds the address of its client at the end. So the last entry that is no trusted proxy is the client.
     """

@@ -38,7 +38,7 @@ class HttpAnswer:
         return f"it answered {self.status} {http.client.responses.get(self.status, '')}".strip()
 
     def retry_after(self) -> float | None:
-        """Return the seconds to wait that the header Retry-After says, at least 0; None without a valid header."""
+        """Return how many seconds to wait, by the header Retry-After (at least 0); None without a valid header."""
         value = (self.headers.get("Retry-After") or "").strip()
         if value.isascii() and value.isdecimal():
             return float(value)

@@ -19,7 +19,7 @@ def key_id(key: str) -> str:
 
 
 def error_of(text: str, signature: str) -> str:
-    """Return the error of a signature, as part of a sentence. Return "" if it is valid, or if there is no key.
+    """Return the error of a text's signature, as part of a sentence; "" if it is valid, or if there is no key.
 
     A signature is valid if it was made with SIGNING_KEY or a key of SIGNING_KEYS_OLD. If SIGNING_KEYS_OLD contains "",
     a text without a signature is valid, too.

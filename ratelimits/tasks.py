@@ -112,7 +112,7 @@ def compact() -> None:
 
     Also delete old totals of short spans of time, and old recorded requests.
     """
-    # Recorded requests can be personal data. So delete them also if the work below fails.
+    # Recorded requests can be personal data. So delete them first: they must be deleted even if the work below fails.
     trace.expire(time.time())
     for _joined in compacting.compact():
         pass

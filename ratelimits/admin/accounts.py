@@ -129,7 +129,7 @@ class PlanMembershipAdmin(KeySuggestions, InspectedAdmin, RowFiles, RowSuggestio
     fields = ["key", "plan", "valid_from", "valid_until"]
 
     def inspected(self, row: PlanMembership) -> tuple[str, str]:
-        """Return the key of a membership. The second text is the key's account: a membership does not say it."""
+        """Return the key of a membership. The second text is "": a membership does not name an account."""
         return row.key, ""
 
 
@@ -145,5 +145,5 @@ class AccountAdmin(InspectedAdmin, RowFiles, RowSuggestions, AuditedAdmin):
     fields = ["identifier", "name", "plan", "timezone", "billing_anchor"]
 
     def inspected(self, row: Account) -> tuple[str, str]:
-        """Return the account's key. The second text would be the account of an API key or user."""
+        """Return the account's key. The second text is "": it is only for the account of an API key or user."""
         return row.key, ""

@@ -79,7 +79,7 @@ def recorded_user(request: HttpRequest) -> Iterator[None]:
 
 
 class AuditedAdmin(TypedNumbers, _Base):
-    """An admin page that records the user and the version of every change. A form or an action makes the change."""
+    """An admin page that records the user and the version of every change, whether a form or an action makes it."""
 
     history_list_display = ["version"]
     action_form = ReasonedActionForm
@@ -90,7 +90,7 @@ class AuditedAdmin(TypedNumbers, _Base):
         css = {"all": ["ratelimits/lists.css"]}
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
-        """Return the form with an input for the reason. The table of the row has no column for the reason."""
+        """Return the form. Add an input for the reason, because the reason is not a column of the row's table."""
         form_with_reason = type(
             self.form.__name__, (self.form,), {REASON: reason_field(), "__module__": self.form.__module__}
         )

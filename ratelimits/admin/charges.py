@@ -87,7 +87,7 @@ class TotalRow(NamedTuple):
 
 
 def total_rows(report: Report, totals: Iterable[MeterTotal]) -> list[TotalRow]:
-    """Return a row with the totals and the exact amount of each meter, for the first version of a report.
+    """Return a row for each meter of the first version of a report, with the meter's totals and exact amount.
 
     If the version corrects units or amounts of earlier periods, the meter has a second row for these.
     """

@@ -32,5 +32,5 @@ class PushDeliveryAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("report"))
     def on_report(self, delivery: PushDelivery) -> str:
-        """Return the report, and its version, that added the line."""
+        """Return the report with its version: the version that added the line."""
         return str(delivery.report)

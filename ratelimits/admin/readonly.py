@@ -36,8 +36,8 @@ class BoundedPaginator(_Paginator):
 class OwnTransactions(_Base):
     """An admin page whose actions make their own transactions.
 
-    If the project sets ATOMIC_REQUESTS, Django runs each view in a transaction. In this transaction, no period could be
-    closed and no batch could be accepted. So these pages are views without such a transaction.
+    If the project sets ATOMIC_REQUESTS, Django runs each view in a transaction. But to close a period or to accept a
+    batch, a transaction is needed that is not inside another one. So Django runs these pages without a transaction.
     """
 
     @property

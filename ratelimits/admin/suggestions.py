@@ -66,7 +66,9 @@ def suggest_keys(field: Any, site: str, kind: str) -> None:
 
 
 class KeySuggestions(_Base):
-    """Mixin for admin pages with keys or accounts. If the user may open the inspector, inputs suggest known ones.
+    """Mixin for admin pages with inputs for keys or accounts.
+
+    If the user may open the inspector, these inputs suggest known keys and known accounts.
 
     key_fields      the names of the fields for keys
     account_fields  the names of the fields for identifiers of accounts

@@ -89,7 +89,7 @@ def link_to_rule(site: admin.AdminSite, row: Any) -> str:
 
 
 class ShardFilter(admin.SimpleListFilter):
-    """Filter rows by shard. The choices come from the table of shards, because it is much smaller than other tables."""
+    """Filter rows by shard. The choices come from the table of shards, which is much smaller than the other tables."""
 
     title = _("shard")
     parameter_name = "shard"
@@ -191,7 +191,7 @@ class LineAdmin(InspectedAdmin, AccountSearch, ReadOnlyAdmin):
 
     @admin.display(description=_("batch"))
     def in_batch(self, line: Line) -> str:
-        """Return a link to the line's batch. It shows only the shard and the number, so that the column is narrow."""
+        """Return a link to the line's batch. The link shows only the shard and the number, so the column is narrow."""
         url = reverse(f"{self.admin_site.name}:ratelimits_batch_change", args=[line.batch_id])
         return format_html('<a href="{}">{}</a>', url, f"{line.batch.shard:02d}:{line.batch.seq}")
 

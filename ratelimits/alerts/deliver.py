@@ -31,7 +31,7 @@ from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
 
-#: How long a claim lasts. A claim moves `due_at` this far into the future. An attempt takes less time.
+#: How long a claim lasts. A claim moves `due_at` this far into the future. An attempt takes less time than this.
 CLAIM = timedelta(minutes=5)
 #: Time limit (s) of an attempt in a Celery worker. It is longer than the longest allowed ALERT_TIMEOUT.
 MAX_ATTEMPT = 120

@@ -1,7 +1,8 @@
 """Evaluate thresholds: raise an alert when an account's usage reaches a percentage of its quota.
 
-An alert and its deliveries are written in one transaction. After all alerts, the position of the last evaluated batch
-is written. If the process dies before that, the evaluation is repeated. Alerts that exist already are not raised again.
+An alert and its deliveries are written in one transaction. When all alerts are written, the position of the last
+evaluated batch is written too. If the process dies before this, the evaluation is repeated. The repetition does not
+raise alerts that exist already.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class _Evaluation:
     using: str
     thresholds: tuple[int, ...]
     now: int
-    #: When alerts were evaluated for the first time. Periods that had ended before get no alerts.
+    #: When alerts were evaluated for the first time. Periods that had ended before this moment get no alerts.
     since: int
     terms: TermsBook
     limits: MonthlyLimits
@@ -179,7 +180,7 @@ def _raise_for(
             continue
         subject = usage.account, usage.period.start // SECOND, usage.meter
         for percent in filter(highest.reaches, evaluation.thresholds):
-            # After an upgrade, the same percentage is a larger quantity. It gets a new alert.
+            # After an upgrade, the same percentage means a larger quantity. So this percentage gets a new alert.
             if max(existing.get((*subject, percent, rule), 0) for rule in (0, usage.rule)) < highest.quantity:
                 alert = _alert(evaluation, usage, highest, percent)
                 if _write(evaluation.using, alert):

@@ -115,7 +115,7 @@ def _identity_of_key(account: str, key: str) -> Identity:
 
 
 def _limits_month_of(algorithm: Algorithm, period: Period) -> bool:
-    """Return whether an algorithm limits the month of the billing period, if the time zone is ignored."""
+    """Return whether an algorithm limits the month of the billing period. Their time zones may differ."""
     month = algorithm.month_at((period.start + period.end) // 2)
     if month is None:
         return False

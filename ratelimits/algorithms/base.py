@@ -65,7 +65,7 @@ class Algorithm(ABC):
     code: ClassVar[int]
     #: The name of the Lua file in lua/algorithms.
     script: ClassVar[str]
-    #: Names of Lua files that must be loaded before that file.
+    #: Names of Lua files that must be loaded before the file `script`.
     builds_on: ClassVar[tuple[str, ...]] = ()
     #: Whether lua/fast.lua can decide limits with this algorithm, at least with some parameters.
     has_fast_path: ClassVar[bool] = False
@@ -73,7 +73,7 @@ class Algorithm(ABC):
     storage: ClassVar[Storage] = Storage()
     #: Whether an admitted request gets a lease, which ends with the request.
     leases: ClassVar[bool] = False
-    #: Whether a refusal stays right until its retry_after has passed. Then a process may repeat it from memory.
+    #: Whether a refusal stays right until its retry_after has passed. If so, a process may repeat it from memory.
     refusals_stand: ClassVar[bool] = True
     #: With which parameters a process may take permits in advance (prefetch). None: never. {}: always. Otherwise: if
     #: each named field has one of its values. Prefetching is safe only if all permits come back at one moment. If they

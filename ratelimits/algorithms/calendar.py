@@ -31,7 +31,10 @@ def zone(name: str) -> ZoneInfo:
 
 
 def parse_anchor(text: str) -> datetime:
-    """Return the anchor of a text in ISO 8601 such as '2026-01-31T06:00', as a naive datetime. Raise ValueError."""
+    """Return the anchor in a text such as '2026-01-31T06:00' (ISO 8601), as a naive datetime.
+
+    Raise ValueError for any other text.
+    """
     try:
         anchor = datetime.fromisoformat(text)
     except (ValueError, TypeError) as error:

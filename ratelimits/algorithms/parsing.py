@@ -8,8 +8,8 @@ from __future__ import annotations
 from decimal import Decimal, InvalidOperation
 
 MICROSECONDS = 1_000_000
-#: Maximum length of a time in µs. The Lua script adds such a time to the present time in doubles. They are exact up to
-#: 2**53.
+#: Maximum length of a time in µs. The Lua script adds such a time to the present time. It calculates with doubles, in
+#: which whole numbers are exact up to 2**53.
 HORIZON = 2**52
 #: Maximum capacity.
 MAX_PERMITS = 10**12

@@ -251,7 +251,7 @@ class _Smooth(_Paced):
         return int(HORIZON / self.interval)
 
     def _check_stored(self, field: str, time: Fraction) -> None:
-        """Raise ValueError unless a full store can be counted exactly. `time` is its contents, in µs."""
+        """Raise ValueError unless a full store can be counted exactly. `time` is what its permits take, in µs."""
         if time > HORIZON:
             raise ValueError(f"{field} is too long: the saved permits would take more than 142 years")
         if time / self.interval > MAX_PERMITS:

@@ -129,9 +129,9 @@ class CalendarWindow(Bounded):
 class SlidingWindow(Bounded):
     """At most `capacity` permits per `period`, counted in `sub_windows` buckets (like LeapArray of Alibaba's Sentinel).
 
-    When a new bucket begins, the window moves by one bucket. If `weighted` is true, a bucket that is partly outside
-    is counted too, but only its share that is inside. With one sub-window this is the known approximation with two
-    counters.
+    When a new bucket begins, the window moves by one bucket. If `weighted` is true, a bucket that is partly outside the
+    window is counted too, but only the share that is inside the window. With `weighted` and one sub-window, this is the
+    known approximation with two counters.
     """
 
     id = "sliding_window"

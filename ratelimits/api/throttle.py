@@ -47,7 +47,7 @@ def _rules_of_scope(scope: str, method: str) -> Choice:
             raise _Decided(answer)
         selection = snapshot.select(scope, method, identity)
         if selection.version not in (None, snapshot.version):
-            # The rows about the key were read together with an edit, which may be a block.
+            # The rows about the key are newer than the snapshot. The edit between them may be a block, so choose again.
             return choose(rules.current(), identity)
         rows = snapshot.rows.rules
         if any(rule.refuses and rows[rule.rule].scope == scope for rule in selection.unreadable):

@@ -111,7 +111,7 @@ def _condition(using: str, query: WindowQuery) -> Q:
 
 
 def _periods(using: str, account: str, query: WindowQuery) -> set[int]:
-    """Return the starts (s since 1970 UTC) of all billing periods in which the span's usage can be.
+    """Return the starts (s since 1970 UTC) of all billing periods that can contain usage of the span.
 
     These are the periods by the account's current terms, and all periods for which the ledger has usage.
     """

@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 
 #: Maximum number of seconds for all last work when the process ends. Work that takes longer is not completed.
 END_SECONDS = 5.0
-#: After the work has ended, `wake` starts it again after PAUSE seconds, and PAUSE_FACTOR times its duration, at the
-#: earliest.
+#: The shortest pause after the work, before `wake` can start it again: PAUSE seconds, or PAUSE_FACTOR times the
+#: duration of the work, if this is longer.
 PAUSE, PAUSE_FACTOR = 0.1, 9
 
 

@@ -10,8 +10,8 @@ from threading import Thread
 def within(seconds: float, work: Callable[[], None], name: str) -> None:
     """Do the work in a thread of this name, and raise what it raises. Raise TimeoutError if it takes longer.
 
-    A timeout of a socket is not enough: it limits a single wait, and connecting and each part of a reply could take as
-    long again. A thread that is still waiting ends by itself. The work must not use a database.
+    A timeout of a socket is not enough: it limits only a single wait. Connecting is one wait, and each part of a reply
+    is another one. After a TimeoutError, the thread still ends by itself. The work must not use a database.
     """
     outcome = SimpleQueue[BaseException | None]()
 

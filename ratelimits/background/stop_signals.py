@@ -51,7 +51,7 @@ class StopHandler:
         try:
             self._end(*seconds)
         except Exception:
-            # gevent forbids waiting in its event loop. The threads have their orders by then.
+            # gevent forbids waiting in its event loop. But the threads already know that they must do their last work.
             logger.debug("The background work is not waited for.", exc_info=True)
 
     def after_request(self, **kwargs: object) -> None:
@@ -63,7 +63,7 @@ class StopHandler:
 def watch(end: Callable[..., None]) -> None:
     """Call `end` when this process is asked to stop.
 
-    Do nothing in threads other than the main thread, which cannot set handlers.
+    Do nothing outside of the main thread, because other threads cannot set handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -72,7 +72,8 @@ def watch(end: Callable[..., None]) -> None:
         if isinstance(before, StopHandler) or before in (None, signal.SIG_IGN, signal.default_int_handler):
             continue
         handler = StopHandler(end, before)  # type: ignore[arg-type]
-        # Connect here, not in the handler, which may interrupt its thread while that holds the lock of Django's signal.
+        # Connect here, not in the handler: it may interrupt its thread while the thread holds the lock of Django's
+        # signal.
         request_finished.connect(
             handler.after_request, weak=False, dispatch_uid=f"ratelimits.background.stop_signals.{number:d}"
         )

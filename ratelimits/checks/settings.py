@@ -51,7 +51,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
 
 
 def _is_invalid(name: str) -> bool:
-    """Return whether a setting is invalid. Then the other checks do nothing, because `check_settings` reports it."""
+    """Return whether a setting is invalid. If so, the other checks do nothing, because `check_settings` reports it."""
     try:
         getattr(conf, name)
     except ImproperlyConfigured:

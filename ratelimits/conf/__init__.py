@@ -30,7 +30,7 @@ DEFAULTS: dict[str, Any] = {
     # The caller of a request
     "ACCOUNT": None,  # callable or dotted path: takes a request, returns an account or None; None: the user
     "NUM_PROXIES": None,  # number of trusted proxies that write X-Forwarded-For; None: DRF's setting
-    "TRUSTED_PROXIES": [],  # networks of trusted proxies, such as "10.0.0.0/8"; "unix": those at a unix socket
+    "TRUSTED_PROXIES": [],  # networks of trusted proxies, such as "10.0.0.0/8"; "unix": proxies at a unix socket
     "ADDRESS_HEADER": "X-Forwarded-For",  # the header in which TRUSTED_PROXIES send the client's address
     "KEY_SEARCH": None,  # callable or dotted path: takes a text, returns keys and names, for the admin's inspector
     # The decision

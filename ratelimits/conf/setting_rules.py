@@ -117,7 +117,7 @@ _THRESHOLDS = SettingRule(
     lambda value: isinstance(value, list | tuple) and all(map(_is_whole(1, 10_000), value)),
 )
 
-#: The kinds of billing systems, each with whether it needs a key.
+#: The kinds of billing systems, by name. The value says whether this kind needs a key.
 PUSH_FORMATS = {"stripe": True, "lago": True, "openmeter": False}
 _PUSH_OPTIONS: dict[str, Callable[[Any], bool]] = {
     "FORMAT": lambda value: isinstance(value, str),

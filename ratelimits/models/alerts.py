@@ -143,7 +143,7 @@ class Alert(models.Model):
 class AlertDelivery(models.Model):
     """The delivery of one alert to one destination. The app tries until the delivery succeeds or is given up.
 
-    By the primary key, a receiver recognises a delivery that it already has.
+    By the delivery's primary key, a receiver recognises a delivery that it already has.
     """
 
     class Kind(models.TextChoices):

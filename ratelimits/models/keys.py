@@ -47,8 +47,8 @@ COUNTED: dict[str, frozenset[str]] = {
 def network_key(address: str, ipv4_prefix: int, ipv6_prefix: int) -> str:
     """Return the key of the network that contains an address: "ip:203.0.113.0/24" for "ip:203.0.113.9".
 
-    The address is a key too: of an IPv4 address, or of an IPv6 network of the length 64. If it cannot be read, return
-    it unchanged.
+    `address` itself is the key of an IPv4 address, or of an IPv6 network with the prefix length 64. If `address` cannot
+    be read, return it unchanged.
     """
     host, _slash, _length = address[3:].partition("/")
     try:

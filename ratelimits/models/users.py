@@ -1,7 +1,7 @@
 """Look for users, and handle the deletion of users. Users may be in another database than the app's tables.
 
-Django's own `on_delete` handlers look for rows that name a user in the user's database, where the app's tables may not
-exist.
+When a user is deleted, Django's own `on_delete` handlers search the user's database for rows that name the user. But
+the app's tables may be in another database.
 """
 
 from __future__ import annotations

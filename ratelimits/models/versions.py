@@ -1,4 +1,4 @@
-"""The version of the configuration: the number of the newest edit. Processes compare it with that of their rules.
+"""The version of the configuration: the number of the newest edit. Processes compare it with their rules' version.
 
 Every write to a versioned row, also a bulk write, has these steps in one transaction:
 
@@ -32,8 +32,8 @@ from ratelimits.models.testcase import tests
 
 logger = logging.getLogger(__name__)
 
-#: Overrides, memberships and accounts are divided into this number of shards, and processes read a whole shard. The
-#: number cannot be a setting, since rows store their shard.
+#: Overrides, memberships and accounts are divided into this number of shards. A process always reads a whole shard. The
+#: number cannot be a setting, since each row stores the number of its shard.
 KEY_SHARDS = 64
 #: Primary key of the only row of `ConfigVersion`.
 _ROW = 1
@@ -175,7 +175,7 @@ def publish_on_commit(using: str) -> None:
     # The second item of a hook is its callback.
     callbacks = (hook[1] for hook in reversed(connections[using].run_on_commit))
     publisher = next((item for item in callbacks if isinstance(item, _Publisher)), None) or _Publisher(using)
-    # Register the callback at every edit: a rollback to a savepoint removes the callbacks that were registered later.
+    # Register the callback at every edit: a rollback to a savepoint removes the callbacks registered after it.
     transaction.on_commit(publisher, using=using)
 
 

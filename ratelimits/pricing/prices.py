@@ -76,7 +76,7 @@ class Price:
         return plus(self.flat_fee, *(tier.fee for tier, _count in self._graduated(0, total)))
 
     def top_up(self, total: int) -> Decimal:
-        """Return the amount that is missing to the minimum; 0 if fees and units together reach the minimum."""
+        """Return the amount to add so that the minimum is reached; 0 if fees and units together reach it."""
         return max(minus(self.minimum, plus(self.fees(total), self.units(total))), ZERO)
 
     def parts(self, before: int, quantity: int, total: int) -> list[PricedPart]:

@@ -1,4 +1,4 @@
-"""Plan the deliveries of a report version: write one to the delivery ledger for each new line.
+"""Plan the deliveries of a report version: for each new line, write a delivery to the delivery ledger.
 
 All of them are written in one transaction. If the process dies before the commit, nothing is planned, and the next call
 finds the report again. After the commit, the report is never planned again. So each line has exactly one delivery for

@@ -31,7 +31,7 @@ from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
 
-#: How long a claim lasts. A request takes less time.
+#: How long a claim lasts. A request takes less time than this.
 CLAIM = timedelta(minutes=5)
 #: Pause after the first failure of a receiver. Each further failure doubles the pause, up to `MAX_PAUSE`.
 FIRST_PAUSE, MAX_PAUSE = timedelta(seconds=30), timedelta(hours=1)

@@ -17,8 +17,8 @@ from ratelimits.push.receivers import Receiver
 from ratelimits.push.settle import OPEN
 
 State = PushDelivery.State
-#: How many unplanned reports `status` tries to plan, to find those that cannot be planned. Before the first push, there
-#: may be very many unplanned reports.
+#: Maximum number of unplanned reports for which `status` checks whether they can be planned. Before the first push,
+#: there may be very many unplanned reports.
 _MAX_TRIED = 50
 
 

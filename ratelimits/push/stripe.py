@@ -22,8 +22,9 @@ _DUPLICATE_ERROR = "An event already exists with identifier"
 class Stripe(Service):
     """Send the overage of a report line as a meter event.
 
-    The header Idempotency-Key is not sent. With this header, Stripe would repeat its first answer for a day, even an
-    internal error. Retries are safe without the header, because Stripe recognises the event's `identifier`.
+    The header Idempotency-Key is not sent. With this header, Stripe would repeat its first answer for a day, even if
+    this answer was an internal error. Retries are safe without the header, because Stripe recognises the event's
+    `identifier`.
     """
 
     name, label = "stripe", "Stripe"

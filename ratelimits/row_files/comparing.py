@@ -163,7 +163,7 @@ class _Comparison:
         return compared
 
     def _matching(self, values: dict[str, Any], stored: list[Any]) -> list[Any]:
-        """Return the rows that a line can mean. If the line does not say which row it means, there are several.
+        """Return the rows that a line can mean. If the line does not say which row it means, there may be several.
 
         If a row has the same start and end as the line, return only this row, even if its end has passed.
         """

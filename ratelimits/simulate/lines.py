@@ -141,7 +141,10 @@ def _decoded_together(texts: list[bytes]) -> list[Any] | None:
 
 
 def read_rules(data: Any) -> Rules:
-    """Return the algorithms of one rule, or of a list of rules that are decided together. Raise ValueError."""
+    """Return the algorithms of one rule, or of a list of rules that are decided together.
+
+    Raise ValueError if the list is empty or too long, or if a rule is not valid.
+    """
     rules = data if isinstance(data, list) else [data]
     if not rules:
         raise ValueError("the list of rules is empty: write at least one rule")

@@ -1,6 +1,7 @@
 """Try a rule before it is saved. The real scripts show what the rule admits under bursts and under a steady overload.
 
-The numbers of the rule determine the requests. A load has at most `MAX_LINES` requests.
+A *load* is a series of requests: the bursts are one load, and the overload is another one. The numbers of the rule
+determine the requests of a load, which are at most `MAX_LINES`.
 """
 
 from __future__ import annotations

@@ -105,8 +105,8 @@ class ChangeAdmin(ReadOnlyAdmin):
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Show changes, newest first.
 
-        `?table=` chooses one table. `?until=` (µs since 1970 UTC) leaves out all later changes. `?skip=` is the number
-        of the remaining changes that are left out at the start.
+        `?table=` chooses one table. `?until=` (µs since 1970 UTC) leaves out all changes after this moment. `?skip=`
+        leaves out this number of the newest changes that remain.
         """
         if not self.has_view_permission(request):
             raise PermissionDenied

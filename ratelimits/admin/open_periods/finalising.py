@@ -40,7 +40,11 @@ def chosen_value(account: str, start: int) -> str:
 
 
 class PreviewedReport(NamedTuple):
-    """A report on the page. `period_value` and `shown_value` are the values of hidden inputs."""
+    """A report on the page, as texts.
+
+    Two texts are values of hidden inputs: `period_value` stands for the period, and `shown_value` also has the digest
+    of the report.
+    """
 
     account: str
     period: str
@@ -65,11 +69,11 @@ class FinaliseView:
         confirmed = is_confirmed(request)
         outcome = finalise_chosen(chosen, _digests(request) if confirmed else None)
         self._show_messages(request, outcome)
-        if confirmed and outcome.changed:
+        if confirmed and outcome.to_confirm:
             text = _("The reports would now differ from those that the page has shown. Look at them again.")
             messages.warning(request, text)
         not_written = outcome.left(chosen)
-        if confirmed and not outcome.changed:
+        if confirmed and not outcome.to_confirm:
             for account, start in not_written[:_MAX_NAMED]:
                 text = _("Not finalised: %(account)s, %(start)s. If the period is still open, the list says why.")
                 values = {"account": account or _("anonymous"), "start": moment_text(start)}
@@ -80,7 +84,7 @@ class FinaliseView:
             "title": _("Finalise periods"),
             "opts": self._opts,
             "back": self._back,
-            "reports": [_previewed(preview) for preview in outcome.changed],
+            "reports": [_previewed(preview) for preview in outcome.to_confirm],
             "left": [(account, moment_text(start)) for account, start in not_written],
             "chosen": chosen,
             "confirmed": CONFIRMED,

@@ -133,11 +133,15 @@ class OpenPeriods(_Base):
 
 def _row(period: OpenPeriod, quarantine: str) -> dict[str, Any]:
     """Return a row of the page. `quarantine` is the URL of the list of quarantined batches; "" for no link."""
-    shards, dated = period.quarantined if quarantine else (), period.period
+    shards, period_with_end = period.quarantined if quarantine else (), period.period
     return {
         "account": period.account,
         "start": period.start,
-        "period": period_text(dated.start, dated.end, dated.timezone) if dated else f"{moment_text(period.start)} – ?",
+        "period": (
+            period_text(period_with_end.start, period_with_end.end, period_with_end.timezone)
+            if period_with_end is not None
+            else f"{moment_text(period.start)} – ?"
+        ),
         "units": [f"{count:,} {meter}" for meter, count in period.units.items()],
         "over": period.over,
         "why": period.why,

@@ -86,7 +86,8 @@ class Shown:
 class UnknownKeys:
     """Finds the lines to import whose key names a user or account that does not exist.
 
-    After `finish`, `count` is the number of these lines. `first` has at most `PER_PAGE` of them, each with a sentence.
+    After `finish`, `count` is the number of these lines. `first` has the first `PER_PAGE` of them: for each line its
+    number and a sentence.
     """
 
     def __init__(self) -> None:

@@ -159,7 +159,10 @@ class Command(ExplainedCommand):
 
 
 def _key(text: str) -> str:
-    """Return the key that a text means: a key, or a part of a key or name. Raise NothingDoneError unless it is one."""
+    """Return the key that a text means. The text is a key, or a part of a key or of a name.
+
+    Raise NothingDoneError unless the text means exactly one key.
+    """
     key = typed_key(text)
     if key is not None or text.partition(":")[0] in COVERS:
         return key or text  # `identity_of` reports a text that is not a key.

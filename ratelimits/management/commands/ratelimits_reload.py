@@ -14,7 +14,7 @@ from ratelimits.models.raw.adoption import adopt
 from ratelimits.models.versions import ConfigVersion, Tombstone, editing
 
 #: Tombstones (records of deleted rows) that are older than this (µs) are deleted. A tombstone says when a rule was
-#: deleted, and so until when its limit was in force.
+#: deleted. So it also says until when the limit of the rule was in force.
 _TOMBSTONE_AGE = 30 * 86_400_000_000
 
 

@@ -25,7 +25,7 @@ from ratelimits.reports.statements import Statement, columns_of, statements
 from ratelimits.reports.statements.charges import lines_for
 from ratelimits.usage.complete import completeness
 
-#: The format for people, which no file has.
+#: The format for people. It is only printed: a file cannot have this format.
 TABLE = "table"
 _HEADERS = ("account", "key", "meter", "used", "included", "over", "refused", "from", "status")
 

@@ -48,7 +48,7 @@ def validate_target(text: str) -> None:
 def addresses(target: str) -> int | None:
     """Return the number of addresses in a target, or None for a key that is not an address.
 
-    For IPv6 it is the number of /64 networks.
+    For IPv6, return the number of /64 networks instead.
     """
     if not target.startswith("ip:") or target == UNKNOWN_ADDRESS:
         return None

@@ -41,7 +41,7 @@ def _to_seconds(value: Any) -> Any:
 
 
 class LengthInput(forms.MultiWidget):
-    """An input for a number beside a list of units. If the input also has a unit, the list's unit is ignored."""
+    """An input for a number beside a list of units. If the typed text has its own unit, the list's unit is ignored."""
 
     use_fieldset = False
 

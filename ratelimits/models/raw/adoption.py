@@ -68,9 +68,9 @@ def unrecorded(model: type[Versioned], using: str) -> Unrecorded:
 
 
 def with_newest_record(model: type[Versioned], using: str) -> Any:
-    """Return the rows of a model with the columns `version` and `since` of their newest record.
+    """Return the rows of a model. Each row has two more columns, `recorded` and `recorded_since`.
 
-    In the results, these columns have the names `recorded` and `recorded_since`.
+    They are the columns `version` and `since` of the row's newest history record.
     """
     records: models.QuerySet[Any] = model.history.using(using)  # type: ignore[attr-defined]
     newest = records.filter(id=OuterRef("pk")).order_by("-version", "-history_id")

@@ -27,7 +27,7 @@ class Start(models.Model):
         abstract = True
 
     def start_problem(self) -> Any:
-        """Return the reason why the rule cannot start from the ledger; "" if it can, or if it should not.
+        """Return the reason why the rule cannot start from the ledger; "" if it can, or if the option is off.
 
         The ledger has no scopes and no addresses. It is searched only for a period of at most a month.
         """

@@ -14,7 +14,7 @@ from ratelimits.models.ledger import moment
 
 #: Lengths of spans in seconds: a quarter of an hour, an hour, a day.
 QUARTER, HOUR, DAY = 900, 3_600, 86_400
-#: Longer spans of keys. So the status page reads fewer rows for 24 hours, and for 30 days.
+#: Longer spans, only for the totals of keys. With them, the status page reads fewer rows for 24 hours and for 30 days.
 SIX_HOURS, FIVE_DAYS = 6 * HOUR, 5 * DAY
 #: The columns of a ledger line that are added up.
 SUMS = ("admitted_requests", "denied_requests", "shadow_requests")
@@ -56,7 +56,7 @@ class RuleTotal(SpanTotal):
 class KeyTotal(SpanTotal):
     """Totals of one key, rule and meter in an hour, six hours, a day or five days.
 
-    Rows for a quarter of an hour only have refusals.
+    The totals of a quarter of an hour contain only refusals.
     """
 
     account = models.CharField(_("account"), max_length=255, blank=True)

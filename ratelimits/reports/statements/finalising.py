@@ -50,18 +50,19 @@ class Preview:
 class Outcome:
     """The result for the chosen periods. All lists are sorted by shard and account.
 
-    written  the reports that were written
-    changed  the reports that would differ from what was shown; they were not written
-    failed   the accounts that cannot be closed; the log says why
+    written     the reports that were written
+    to_confirm  the reports that were not written, because a person must look at them first: nothing was shown of them
+                before, or they would differ from what was shown
+    failed      the accounts that cannot be closed; the log says why
     """
 
     written: list[Preview] = field(default_factory=list)
-    changed: list[Preview] = field(default_factory=list)
+    to_confirm: list[Preview] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
     def left(self, chosen: Mapping[str, Collection[int]]) -> list[Subject]:
         """Return the chosen periods that have no report, and can have none now."""
-        known = {preview.subject for preview in (*self.written, *self.changed)}
+        known = {preview.subject for preview in (*self.written, *self.to_confirm)}
         subjects = ((account, start) for account, starts in chosen.items() for start in starts)
         without_report = (subject for subject in subjects if subject not in known)
         return sorted((account, start) for account, start in without_report if account not in self.failed)
@@ -82,7 +83,7 @@ def finalise_chosen(
 
     `chosen` has the starts (µs since 1970 UTC) of periods, by account. `shown` has the digests of their previews. If a
     report of an account would differ, no report of this account is written. Without `shown` nothing is written, and
-    `changed` has the previews. `now` is µs since 1970 UTC, by default this machine's clock.
+    `to_confirm` has the previews. `now` is µs since 1970 UTC, by default this machine's clock.
     """
     now = time_ns() // 1000 if now is None else now
     outcome = Outcome()
@@ -111,7 +112,7 @@ def _finalise(
     try:
         close_together(using, names, now, only=chosen, check=check)
     except _ChangedError as error:
-        outcome.changed += [preview for preview in previews if preview.report.account in error.accounts]
+        outcome.to_confirm += [preview for preview in previews if preview.report.account in error.accounts]
         rest = [name for name in names if name not in error.accounts]
         if rest and shown:
             _finalise(rest, chosen, shown, now, outcome)
