@@ -64,7 +64,7 @@ def _of_the_server(client: redis.Redis, rounds: int, calls: int) -> dict[str, fl
     server, now = ours.engine_server(), time.time_ns() // 1000
     call = ours.call_of(ours.three_limits(), now)
     whole = Program(call.program.terms)
-    whole.__dict__["_fast"] = False
+    whole.__dict__["_has_fast_path"] = False
     ways = {"own": ours.deciding(server, call), "plain": ours.deciding(server, call._replace(program=whole))}
     micros: dict[str, list[float]] = {name: [] for name in ways}
     for _round in range(rounds):

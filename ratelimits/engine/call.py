@@ -40,7 +40,7 @@ _WHOLE = 4
 _AT_ONCE = 8
 #: The limits have no version, so no edit can make them stale.
 _UNVERSIONED = 16
-#: A caller that a `concurrency` limit refuses waits until a lease is released.
+#: If a `concurrency` limit refuses, the caller waits until a lease is released.
 _ANNOUNCES = 32
 #: The kinds of keys that belong to an account. They are in the account's shard.
 _OWNED = ("user:", "api_key:", "account:")
@@ -89,7 +89,7 @@ class Usage(NamedTuple):
     key       the request's key, such as "user:42"
     meters    the meters that count the request. A call's costs begin with one cost for each meter, in this order
     periods   starts of the previous billing period, the current one and the next two, in µs since 1970 UTC
-    timezone  the account's time zone. Later periods are calendar months in this time zone
+    timezone  the account's time zone. Periods outside of `periods` are calendar months in this time zone
     anchor    a local date and time (ISO) at which one of the account's months starts; None: on the first day
     kept      the period that kept its start and end after a change of time zone or anchor; None: no such period
     """
@@ -147,7 +147,7 @@ class Call(NamedTuple):
     whole        true if the whole receipt is refunded
     at_once      true if a request that would have to wait is refused
     receipt_ttl  seconds for which a receipt can be settled or refunded
-    announces    true if a caller that a `concurrency` limit refuses then waits until a lease is released
+    announces    true if the caller waits until a lease is released when a `concurrency` limit has refused
     """
 
     program: Program
@@ -192,7 +192,7 @@ def shard(keyspace: Keyspace, key: str, account: str) -> int:
     return shard_of(f"account:{account}" if account and key.startswith(_OWNED) else key, keyspace.shards)
 
 
-def home(keyspace: Keyspace, usage: Usage) -> int:
+def shard_of_usage(keyspace: Keyspace, usage: Usage) -> int:
     """Return the shard that counts a request: the account's shard, or the key's shard if there is no account."""
     return shard_of(f"account:{usage.account}" if usage.account else usage.key, keyspace.shards)
 
@@ -204,7 +204,7 @@ def _shards_to_compare(keyspace: Keyspace, call: Call, shards: list[int]) -> lis
     usage = call.usage
     if usage is None:
         return list(dict.fromkeys(shards))
-    return list(dict.fromkeys([home(keyspace, usage), *shards]))
+    return list(dict.fromkeys([shard_of_usage(keyspace, usage), *shards]))
 
 
 def state_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
@@ -221,7 +221,7 @@ def state_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
 
 
 def further_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
-    """Return the further own keys of limits that have several. The script makes these names too."""
+    """Return the further own keys of limits that have several own keys. The script also makes these names itself."""
     own_keys = [state for state in call.program.states if state.own is not None]
     return [
         keyspace.own(shards[number], str(name), call.keys[number]) + ending
@@ -236,7 +236,7 @@ class Clock:
     def __init__(self) -> None:
         #: The server's time minus this machine's time.
         self._difference = 0
-        #: The moment at which a test has stopped the clock. All decisions are made at it. None: the clock runs.
+        #: The moment at which a test has stopped the clock: the moment of all decisions. None: the clock runs.
         self.frozen: int | None = None
 
     def now(self) -> int:
@@ -287,12 +287,12 @@ _NEVER_VALID: _CachedBytes = ("", 0, 0, b"")
 class Command:
     """A call as the bytes of a Redis command. It can be sent many times, each time with a new nonce."""
 
-    __slots__ = ("_cached", "_fast", "_front", "_head_count", "call", "keyspace", "parts", "script")
+    __slots__ = ("_cached", "_front", "_head_count", "_uses_fast_path", "call", "keyspace", "parts", "script")
 
     def __init__(self, keyspace: Keyspace, call: Call) -> None:
         self.keyspace = keyspace
         self.call = call
-        #: In a cluster, the commands that are sent instead, one for each shard. engine.cluster.split sets them.
+        #: In a cluster, the commands that are sent instead of this one, one for each shard. cluster/split.py sets them.
         self.parts: Any = None
         program, usage = call.program, call.usage
         self.script = program.script
@@ -312,8 +312,8 @@ class Command:
         meters = len(usage.meters) if usage is not None else 0
         leases = 1 if call.lease is not None else 0
         # fast.lua decides only requests that try to take permits and may wait.
-        self._fast = program.fast_parts > 0 and call.op is Op.TRY and not call.at_once
-        fast = program.fast_parts - 1 if self._fast else 0
+        self._uses_fast_path = program.fast_parts > 0 and call.op is Op.TRY and not call.at_once
+        fast = program.fast_parts - 1 if self._uses_fast_path else 0
         #: The bytes of the command before the nonce.
         self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n%b" % (
             8 + len(keys) + meters + leases + fast,
@@ -359,7 +359,7 @@ class Command:
             fields.append(call.lease.encode())
         # Do not cache the bytes of a call that has a moment or a receipt: no other call has the same bytes.
         around = _around if moment is None and receipt is None else _around.__wrapped__
-        before, after = around(packed, self._fast, f"{call.version or 0} {run}", request, call.costs)
+        before, after = around(packed, self._uses_fast_path, f"{call.version or 0} {run}", request, call.costs)
         if clock.frozen is not None:
             start = end = now  # The next call may have another moment.
         return run, start, end, b"%b%b%b" % (before, bulks(*fields), after)
@@ -379,10 +379,10 @@ def _around(
 
 
 def bin_and_period(usage: Usage, now: int) -> tuple[int, int, int]:
-    """Return the starts of the bin and of the billing period, and the moment at which the first of them ends.
+    """Return the start of the bin, the start of the billing period, and the moment at which one of the two ends first.
 
-    Bin and period are those that contain `now`. `now` and the end are in µs, the starts are in seconds, all since 1970
-    UTC.
+    Bin and period are those that contain `now`. `now` and the last value are in µs, the starts are in seconds, all
+    since 1970 UTC.
     """
     bin_start = now // _BIN * _BIN
     periods = usage.periods

@@ -18,7 +18,7 @@ from ratelimits.engine.resp import resp
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A number of refused requests with the same costs, which the same rule has refused.
+    """A number of requests with the same costs that one rule has refused.
 
     `costs` has the cost of one request in each meter of `usage`.
     """
@@ -31,7 +31,7 @@ class Counted:
 
 
 class Count:
-    """The command that counts refusals in one shard. All of them have the billing periods of `usage`.
+    """The command that counts refusals in one shard. It counts all of them in the billing periods of `usage`.
 
     `kind` is "d" for denied requests, and "s" for admitted requests that a shadow rule would have refused.
     """

@@ -49,7 +49,7 @@ class Standing(NamedTuple):
 class Decision:
     """The decision on a request. Times are in seconds.
 
-    allowed      whether the request is admitted. If the algorithm lets requests wait, it is admitted after `wait`
+    allowed      whether the request is admitted. If the algorithm lets requests wait, it proceeds after `wait`
     limit        the capacity of the binding limit (its rate for the algorithms smooth_*); None if no limit is enforced
     remaining    number of permits that could be taken now
     retry_after  seconds until the same request would be admitted, if no other request comes; None if never
@@ -160,10 +160,10 @@ class Decision:
         )
 
 
-def blocked(call: Call, now: int) -> Decision | None:
+def refusal_if_blocked(call: Call, now: int) -> Decision | None:
     """Return the refusal of a call that has a limit with capacity 0; None if the call has no such limit.
 
-    Redis is not asked. So the results of the other limits are not known: their `remaining` is 0. `now` is in
+    Redis is not asked. So the other limits have no known results: write `remaining` 0 for them. `now` is in
     µs since 1970 UTC.
     """
     for number, term in enumerate(call.program.terms, 1):

@@ -1,6 +1,6 @@
 """Compile limits to a program: bytes for the deciding script (lua/decide.lua). Many requests use the same program.
 
-lua/fast.lua decides the most frequent requests in a quicker way. For this file the limits are written in another form.
+The file lua/fast.lua decides the most frequent requests in a quicker way. It gets the limits in another form.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Program:
         return b"".join(records)
 
     @cached_property
-    def _fast(self) -> bool:
+    def _has_fast_path(self) -> bool:
         """Return whether fast.lua can decide all terms."""
         return bool(self.terms) and all(_fast_path(term, 0) for term in self.terms)
 
@@ -142,7 +142,7 @@ class Program:
 
         The first of these arguments follows the program. The others are the last arguments of the command.
         """
-        return len(self._packed_keys) + 3 if self._fast else 0
+        return len(self._packed_keys) + 3 if self._has_fast_path else 0
 
     def _pack_fast(self, now: int) -> tuple[bytes, ...]:
         numbers: list[float] = []
@@ -158,7 +158,7 @@ class Program:
         return struct.pack(formats[0], *numbers), *(text.encode() for text in formats)
 
     def _compile(self, now: int) -> tuple[bytes, tuple[bytes, ...]]:
-        return self._pack(now), self._pack_fast(now) if self._fast else ()
+        return self._pack(now), self._pack_fast(now) if self._has_fast_path else ()
 
     @cached_property
     def _fixed(self) -> Packed | None:

@@ -4,8 +4,8 @@
 -- more. Each batch has a number, `seq`. In each run (life) of the server the numbers begin again at 1. One such
 -- numbering is an *incarnation*.
 -- `cum` is the sum of all requests and units that were counted in the incarnation, modulo 10^15 (so that it stays
--- exact in a double). A counter whose name ends with "|1" counts requests of one unit each, so it adds twice its value
--- to `cum`.
+-- exact in a double). A counter whose name ends with "|1" counts requests of one unit each. Such a request is one
+-- request and one unit, so it adds 2 to `cum`.
 --
 -- The Redis keys of a shard begin with `prefix` (rl:1:<namespace>:{07}:). So they are in one slot. They have no time
 -- to live. engine/keys.py names them. engine/scripts.py replaces "${open}" and the other placeholders in the Lua

@@ -70,7 +70,7 @@ for i = 1, head_count do
       return reply_of(0, stored_version)
     end
     if stored_run ~= run and not is_virtual and not asked_server then
-      -- The caller has asked for the run when it connected. While the connection stays open, the run can change.
+      -- The caller asked for the run when it connected. While the connection stays open, the run can change.
       run, asked_server = server_run(), true
     end
     if tonumber(expected_version) > stored_version or stored_run ~= run then
@@ -85,8 +85,8 @@ for i, version in pairs(new_versions) do
   call('SET', KEYS[i], int(version) .. ' ' .. run)
 end
 
--- 2. Read the states. `at` is the moment of the decision, the same for all limits. It is `now`. But if the clock has
--- stepped back, it is the latest moment in the states.
+-- 2. Read the states. `at` is the moment of the decision, the same for all limits. Usually it is `now`. If the clock has
+-- stepped back by at most CLOCK_BACK, it is the latest moment in the states.
 local before_own_keys = head_count + (meter_count > 0 and 1 or 0) + (has_receipt and 1 or 0)
 local receipt = has_receipt and KEYS[before_own_keys + packed_count]
 local function state_key(number) return KEYS[(number > packed_count and before_own_keys or head_count) + number] end

@@ -13,7 +13,7 @@
 --             for each of these limits: name, algorithm, payload size (bytes of its record after the header), number of
 --               the limit, slot of its cost, then the numbers of its rule, which depend on the payload size:
 --               21  bucket             q, room, 1              (`room` is the time that `capacity` permits take)
---               33  bucket with n > 1  q, room, n, r, part, 0  (this time is `room` + part/n)
+--               33  bucket with n > 1  q, room, n, r, part, 0  (here this time is room + part/n)
 --               27  window             start, end, capacity    (of a calendar window)
 --                                      length, 0, capacity     (of a fixed window)
 -- The last arguments are struct formats: of ARGV[5], of each packed state, and of the reply.

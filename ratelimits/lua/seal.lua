@@ -10,8 +10,9 @@ if ARGV[2] ~= '' then now = tonumber(ARGV[2]) end
 local run = server_run()
 local prefix = string.sub(KEYS[1], 1, -1 - #'${meta}')
 local id = batch_seal(prefix, now, run, ARGV[1]) or ''
--- If the server loses all its data, `first_sealed` becomes later. So the drain (usage/drain.py) notices the loss, which
--- sometimes nothing else shows. If `first_sealed` is later than now, the clock was wrong. Then store 0.
+-- If the server has lost all its data, the next seal writes a new `first_sealed`, which is later than the lost one. By
+-- this the drain (usage/drain.py) notices the loss. Sometimes nothing else shows the loss.
+-- If `first_sealed` is later than now, the clock was wrong. Then store 0.
 local sealed_at, first_sealed = unpack(redis.call('HMGET', KEYS[1], 'sealed_at', 'first_sealed'))
 if not sealed_at then redis.call('HSET', KEYS[1], 'first_sealed', string.format('%.0f', now)) end
 if tonumber(first_sealed or 0) > now then redis.call('HSET', KEYS[1], 'first_sealed', 0) end

@@ -20,7 +20,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from ratelimits.background import Background
-from ratelimits.engine.call import Usage, home, nonce
+from ratelimits.engine.call import Usage, nonce, shard_of_usage
 from ratelimits.engine.counting import Count, Counted
 from ratelimits.engine.decision import Decision
 from ratelimits.engine.server import Server
@@ -158,7 +158,7 @@ def send(server: Server, counted: list[Counted], on_version: Callable[[int], obj
     version = 0
     groups: dict[tuple[int, tuple[int, ...]], list[Counted]] = {}
     for item in counted:
-        groups.setdefault((home(server.keyspace, item.usage), item.usage.periods), []).append(item)
+        groups.setdefault((shard_of_usage(server.keyspace, item.usage), item.usage.periods), []).append(item)
     unsent: list[Counted] = []
     no_answer = False
     for (shard, _periods), group in groups.items():

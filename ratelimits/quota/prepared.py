@@ -13,7 +13,7 @@ from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.engine import Meter, Mode, Usage
 from ratelimits.engine.call import Call, Command, Op, clock
-from ratelimits.engine.decision import Decision, blocked
+from ratelimits.engine.decision import Decision, refusal_if_blocked
 from ratelimits.engine.program import Program, Term, program
 from ratelimits.engine.publish import publications
 from ratelimits.engine.server import current_server
@@ -179,7 +179,7 @@ class PreparedCommands:
         prepared = prepare(selection, tuple(shape.costs))
         assert self.snapshot is not None
         server, call = current_server(), _call(self.snapshot, selection.version, prepared, shape)
-        refusal = blocked(call, clock.now())
+        refusal = refusal_if_blocked(call, clock.now())
         permits = None
         if prepared.undecidable:
             self.snapshot.log_once(f"Failure policies decide some requests: {prepared.undecidable}")

@@ -3,9 +3,9 @@
 A shard is a part of the accounts. Its Redis keys are in one slot, so they are on one node. The shards of a call are
 decided one after the other. The account's shard comes last, and only this shard counts the request.
 
-If a shard refuses, the permits that were taken in earlier shards are given back. The later shards are only asked what
-their limits have left, without charging (a peek). So the answer contains all limits. The account's shard counts the
-refusal.
+If a shard refuses, the permits that were taken in earlier shards are given back. The app only asks the later shards
+what their limits have left, without charging (a peek). So the answer contains all limits. The account's shard counts
+the refusal.
 
 This module does no I/O. `steps` yields each command with the slot of its node, and receives the reply.
 """
@@ -21,7 +21,7 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from ratelimits.algorithms.limits import Mode
-from ratelimits.engine.call import Call, Command, Op, Receipt, Usage, clock, home, nonce, shard
+from ratelimits.engine.call import Call, Command, Op, Receipt, Usage, clock, nonce, shard, shard_of_usage
 from ratelimits.engine.counting import Count, Counted
 from ratelimits.engine.decision import read
 from ratelimits.engine.keys import Keyspace, shard_of
@@ -79,7 +79,7 @@ def _split(keyspace: Keyspace, call: Call) -> list[ShardPart]:
     order = list(dict.fromkeys(shards[term.key] for term in terms))
     last: int | None = None
     if call.usage is not None:
-        last = home(keyspace, call.usage)
+        last = shard_of_usage(keyspace, call.usage)
     elif call.account:
         last = shard_of(f"account:{call.account}", keyspace.shards)
     if last is not None and (last in order or call.usage is not None):
@@ -156,8 +156,8 @@ def _leaves_traces(part: ShardPart) -> bool:
 def _try(whole_command: Command, name: bytes) -> Sending:
     call, all_parts = whole_command.call, parts(whole_command)
     if any(map(_leaves_traces, all_parts[:-1])):
-        # First peek at all shards. If all admit, a shard can still refuse after this, but only if its state changes
-        # in the meantime.
+        # First peek at all shards. If all admit, a shard can still refuse after this, but only if another call changes
+        # its state in the meantime.
         reply = yield from _decide_parts(Command(whole_command.keyspace, call._replace(op=Op.PEEK)))
         if reply[:2] != (1, 1):
             yield from _count_denied(whole_command, reply)
@@ -250,7 +250,7 @@ def _peek(whole_command: Command, replies: Replies, refused_at: int) -> Generato
 
 
 def _count_denied(whole_command: Command, reply: Reply) -> Generator[Sent, bytes, None]:
-    """Yield the command that counts a refusal of another shard in the account's shard."""
+    """Yield the command with which the account's shard counts a refusal by another shard."""
     call, usage = whole_command.call, whole_command.call.usage
     if usage is not None and reply[0] == 1:
         term = call.program.terms[reply[2] - 1]
@@ -276,7 +276,7 @@ def _count_shadowed(whole_command: Command, reply: Reply) -> Generator[Sent, byt
 def _count(
     whole_command: Command, usage: Usage, kind: Literal["d", "s"], counted: list[Counted]
 ) -> Generator[Sent, bytes, None]:
-    number = home(whole_command.keyspace, usage)
+    number = shard_of_usage(whole_command.keyspace, usage)
     command = Count(whole_command.keyspace.head(number), whole_command.keyspace.open(number), usage, kind)
     for item in counted:
         command.add(item)
@@ -287,7 +287,7 @@ def _count(
 
 
 def _combined(call: Call, all_parts: Sequence[ShardPart], replies: Replies) -> Reply:
-    """Make one reply from the replies of the shards. It is a reply of decide.lua, then the moment of each key."""
+    """Make one reply from the replies of the shards: the numbers of a reply of decide.lua, then one moment per key."""
     terms = call.program.terms
     standings: list[Reply] = [(1, 0, 0)] * len(terms)
     #: For each enforced limit: remaining, position of the limit, reset_after.

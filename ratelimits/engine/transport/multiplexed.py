@@ -74,7 +74,7 @@ class _Link(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._sent: deque[tuple[_Reply, float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        #: False if a late reply was looked for again, and no bytes have come since then.
+        #: Whether to look once more if a reply is late. False after this last look was planned, until bytes come.
         self._heard = False
         #: Done when the socket is closed.
         self.gone: asyncio.Future[None] = self._loop.create_future()

@@ -72,12 +72,12 @@ def no_retry_pool(pool: Any, timeout: float) -> Any:
     return ConnectionPool(connection_class=pool.connection_class, max_connections=_UNLIMITED, **kwargs)
 
 
-#: Maximum seconds of one blocking command. A longer wait is several commands.
+#: Maximum seconds of one blocking command. A longer wait is split into several commands.
 LONGEST_BLOCK = 30.0
 
 
 def blocking_pool(pool: Any) -> Any:
-    """Return a pool like `pool`, whose connections wait for the reply to a blocking command (LONGEST_BLOCK)."""
+    """Return a pool like `pool`. Its connections wait for a reply a little longer than LONGEST_BLOCK."""
     copied = no_retry_pool(pool, pool.connection_kwargs["socket_timeout"])
     copied.connection_kwargs["socket_timeout"] = LONGEST_BLOCK + 5
     return copied

@@ -12,7 +12,7 @@
 -- example 5 = 1 + 4. Each power is a member of the third key: a letter ("A" is 1, "B" is 2, "C" is 4), the expiry (16
 -- digits), ":", the number of the lease. All scores are 0. So Redis sorts the members by power and expiry, and can
 -- count the members of a power up to an expiry.
--- The third key also has an empty member. Because of this member it exists as long as the first key does. A cluster
+-- The third key also has an empty member. Because of this member the third key exists as long as the first. A cluster
 -- needs this: while it moves a slot, a server runs a script only if this server has all keys of the script.
 --
 -- Two more Redis keys let callers wait for a release. They exist only while callers wait. The script does not declare
@@ -30,7 +30,7 @@
 --   next_number      number of the next lease
 --   powers           the sum of the powers of two that may be in the third key
 --   lease            name of the request's leases
---   is_new           true if the limit had no lease
+--   is_new           true if the limit had no state, or the server has lost its leases
 do
   local leases = {}
   -- Maximum number of ended leases that one charge removes.

@@ -187,7 +187,8 @@ do
     -- After a refund `last` may be earlier than now. Then write the debt as it was at `last`.
     local T, g, m = l.T, l.g, l.m
     if l.now > last and (T > 0 or g > 0) then T = T + l.now - last end
-    -- If a new bucket begins with spent permits, store its state for FOREVER. A bucket without a state is new again.
+    -- If a new bucket begins with spent permits, store its state for FOREVER. If the state expired, the bucket would be
+    -- new, and would begin with spent permits again.
     local life = math.max(l.code == 1 and params[7] > 0 and FOREVER or 0, T + 1)
     return {l.name, l.code, 0, last, params[1], params[2], params[3], m, T, g}, life
   end

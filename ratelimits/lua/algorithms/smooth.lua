@@ -1,7 +1,7 @@
 -- smooth_bursty (9): the algorithm of Guava's SmoothBursty. The state has two parts: `next`, the moment at which the
 -- next request may proceed, and the *store*, the permits that were saved while no request came.
 -- One permit takes q + r/n µs. The store is written as a time, not as permits: S + g/(n*m) µs, the time that its
--- permits take. So a change of the rate does not change the store.
+-- permits take. So a change of the rate does not change this time, unless the maximum of the store changes too.
 -- Entry: name, algorithm, expiry, last, q, r, n, m, next - last, S, g, maximum of the store.
 -- Params: q, r, n, maximum of the store.
 -- smooth_warming_up.lua also calls `smooth_limit`, for a second algorithm, and replaces some of the functions.

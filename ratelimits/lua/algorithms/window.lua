@@ -50,8 +50,8 @@ do
     elseif l.code == 5 and l.params[2] == 1 then
       start = start - l.shift
       if length ~= period and length > 0 then
-        -- The rule's period has changed. An open window keeps its count and gets the new period. If the new
-        -- period would have ended before the change, the window starts at the moment of the change.
+        -- The rule's period has changed. An open window keeps its count and gets the new period. If the window would
+        -- then have ended before the change, it starts at the moment of the change.
         if l.changed >= start + length or l.count == 0 then length = 0 end
         if length > 0 and l.changed >= start + period then start = l.changed end
         length = length > 0 and period or 0
