@@ -20,7 +20,7 @@ from ratelimits.reports.periods import month_window, starts_in
 from ratelimits.reports.verify.configuration import count_without_history, verify_configuration
 from ratelimits.reports.verify.early import verify_early
 from ratelimits.reports.verify.manifest import OLD_FORMAT, compare
-from ratelimits.reports.verify.manifest_sections import without_history
+from ratelimits.reports.verify.manifest_sections import digests_without_history
 from ratelimits.reports.verify.printed import verify_printed
 from ratelimits.reports.verify.report import ReportVerifier
 from ratelimits.reports.verify.terms import verify_terms
@@ -103,10 +103,10 @@ class Verification:
             yield "the configuration", verify_configuration(using, checked)
             yield "the terms of reports", verify_terms(using, checked)
             yield "the delivery ledger", verify_pushed(using, checked)
-        rows = cache(lambda: without_history(using))
+        read_digests = cache(lambda: digests_without_history(using))
         for manifest in self._manifests:
             checked["manifests"] += 1
-            findings = compare(using, manifest, *sources, checked=checked, without_history=rows)
+            findings = compare(using, manifest, *sources, checked=checked, digests_without_history=read_digests)
             yield f"the manifest of {manifest['month']}", findings
         yield "the reports", self._verify_reports(ReportVerifier(using, *sources, checked=checked))
 

@@ -43,7 +43,7 @@ def of_decorators(views: Iterable[FoundView]) -> Iterator[Finding]:
     for one in decorated:
         modules.setdefault(one.short_name, set()).add(one.module)
     scopes = [_scope(one, several=len(modules[one.short_name]) > 1) for one in decorated]
-    #: The key that the views of a scope give. They can give only one.
+    #: By scope: the key that the views of this scope give. The views of one scope can give only one key.
     view_keys: dict[str, str] = {}
     for one, scope in zip(decorated, scopes, strict=True):
         if view_key := _view_key(one.decorator.get("key"), scope):

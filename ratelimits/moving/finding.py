@@ -37,7 +37,7 @@ def is_scope(text: str) -> bool:
 
 
 def with_names(findings: Iterable[Finding]) -> list[Finding]:
-    """Give each rule a name of its own, made from its scope or the name it has. Join rules that are the same."""
+    """Give each rule a name of its own, made from its present name. Join rules that are the same."""
     joined: list[Finding] = []
     for finding in findings:
         same = next((i for i, other in enumerate(joined) if _same(finding, other)), None)

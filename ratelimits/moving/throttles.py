@@ -67,7 +67,7 @@ def _unscoped(throttle: type[Any], having: list[FoundView], api_views: list[Foun
 
 
 def _for_all(finding: Finding, having: list[FoundView], others: list[FoundView]) -> Finding:
-    """Return the finding of a throttle of all views. Except the scopes of `others`, which do not have the throttle."""
+    """Return the finding of a throttle of all views. Its rule excepts the scopes of `others`, without this throttle."""
     others = [view for view in others if view.option("throttle_classes")]
     scopes = {str(view.option("throttle_scope") or "") for view in others}
     scopes -= {"", *(str(view.option("throttle_scope")) for view in having)}

@@ -36,7 +36,7 @@ class QuotaTask(Task):  # type: ignore[type-arg]
 
     A worker that receives the task reserves a permit. If the permit is for a later moment, the worker sends the task
     again, to be run at this moment, and takes the next task. The message contains the permit, so the task is charged
-    once. This does not count as a retry. A retry of the task needs a new permit.
+    once. To send the task again in this way does not count as a retry. A retry of the task needs a new permit.
 
     A task that is called directly, or that runs eagerly (`task_always_eager`), is not limited.
 

@@ -147,7 +147,7 @@ def _until_granted(outbound: Outbound, max_wait: float | None) -> Generator[Any,
         if turn.allowed:
             return turn
         needed, leases = seconds_needed(turn, left), turn.algorithm is not None and turn.algorithm.leases
-        # A lease may be released before it expires, so wait for this up to the end.
+        # A lease may be released before it expires, so wait for a release until the end of `max_wait`.
         too_long = left is not None and (left <= 0 if leases else needed is not None and needed > left)
         if needed is None or too_long:
             raise WaitTooLong(outbound.name, turn.limit, needed, max_wait)
@@ -160,8 +160,8 @@ def _until_granted(outbound: Outbound, max_wait: float | None) -> Generator[Any,
 def seconds_needed(turn: Turn, timeout: float | None) -> float | None:
     """Return the seconds after which refused permits could be granted, if no other call comes; None if never.
 
-    A limit that lets calls wait answers when it would accept the same longest wait again. The call would then wait
-    for this time too.
+    If a limit lets calls wait, its `retry_after` is the time until it would accept a call with the same longest wait.
+    Such a call can then still wait for up to `timeout` seconds, so these seconds are added.
     """
     algorithm = turn.algorithm
     if turn.retry_after is None or timeout is None or algorithm is None or not algorithm.may_wait:

@@ -44,8 +44,9 @@ from ratelimits.rules import RulesUnavailable, Selection, Snapshot
 logger = logging.getLogger(__name__)
 
 #: Redis is asked again if the rules were too old, or if a prefetch asked for too many permits. After this number of
-#: repetitions Redis is asked once more, without comparing versions: the rules in memory were read after the request
-#: came in, so they may decide it, even if rules are edited faster than they are read.
+#: repetitions Redis is asked once more, without comparing versions. The rules in memory may then decide the request,
+#: because they were read after it came in. Without this end, rules that are edited again and again could prevent a
+#: decision.
 RELOADS = 3
 
 breaker = Breaker()
@@ -224,7 +225,7 @@ def _chosen(
 ) -> Answer | Selection:
     """Return the answer of a request's block or allow. If the request has neither, return the rules that apply.
 
-    A rule that starts from the ledger does so first.
+    If one of these rules starts with the usage in the ledger, first let it start.
     """
     answer = by_row(commands, identity, costs)
     if answer is not None:
@@ -232,7 +233,7 @@ def _chosen(
     selection = snapshot.select(scope, method, identity)
     answer = _by_newer_row(selection, snapshot, identity, costs)
     if answer is None and prepare(selection, tuple(costs)).starts_from_ledger:
-        answer = _while_away(selection, identity, costs)
+        answer = _without_redis(selection, identity, costs)
         if answer is None:
             from_ledger.start(prepare(selection, tuple(costs)), identity, snapshot)
     return answer or selection
@@ -253,14 +254,14 @@ async def _achosen(
     selection = await rules.aselect(snapshot, scope, method, identity)
     answer = _by_newer_row(selection, snapshot, identity, costs)
     if answer is None and prepare(selection, tuple(costs)).starts_from_ledger:
-        answer = _while_away(selection, identity, costs)
+        answer = _without_redis(selection, identity, costs)
         if answer is None:
             await from_ledger.astart(prepare(selection, tuple(costs)), identity, snapshot)
     return answer or selection
 
 
-def _while_away(selection: Selection, identity: Identity, costs: Mapping[str, int]) -> Answer | None:
-    """Return the answer of the failure policies if Redis is away. Then no rule can start from the ledger."""
+def _without_redis(selection: Selection, identity: Identity, costs: Mapping[str, int]) -> Answer | None:
+    """Return the answer of the failure policies if Redis does not answer. Then no rule can start from the ledger."""
     if breaker.closed:
         return None
     return without_decision.by_policies(prepare(selection, tuple(costs)), identity, costs, metered=True)

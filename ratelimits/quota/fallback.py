@@ -31,9 +31,9 @@ class LocalLimiter:
         self._spent: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
 
     def charge(self, limits: list[tuple[str, str, Algorithm, int]]) -> float | None:
-        """Charge all limits and return 0. If a limit refuses, charge none.
+        """Charge all limits and return 0. If a limit refuses, charge none, and return the seconds to wait.
 
-        Then return the seconds until all limits would admit the same request; None if one of them never would. A limit
+        After these seconds, all limits would admit the same request. None means that one of them never would. A limit
         is given as (key, name, algorithm, cost).
         """
         now = self.clock()

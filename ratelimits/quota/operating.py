@@ -25,7 +25,7 @@ from ratelimits.models.status.totals import DAY, newest_days
 from ratelimits.quota.standings import Choice, standings, uncounted
 from ratelimits.rules import AppliedRule, Selection, Snapshot
 
-#: The number of days, with today, in whose usage the account of a key is looked for.
+#: The account of a key is looked for in the usage of this number of days. The last of them is today.
 SEEN_DAYS = 3
 #: Maximum number of accounts that an error names.
 _MAX_NAMED = 5

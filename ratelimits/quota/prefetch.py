@@ -96,7 +96,7 @@ class PrefetchedPermits:
         self._seconds = seconds
         self._clock = clock
         self._size = 1
-        #: Maximum number of requests of the next fetch, so that other processes get permits too.
+        #: Maximum number of requests for which the next fetch takes permits, so that other processes get permits too.
         self._room = maximum
         self._commands: dict[int, Command] = {}
         self.clear()

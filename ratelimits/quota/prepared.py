@@ -195,7 +195,7 @@ class PreparedCommands:
 
 
 def without_version(command: Command) -> Command:
-    """Return the same command, but Redis does not compare the version of its rules with the newest version."""
+    """Return the same command without the version of its rules, so that Redis does not compare versions."""
     return Command(current_server().keyspace, command.call._replace(version=None))
 
 

@@ -56,7 +56,7 @@ _totals: dict[TotalKey, list[int]] = {}
 #: Maximum number of totals after they were written. Above this number, the process forgets all written totals and
 #: continues under a new process name.
 MAX_WRITTEN = 50_000
-#: Maximum number of totals while they cannot be written. When this number is reached, all new accounts have one total.
+#: Maximum number of totals while they cannot be written. When this number is reached, all new accounts share a total.
 MAX_UNWRITTEN = 200_000
 #: Admitted requests that are not added to the totals yet: account, costs, moment (µs since 1970 UTC).
 _new_admissions: deque[tuple[str | None, Mapping[str, int], int]] = deque()
@@ -114,7 +114,7 @@ def add(kind: Kind, account: str, key: str, costs: Mapping[str, int], requests: 
 
 
 def before_totals(add_more: Callable[[], None]) -> None:
-    """Call `add_more` each time before the totals are read. It calls `add` for requests that another module counts."""
+    """Call `add_more` each time before totals are read: it calls `add` for requests that another module counts."""
     _adders.append(add_more)
 
 

@@ -26,7 +26,7 @@ def answer(
     """Return the answer of the failure policies.
 
     `prepared` has the rules that apply. If it is None, the rows about the request's key could not be read. Then the
-    strictest policy of all rules that may apply decides; without any rules in memory, the setting FAILURE_POLICY.
+    strictest policy of all rules that may apply decides. If no rules are in memory, the setting FAILURE_POLICY decides.
     `metered` is true if Redis would have counted the request as usage.
     """
     if prepared is not None:

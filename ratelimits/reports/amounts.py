@@ -24,8 +24,8 @@ from ratelimits.pricing.prices import Price
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.terms.price_book import Record
 
-#: The total of a meter before a version, and its total after this version. The first is None if the meter was not
-#: billed before.
+#: The total of a meter before a version, and its total after this version. The first total is None if the meter was
+#: not billed before.
 BeforeAndAfter = Sequence[Any]
 
 
@@ -77,8 +77,9 @@ def recorded(
 ) -> dict[str, Record]:
     """Return the prices that a report version uses. The keys are starts of periods (s since 1970 UTC, as text).
 
-    After its first report, under any name of the account, a period keeps its prices. `prices_at_end` are the prices at
-    the end of the report's period. Only the first version of the report uses them, for this period.
+    A period keeps the prices of its first report, even if another name of the account has this first report.
+    `prices_at_end` are the prices at the end of the report's period. Only the first version of the report uses them,
+    and only for this period.
     """
     records: dict[str, Record] = {}
     report_period = _period_of(report)
@@ -145,7 +146,7 @@ class Totals:
 
 
 def billed(reports: Sequence[Report], start: int) -> tuple[Record, Counter[str]]:
-    """Return the prices and the billed units of a billing period, by meter; both are empty if it was not billed.
+    """Return a billing period's prices and billed units, by meter; both are empty if the period was not billed.
 
     `start` is the start of the period (µs since 1970 UTC). `reports` are the reports that share a price, oldest first.
     """
@@ -185,7 +186,7 @@ def meter_amounts(report: Report) -> Iterator[MeterAmount]:
 
 
 def price_of(record: Record, totals: Mapping[str, int]) -> Decimal:
-    """Return the rounded price of a period; `totals` are its units by meter."""
+    """Return the rounded price of a period; `totals` are the period's units by meter."""
     return rounded(added(price.of(totals[meter]) for meter, price in prices_of(record).items()), record["digits"])
 
 

@@ -81,12 +81,12 @@ def billing_periods(
 
     `used` has the end of each counted period, by its start. `reported` are the billing periods that have a report.
 
-    A counted period that overlaps reported periods is shortened to the time between them. If that time is too short,
-    the counted period belongs to one of the reported periods.
+    A counted period that overlaps reported periods is shortened to its free part, which no reported period contains. If
+    the free part is too short, the counted period belongs to one of the reported periods.
 
     Counted periods that overlap each other become one billing period. This billing period starts with the first of
-    them, and ends with the one that was used last. If it would be longer than MAX_LENGTH, the counted period that
-    starts last becomes a billing period of its own, which starts at the end of the other one.
+    them, and ends with the one that was used last. If this billing period would be longer than MAX_LENGTH, the counted
+    period that starts last becomes a billing period of its own. It then starts at the end of the billing period before.
     """
     closed = {period.start: period for period in reported}
     open_: list[BillingPeriod] = []
@@ -118,8 +118,9 @@ def billing_periods(
 def _last_end(members: Collection[int], ends: Mapping[int, int], used_at: Mapping[int, int]) -> int:
     """Return the end of the member that was used last. The members are counted periods, given by their starts.
 
-    The time of usage is known only as a quarter of an hour, so several members may have been used last. Then take one
-    whose end is the start of another counted period. If there are several such members, take the one that starts last.
+    The time of usage is known only to a quarter of an hour, so several members may have been used last. Then take a
+    member whose end is the start of another counted period. If several members have such an end, take the one that
+    starts last.
     """
     last_use = max(used_at.get(member, 0) for member in members)
     used_last = sorted(member for member in members if used_at.get(member, 0) == last_use)
@@ -141,8 +142,8 @@ def _closed_period_of(closed: Iterable[BillingPeriod], start: int, end: int) -> 
     """Return the reported period that a counted period belongs to; None if there is no such period.
 
     A counted period belongs to a reported period if its free part (see `_free_span`) is shorter than SHORTEST. If
-    several reported periods overlap the counted period, it belongs to the one that contains its start. If none
-    contains its start, it belongs to the first one that starts within it.
+    several reported periods overlap the counted period, it belongs to the one that contains its start. If no
+    reported period contains its start, it belongs to the first reported period that starts within it.
     """
     reported = list(closed)
     free_start, free_end = _free_span(reported, start, end)

@@ -37,13 +37,13 @@ Group = dict[str, Any]
 
 
 def in_order(using: str, *names: str) -> list[Any]:
-    """Return arguments for `order_by()` that sort by these columns. With them, every database sorts by code points."""
+    """Return arguments for `order_by()` that sort by these columns. So every database sorts texts by code points."""
     if connections[using].vendor != "postgresql":
         return list(names)
     return [Collate(name, "C") if name in ("account", "meter", "key") else name for name in names]
 
 
-#: The condition for lines with usage. Some lines only record what a rule in shadow mode would have refused.
+#: The condition for lines with usage. Other lines only record what a rule in shadow mode would have refused.
 _USED = Q(admitted_requests__gt=0) | Q(admitted_units__gt=0) | Q(denied_requests__gt=0) | Q(refunded_units__gt=0)
 
 
@@ -137,7 +137,7 @@ def remaining(
 ) -> Allowance:
     """Return the allowance of a billing period after its reports.
 
-    `periods` are the starts (µs since 1970 UTC) of its counted periods: usage was counted under these periods. If
+    `periods` are the starts (µs since 1970 UTC) of the counted periods that belong to the billing period. If
     `before` is not None, only reports with a smaller primary key are used.
     """
     lines = ReportLine.objects.using(using).filter(report__account=account)

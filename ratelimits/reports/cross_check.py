@@ -69,7 +69,7 @@ def _requests(usage: Iterable[PeriodUsage], start: int, end: int) -> Counter[str
     """Return the requests of a billing period in the ledger, by meter; moments are s since 1970 UTC."""
     requests: Counter[str] = Counter()
     for row in usage:
-        # Include rows whose period only overlaps the billing period, because both may be billed as one period.
+        # Include rows whose period only overlaps the billing period: periods that overlap may be billed as one.
         if row.period < end and (row.period >= start or (row.period_end or 0) > start):
             requests[row.meter] += row.admitted_requests
     return requests

@@ -1,14 +1,14 @@
 """Find the quantities that an account's plan includes in a billing period. The plan may have changed in the period.
 
-Without proration, the account's plan at the end of the period gives the quantities. If the account has no plan then,
-the last plan that it had in the period gives them. If the account was renamed in the period, its names share the
-quantities.
+Without proration, the account's plan at the end of the period gives the quantities. If the account has no plan at the
+end, the last plan that it had in the period gives the quantities. If the account was renamed in the period, its names
+share the quantities.
 
 With proration (RATELIMITS["PRORATION"] is "time"), each plan gives a share of its quantities: the share of the month in
 which the account was on this plan.
 
-In both cases the prices are those of the plan at the end of the period. Without such a plan, they are those of the last
-plan.
+In both cases the prices are those of the plan at the end of the period. If the account has no plan at the end, they are
+the prices of the last plan.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ class Limits:
         )
         unnamed_kinds = _unnamed_kinds(kind, counted_kind)
         if unnamed_kinds and self._first_unnamed(rule.name, unnamed_kinds) <= version:
-            # The line does not name the key of such an override. The override is known only if it alone was edited in
-            # the line's version.
+            # There were overrides for keys that the line does not name. Such an override is known only if it alone was
+            # edited in the line's version.
             unnamed = self._unnamed_edits(rule.name, unnamed_kinds, version)
             named_versions = (override.version for override in (*for_key, *for_account))
             if len(unnamed) != 1 or version in (rule.version, *named_versions):

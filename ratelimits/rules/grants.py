@@ -51,7 +51,7 @@ def planned(key: str, rule: str, extra: int, until: datetime, *, account: str = 
 def grant(
     key: str, rule: str, extra: int, until: datetime, reason: str, *, account: str = "", by: Any = None
 ) -> list[KeyOverride]:
-    """Save the overrides of `planned`, in one edit. While they are in force, the existing overrides are not.
+    """Save the overrides of `planned`, in one edit. While these are in force, the existing overrides are not in force.
 
     `by` is the user who decided this; None if it was no user.
     """

@@ -1,8 +1,8 @@
 """The groups of users, for rules that apply only to the members of a group.
 
 The groups of a user are read when the user is first seen, and only if a rule names a group. They stay in memory until
-they change. A change of the members of a group is an edit of the configuration, as a change of a rule is: it adds a
-tombstone, which names the user, or no user if the groups of all users must be read again.
+they change. A change of the members of a group is an edit of the configuration, just like a change of a rule. This edit
+adds a tombstone for each user whose groups must be read again. A tombstone without a user stands for all users.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _MAX_KEY = 200
 #: Maximum number of users that one query names.
 _CHUNK = 500
 
-#: Whether rules that are not in the database may name groups. Only tests have such rules.
-has_other_rules = False
+#: Whether rules are in force that are not in the database. They may name groups. Only tests have such rules.
+has_rules_outside_database = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def read(users: Collection[str]) -> Groups:
         for key in users:
             try:
                 keys[table.user_pk.to_python(key.partition(":")[2])] = key
-            except ValidationError:  # the digest of a long primary key
+            except ValidationError:  # the key contains the digest of a long primary key, not the primary key
                 continue
         for pk, name in table.names(keys):
             names[keys[pk]].add(name)
@@ -134,12 +134,12 @@ def _note(users: Collection[Any], using: str) -> None:
     if using == conf.DATABASE:
         _edit(users)
     else:
-        # No transaction can contain the tables of two databases. So wait until the other one is committed.
+        # No transaction can contain the tables of two databases. So edit only after the group's change is committed.
         transaction.on_commit(lambda: _edit(users), using=using)
 
 
 def _edit(users: Collection[Any]) -> None:
-    if not has_other_rules and not Rule.objects.using(conf.DATABASE).exclude(group="").exists():
+    if not has_rules_outside_database and not Rule.objects.using(conf.DATABASE).exclude(group="").exists():
         return
     keys = [f"user:{pk}" for pk in users]
     if not keys or len(keys) > _MAX_TOMBSTONES or max(map(len, keys)) > _MAX_KEY:

@@ -30,12 +30,12 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
-#: Returns rows with other rules. For its own result it returns the same rows.
+#: A function that takes rows and returns the same rows with other rules. It returns rows of its own without a change.
 Override = Callable[[rows.Rows], rows.Rows]
 
 #: Maximum number of seconds to wait for the reply to one query.
 PATIENCE = 5.0
-#: Time (µs) after a failure in which the database is not asked again. A reload without a minimum version still asks.
+#: For this time (µs) after a failure, the database is not asked again. But a reload without a minimum version asks it.
 _PAUSE = 1_000_000
 #: If the clock steps back by more than this time (µs), the snapshot is made again.
 _STEP = 1_000_000

@@ -15,7 +15,8 @@ from ratelimits.testing.server import start_server_if_needed
 def enter() -> Callable[[], None]:
     """Use a new namespace from now on. Return the function that ends this and uses the former namespace again."""
     start_server_if_needed()
-    # The tools work without a database connection too, by which `tests` would notice that this process runs tests.
+    # `tests` learns from a database connection that this process runs tests. The tools also work without a connection,
+    # so say it here.
     tests.possible = True
     tests.follow(conf.DATABASE)
     previous, own = test_suffix(), tests.new_suffix()

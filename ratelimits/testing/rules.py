@@ -46,10 +46,12 @@ class override_rules(TestContextDecorator):  # noqa: N801  (it is used as a deco
     def enable(self) -> None:
         leave = namespace.enter()
         previous = rules.override(_Override(self._rows))
-        had_other_rules, groups.has_other_rules = groups.has_other_rules, True
+        # The rules of the test may name groups. So changes of groups must take effect, even if no row names a group.
+        had_rules_outside_database = groups.has_rules_outside_database
+        groups.has_rules_outside_database = True
 
         def end() -> None:
-            groups.has_other_rules = had_other_rules
+            groups.has_rules_outside_database = had_rules_outside_database
             rules.override(previous)
             leave()
 

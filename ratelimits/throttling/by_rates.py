@@ -71,7 +71,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
     duration: float | None = None
     #: None, or a callable that returns seconds since 1970 UTC. Set it in tests.
     timer: Callable[[], float] | None = None  # type: ignore[assignment]
-    #: If another throttle collects what all throttles of a view count: the list for it. Otherwise None.
+    #: The list in which another throttle collects what all throttles of the view count; None if no throttle does this.
     _collected: list[_Counted] | None = None
     _outcome: _Outcome | None = None
 
@@ -170,7 +170,7 @@ class UserRateThrottle(throttling.UserRateThrottle, SimpleRateThrottle):
 
 
 class ScopedRateThrottle(throttling.ScopedRateThrottle, SimpleRateThrottle):
-    """Limits each user and address under the rate of the view's `throttle_scope`. Without one, it limits nothing."""
+    """Limits each user and address under the rate of the view's `throttle_scope`. Without a scope it limits nothing."""
 
 
 def _counted_by_others(request: Request, view: APIView) -> list[_Counted]:

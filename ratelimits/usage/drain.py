@@ -97,7 +97,8 @@ def drain(now: int | None = None) -> Drained:
 def _live_runs(server: Server, listing_run: str, states: Iterable[ShardState]) -> set[str]:
     """Return the runs of the servers that answer now.
 
-    `listing_run` is the run of the server that listed the batches. If all shards had it before, return only this run.
+    `listing_run` is the run of the server that listed the batches. If the states of all shards have this run already,
+    return only this run.
     """
     runs = {listing_run}
     if any(state.run != listing_run for state in states):
@@ -115,7 +116,7 @@ def _drain_server(server: Server, using: str, shards: list[int], drained: Draine
         crash.reached("drain:listed")
         if len({pending.run for pending in listed}) > 1:
             continue  # The server restarted between two replies.
-        # Store the run before the fence waits. If this run then loses data before its first drain, the loss is noticed.
+        # Store the run before the fence waits. If the server then loses data before the first drain, this is noticed.
         ShardState.objects.using(using).filter(shard__in=shards, run="").update(run=listed[0].run)
         drained.fsync = fence(server, listed[0].run, shard=listed[0].shard)
         crash.reached("drain:fenced")

@@ -61,7 +61,7 @@ def note_changes(using: str, pks: Iterable[int]) -> None:
 
 
 def extend(using: str, kind: GapKind, event: str, until: int) -> None:
-    """Extend the gap that was declared for an event until a later moment (µs since 1970 UTC)."""
+    """Let the declared gap of an event end later: at `until` (µs since 1970 UTC)."""
     change(
         using, DurabilityGap.objects.using(using).filter(event=f"{kind}:{event}"[:300], until__lt=until), until=until
     )
@@ -153,7 +153,7 @@ def declare_lost_batch(using: str, state: ShardState, incarnation: str, seq: int
 
 
 def _declare_lost(using: str, state: ShardState, incarnation: str, first: int, last: int, **window: Any) -> None:
-    """Declare batches missing. In the shard's state, the last of them is then the newest batch."""
+    """Declare batches missing. Note in the shard's state that the last of them is the newest batch."""
     declare_missing(using, state, incarnation, first, last, **window)
     if incarnation != state.incarnation:
         state.incarnation, state.seq, state.cum = incarnation, last, 0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _CHUNK = 1000
 _SECOND = 1_000_000
 _SUBJECT = ("bin", "kind", "account", "key", "meter")
-#: Totals of this age (s) are added up over all processes. No process writes so late.
+#: Totals that are older than this time (s) are added up over all processes. No process writes a total so late.
 _FOLD_AGE = 86_400
 #: The kinds of totals that are added up over all processes.
 FOLDED = ("admitted", "blocked", "exempt")

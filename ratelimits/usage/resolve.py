@@ -145,7 +145,7 @@ def _total(lines: list[bytes]) -> int:
 def _packet(quarantined: QuarantinedBatch, state: ShardState, lines: list[bytes]) -> Packet:
     """Return a new batch for the accepted lines.
 
-    Its moments are the watermark. A later moment would say that later usage is in the ledger, too.
+    The moments of the new batch are the watermark. A later moment would say that later usage is in the ledger, too.
     """
     at = state.watermark or time.time_ns() // 1000
     without_digest = Packet(

@@ -113,7 +113,8 @@ def advance_idle(using: str, idle: Iterable[Pending]) -> None:
     shards_by_watermark: dict[int, list[int]] = {}
     for pending in idle:
         # One statement sets the watermark `oldest` for most shards. A shard that was sealed for the first time after
-        # `oldest` gets its own: a watermark before its first seal would look as if the server had lost its data.
+        # `oldest` gets its own watermark. With `oldest`, which is before its first seal, the server would seem to have
+        # lost its data.
         watermark = oldest if pending.first_sealed <= oldest else pending.sealed_at
         shards_by_watermark.setdefault(watermark, []).append(pending.shard)
     for watermark, shards in shards_by_watermark.items():

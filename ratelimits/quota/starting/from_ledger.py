@@ -1,8 +1,9 @@
 """Let a key start with the usage that the ledger has of the current period.
 
 This happens before a process decides the key's first request in a period. Redis is asked whether the rule has counted
-the key in this period. If not, the ledger is read, and its usage is charged under a receipt whose name depends only on
-the rule, the key and the period. So the usage is charged once, however many processes do this, and also after a reset.
+the key in this period. If not, the ledger is read, and its usage is charged under a receipt. The name of this receipt
+depends only on the rule, the key and the period, and Redis accepts each receipt only once. So the usage is charged
+once, even if many processes do this at the same time, and even after a reset.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _started: set[tuple[str, str, int]] = set()
 
 
 class _Start(NamedTuple):
-    """A rule and a key that it may not have counted yet. `usage` is what the ledger is asked for."""
+    """A rule, and a key that the rule may not have counted yet. `usage` is what the ledger is asked for."""
 
     name: str
     key: str
@@ -103,7 +104,7 @@ def _note(key_start: _Start) -> None:
 
 
 def _starts(prepared: Prepared, identity: Identity, snapshot: Snapshot) -> Iterator[_Start]:
-    """Yield the rules that this process has not seen to start for this identity in the current period."""
+    """Yield a start for each rule that this process has not started yet for this identity in the current period."""
     if identity.account is None:
         return  # The ledger knows usage by account.
     for rule, term in zip(prepared.rules, prepared.program.terms, strict=True):

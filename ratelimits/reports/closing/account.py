@@ -1,7 +1,7 @@
 """Close one account: find the billing periods whose usage is complete, and write their reports.
 
-A report has versions: each correction adds one. Late usage is usage that arrives after its period was closed. If
-the reply of Redis to a request is lost, nobody knows whether Redis has counted the request. An allowance is the
+A report has versions: each correction adds one. Late usage is usage that arrives after its period was closed. A lost
+reply is a reply of Redis that did not arrive: nobody knows whether Redis has counted the request. An allowance is the
 quantity of each meter that the plan includes.
 """
 
@@ -250,7 +250,7 @@ class Closing:
         adjustments: list[Adjustment],
         late_periods: list[BillingPeriod],
     ) -> Report:
-        """Write the first report of a billing period. The report also gets the late usage of closed periods."""
+        """Write the first report of a billing period. The report also gets the late usage of `late_periods`."""
         report = self._report(period, 1, [billing_period, *late_periods])
         included = self._included(billing_period.start, billing_period.end)
         report.plan, report.included = included.plan, self._not_used_by_other_names(included.included, billing_period)
@@ -315,7 +315,7 @@ class Closing:
         )
 
     def _reported(self, line_ids: set[str]) -> set[str]:
-        """Return those of the `line_ids` that are on reports. Late usage may correct a line that is on no report."""
+        """Return those of the `line_ids` that are on reports. A line may correct a line that no report has."""
         if not line_ids:
             return set()
         self._writer.flush()

@@ -21,8 +21,9 @@ SHORTEST = 27 * 86_400 * SECOND
 class AccountPeriods:
     """The billing periods of an account.
 
-    `counted` are the starts (µs) of further periods with usage, which `data` does not contain. Some methods need the
-    account's time zone. If this zone no longer exists, they raise ValueError, or use UTC if `lenient` is true.
+    `counted` are the starts (µs) of further counted periods, whose usage `data` does not contain. Some methods need the
+    account's time zone. If this zone no longer exists, these methods raise ValueError. But if `lenient` is true, they
+    use UTC.
     """
 
     def __init__(

@@ -17,7 +17,8 @@ T = TypeVar("T")
 _MAX_GROUPS = 5000
 #: Maximum number of different period starts in one query, since databases limit the depth of a condition.
 _MAX_STARTS = 50
-#: Length of time in µs. `SpanCache` reads a span with this margin before and after it, so it can answer for near spans.
+#: A length of time in µs. `SpanCache` also reads this much time before and after a span. So it can answer for other
+#: spans that are near.
 _MARGIN = 32 * 86_400 * 1_000_000
 
 

@@ -60,9 +60,10 @@ def finalise_each(now: int | None = None, *, account: str | None = None) -> Iter
     A new version adds late usage, adjustments, and gaps and lost replies that became known later.
 
     A watermark is the moment before which all usage of a shard is in the ledger. A period can be closed once `now` and
-    the watermarks of its shards have passed its end plus GRACE_SECONDS. `now` is µs since 1970 UTC, by default this
-    machine's clock. If an account cannot be closed, this is logged, and the others are still closed. Yield a result
-    after each transaction, so that memory does not grow with the number of accounts. A second call changes nothing.
+    the watermarks of the account's shards have passed the period's end plus GRACE_SECONDS. `now` is µs since 1970 UTC,
+    by default this machine's clock. If an account cannot be closed, this is logged, and the others are still closed.
+    Yield a result after each transaction, so that memory does not grow with the number of accounts. A second call
+    changes nothing.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
@@ -189,7 +190,7 @@ def locked_with(using: str, shards: Mapping[str, list[int]]) -> list[int]:
 
 
 def mark(using: str, reports: list[Report]) -> None:
-    """Write into each total the position up to which reports contain its usage. Also mark these positions.
+    """Store in the totals (PeriodUsage) up to which positions reports contain usage. Also mark these positions.
 
     Compaction does not join a batch before a mark with a batch after the mark.
     """

@@ -89,7 +89,7 @@ def open_periods(
 
 
 def _shortened(using: str) -> Q:
-    """Return the condition for usage whose period a report shortens: the report's period starts within it."""
+    """Return the condition for usage of shortened periods: a report exists whose period starts within such a period."""
     reports = Report.objects.using(using).filter(
         account=OuterRef("account"),
         period_start__gt=OuterRef("period") * SECOND,

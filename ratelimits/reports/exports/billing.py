@@ -22,7 +22,7 @@ from ratelimits.reports.rows import FINAL, VERSION, Row
 
 #: Maximum age (µs) of an event that Stripe accepts.
 STRIPE_OLDEST = 35 * 86_400 * SECOND
-#: Maximum time (µs) by which the moment of an event that Stripe accepts may be in the future.
+#: Stripe accepts events whose moment is at most this time (µs) in the future.
 STRIPE_NEWEST = 5 * 60 * SECOND
 #: Maximum number of events in one request to Lago.
 LAGO_BATCH = 100

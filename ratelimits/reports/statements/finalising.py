@@ -41,7 +41,7 @@ class Preview:
         """Return a digest of what a preview shows of the report."""
         report = self.report
         about = (*self.subject, report.period_end, report.timezone, report.plan, report.line_count, report.gaps)
-        # Amounts are rounded. So other prices can give the same amounts, but other exact amounts of meters.
+        # Amounts are rounded, so different prices can give the same amounts. Therefore the digest needs the prices too.
         money = (report.amounts, report.prices)
         return sha256(repr((about, money, self.totals)).encode()).hexdigest()
 
@@ -61,7 +61,7 @@ class Outcome:
     failed: list[str] = field(default_factory=list)
 
     def left(self, chosen: Mapping[str, Collection[int]]) -> list[Subject]:
-        """Return the chosen periods that have no report, and can have none now."""
+        """Return the chosen periods that have no report, and cannot get a report now."""
         known = {preview.subject for preview in (*self.written, *self.to_confirm)}
         subjects = ((account, start) for account, starts in chosen.items() for start in starts)
         without_report = (subject for subject in subjects if subject not in known)

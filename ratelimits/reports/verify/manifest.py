@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 from django.db.models import Count, Max
@@ -80,7 +80,7 @@ def build(using: str, month: str) -> dict[str, Any]:
         "unsettled": manifest_sections.unsettled(using, *month_window(month)),
         "columns": columns,
         "history": history,
-        "without_history": manifest_sections.without_history(using),
+        "without_history": manifest_sections.digests_without_history(using),
         "conditional": manifest_conditional.build(using, month, states, history),
         "totals": _month_totals(listed["reports"]),
         **listed,
@@ -189,13 +189,13 @@ def compare(
     manifest: dict[str, Any],
     *sources: str,
     checked: Counter[str] | None = None,
-    without_history: Callable[[], Mapping[str, str]] | None = None,
+    digests_without_history: Callable[[], Mapping[str, str]] | None = None,
 ) -> Iterator[str]:
     """Yield a sentence for each difference between the database and a manifest.
 
     `sources` are the aliases of the databases that contain the ledger's batches, by default `using`. The numbers of
-    compared entries are added to `checked`. `without_history` returns the result of
-    `manifest_sections.without_history`; a caller with several manifests can read it once for all of them.
+    compared entries are added to `checked`. `digests_without_history` is called instead of
+    `manifest_sections.digests_without_history`. So a caller with several manifests can read these digests only once.
     """
     month, checked = manifest["month"], Counter() if checked is None else checked
     if error := signatures.error_of(_signed_text(manifest), manifest["signature"]):
@@ -232,8 +232,8 @@ def compare(
                 yield f"{entry_name} {name} is not in the manifest of {month}: it is newer, so write another manifest"
             elif listed[name] != current[name]:
                 yield f"{entry_name} {name} differs from the manifest of {month}"
-    rows = manifest_sections.without_history(using) if without_history is None else without_history()
-    yield from _compare_history(using, manifest, rows, checked)
+    read_digests = digests_without_history or partial(manifest_sections.digests_without_history, using)
+    yield from _compare_history(using, manifest, read_digests(), checked)
     yield from manifest_conditional.compare(using, manifest, sources or (using,), checked)
 
 

@@ -160,7 +160,7 @@ def _changed_batches(sources: Sequence[str], shard: int, entry: Mapping[str, Any
         parts = (batches.values_list("position", "applied_at").iterator(CHUNK) for batches in between(first, last))
         for current_count, row in enumerate(heapq.merge(*parts), 1):  # noqa: B007
             digest.update(digest_of(row).encode())
-        # If batches were joined, or if their archive is missing, there are fewer. Then their times cannot be compared.
+        # If batches were joined, or if an archive is missing, there are fewer batches. Then times cannot be compared.
         if current_count == count and digest.hexdigest() != listed:
             yield f"batches {first} to {last} of shard {shard:02d} were written at other times"
 

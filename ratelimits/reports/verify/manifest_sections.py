@@ -151,11 +151,12 @@ def deliveries(
 def _lasting_values(columns: Sequence[str], values: Sequence[Any]) -> list[Any]:
     """Return the values of a delivery that cannot change unless its state changes.
 
-    If a waiting delivery was sent before, it will be sent again. Then its columns `_SENDING` are left out.
+    A waiting delivery may have had attempts without success. Its next attempt will change its columns `_SENDING`, so
+    they are left out.
     """
     by_column = dict(zip(columns, values, strict=True))
-    sent_again = by_column.get("state") == PushDelivery.State.WAITING and by_column.get("attempts")
-    return [value for column, value in by_column.items() if not (sent_again and column in _SENDING)]
+    awaits_next_attempt = by_column.get("state") == PushDelivery.State.WAITING and by_column.get("attempts")
+    return [value for column, value in by_column.items() if not (awaits_next_attempt and column in _SENDING)]
 
 
 def unsettled(using: str, start: int, end: int) -> int:
@@ -194,8 +195,8 @@ def _in_milliseconds(value: Any) -> Any:
     return value.replace(microsecond=value.microsecond // 1000 * 1000) if isinstance(value, datetime) else value
 
 
-def without_history(using: str) -> dict[str, str]:
-    """Return a digest of each row of the configuration without history, by model and primary key."""
+def digests_without_history(using: str) -> dict[str, str]:
+    """Return a digest of each row of the configuration that has no history, by model and primary key."""
     digests = {}
     for model in MODELS:
         columns = [field.attname for field in model._meta.concrete_fields]

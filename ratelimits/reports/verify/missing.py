@@ -19,7 +19,7 @@ from ratelimits.reports.verify.report import readable
 
 
 def verify_missing(using: str) -> Iterator[str]:
-    """Yield an error for each gap that a newest report does not print, and for lost replies that no process counted."""
+    """Yield an error for each gap that is missing on a newest version, and for lost replies that no process counted."""
     yield from _verify_gaps(using)
     yield from _verify_unknown(using)
 

@@ -50,7 +50,7 @@ def verify_terms(using: str, checked: Counter[str]) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Months:
-    """The billing months that an account may have had, by all its time zones and anchor days."""
+    """The billing months that an account may have had, under all the time zones and anchor days that it has had."""
 
     #: Each time zone with an anchor day.
     terms: set[tuple[str, str]]

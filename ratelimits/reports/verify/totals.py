@@ -25,7 +25,7 @@ from ratelimits.reports.periods import MAX_LENGTH, SECOND, iso
 from ratelimits.reports.verify.report import readable
 
 _SUBJECT = ("account", "period", "meter", "rule")
-#: The columns that are added up. Totals that are older than the last one have no value in it.
+#: The columns that are added up. Totals from a time before the last column existed have no value in this column.
 _SUMMED = (*SUMS, "shadow_requests")
 #: Maximum number of times that an account is read again. An account that changes while it is read can seem wrong.
 _TRIES = 50

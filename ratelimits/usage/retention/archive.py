@@ -164,8 +164,8 @@ def _file_lines(batches: list[Batch]) -> Iterator[bytes]:
 def read(path: Path, recorded: str) -> Iterator[tuple[Batch, list[bytes]]]:
     """Yield the batches of a file as unsaved rows, each with its lines.
 
-    Raise ArchiveError if the file is not complete, or if its digest is not `recorded`. Only the end of the file shows
-    this. So a caller that saves the batches must do so in a transaction.
+    Raise ArchiveError if the file is not complete, or if its digest is not `recorded`. Both become known only at the
+    end of the file. So a caller that saves the batches must do so in a transaction.
     """
     with _archive_errors(path), gzip.open(path, "rb") as source:
         if next(file_lines := _read_file_lines(path, source, recorded)) != _HEADER.encode():
@@ -269,9 +269,9 @@ def _insert(using: str, batches: Iterable[tuple[Batch, list[bytes]]]) -> int:
 
 @contextmanager
 def opened(using: str, paths: list[Path]) -> Iterator[str]:
-    """Load the batches of these files into a temporary database, and yield its alias. Delete it after the block.
+    """Load the batches of these files into a temporary database, and yield its alias.
 
-    Raise ArchiveError if `check` refuses a file.
+    The database is deleted after the block. Raise ArchiveError if `check` refuses a file.
     """
     recorded = {path: check(using, path) for path in paths}
     with tempfile.TemporaryDirectory(prefix="ratelimits-archive-") as directory:

@@ -104,11 +104,14 @@ def _verify_newest(using: str, state: ShardState) -> Iterator[str]:
             yield f"{name} says that its newest batch is {newest}, which does not exist"
         return
     if batch.seq == state.seq and batch.cum != state.cum:
-        yield f"{name} has the running sum {state.cum} after batch {newest}, which ends with {batch.cum}"
+        yield f"{name} has the running sum {state.cum} after batch {newest}, but this batch ends with {batch.cum}"
 
 
 def _verify_archived(using: str, shards: Collection[int]) -> Iterator[str]:
-    """Yield an error for each archived range that does not continue the range before it. The first starts the chain."""
+    """Yield an error for each archived range that does not continue the range before it.
+
+    The first range must start at the beginning of the chain.
+    """
     rows = ArchivedRange.objects.using(using).filter(shard__in=shards).order_by("shard", "first_position")
     for _shard, group in groupby(rows, key=lambda row: row.shard):
         position, digest = 0, ""

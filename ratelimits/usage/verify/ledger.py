@@ -133,7 +133,8 @@ def _verify_lines(batch: Batch) -> Iterator[str]:
         yield f"compacted batch {batch}: {error}"
     if (batch.previous_cum + total) % CUM_MODULUS != batch.cum:
         yield (
-            f"the lines of batch {batch} add {total} to the running sum {batch.previous_cum}, which is not {batch.cum}"
+            f"batch {batch} starts with the running sum {batch.previous_cum}, and its lines add {total}, but it ends"
+            f" with the running sum {batch.cum}"
         )
 
 
@@ -173,7 +174,7 @@ def _verify_numbers(batch: Batch, newest: dict[str, tuple[int, int]]) -> Iterato
     elif batch.first_seq == seq + 1 and batch.previous_cum != cum:
         name = f"{GapKind.SUM}:{batch.shard}:{batch.incarnation}:{batch.first_seq}"
         if not gaps.filter(event=name).exists():
-            yield f"the running sum was {cum} before batch {batch}, which starts at {batch.previous_cum}"
+            yield f"the running sum was {cum} before batch {batch}, but this batch starts at {batch.previous_cum}"
     if batch.seq > seq:
         newest[batch.incarnation] = batch.seq, batch.cum
 

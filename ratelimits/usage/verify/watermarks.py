@@ -1,4 +1,4 @@
-"""Verification of watermarks: if a batch was opened before its shard's watermark, it may no longer wait in Redis."""
+"""Verification of watermarks: a batch that was opened before its shard's watermark must not wait in Redis any more."""
 
 from __future__ import annotations
 
