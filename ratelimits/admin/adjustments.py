@@ -229,7 +229,7 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
         for account in list(unreported.values_list("account", flat=True).distinct()):
             for report in close.finalise(account=account):
                 self.message_user(request, _("Report %(report)s was finalised.") % {"report": report}, messages.SUCCESS)
-        # The worker may have put an adjustment on a report before, so read each adjustment again.
+        # Meanwhile the worker may have put an adjustment on a report, so read each adjustment again.
         for adjustment in queryset.select_related("report").order_by("pk"):
             values = {"adjustment": adjustment, "report": adjustment.report}
             if adjustment.report is not None:

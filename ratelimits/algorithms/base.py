@@ -23,8 +23,8 @@ class Storage(NamedTuple):
     packed    whether the limit has a record in the packed state, a string that several limits of one key share
     own       the letter in the name of the Redis key that belongs to the limit alone; "" if there is no such key
     endings   suffixes of further Redis keys, by name. The Lua file writes "${name}" instead of the suffix
-    optional  suffixes of further Redis keys that the script uses if it can. They are not named in its KEYS, because in
-              a cluster a script needs all Redis keys in KEYS while their slot moves to another node
+    optional  suffixes of further Redis keys that the script uses if it can. They are not named in its KEYS: while a
+              slot of a cluster moves to another node, a script runs only if the node has all Redis keys in KEYS
     """
 
     packed: bool = True

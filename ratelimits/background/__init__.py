@@ -97,7 +97,7 @@ class Background:
     def _run(self) -> None:
         # A child that this thread forks has its own queue and its own thread.
         orders, working = self._orders, self._working
-        rested, due = 0.0, time.monotonic() + self._seconds()
+        rest_ends, due = 0.0, time.monotonic() + self._seconds()
         while True:
             finished = None
             try:
@@ -106,7 +106,7 @@ class Background:
                 pass
             else:
                 if finished is None:
-                    due = min(due, rested)
+                    due = min(due, rest_ends)
                     continue
             self._woken = False
             began = time.monotonic()
@@ -118,7 +118,7 @@ class Background:
             if finished is not None:
                 finished.set()
             ended = time.monotonic()
-            rested, due = ended + max(PAUSE, PAUSE_FACTOR * (ended - began)), ended + self._seconds()
+            rest_ends, due = ended + max(PAUSE, PAUSE_FACTOR * (ended - began)), ended + self._seconds()
 
 
 _all: list[Background] = []

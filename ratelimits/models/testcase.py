@@ -54,7 +54,7 @@ class Tests:
         #: Whether the rules have changed since the last call of `take_change`.
         self._changed = False
         self._lock = threading.Lock()
-        #: The connections of all threads: an event loop runs in another thread than its test.
+        #: The connections of all threads. (An event loop runs in another thread than its test.)
         self._connections: WeakSet[Any] = WeakSet()
         self._test_numbers = count(1)
         #: The number of this process, and a random text for it.

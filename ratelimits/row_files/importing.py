@@ -21,7 +21,7 @@ AfterPortion = Callable[[Sequence[Any], Sequence[Any]], None]
 
 
 class Seen(NamedTuple):
-    """The effect of a file that a user has seen.
+    """The effect of a file, as a user has seen it.
 
     digest   the digest of the `FileDifference` that was shown
     version  the version of the configuration at that time
@@ -95,7 +95,7 @@ def differences(table: FileTable, source: Source, using: str) -> tuple[FileDiffe
 def import_rows(
     table: FileTable, source: Source, using: str, seen: Seen, *, good_only: bool, after_portion: AfterPortion
 ) -> FileDifference:
-    """Write the rows of a file in one edit, and return the effect. `seen` is the effect that the user has seen.
+    """Write the rows of a file in one edit, and return the effect. `seen` is the effect as the user has seen it.
 
     With `good_only`, lines that are wrong are left out. A file that changes nothing makes no new version of the
     configuration.

@@ -25,8 +25,8 @@ Reply = tuple[int, ...]
 _NONCE, _RUN, _LEASE = b"0", "virtual", "."
 #: The arguments of a command between its Redis keys and its request.
 _NONCE_AND_RUN = bulks(_NONCE, f"0 {_RUN}".encode())
-# Each request has its own times and its own cost. lua/decide.lua reads the times (now and timeout) after the first five
-# bytes of the request, and the cost from its last bytes.
+# Each request has its own times and its own cost. In the bytes of a request, the times (now and timeout) are after the
+# first five bytes, and the cost is at the end. There lua/decide.lua reads them.
 _TIMES, _COST, _TIMES_AT = struct.Struct("<dd"), struct.Struct("<d"), 5
 #: The format of a reply with a decision, and of a reply that says that the command is stale.
 _DECIDED, _STALE = struct.Struct("<7q"), struct.Struct("<2q")

@@ -82,7 +82,7 @@ class _Load:
     requests: tuple[tuple[int, int], ...]
 
     @property
-    def slots(self) -> int:
+    def slot_count(self) -> int:
         """Return the number of slots. If possible, each slot of a steady load has the same number of requests."""
         divisors = (slots for slots in range(SLOTS, MIN_SLOTS - 1, -1) if len(self.requests) % slots == 0)
         return SLOTS if self.kind == "bursts" else next(divisors, SLOTS)
@@ -117,15 +117,15 @@ def try_rule(wire: Wire, algorithm: Algorithm, max_wait: Decimal | None, now: in
     for replay, replay_outcomes in groupby(outcomes, key=lambda outcome: outcome[0]):
         load = replays[replay]
         requests = [(line, outcome) for _replay, line, outcome in replay_outcomes if line.op is Op.TRY]
-        requested, admitted, refused = [0] * load.slots, [0] * load.slots, [0] * load.slots
+        requested, admitted, refused = [0] * load.slot_count, [0] * load.slot_count, [0] * load.slot_count
         for line, outcome in requests:
-            slot = (line.now - start) * load.slots // load.length
+            slot = (line.now - start) * load.slot_count // load.length
             requested[slot] += line.cost
             if not outcome.allowed:
                 refused[slot] += line.cost
                 continue
-            proceeding_slot = (line.now + outcome.wait - start) * load.slots // load.length
-            if proceeding_slot < load.slots:
+            proceeding_slot = (line.now + outcome.wait - start) * load.slot_count // load.length
+            if proceeding_slot < load.slot_count:
                 admitted[proceeding_slot] += line.cost
         all_admitted = [(line.cost, outcome.wait) for line, outcome in requests if outcome.allowed]
         results.append(

@@ -70,12 +70,13 @@ def shown_change(site: AdminSite, request: HttpRequest, row: ChangedRow) -> Show
         return ShownChange(*_when_and_who(row), what, reverse(f"{name}_history", args=[pk]), row, _reason(row), "", "")
     name = f"{site.name}:ratelimits_{model._meta.model_name}"
     undo, undo_url = "", ""
-    if row.kind == "+" and row.newest and _may(site, request, model, "delete"):
+    may_change = _may(site, request, model, "change")
+    if row.kind == "+" and row.is_newest and _may(site, request, model, "delete"):
         undo, undo_url = _("Undo: delete the row"), reverse(f"{name}_delete", args=[instance.pk])
-    elif row.kind == "-" and row.newest and _may(site, request, model, "add") and _may(site, request, model, "change"):
+    elif row.kind == "-" and row.is_newest and _may(site, request, model, "add") and may_change:
         undo, undo_url = _("Undo: add the row again"), _record_url(name, record)
-    elif row.kind == "~" and row.before is not None and _may(site, request, model, "change"):
-        undo = _("Undo") if row.newest else _("State before the change")
+    elif row.kind == "~" and row.before is not None and may_change:
+        undo = _("Undo") if row.is_newest else _("State before the change")
         undo_url = _record_url(name, row.before)
     return ShownChange(
         *_when_and_who(row), what, reverse(f"{name}_history", args=[instance.pk]), row, _reason(row), undo, undo_url

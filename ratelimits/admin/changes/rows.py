@@ -37,16 +37,16 @@ class Difference(NamedTuple):
 class ChangedRow:
     """A row that an edit added, changed or deleted.
 
-    record    the record of the change in the row's history
-    before    the previous record of the same row, or None
-    instance  the row, with the values of `record`
-    newest    whether this is the last change of the row
+    record     the record of the change in the row's history
+    before     the previous record of the same row, or None
+    instance   the row, with the values of `record`
+    is_newest  whether this is the last change of the row
     """
 
     record: Any
     before: Any
     instance: Any
-    newest: bool
+    is_newest: bool
     differences: tuple[Difference, ...]
 
     @property

@@ -180,7 +180,10 @@ class ReportAdmin(ReportDownloads, OpenPeriods, AccountSearch, ReadOnlyAdmin):
 
     @admin.display(description=_("no gaps"), boolean=True)
     def complete(self, report: Report) -> bool:
-        """Return whether the report states no gap. (If the cross-check misses requests, the report states a gap.)"""
+        """Return whether the report states no gap.
+
+        If the cross-check finds that requests are missing, the report states a gap too.
+        """
         return not report.gaps
 
     @admin.display(description=_("cross-check"))

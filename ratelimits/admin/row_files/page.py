@@ -74,7 +74,7 @@ class ConfirmForm(forms.Form):
 
     @property
     def seen(self) -> Seen:
-        """Return the effect of the file that the user has seen. Use this property only if the form is valid."""
+        """Return the effect of the file, as the user has seen it. Use this property only if the form is valid."""
         return Seen(self.cleaned_data["digest"], self.cleaned_data["version"])
 
 

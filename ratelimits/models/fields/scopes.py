@@ -10,8 +10,8 @@ SCOPE = re.compile(r"(?P<scope>\*|[^\s:,*]+)(:(?P<methods>[A-Z]+(,[A-Z]+)*))?")
 def split_scope(text: str) -> tuple[str, frozenset[str]]:
     """Return the scope and the methods in a text: ("search", {"POST"}) for "search:POST".
 
-    An empty set means all methods. For an invalid text, return all methods. If its scope is invalid, return the scope
-    "*", which means all scopes.
+    An empty set means all methods. If the text is invalid, return its scope with all methods. If the scope is invalid
+    too, return the scope "*", which means all scopes.
     """
     scope, _colon, methods = text.partition(":")
     if SCOPE.fullmatch(text):
