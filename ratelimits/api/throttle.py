@@ -17,7 +17,7 @@ from ratelimits.quota import finishing
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.checking import by_row
 from ratelimits.quota.prepared import commands_by
-from ratelimits.quota.standings import UNAVAILABLE, Choice, uncounted
+from ratelimits.quota.standings import UNAVAILABLE, Choice, run_uncounted
 from ratelimits.rules import Selection, Snapshot
 from ratelimits.throttling import QuotaBlocked, QuotaUnavailable
 
@@ -70,7 +70,7 @@ class UnbilledThrottle(BaseThrottle):
         choose = _rules_of_scope(getattr(view, "throttle_scope", None) or "", request.method or "")
         django_request = getattr(request, "_request", request)
         try:
-            prepared, decision = uncounted(identify(request), choose, Op.TRY)
+            prepared, decision = run_uncounted(identify(request), choose, Op.TRY)
         except _Decided as decided:
             finishing.begin(django_request, decided.answer)
             if decided.answer.access is not None and not decided.answer.allowed:

@@ -53,7 +53,7 @@ class Denied:
         self.until = until
         self.repeated: list[None] = []
 
-    def counted(self) -> int:
+    def take_count(self) -> int:
         """Return the number of repetitions since the last call of this method."""
         count = len(self.repeated)
         del self.repeated[:count]
@@ -119,7 +119,7 @@ class DenyCache:
                     self._known.pop(cache_key, None)
         counts = Counter(self._decided.popleft() for _ in range(len(self._decided)))
         for denied in all_refusals:
-            counts[denied.decision] += denied.counted()
+            counts[denied.decision] += denied.take_count()
         refused = [(decision, count, decision.call.usage) for decision, count in counts.items()]
         return unsent + [
             _counted(decision, usage, count) for decision, count, usage in refused if count and usage is not None

@@ -22,7 +22,7 @@ from ratelimits.identity import Identity
 from ratelimits.models import KeyReset, KeyTotal
 from ratelimits.models.keys import address_in, validate_key
 from ratelimits.models.status.totals import DAY, newest_days
-from ratelimits.quota.standings import Choice, standings, uncounted
+from ratelimits.quota.standings import Choice, run_uncounted, standings
 from ratelimits.rules import AppliedRule, Selection, Snapshot
 
 #: The account of a key is looked for in the usage of this number of days. The last of them is today.
@@ -86,7 +86,7 @@ def _account_of(key: str) -> str:
     return accounts[0]
 
 
-def _rule_named(name: str) -> Choice:
+def _choose_by_name(name: str) -> Choice:
     """Return a function that chooses the rules with this name in every scope."""
 
     def choose(snapshot: Snapshot, identity: Identity) -> Iterable[Selection]:
@@ -105,7 +105,7 @@ def counted_under(key: str, rule: str, account: str = "") -> list[tuple[AppliedR
     # Read the newest rules first. If the known rules do not apply to the key, Redis is not asked, and cannot report
     # that there are newer rules.
     rules.reload()
-    rules_of_name = standings(identity_of(key, account), _rule_named(rule))
+    rules_of_name = standings(identity_of(key, account), _choose_by_name(rule))
     counted = [(applied, counted_key, left) for applied, counted_key, left in rules_of_name if counted_key == key]
     if not counted:
         text = _("No rule “%(rule)s” counts %(key)s: its permits cannot be reset.")
@@ -126,7 +126,7 @@ def reset(key: str, rule: str, reason: str, *, account: str = "", by: Any = None
     counted_under(key, rule, account)
 
     def choose(snapshot: Snapshot, identity: Identity) -> Iterable[Selection]:
-        for selection in _rule_named(rule)(snapshot, identity):
+        for selection in _choose_by_name(rule)(snapshot, identity):
             keys = selection.keys(identity)
             rules_of_key = tuple(
                 applied for applied, counted_key in zip(selection.rules, keys, strict=True) if counted_key == key
@@ -136,5 +136,5 @@ def reset(key: str, rule: str, reason: str, *, account: str = "", by: Any = None
     with transaction.atomic(using=conf.DATABASE):
         # Save the row first, so that no reset is without a row. If the reset fails, the transaction removes the row.
         row.save(using=conf.DATABASE)
-        uncounted(identity, choose, Op.RESET)
+        run_uncounted(identity, choose, Op.RESET)
     return row

@@ -46,7 +46,7 @@ def billing_rules(snapshot: Snapshot, identity: Identity) -> list[Selection]:
     return [replace(selection, rules=tuple(rule for rule in selection.rules if rule.bills)) for selection in selections]
 
 
-def uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Decision | None]:
+def run_uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Decision | None]:
     """Run an operation on the chosen rules, without counting usage. The decision is None if no rule was chosen.
 
     `op` is `Op.PEEK`, which changes nothing, or `Op.RESET`, which deletes the limits' states. Raise one of the errors
@@ -178,7 +178,7 @@ def standings(identity: Identity, choose: Choice = billing_rules) -> list[tuple[
 
     Raise one of the errors UNAVAILABLE.
     """
-    prepared, decision = uncounted(identity, choose, Op.PEEK)
+    prepared, decision = run_uncounted(identity, choose, Op.PEEK)
     if decision is None:
         return []
     keys = [key_of(identity, rule.key_kind) for rule in prepared.rules]

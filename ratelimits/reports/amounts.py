@@ -72,7 +72,7 @@ def priced_together(
     return sorted([*reports_of_account, *sharing], key=lambda report: report.pk)
 
 
-def recorded(
+def recorded_prices(
     report: Report, earlier: Sequence[Report], periods: Iterable[str], prices_at_end: Record
 ) -> dict[str, Record]:
     """Return the prices that a report version uses. The keys are starts of periods (s since 1970 UTC, as text).

@@ -46,7 +46,7 @@ class _Override:
     #: The numbers that the override sets, by column.
     numbers: Mapping[str, Any]
 
-    def holds(self, at: int, version: int) -> bool:
+    def is_in_force(self, at: int, version: int) -> bool:
         """Return whether the override was in force at a moment, for usage counted under a version of the rules."""
         since = self.since if self.version <= version else max(self.since, self.made)
         return version < self.next_version and since <= at < self.until
@@ -144,7 +144,7 @@ def _single_limit(rule: Any, group: Mapping[str, Any], overrides: Sequence[_Over
     }
     limits: dict[int, set[str]] = {}
     for at in {start, *edges}:
-        in_force = [override for override in overrides if override.holds(at, version)]
+        in_force = [override for override in overrides if override.is_in_force(at, version)]
         numbers: dict[str, Any] = {}
         for override in reversed(in_force):
             numbers |= override.numbers

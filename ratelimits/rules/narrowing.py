@@ -103,7 +103,7 @@ def belongs_to_key(kind: str, override: OverrideRow) -> bool:
     return ("ip" if kind == "address" else kind) in COVERS[override.key.partition(":")[0]]
 
 
-def one_bill(applied: list[tuple[int, AppliedRule]]) -> tuple[AppliedRule, ...]:
+def let_one_bill(applied: list[tuple[int, AppliedRule]]) -> tuple[AppliedRule, ...]:
     """Let at most one rule bill for each kind of key and meter.
 
     `applied` has the rules by name, each with its rank: 2 for a rule of the key's plan, 1 for a rule of the account's

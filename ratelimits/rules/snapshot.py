@@ -32,7 +32,7 @@ from ratelimits.rules.narrowing import (
     counted_kind,
     covers,
     for_head,
-    one_bill,
+    let_one_bill,
 )
 from ratelimits.rules.rows import Rows, RuleRow
 from ratelimits.rules.selection import GLOBAL_KEY, AppliedRule, ExplainedRule, Selection, UnreadableRule
@@ -293,7 +293,7 @@ class Snapshot:
                 unreadable.append(rule)
         if method == "HEAD":
             applied = for_head(applied)
-        rules = one_bill([(rank, rule) for rank, _row, rule in applied])
+        rules = let_one_bill([(rank, rule) for rank, _row, rule in applied])
         return Selection(rules, self.version if self.versioned else None, tuple(unreadable))
 
     def in_any_scope(self, identity: Identity) -> list[ExplainedRule]:

@@ -331,7 +331,7 @@ class Closing:
         report's period.
         """
         prices_at_end = self.plan_prices(report.period_start, report.period_end) if report.version == 1 else {}
-        records = amounts.recorded(
+        records = amounts.recorded_prices(
             report,
             self._priced_before(other_names),
             {str(period.start // SECOND) for period in billing_periods},

@@ -30,7 +30,7 @@ from ratelimits.reports.amounts import (
     priced_together,
     prices_of,
     readable,
-    recorded,
+    recorded_prices,
 )
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import (
@@ -110,7 +110,7 @@ def _provisional(statement: Statement, book: PriceBook, using: str, sharing: lis
     names = sorted(included.names) if included is not None else []
     earlier = priced_together(using, (), report.account, names)
     earlier += [other for other in sharing if other.account in names]
-    periods = recorded(report, earlier, [period], record)
+    periods = recorded_prices(report, earlier, [period], record)
     report.prices = {"account_name": name or "", "periods": periods, "names": names}
     totals, used = Totals(report, earlier), False
     make = row_type(report.columns_version)._make

@@ -8,7 +8,7 @@ from typing import Any
 from django.db.models import Sum
 
 from ratelimits.models import PlanPrice, Report, ReportLine
-from ratelimits.reports.amounts import Totals, billing_period_of, priced_together, recorded
+from ratelimits.reports.amounts import Totals, billing_period_of, priced_together, recorded_prices
 from ratelimits.reports.periods import SECOND
 
 
@@ -36,7 +36,7 @@ def _verify_prices(using: str, report: Report, earlier: list[Report]) -> Iterato
     if report.version == 1 and report_period in prices:
         yield from _compare_history(using, prices[report_period])
     counted_periods = {billing_period_of(report, counted) for counted in report.since}
-    expected = recorded(report, earlier, counted_periods, prices.get(report_period, {}))
+    expected = recorded_prices(report, earlier, counted_periods, prices.get(report_period, {}))
     for period in sorted(prices.keys() | expected.keys()):
         if prices.get(period) != expected.get(period):
             yield "its prices differ from the prices with which the period was billed for the first time"

@@ -16,7 +16,7 @@ from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.models import Batch, DurabilityGap, GapKind, Report, ShardState
 from ratelimits.models.ledger import when
 from ratelimits.reports.build import CHUNK
-from ratelimits.reports.verify.report import readable
+from ratelimits.reports.verify.report import has_readable_positions
 from ratelimits.usage.watermark import TOLERANCE
 
 #: If a gap of one of these kinds is declared, batches may be late or may have wrong times.
@@ -51,7 +51,7 @@ def verify_early(using: str, *sources: str) -> Iterator[str]:
         if (
             watermark is not None
             and watermark < latest.period_end
-            and not _explained(using, shard, watermark, latest.period_end)
+            and not _is_explained(using, shard, watermark, latest.period_end)
         ):
             yield (
                 f"shard {shard:02d} says that its usage is complete until {when(watermark)}. But report"
@@ -71,7 +71,7 @@ def _ends(using: str) -> dict[int, set[_ReportEnd]]:
     by_shard: dict[int, dict[int, _ReportEnd]] = {}
     columns = ("account", "period_start", "period_end", "version", "chain", "since")
     for report in Report.objects.using(using).filter(version=1).only(*columns).order_by().iterator(CHUNK):
-        if not readable(report) or (report.account or ANONYMOUS, report.period_start) in forced:
+        if not has_readable_positions(report) or (report.account or ANONYMOUS, report.period_start) in forced:
             continue
         for shard, position in report.chain.items():
             by_position = by_shard.setdefault(int(shard), {})
@@ -94,7 +94,7 @@ def _late_batches(using: str, source: str, shard: int, ends: list[_ReportEnd]) -
         while passed < len(ends) and ends[passed].position < batch.first_position:
             latest, passed = max(latest, ends[passed], key=lambda end: end.period_end), passed + 1
         in_time = batch.opened_at >= latest.period_end - TOLERANCE
-        if in_time or _explained(using, shard, batch.opened_at, batch.sealed_at):
+        if in_time or _is_explained(using, shard, batch.opened_at, batch.sealed_at):
             continue
         if first_error:
             more += 1
@@ -108,7 +108,7 @@ def _late_batches(using: str, source: str, shard: int, ends: list[_ReportEnd]) -
         yield f"{first_error}; {more:,} more batches arrived too late" if more else first_error
 
 
-def _explained(using: str, shard: int, since: int, until: int) -> bool:
+def _is_explained(using: str, shard: int, since: int, until: int) -> bool:
     """Return whether a declared gap of the shard overlaps the time between two moments (µs since 1970 UTC)."""
     gaps = DurabilityGap.objects.using(using).filter(Q(shard=shard) | Q(shard=None), kind__in=_EXPLAIN)
     return gaps.filter(since__lte=max(since, until), until__gte=min(since, until)).exists()

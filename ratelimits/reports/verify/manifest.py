@@ -52,8 +52,8 @@ _ENTRY_NAMES = {
 _OBJECTS = (*_ENTRY_NAMES, "shards", "columns", "history", "without_history")
 #: Sections from which the app itself may delete an entry. The function says whether the app deleted this entry.
 _MAY_DISAPPEAR: dict[str, Callable[[str, str, str], bool]] = {
-    "process_totals": lambda using, name, _month: manifest_sections.dropped(using, name),
-    "kept_periods": lambda using, name, month: _kept_later(using, name, month),
+    "process_totals": lambda using, name, _month: manifest_sections.was_dropped(using, name),
+    "kept_periods": lambda using, name, month: _was_replaced(using, name, month),
 }
 
 
@@ -268,7 +268,7 @@ def _compare_history(
         yield f"the history of {record} has an edit from before the manifest of {month} that the manifest does not list"
 
 
-def _kept_later(using: str, account: str, month: str) -> bool:
+def _was_replaced(using: str, account: str, month: str) -> bool:
     """Return whether a later kept period has replaced the account's kept period, because its terms changed again."""
     _start, end = month_window(month)
     return KeptPeriod.objects.using(using).filter(account=account, start__gte=end).exists()

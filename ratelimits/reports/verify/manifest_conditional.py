@@ -19,7 +19,7 @@ from ratelimits.models import Account, ArchivedRange, Batch, DurabilityGap, GapK
 from ratelimits.reports.build import CHUNK
 from ratelimits.reports.periods import SECOND, month_window
 from ratelimits.reports.verify import manifest_sections
-from ratelimits.reports.verify.manifest_sections import digest_of, dropped, rows_of
+from ratelimits.reports.verify.manifest_sections import digest_of, rows_of, was_dropped
 from ratelimits.usage.watermark import TOLERANCE
 
 #: Maximum difference between the clocks of the machine that declared a gap and the machine that wrote a manifest.
@@ -83,11 +83,11 @@ def _compare_rows(using: str, manifest: dict[str, Any], conditional: dict[str, A
             yield f"archived range {pk} differs from {manifest_name}"
     names = dict(manifest_sections.process_names(using, start, end))
     for name, digest in conditional["process_names"].items():
-        if names.get(name) != digest and not (name not in names and dropped(using, name)):
+        if names.get(name) != digest and not (name not in names and was_dropped(using, name)):
             yield f"the process totals of the kind and day {name} have other process names than in {manifest_name}"
     versions = _kept_versions(using, start, end)
     for account, version in conditional["kept_versions"].items():
-        if versions.get(account, version) != version and not _edited(using, account, manifest["history"]):
+        if versions.get(account, version) != version and not _was_edited(using, account, manifest["history"]):
             yield f"the kept billing period of {account} has another version than in {manifest_name}"
     for name, digest in manifest_sections.newer_than_history(using, manifest["history"]).items():
         if conditional["newer_than_history"].get(name) != digest:
@@ -174,7 +174,7 @@ def _kept_versions(using: str, start: int, end: int) -> dict[str, int]:
     return dict(rows.order_by("account").values_list("account", "version"))
 
 
-def _edited(using: str, account: str, history: Mapping[str, dict[str, Any]]) -> bool:
+def _was_edited(using: str, account: str, history: Mapping[str, dict[str, Any]]) -> bool:
     """Return whether an account was edited after a manifest, even if the account had another name at the edit."""
     records: Any = Account.history.using(using)
     ids = records.filter(identifier=account).values("id")

@@ -301,7 +301,7 @@ def process_names(using: str, start: int, end: int) -> Iterator[tuple[str, str]]
         yield f"{kind} {iso(start_of_day * SECOND)}", digests[kind, start_of_day].hexdigest()
 
 
-def dropped(using: str, name: str) -> bool:
+def was_dropped(using: str, name: str) -> bool:
     """Return whether the totals of a kind and day were deleted because the ledger's lines of that day were archived.
 
     Restoring an archive brings back the lines, but not the totals.

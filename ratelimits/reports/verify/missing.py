@@ -15,7 +15,7 @@ from ratelimits.models import GapChange, Report, ReportLine
 from ratelimits.reports.build import CHUNK
 from ratelimits.reports.gaps import Gaps
 from ratelimits.reports.unknown import Unknown
-from ratelimits.reports.verify.report import readable
+from ratelimits.reports.verify.report import has_readable_positions
 
 
 def verify_missing(using: str) -> Iterator[str]:
@@ -32,7 +32,7 @@ def _verify_gaps(using: str) -> Iterator[str]:
     for span, reports in groupby(newest.iterator(CHUNK), key=lambda report: (report.period_start, report.period_end)):
         all_gaps, unchanged_gaps = Gaps.between(using, *span), None
         for report in reports:
-            if readable(report) and _missing(report, all_gaps):
+            if has_readable_positions(report) and _missing(report, all_gaps):
                 # Read `GapChange` first, then the newest version of the report. Closing deletes a row of `GapChange`
                 # only after it has written this version, so a gap without a row is on the version that is read here.
                 unchanged_gaps = unchanged_gaps or _without_gap_change(using, *span)

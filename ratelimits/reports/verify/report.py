@@ -102,7 +102,7 @@ class ReportVerifier:
         return rows.filter(version=report.version - 1).values_list("digest", flat=True).first()
 
     def _usage(self, report: Report) -> Iterator[str]:
-        if not readable(report):
+        if not has_readable_positions(report):
             yield "the positions at which its usage starts and ends cannot be read"
             return
         try:
@@ -190,7 +190,7 @@ class ReportVerifier:
         return grouped(condition, *self._sources)
 
 
-def readable(report: Report) -> bool:
+def has_readable_positions(report: Report) -> bool:
     """Return whether the positions in a report have the form in which closing writes them."""
     try:
         positions = [report.chain, *report.since.values()]

@@ -22,7 +22,7 @@ from ratelimits.models import ArchivedRange, ChainMark, Line, PeriodUsage, Repor
 from ratelimits.models.kept import period_ends
 from ratelimits.reports.build import CHUNK, SUMS, between, in_order
 from ratelimits.reports.periods import MAX_LENGTH, SECOND, iso
-from ratelimits.reports.verify.report import readable
+from ratelimits.reports.verify.report import has_readable_positions
 
 _SUBJECT = ("account", "period", "meter", "rule")
 #: The columns that are added up. Totals from a time before the last column existed have no value in this column.
@@ -145,7 +145,7 @@ class _Account:
         self.usage[row.period, row.meter, row.rule, row.shard] = row
 
     def add_report(self, report: Report) -> None:
-        if not readable(report):
+        if not has_readable_positions(report):
             return  # verify/report.py names the error.
         for period, since in report.since.items():
             if since != self._chains.get(period, {}):
@@ -243,7 +243,7 @@ def _verify_marks(using: str, checked: Counter[str]) -> Iterator[str]:
     before = set(ChainMark.objects.using(using).values_list("shard", "position"))
     ends: set[tuple[int, int]] = set()
     for report in Report.objects.using(using).only("chain", "since").order_by().iterator(CHUNK):
-        if readable(report):
+        if has_readable_positions(report):
             ends.update((int(shard), position) for shard, position in report.chain.items())
     # Read the marks again. A report that was finalised meanwhile has added marks, and may be missing in `ends`.
     after = set(ChainMark.objects.using(using).values_list("shard", "position"))
