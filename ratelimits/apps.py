@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from django.apps import AppConfig
+from django.core.exceptions import ImproperlyConfigured
 from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits import background
 from ratelimits.background import stop_signals
+from ratelimits.conf import embedded
+from ratelimits.embedded import ServerStartError
+from ratelimits.embedded.shared import shared_url
 
 
 class RatelimitsConfig(AppConfig):
@@ -28,11 +35,22 @@ class RatelimitsConfig(AppConfig):
         # Set the signal handler here, because `ready` runs in the main thread. Requests may run only in other threads.
         stop_signals.watch(background.end)
         if "celery" in sys.modules:
+            from celery import current_app
             from celery.signals import worker_process_shutdown, worker_shutdown
 
             # The child processes of a worker end without running the functions of `atexit`.
             for end_signal in (worker_process_shutdown, worker_shutdown):
                 end_signal.connect(_end, weak=False, dispatch_uid="ratelimits")
+            _give_broker(current_app)
+
+
+def _give_broker(celery: Any) -> None:
+    """Use database 1 of the embedded server as Celery's broker in `runserver` and `celery`, if Celery has no broker."""
+    if "runserver" not in sys.argv and "celery" not in Path(sys.argv[0]).parts[-2:]:
+        return
+    with suppress(ServerStartError, ImproperlyConfigured):  # `manage.py check` says what to install or to write.
+        if embedded.is_default() and embedded.is_allowed() and not celery.conf.broker_url:
+            celery.conf.broker_url = f"{shared_url(embedded.folder()).removesuffix('/0')}/1"
 
 
 def _end(**kwargs: object) -> None:

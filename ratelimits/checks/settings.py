@@ -17,8 +17,9 @@ from django.utils.module_loading import import_string
 from redis import ConnectionPool
 from redis.exceptions import RedisError
 
-from ratelimits.conf import A_DICT, DEFAULTS, conf, shown
+from ratelimits.conf import A_DICT, DEFAULTS, conf, embedded, shown
 from ratelimits.conf.setting_rules import complaint
+from ratelimits.embedded import ServerStartError, valkey_binary
 from ratelimits.engine import Unavailable
 from ratelimits.engine.publish import version_in_force
 from ratelimits.identity import proxies
@@ -62,8 +63,10 @@ def _is_invalid(name: str) -> bool:
 @checks.register("ratelimits")
 def check_cache(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Return errors unless CACHE_ALIAS names a django-redis cache with a Redis database that no other cache uses."""
-    if _is_invalid("CACHE_ALIAS"):
+    if _is_invalid("CACHE_ALIAS") or _is_invalid("EMBEDDED"):
         return []
+    if embedded.is_default():
+        return _check_embedded()
     alias = conf.CACHE_ALIAS
     backend = settings.CACHES.get(alias, {}).get("BACKEND", "")
     if not backend.startswith("django_redis."):
@@ -85,6 +88,19 @@ def check_cache(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
         for other in settings.CACHES
         if other != alias and databases & set(_databases(other))
     ]
+
+
+def _check_embedded() -> list[checks.CheckMessage]:
+    """Return an error if a project without a configured server may not use the embedded server, or cannot."""
+    if embedded.is_allowed():
+        try:
+            valkey_binary()
+        except ServerStartError:
+            pass
+        else:
+            return []
+    message = "The project has no Redis server: the cache 'default' is not a django-redis cache."
+    return [checks.Error(message, hint=embedded.HINT, id="ratelimits.E003")]
 
 
 def _databases(alias: str) -> Iterator[tuple[Any, ...]]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 DEFAULTS: dict[str, Any] = {
     "ENABLED": True,  # False: every request passes, and nothing is counted
     # Servers and databases
+    "EMBEDDED": None,  # without a configured server: None: embedded with DEBUG; True: always; False: never; or a folder
     "CACHE_ALIAS": "default",  # the django-redis alias of the server that decides and counts
     "NAMESPACE": "default",  # part of every Redis key; projects that share a server need different ones
     "SHARDS": 64,  # number of parts into which accounts are divided; choose it once: a change moves accounts
@@ -99,6 +100,7 @@ class Conf:
     """The settings as attributes. Reading an invalid value raises ImproperlyConfigured."""
 
     ENABLED: bool
+    EMBEDDED: bool | str | None
     CACHE_ALIAS: str
     NAMESPACE: str
     SHARDS: int

@@ -153,6 +153,10 @@ _PUSH = SettingRule(
 
 RULES: dict[str, SettingRule] = {
     "ENABLED": _FLAG,
+    "EMBEDDED": SettingRule(
+        "True, False, None, or the path of a folder, such as '/var/lib/shop/valkey'.",
+        lambda value: value is None or isinstance(value, bool) or _is_text(value),
+    ),
     "CACHE_ALIAS": SettingRule("the name of an alias in CACHES.", lambda value: isinstance(value, str) and value != ""),
     "NAMESPACE": SettingRule(
         "1 to 40 letters of ASCII, digits, '_', '.' or '-'; braces would break the hash tags of a cluster.",

