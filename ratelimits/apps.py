@@ -23,6 +23,7 @@ class RatelimitsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        from ratelimits import telemetry
         from ratelimits.checks import installation, rows, settings, usage  # noqa: F401  (the system checks)
         from ratelimits.models.raw import adoption, fixtures  # noqa: F401  (connects its signal handlers)
         from ratelimits.quota import process_totals
@@ -31,6 +32,7 @@ class RatelimitsConfig(AppConfig):
 
         process_totals.write_with(totals.write)
         groups.watch()
+        telemetry.start()
         post_migrate.connect(adoption.adopt_after_migrate, sender=self, dispatch_uid="ratelimits.adoption")
         # Set the signal handler here, because `ready` runs in the main thread. Requests may run only in other threads.
         stop_signals.watch(background.end)

@@ -8,3 +8,21 @@ from django.dispatch import Signal
 #: row. The signal is sent again until all receivers have returned without an exception. By `alert.pk`, a receiver can
 #: recognise an alert that it has received before.
 threshold_reached = Signal()
+
+# An exception in a receiver of the following signals is logged, and changes nothing.
+
+#: Sent for each refused request, also if the refusal is repeated from memory. `answer` is the Answer, `identity` says
+#: who made the request (None for throttle classes with rates in code), `scope` and `method` say what was requested.
+#: Receivers run within the request: keep them short. In async code, async receivers are awaited.
+request_refused = Signal()
+
+#: Sent in the process of an edit after the commit, when other processes can know it. `version` is the version of the
+#: configuration, and `using` the alias of its database.
+rules_changed = Signal()
+
+#: Sent in the worker that finalised a report, after the commit. `sender` is the model `Report`, and `report` its row.
+period_closed = Signal()
+
+#: Sent when this process stops asking Redis because it failed several times in a row (`is_open` is True), and when
+#: Redis has answered again (False).
+breaker_switched = Signal()

@@ -187,10 +187,13 @@ def _restored_language() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _empty_server(_steward: redis.Redis) -> None:
     """Give every test an empty server, and a process that has nothing left to send."""
+    from ratelimits import logs
     from ratelimits.engine.server import isolate
     from ratelimits.quota import checking
 
     isolate("")  # a test that was rolled back had its own keys
+    logs.forget()
+    checking.breaker.succeeded()
     checking.denials.clear()
     checking.sender.flush()  # after what its thread was just sending
     _steward.flushall()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from ratelimits import rules
 from ratelimits.conf import conf
 from ratelimits.engine.call import Op
 from ratelimits.identity import Identity, identify
+from ratelimits.logs import bounded
 from ratelimits.quota import finishing
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.checking import by_row
@@ -24,7 +24,7 @@ from ratelimits.throttling import QuotaBlocked, QuotaUnavailable
 if TYPE_CHECKING:
     from rest_framework.views import APIView
 
-logger = logging.getLogger(__name__)
+logger = bounded(__name__)
 
 
 class _Decided(Exception):

@@ -49,6 +49,7 @@ DEFAULTS: dict[str, Any] = {
     "X_RATELIMIT_HEADERS": False,  # also send X-RateLimit-* fields
     "X_RATELIMIT_RESET": "seconds",  # X-RateLimit-Reset: the number of "seconds" from now, or the "epoch" time
     "SHADOW_HEADERS": False,  # RateLimit fields as if shadow rules were enforced
+    "TELEMETRY": [],  # "prometheus", "opentelemetry" or both: count and time every decision
     # The recorder
     "RECORD_SAMPLE": 0,  # share of accounts and keys whose requests are recorded, from 0 to 1; 0: nothing is recorded
     "RECORD_SECONDS": 172_800,  # seconds for which recorded requests are kept
@@ -124,6 +125,7 @@ class Conf:
     X_RATELIMIT_HEADERS: bool
     X_RATELIMIT_RESET: str
     SHADOW_HEADERS: bool
+    TELEMETRY: list[str]
     RECORD_SAMPLE: float
     RECORD_SECONDS: float
     RECORD_ROWS: int

@@ -190,6 +190,12 @@ RULES: dict[str, SettingRule] = {
     "X_RATELIMIT_HEADERS": _FLAG,
     "X_RATELIMIT_RESET": _one_of("seconds", "epoch"),
     "SHADOW_HEADERS": _FLAG,
+    "TELEMETRY": SettingRule(
+        'a list of "prometheus" and "opentelemetry"; [] for neither.',
+        lambda value: (
+            isinstance(value, list | tuple) and all(name in ("prometheus", "opentelemetry") for name in value)
+        ),
+    ),
     "RECORD_SAMPLE": SettingRule("a number from 0 to 1.", lambda value: _is_number(value) and 0 <= value <= 1),
     "RECORD_SECONDS": _seconds(),
     "RECORD_ROWS": SettingRule("a whole number from 1 to 1_000_000_000.", _is_whole(1, 1_000_000_000)),

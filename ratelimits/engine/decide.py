@@ -6,7 +6,6 @@ Each function that asks the server exists twice: `decide` blocks its thread, `ad
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 
 from redis.exceptions import ResponseError
@@ -18,8 +17,9 @@ from ratelimits.engine.decision import AlreadySettled, Decision, Stale, read
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import Server, current_server
 from ratelimits.engine.transport.connection import Unavailable
+from ratelimits.logs import bounded
 
-logger = logging.getLogger(__name__)
+logger = bounded(__name__)
 
 
 def parse_reply(call: Call, packed: bytes, name: bytes) -> Decision | None:

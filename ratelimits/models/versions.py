@@ -29,6 +29,7 @@ from ratelimits.conf import conf
 from ratelimits.engine.publish import publish_version
 from ratelimits.models.history import record
 from ratelimits.models.testcase import tests
+from ratelimits.signals import rules_changed
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +141,10 @@ class _Publisher:
             return
         self.published = True
         version = ConfigVersion.read(self.using)[0]
+        self._publish(version)
+        rules_changed.send_robust(ConfigVersion, version=version, using=self.using)
+
+    def _publish(self, version: int) -> None:
         try:
             in_force = publish_version(version)
             # Another editor may have published a newer version meanwhile, so the database is read once more.

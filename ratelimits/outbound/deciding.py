@@ -6,7 +6,6 @@ as to read the rules or to ask Redis. `ratelimits.outbound.driving` does it and 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,12 +23,13 @@ from ratelimits.engine.program import Term, program
 from ratelimits.engine.transport.breaker import NodeUnavailable
 from ratelimits.engine.transport.connection import Interrupted
 from ratelimits.identity import Identity
+from ratelimits.logs import bounded
 from ratelimits.quota import checking, without_decision
 from ratelimits.quota.checking import RELOADS
 from ratelimits.quota.prepared import Prepared, prepare
 from ratelimits.rules import RulesUnavailable
 
-logger = logging.getLogger(__name__)
+logger = bounded(__name__)
 
 #: If Redis does not answer and a rate given in code refuses, the caller asks again after this number of seconds.
 PAUSE = 1.0

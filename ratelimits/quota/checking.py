@@ -6,8 +6,8 @@ middleware, the decorators) calls `check` or `acheck`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
+from time import perf_counter_ns
 
 from django.db.models.signals import post_migrate
 from redis.exceptions import ResponseError
@@ -23,8 +23,10 @@ from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.breaker import Breaker, NodeUnavailable
 from ratelimits.engine.transport.connection import Interrupted
 from ratelimits.identity import Identity
+from ratelimits.logs import bounded
 from ratelimits.models import testcase
 from ratelimits.quota import access, process_totals, without_decision
+from ratelimits.quota.answers import observing
 from ratelimits.quota.answers.answer import ONE_ITEM, ONE_REQUEST, PASSED, Answer
 from ratelimits.quota.costs import valid
 from ratelimits.quota.deny_cache import Denied, DenyCache, Sender
@@ -40,8 +42,9 @@ from ratelimits.quota.prepared import (
 )
 from ratelimits.quota.starting import from_ledger
 from ratelimits.rules import RulesUnavailable, Selection, Snapshot
+from ratelimits.signals import request_refused
 
-logger = logging.getLogger(__name__)
+logger = bounded(__name__)
 
 #: Redis is asked again if the rules were too old, or if a prefetch asked for too many permits. After this number of
 #: repetitions Redis is asked once more, without comparing versions. The rules in memory may then decide the request,
@@ -50,6 +53,7 @@ logger = logging.getLogger(__name__)
 RELOADS = 3
 
 breaker = Breaker()
+breaker.on_change = observing.breaker_changed
 denials = DenyCache()
 
 
@@ -102,7 +106,15 @@ def check(
     """
     if not conf.ENABLED:
         return PASSED
-    return _decide(identity, scope, method, costs, at_once)
+    if observing.observers:
+        started = perf_counter_ns()
+        answer = _decide(identity, scope, method, costs, at_once)
+        observing.observe(answer, scope, started, perf_counter_ns())
+    else:
+        answer = _decide(identity, scope, method, costs, at_once)
+    if not answer.allowed and request_refused.receivers:
+        observing.refused(answer, identity, scope, method)
+    return answer
 
 
 def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int], at_once: bool) -> Answer:
@@ -164,7 +176,15 @@ async def acheck(
     """Do the same as `check`, in async code. If the caller is cancelled, the request is not charged."""
     if not conf.ENABLED:
         return PASSED
-    return await _adecide(identity, scope, method, costs, at_once)
+    if observing.observers:
+        started = perf_counter_ns()
+        answer = await _adecide(identity, scope, method, costs, at_once)
+        observing.observe(answer, scope, started, perf_counter_ns())
+    else:
+        answer = await _adecide(identity, scope, method, costs, at_once)
+    if not answer.allowed and request_refused.receivers:
+        await observing.arefused(answer, identity, scope, method)
+    return answer
 
 
 async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[str, int], at_once: bool) -> Answer:

@@ -9,7 +9,6 @@ refusals of both kinds. It sends their numbers to Redis every second and when th
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -26,8 +25,9 @@ from ratelimits.engine.decision import Decision
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.breaker import NodeUnavailable
 from ratelimits.engine.transport.connection import NotSent, Unavailable
+from ratelimits.logs import bounded
 
-logger = logging.getLogger(__name__)
+logger = bounded(__name__)
 
 #: Maximum number of stored refusals. When this number is reached, all refusals are forgotten, but not their counts.
 MAX_REFUSALS = 50_000

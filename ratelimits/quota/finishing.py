@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
@@ -24,9 +23,10 @@ from redis.exceptions import ResponseError
 
 from ratelimits.conf import conf
 from ratelimits.engine import AlreadySettled, Decision, Receipt, Stale, Unavailable, arefund, arelease, refund, release
+from ratelimits.logs import bounded
 from ratelimits.quota.answers.answer import Answer
 
-logger = logging.getLogger(__name__)
+logger = bounded(__name__)
 
 _Step = Callable[[Receipt], Decision]
 _Steps = list[tuple[_Step, Receipt]]

@@ -9,7 +9,6 @@ Permits that were not spent in time are given back to Redis.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -27,8 +26,9 @@ from ratelimits.engine.decision import AlreadySettled, Decision, Stale
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.breaker import NodeUnavailable
 from ratelimits.engine.transport.connection import NotSent, Unavailable
+from ratelimits.logs import bounded
 
-logger = logging.getLogger(__name__)
+logger = bounded(__name__)
 
 #: The clocks of this machine and of Redis differ. So prefetched permits end before their window ends: MARGIN seconds
 #: earlier, plus the fraction DRIFT of the time that the window has left.

@@ -6,17 +6,17 @@ once. The functions return None if the request was not admitted, or if Redis did
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 from ratelimits.engine import Decision, Receipt, arefund, asettle
 from ratelimits.engine import refund as _refund
 from ratelimits.engine import settle as _settle
+from ratelimits.logs import bounded
 from ratelimits.quota import finishing
 from ratelimits.quota.prefetch import PrefetchedDecision
 
-logger = logging.getLogger(__name__)
+logger = bounded(__name__)
 
 
 def receipt_of(request: Any) -> Receipt | None:

@@ -7,7 +7,6 @@ rules, or an edit that is not committed yet.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 import time
@@ -21,12 +20,13 @@ from django.db import connections
 
 from ratelimits.conf import conf
 from ratelimits.engine.publish import publications
+from ratelimits.logs import bounded
 from ratelimits.models.testcase import tests
 from ratelimits.models.versions import ConfigVersion
 from ratelimits.rules import groups, keyed, ledger, rows
 from ratelimits.rules.snapshot import Missing, Snapshot
 
-logger = logging.getLogger(__name__)
+logger = bounded(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -5,19 +5,22 @@ No rule is read and no usage is counted. So this module needs no table of the da
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
+from time import perf_counter_ns
 
 from ratelimits.conf import conf
 from ratelimits.engine import Limit, Unavailable, decide
 from ratelimits.engine.transport.breaker import NodeUnavailable
 from ratelimits.engine.transport.connection import Interrupted
+from ratelimits.logs import bounded
 from ratelimits.models.testcase import tests
 from ratelimits.quota import checking
+from ratelimits.quota.answers import observing
 from ratelimits.quota.answers.answer import PASSED, Answer
 from ratelimits.quota.standings import UNAVAILABLE
+from ratelimits.signals import request_refused
 
-logger = logging.getLogger(__name__)
+logger = bounded(__name__)
 
 
 def check_limits(limits: Sequence[Limit], now: int | None = None) -> Answer:
@@ -28,6 +31,18 @@ def check_limits(limits: Sequence[Limit], now: int | None = None) -> Answer:
     """
     if not conf.ENABLED:
         return PASSED
+    if observing.observers:
+        started = perf_counter_ns()
+        answer = _decide(limits, now)
+        observing.observe(answer, "*", started, perf_counter_ns())
+    else:
+        answer = _decide(limits, now)
+    if not answer.allowed and request_refused.receivers:
+        observing.refused(answer, None, "*", "")
+    return answer
+
+
+def _decide(limits: Sequence[Limit], now: int | None) -> Answer:
     tests.follow(conf.DATABASE)
     if not checking.breaker.closed:
         return _answer_without_decision()

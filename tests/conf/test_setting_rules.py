@@ -68,6 +68,7 @@ WRONG: dict[str, list[Any]] = {
         {"a": "\0"},
         {"a": "\ud800"},
     ],
+    "TELEMETRY": ["prometheus", ["statsd"], None, [{}]],
     "RECORD_SAMPLE": [-0.1, 1.1, *NUMBERS],
     "RECORD_SECONDS": [0, *NUMBERS],
     "RECORD_ROWS": [0, 0.5, 1_000_000_001, *NUMBERS],

@@ -12,7 +12,6 @@ This module does no I/O. `steps` yields each command with the slot of its node, 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -27,8 +26,9 @@ from ratelimits.engine.decision import read
 from ratelimits.engine.keys import Keyspace, shard_of
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.transport.connection import Unavailable
+from ratelimits.logs import bounded
 
-logger = logging.getLogger(__name__)
+logger = bounded(__name__)
 
 #: Seconds after a charge in which its permits can be given back. The command that does this is sent immediately.
 _GIVE_BACK_TTL = 60.0

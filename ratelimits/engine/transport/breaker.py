@@ -38,6 +38,8 @@ class Breaker:
         self._failures = 0
         self._until = 0.0
         self._event: object = None
+        #: Called with True when calls stop, and with False when the server has answered again.
+        self.on_change: Callable[[bool], object] | None = None
 
     @property
     def closed(self) -> bool:
@@ -53,7 +55,9 @@ class Breaker:
     def succeeded(self) -> None:
         """Note that a call was answered."""
         if self._failures:
-            self._failures = 0
+            was_open, self._failures = self._failures >= FAILURES, 0
+            if was_open and self.on_change is not None:
+                self.on_change(False)
 
     def failed(self, event: object = None) -> None:
         """Note that a call failed.
@@ -64,4 +68,6 @@ class Breaker:
             return
         self._event = event
         self._failures += 1
+        if self._failures == FAILURES and self.on_change is not None:
+            self.on_change(True)
         self._until = self._clock() + PAUSE

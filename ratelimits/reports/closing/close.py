@@ -30,6 +30,7 @@ from ratelimits.reports.closing.closing_data import ClosingData
 from ratelimits.reports.closing.late_gaps import LateGaps, Starts
 from ratelimits.reports.closing.writing import ReportWriter
 from ratelimits.reports.periods import SECOND
+from ratelimits.signals import period_closed
 from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
@@ -163,6 +164,7 @@ def close_together(
     crash.reached("close:committed")
     for report in written:
         logger.info("report %s was finalised", report)
+        period_closed.send_robust(Report, report=report)
     return written
 
 

@@ -1,0 +1,57 @@
+"""Metrics and spans, for Prometheus and OpenTelemetry. The setting TELEMETRY names which of them a project uses.
+
+Without this setting nothing of them is imported, and a decision costs no more than before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+
+from ratelimits.conf import conf
+from ratelimits.quota.answers import observing
+
+#: The modules with the observers, and the extra that installs what each needs.
+_MODULES = {"prometheus": "ratelimits.telemetry.prometheus", "opentelemetry": "ratelimits.telemetry.opentelemetry"}
+_ends: list[Callable[[], None]] = []
+
+
+def start() -> None:
+    """Begin to observe decisions, as TELEMETRY says. Raise ImproperlyConfigured if a package is not installed."""
+    stop()
+    try:
+        names = conf.TELEMETRY
+    except ImproperlyConfigured:
+        return  # `manage.py check` reports the setting.
+    for name in names:
+        try:
+            module = import_module(_MODULES[name])
+        except ModuleNotFoundError as error:
+            raise ImproperlyConfigured(
+                f'RATELIMITS["TELEMETRY"] names {name!r}: `pip install "django-ratelimits[{name}]"`. {error}'
+            ) from error
+        observing.observers.append(module.observe)
+        observing.breaker_observers.append(module.breaker_changed)
+        _ends.append(lambda module=module: _remove(module))  # type: ignore[misc]
+
+
+def _remove(module: object) -> None:
+    observing.observers.remove(module.observe)  # type: ignore[attr-defined]
+    observing.breaker_observers.remove(module.breaker_changed)  # type: ignore[attr-defined]
+
+
+def stop() -> None:
+    """Observe nothing any more."""
+    while _ends:
+        _ends.pop()()
+
+
+def _restart(setting: str, **kwargs: object) -> None:
+    if setting == "RATELIMITS":
+        start()
+
+
+setting_changed.connect(_restart, dispatch_uid="ratelimits.telemetry")

@@ -1,0 +1,72 @@
+"""Metrics and spans for OpenTelemetry, by its API alone: a project chooses and configures the SDK.
+
+docs/monitoring.md explains each metric.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from opentelemetry import metrics, trace
+from opentelemetry.metrics import CallbackOptions
+from opentelemetry.metrics import Observation as Measured
+from opentelemetry.trace import SpanKind
+
+from ratelimits.quota.answers.observing import Observation, RequestOutcome
+from ratelimits.telemetry import state
+
+_NAME = "ratelimits"
+_meter = metrics.get_meter(_NAME)
+_tracer = trace.get_tracer(_NAME)
+_decisions = _meter.create_counter("ratelimits.decisions", "{decision}", "Decisions, by binding rule and outcome")
+_shadow = _meter.create_counter("ratelimits.shadow_refusals", "{request}", "Refusals by rules in shadow mode")
+_seconds = _meter.create_histogram("ratelimits.decision.duration", "s", "Time of a decision, without waiting")
+_breaker = _meter.create_up_down_counter("ratelimits.breaker.open", "{process}", "Processes that do not ask Redis")
+#: The numbers that are read when the SDK collects, with their units.
+_READ = {
+    "redis_up": "1",
+    "redis_memory_bytes": "By",
+    "backlog_batches": "{batch}",
+    "watermark_age_seconds": "s",
+    "quarantined_batches": "{batch}",
+    "gaps": "{gap}",
+    "unmetered_requests_day": "{request}",
+    "unanswered_requests_day": "{request}",
+}
+
+
+def _reader(name: str) -> Callable[[CallbackOptions], Iterable[Measured]]:
+    def read(options: CallbackOptions) -> Iterable[Measured]:
+        return [Measured(one.value, dict(one.labels)) for one in state.readings() if one.name == name]
+
+    return read
+
+
+for _metric, _unit in _READ.items():
+    _meter.create_observable_gauge(f"ratelimits.{_metric}", [_reader(_metric)], _unit)
+
+
+def observe(observation: Observation) -> None:
+    """Count one decision, and write its span."""
+    attributes = {"ratelimits.rule": observation.rule, "ratelimits.outcome": observation.outcome.value}
+    _decisions.add(1, attributes)
+    _seconds.record((observation.ended - observation.started) / 1e9, attributes)
+    for rule in observation.shadow:
+        _shadow.add(1, {"ratelimits.rule": rule})
+    # The span is written when the decision is known. Spans have the time of day, so convert the monotonic times.
+    offset = time.time_ns() - time.perf_counter_ns()
+    span = _tracer.start_span(
+        "ratelimits.check",
+        kind=SpanKind.CLIENT,
+        attributes={**attributes, "ratelimits.scope": observation.scope},
+        start_time=observation.started + offset,
+    )
+    if observation.outcome in (RequestOutcome.UNMETERED, RequestOutcome.UNAVAILABLE):
+        span.set_status(trace.StatusCode.ERROR, "Redis made no decision")
+    span.end(observation.ended + offset)
+
+
+def breaker_changed(is_open: bool) -> None:
+    """Note that this process stops asking Redis, or asks it again."""
+    _breaker.add(1 if is_open else -1)

@@ -1,0 +1,110 @@
+"""Read what is not counted at decisions: Redis, the way of usage to the ledger, and gaps."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from django.db import DatabaseError
+from django.db.models import Count, Min, Sum
+from redis.exceptions import RedisError
+
+from ratelimits.conf import conf
+from ratelimits.engine.keys import BIN_SECONDS
+from ratelimits.logs import bounded
+from ratelimits.models import DurabilityGap, QuarantinedBatch, ShardState
+from ratelimits.models.ledger import ProcessTotal
+from ratelimits.status.redis_state import read_redis
+
+logger = bounded(__name__)
+
+#: Seconds for which the state is kept, so that frequent scrapes do not load the database.
+KEPT = 5.0
+#: Unmetered and unanswered requests of this many bins are summed: one day.
+_BINS = 96
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One number: the name of its metric, what it means, its labels, and its value."""
+
+    name: str
+    meaning: str
+    value: float
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+_kept: tuple[float, list[Reading]] = (0.0, [])
+
+
+def readings() -> list[Reading]:
+    """Return all numbers. Leave out those whose server or database does not answer."""
+    global _kept
+    until, found = _kept
+    now = time.monotonic()
+    if now >= until:
+        found = [*_redis()]
+        try:
+            found += _ledger()
+        except (DatabaseError, RedisError) as error:
+            logger.warning("The state of the ledger cannot be read: %s", error)
+        _kept = now + KEPT, found
+    return found
+
+
+def forget() -> None:
+    """Read everything the next time."""
+    global _kept
+    _kept = 0.0, []
+
+
+def _redis() -> list[Reading]:
+    redis = read_redis()
+    found = [Reading("redis_up", "1 if every Redis server answers, otherwise 0", float(redis.answers))]
+    if redis.servers:
+        sealed = sum(server.sealed for server in redis.servers)
+        memory = sum(server.memory for server in redis.servers)
+        found += [
+            Reading("backlog_batches", "Sealed batches of usage that wait in Redis for the ledger", sealed),
+            Reading("redis_memory_bytes", "Memory used by the Redis servers", memory),
+        ]
+    return found
+
+
+def _ledger() -> list[Reading]:
+    using = conf.DATABASE
+    shards = ShardState.objects.using(using).filter(shard__lt=conf.SHARDS)
+    totals = shards.aggregate(Count("pk"), Min("watermark"))
+    found = []
+    if totals["pk__count"] >= conf.SHARDS and totals["watermark__min"]:
+        age = max(time.time() - totals["watermark__min"] / 1_000_000, 0)
+        found.append(Reading("watermark_age_seconds", "Age of the moment until which the ledger is complete", age))
+    quarantined = QuarantinedBatch.objects.using(using).count()
+    found.append(Reading("quarantined_batches", "Batches that cannot be written to the ledger", quarantined))
+    gaps = dict(
+        DurabilityGap.objects.using(using)
+        .filter(recovered_at=None)
+        .order_by()
+        .values_list("kind")
+        .annotate(Count("pk"))
+    )
+    found += [
+        Reading("gaps", "Unrecovered gaps: usage that may be missing", gaps.get(kind, 0), (("kind", kind),))
+        for kind in sorted({*gaps, "restart"})
+    ]
+    since = (int(time.time()) // BIN_SECONDS - _BINS) * BIN_SECONDS
+    uncounted = dict(
+        ProcessTotal.objects.using(using)
+        .filter(kind__in=("unmetered", "unanswered"), bin__gte=since)
+        .order_by()
+        .values_list("kind")
+        .annotate(Sum("requests"))
+    )
+    found += [
+        Reading(f"{kind}_requests_day", meaning, uncounted.get(kind, 0))
+        for kind, meaning in (
+            ("unmetered", "Requests of the last day that a failure policy let pass without counting them"),
+            ("unanswered", "Requests of the last day of which it is not known whether they were counted"),
+        )
+    ]
+    return found
