@@ -185,7 +185,9 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
             if quick is not None and self.has_add_permission(request):
                 add = reverse(f"{self.admin_site.name}:ratelimits_rule_add")
                 context["add_url"] = add + quick.rule_query(rule)
-        context |= {**self.admin_site.each_context(request), "title": _("What a rule would have done")}
+        context |= {**self.admin_site.each_context(request), "title": _("Would a limit have hurt anyone yesterday?")}
+        if rule is not None and quick is not None:
+            rule.name = ""  # The user has typed no name.
         context |= {"opts": self.model._meta, "reading": rule and reading(rule)}
         return TemplateResponse(request, "ratelimits/admin/rule_yesterday.html", context)
 

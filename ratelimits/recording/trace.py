@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from django.db import connections
-from django.db.models import Max, Min, Sum
+from django.db.models import Max, Min, Q, Sum
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
@@ -85,6 +85,27 @@ def newest(since: int, count: int, scopes: Collection[str] = ("*",)) -> Trace:
         at__gte=requests[0].at if more else since, left_out__gt=0
     )
     return Trace(requests, more, left_out.aggregate(sum=Sum("left_out"))["sum"] or 0)
+
+
+def refused_requests(identity: Identity, starts: Collection[int], seconds: int, count: int) -> list[RecordedRequest]:
+    """Return the newest recorded requests of an identity's narrowest key that were refused, at most `count`.
+
+    Without a user or API key, return those of its account or address. Only the spans of `seconds` that begin at
+    `starts` (s since 1970 UTC) are read: the table has an index on the time, but not on the keys.
+    """
+    spans = Q()
+    for start in starts:
+        spans |= Q(at__gte=start * _SECOND, at__lt=(start + seconds) * _SECOND)
+    rows = RecordedRequest.objects.using(conf.DATABASE).filter(spans, refused=True)
+    if identity.api_key or identity.user:
+        # A request with an API key counts as one of the API key, as in the totals.
+        rows = rows.filter(api_key=identity.api_key or "", account=identity.account or "")
+        rows = rows if identity.api_key else rows.filter(user=identity.user)
+    elif identity.account:
+        rows = rows.filter(account=identity.account)
+    else:
+        rows = rows.filter(address=identity.address or "")
+    return list(rows.order_by("-at", "-pk")[:count])
 
 
 def _trim(using: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
@@ -18,6 +19,11 @@ from ratelimits.identity import network
 from ratelimits.models import Access, Account, KeyOverride, KeyTotal, PlanMembership
 from ratelimits.models.keys import validate_key
 from ratelimits.models.status.totals import DAY, newest_days
+
+#: A word of at least 20 letters and digits, with the signs that tokens have.
+_SECRET = re.compile(r"(?=.*[a-zA-Z])(?=.*[0-9])[\w+/=.~-]{20,}", re.ASCII)
+#: The id of an API key: a digest, or the UUID of a row.
+_ID = re.compile("[0-9a-f]{24}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +59,15 @@ def typed_key(text: str) -> str | None:
     except ValidationError:
         return network(text.removeprefix("ip:"))
     return text
+
+
+def looks_secret(text: str) -> bool:
+    """Return whether a text looks like the secret of an API key, a token or a password, not like a key or a name.
+
+    A secret is a long word of mixed letters and digits. The digests and UUIDs that are ids of API keys are not secret.
+    """
+    word = text.rpartition(" ")[2]
+    return bool(_SECRET.fullmatch(word)) and not _ID.fullmatch(word)
 
 
 def known_keys(text: str, tables: Container[type[Model]]) -> Found:

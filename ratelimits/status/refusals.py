@@ -5,8 +5,8 @@ The numbers are read from totals that have an index on account and key. So a lar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from django.db.models import Q, Sum
 
@@ -64,6 +64,20 @@ def _refused(span: int, starts: Sequence[int], account: str, key: str) -> list[R
         RefusedRequests(start, span, row_key, rule, meter, denied, shadow)
         for start, row_key, rule, meter, denied, shadow in rows.values_list(*columns)[: MAX_REFUSALS + 1]
     ]
+
+
+def with_meters_joined(rows: Iterable[RefusedRequests]) -> list[RefusedRequests]:
+    """Return one row for each span, key and rule or block, in the same order, with the largest numbers of its meters.
+
+    A refused request is counted once for each meter in which it has a cost, so the numbers must not be added up.
+    """
+    joined: dict[tuple[int, str, int, str], RefusedRequests] = {}
+    for row in rows:
+        subject = row.start, row.key, row.rule, row.target
+        before = joined.get(subject, row)
+        denied, shadow = max(row.denied, before.denied), max(row.shadow, before.shadow)
+        joined[subject] = replace(before, denied=denied, shadow=shadow)
+    return list(joined.values())
 
 
 def blocked_lately(targets: Collection[str], now: float) -> list[RefusedRequests]:

@@ -30,6 +30,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 BASE = "/admin/ratelimits"
 BLOCKS, BLOCK, GRANT = f"{BASE}/access/", f"{BASE}/access/add/", f"{BASE}/access/grant/"
 RESETS, RESET = f"{BASE}/keyreset/", f"{BASE}/keyreset/add/"
+#: A text as `secrets.token_urlsafe` makes it.
+SECRET = "Gz3tT0nV5rVq7m-1kqk2Jw_0aYh8X5cXbLJ4oVfQx9E"
 #: One client for all users, because making a client reads all static files.
 CLIENT = Client()
 
@@ -79,6 +81,11 @@ def confirmed(client: Client, url: str, typed: dict[str, Any]) -> Any:
 
 def counts() -> list[int]:
     return [model.objects.count() for model in (Access, KeyReset, KeyOverride, LogEntry)]
+
+
+def named(text: str) -> list[tuple[str, str]]:
+    """Find the only API key, as a project's function KEY_SEARCH does."""
+    return [("api_key:7", "phone")] if text in "api_key:7" else []
 
 
 def typed_block(**fields: Any) -> dict[str, Any]:
@@ -275,14 +282,15 @@ class TestGrants:
         assert re.search(r"UTC 4 9 ", said)
         assert re.search(r"2099-01-01 00:00 UTC 2 7 ", said)
         assert "account:1 has 5 more requests in each window of 1 day (rule day)." in said
-        assert "account:1 has 3 of 4 left now; with the grant 8 of 9." in said
-        assert "The key gets 5 more again and again, in each window of 1 day until then; not 5 in all." in said
-        assert 'value="Grant 5 more requests in each window of 1 day"' in page.content.decode()
+        assert "account:1 has 3 of 4 left now; then 8 of 9." in said
+        assert "account:1 gets 5 more again and again, in each window of 1 day until then; not 5 in all." in said
+        assert 'value="Give 5 more requests in each window of 1 day"' in page.content.decode()
         assert "/keyoverride/" in response["Location"]
         shown = client.get(response["Location"])
         (message,) = map(str, shown.context["messages"])
         assert message.startswith("Until 2099-01-01 00:00 UTC, account:1 has 5 more requests in each window of 1 day")
-        assert message.endswith("account:1 has 8 of 9 left now.")
+        assert "account:1 has 8 of 9 left now. To undo this, end the override: <a href=" in message
+        assert all(f"/keyoverride/{row.pk}/change/" in message for row in KeyOverride.objects.filter(reason="asked"))
         assert [checking.check(who).allowed for _ in range(9)] == [True] * 8 + [False]
         assert {str(one.history_user) for one in KeyOverride.history.filter(history_change_reason="asked")} == {"user0"}
 
@@ -294,7 +302,7 @@ class TestGrants:
         assert expected in text(page)
         typed |= {"until_0": (timezone.now() + timedelta(hours=1)).strftime("%Y-%m-%d"), "until_1": "23:59:59"}
         assert "again and again" not in text(CLIENT.post(GRANT, typed))
-        assert "user:1 has 7 of 7 left now; with the grant 12 of 12." in text(page)
+        assert "user:1 has 7 of 7 left now; then 12 of 12." in text(page)
         assert response["Location"] == "/admin/ratelimits/inspect/?q=account%3A1"
         assert sum(checking.check(Identity("user:1", None, "account:1")).allowed for _ in range(14)) == 12
 
@@ -316,8 +324,33 @@ class TestGrants:
         options = re.findall(r'<option value="([\w-]*)"( selected)?>(.*?)</option>', page)
         assert [name for name, _selected, _label in options] == ["", "x-late", "x-early", "a-burst", "hour"]
         assert [name for name, selected, _label in options if selected] == ["x-late"]
-        assert re.fullmatch(r"x-late: .*10 requests at once.* – refused requests at \d\d:\d\d UTC", options[1][2])
-        assert options[4][2].startswith("hour: 100 requests per minute")
+        late_label = r"x-late: .*10 requests at once.* – refused 3 lately \(at \d\d:\d\d UTC\) – gives more at once"
+        assert re.fullmatch(late_label, options[1][2])
+        assert re.fullmatch(r"hour: 100 requests per minute.* – gives more in each window of 1 minute", options[4][2])
+        assert "No rule here counts a day or a month" in text(CLIENT.get(f"{GRANT}?key=account:1"))
+        rule("month", "calendar_window", calendar_unit="month", key_kind="account")
+        assert "No rule here counts" not in text(CLIENT.get(f"{GRANT}?key=account:1"))
+
+    def test_the_warning_fits_the_rule_and_names_each_key(self, settings: Any) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "KEY_SEARCH": f"{__name__}.named"}
+        rule("burst", capacity=20, rate=10, period=1, key_kind="key")
+        rule("places", "concurrency", capacity=3, key_kind="account")
+        rule("minute", "fixed_window", key_kind="key")
+        used("api_key:7", "1")
+        typed = {**TYPED[GRANT], "key": "account:1"}
+        said = text(user_with("operate").post(GRANT, typed))
+        assert "This raises the burst from 20 to 25. The rate stays. So it is not 5 in all." in said
+        assert "Each key of account:1 gets this, 2 keys: up to 2 × 5 = 10 in all, at once." in said
+        assert "api_key:7 (phone) has 20 of 20 left now; then 25 of 25." in said
+        said = text(CLIENT.post(GRANT, {**typed, "rule": "places"}))
+        assert "This raises the number at once from 3 to 8. So it is not 5 in all." in said
+        assert "Each key" not in said
+        said = text(CLIENT.post(GRANT, {**typed, "rule": "minute"}))
+        assert "Each key of account:1 gets 5 more again and again, in each window of 1 minute until then" in said
+        assert "up to 2 × 5 = 10 in all, in each window of 1 minute." in said
+        page = CLIENT.get(f"{GRANT}?key=account:1").content.decode()
+        assert '<label class="required" for="id_reason">' in page or '<label for="id_reason" class="required">' in page
+        assert "</a> › Give more</div>" in re.sub(r"\s+", " ", unescape(page))
 
     def test_the_end_of_today_in_the_time_zone_of_the_account_is_filled_in(self) -> None:
         rule(key_kind="account")
@@ -375,6 +408,7 @@ class TestForWhom:
             ("ip:203.0.113.9/24", "IPv4 addresses are counted one by one"),
             ("user:a b", "No user has the primary key “a b”"),
             ("x" * 400, "No key has such a text."),
+            (SECRET, "This looks like a secret. Search for the name of the key instead."),
             ("user:\x00", "No key has such a text."),
         ):
             assert said in text(client.post(url, {**values, "key": key})), key
@@ -425,8 +459,8 @@ def test_the_index_leads_to_the_tasks_that_a_user_may_do() -> None:
     user_with("add_rule", "view_inspect", "operate")
     assert list(tasks()) == [
         "Why was a request refused?",
-        "Give somebody more",
-        "Give somebody a fresh start (reset)",
+        "Give more",
+        "Reset a key",
         "Block somebody",
         "Would a limit have hurt anyone yesterday?",
     ]

@@ -60,15 +60,15 @@ def test_a_customer_gets_more_from_the_index_alone(admin_page: Page, customer: C
     page = admin_page
     rule("hourly", "fixed_window", capacity=2, period=3600, window_start="first_hit", key_kind="account")
     assert [customer.ask(page) for _ in range(3)] == [200, 200, 429]
-    page.get_by_role("link", name="Give somebody more").click()
+    page.get_by_role("link", name="Give more").click()
     page.get_by_label("For whom").fill("acme")
     page.get_by_role("button", name="Continue").click()
     page.get_by_role("link", name="account:acme (Acme)").click()
     page.get_by_label("How many more:").fill("3")
     page.get_by_label("Reason:").fill("a good customer")
-    page.get_by_role("button", name="Show what the grant changes").click()
-    page.get_by_text("account:acme has 0 of 2 left now; with the grant 3 of 5.").wait_for()
-    page.get_by_role("button", name="Grant 3 more requests in each window of 1 hour").click()
+    page.get_by_role("button", name="Show what this changes").click()
+    page.get_by_text("account:acme has 0 of 2 left now; then 3 of 5.").wait_for()
+    page.get_by_role("button", name="Give 3 more requests in each window of 1 hour").click()
     page.get_by_text("account:acme has 3 of 5 left now.").wait_for()
     until(lambda: customer.ask(page) == 200, "the grant is in force")
 
@@ -111,12 +111,12 @@ def test_who_may_not_change_a_thing_sees_no_button_for_it(open_page: OpenPage, c
         "/admin/": ("Add", "Change", "Status", "Reset a key"),
         f"/admin/ratelimits/inspect/?q={key}&account=acme": (
             "Reset",
-            "Grant more",
+            "Give more",
             "Block",
             "Allow",
             "Add an override",
         ),
-        "/admin/ratelimits/access/": ("Add block or allow", "Reset a key", "Grant more"),
+        "/admin/ratelimits/access/": ("Add block or allow", "Reset a key", "Give more"),
         "/admin/ratelimits/rule/": ("Add rule",),
         "/admin/ratelimits/planmembership/": ("Import a CSV file", "Add plan membership"),
         "/admin/ratelimits/report/open/": ("Close by force",),

@@ -92,7 +92,7 @@ def cases(row: Rule, batch: QuarantinedBatch, adjustment: Adjustment, blocked: A
              {"_confirmed": "1", "version": str(row.version)}),
         Case(("delete_rule",), ("change_rule",), f"{rules}{pk}/change/", link("Delete"), f"{rules}{pk}/delete/",
              {"post": "yes"}),
-        Case(("operate",), ("view_access",), f"{BASE}/access/", link("Grant more"), f"{BASE}/access/grant/", grant),
+        Case(("operate",), ("view_access",), f"{BASE}/access/", link("Give more"), f"{BASE}/access/grant/", grant),
         Case(("operate",), ("view_access",), f"{BASE}/access/", link("Reset a key"), f"{BASE}/keyreset/add/",
              {"key": "account:acme", "rule": row.name, "reason": "r", "_confirmed": "1"}),
         Case(("operate",), ("view_access",), f"{BASE}/access/", link("Add block or allow"), f"{BASE}/access/add/",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 from ipaddress import ip_network
+from itertools import islice
 from typing import Any, NamedTuple
 
 from django.db.models import Q
@@ -18,17 +19,29 @@ from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import Identity
 from ratelimits.models import Access
 from ratelimits.models.ledger import moment, when
-from ratelimits.models.status.totals import DAY
+from ratelimits.models.status.totals import DAY, QUARTER
+from ratelimits.recording.trace import refused_requests
 from ratelimits.reports.present import MeterUse, present_usage
 from ratelimits.reports.terms import TermsBook
 from ratelimits.rules import Snapshot
-from ratelimits.status.refusals import MAX_REFUSALS, RefusedRequests, blocked_lately, refused_by_day, refused_lately
+from ratelimits.status.refusals import (
+    MAX_REFUSALS,
+    RefusedRequests,
+    blocked_lately,
+    refused_by_day,
+    refused_lately,
+    with_meters_joined,
+)
 from ratelimits.usage.complete import complete_until
 
 #: Blocks and allows are shown until this time after their end.
 _SHOWN_AFTER_END = timedelta(hours=25)
 #: Maximum number of blocks and allows that are shown.
 _MAX_ACCESS = 50
+#: Maximum number of lines about the newest refusals at the top of the page.
+_MAX_NEWEST = 5
+#: Maximum number of recorded requests that are shown.
+_MAX_RECORDED = 10
 
 
 class ShownAccess(NamedTuple):
@@ -65,10 +78,28 @@ class ShownRefusal(NamedTuple):
     shadow: str
 
 
+class RefusedLately(NamedTuple):
+    """A line about the refusals by one rule or block in a quarter of an hour. The rows of its meters are joined.
+
+    by    the rule, with its sentence if it was not edited since, or the block
+    keys  the key, or the number of keys; "" on the page of a single key
+    note  what became of the rule since then; "" if nothing
+    """
+
+    span: str
+    by: str
+    denied: str
+    shadow: str
+    keys: str
+    note: str
+
+
 class Refusals(NamedTuple):
     """The refusals of a key or of a whole account.
 
-    lately      the refusals of 24 hours, by quarter of an hour
+    newest      the newest refusals of 24 hours, one for each rule and quarter of an hour
+    recorded    the newest recorded requests that were refused, each as its moment in UTC and its scope
+    lately      the refusals of 24 hours, by quarter of an hour and meter
     by_day      the refusals of 30 days, by day
     more        whether there are more refusals than these lists have
     until       the moment until which all usage is known; "" if no such moment is known
@@ -76,6 +107,8 @@ class Refusals(NamedTuple):
     of_account  whether the refusals are those of all keys of an account
     """
 
+    newest: list[RefusedLately]
+    recorded: list[tuple[str, str]]
     lately: list[ShownRefusal]
     by_day: list[ShownRefusal]
     more: bool
@@ -148,13 +181,23 @@ def shown_refusals(identity: Identity, now: float, rule_page: str) -> Refusals:
             "Usage without an account is counted in one sum, so refusals by rules are not known for a single address or"
             " key. Refusals by blocks are known. For the block of a network they are one sum for all its addresses."
         )
+        names = RuleNames(set())
         return Refusals(
-            list(_shown_rows(blocked, rule_page, RuleNames(set()))), [], len(blocked) > MAX_REFUSALS, "", why, False
+            list(_newest(blocked, names, of_account=False)),
+            _recorded(identity, blocked, now),
+            list(_shown_rows(blocked, rule_page, names)),
+            [],
+            len(blocked) > MAX_REFUSALS,
+            "",
+            why,
+            False,
         )
     lately, by_day = refused_lately(account, key, now), refused_by_day(account, key, now)
     names = RuleNames({row.rule for row in (*lately, *by_day)})
     until = complete_until(conf.DATABASE, f"account:{account}")
     return Refusals(
+        list(_newest(lately, names, of_account=not key)),
+        _recorded(identity, lately, now),
         list(_shown_rows(lately, rule_page, names)),
         list(_shown_rows(by_day, rule_page, names)),
         max(len(lately), len(by_day)) > MAX_REFUSALS,
@@ -164,12 +207,41 @@ def shown_refusals(identity: Identity, now: float, rule_page: str) -> Refusals:
     )
 
 
+def _recorded(identity: Identity, rows: list[RefusedRequests], now: float) -> list[tuple[str, str]]:
+    """Return the moments and scopes of the newest recorded requests of an identity that were refused.
+
+    Look in the quarters of an hour of the newest refusals, and in the newest two: the ledger is about a minute late.
+    """
+    current = int(now) // QUARTER * QUARTER
+    starts = {current, current - QUARTER, *sorted({row.start for row in rows}, reverse=True)[:_MAX_NEWEST]}
+    found = refused_requests(identity, starts, QUARTER, _MAX_RECORDED)
+    return [(f"{moment(row.at):%Y-%m-%d %H:%M:%S}", row.scope) for row in found]
+
+
+def _newest(rows: list[RefusedRequests], names: RuleNames, *, of_account: bool) -> Iterator[RefusedLately]:
+    """Yield a line for each rule or block and quarter of an hour, at most `_MAX_NEWEST`."""
+    by_rule: dict[tuple[int, int, str], list[RefusedRequests]] = {}
+    for row in with_meters_joined(rows[:MAX_REFUSALS]):
+        by_rule.setdefault((row.start, row.rule, row.target), []).append(row)
+    for group in islice(by_rule.values(), _MAX_NEWEST):
+        by, note = _by(group[0], names)
+        if not note and group[0].rule in names.sentences:
+            by = f"{by}: {names.sentences[group[0].rule]}"
+        keys = group[0].key if len(group) == 1 else _("%s keys") % len(group)
+        denied, shadow = sum(row.denied for row in group), sum(row.shadow for row in group)
+        yield RefusedLately(_span(group[0]), by, f"{denied:,}", f"{shadow:,}", keys if of_account else "", note)
+
+
+def _by(row: RefusedRequests, names: RuleNames) -> tuple[str, str]:
+    """Return the rule or block that refused, and a note about later edits of the rule."""
+    if row.rule:
+        return names.at(row.rule, row.start)
+    return _("block of %s") % row.target if row.target else _("a block"), ""
+
+
 def _shown_rows(rows: list[RefusedRequests], rule_page: str, names: RuleNames) -> Iterator[ShownRefusal]:
     for row in rows[:MAX_REFUSALS]:
-        if row.rule:
-            by, note = names.at(row.rule, row.start)
-        else:
-            by, note = _("block of %s") % row.target if row.target else _("a block"), ""
+        by, note = _by(row, names)
         yield ShownRefusal(
             _span(row),
             row.key,

@@ -95,7 +95,7 @@ class _Table:
         # Translate once for all rows, because looking up a translation takes time.
         self._default, self._full, self._admits = _html(_("default rule")), _html(_("full")), _html(_("admits"))
         self._shadow = format_html("<br><em>{}</em>", _("shadow: refuses nobody"))
-        self._reset, self._grant = _html(_("Reset")), _html(_("Grant more"))
+        self._reset, self._grant = _html(_("Reset")), _html(_("Give more"))
         self._rule_url, self._reset_url, self._grant_url = _html(pages.rule), _html(pages.reset), _html(pages.grant)
         self._keys: dict[str, SafeString] = {}
         self._queries: dict[str, SafeString] = {}

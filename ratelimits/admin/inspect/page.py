@@ -23,6 +23,7 @@ from ratelimits.admin.operate.confirming import may_operate
 from ratelimits.admin.operate.whom import may_view, names_of, searched_tables
 from ratelimits.admin.operate.whom_form import MAX_TEXT
 from ratelimits.admin.readonly import ReadOnlyAdmin
+from ratelimits.conf import conf
 from ratelimits.identity import Identity
 from ratelimits.models import (
     Access,
@@ -39,7 +40,15 @@ from ratelimits.models.access.targets import canonical
 from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, UnknownAccountError, identity_of
 from ratelimits.quota.standings import live_limits
 from ratelimits.rules import RulesUnavailable
-from ratelimits.status.known_keys import MAX_KEYS, KnownKey, keys_of_account, known_accounts, known_keys, typed_key
+from ratelimits.status.known_keys import (
+    MAX_KEYS,
+    KnownKey,
+    keys_of_account,
+    known_accounts,
+    known_keys,
+    looks_secret,
+    typed_key,
+)
 
 
 @admin.register(Inspect)
@@ -138,7 +147,8 @@ class _Page:
         return failed | {
             "matches": [(known, inspect_url(known.key, account, self._site.name)) for known in result.keys],
             "more": more if result.more else "",
-            "guesses": [] if result.keys else self._guesses(text),
+            "guesses": [] if result.keys or looks_secret(text) else self._guesses(text),
+            "secret": not result.keys and looks_secret(text),
         }
 
     def _guesses(self, text: str) -> list[tuple[str, str]]:
@@ -182,6 +192,7 @@ class _Page:
             context["usage"] = shown_usage(identity.account_id, now)
         if self._may_view(Line):
             context["refusals"] = shown_refusals(identity, now, self._pages().rule)
+            context["records"] = bool(conf.RECORD_SAMPLE)
             context["lines_url"] = self._lines_url(identity)
             if identity.account == key:
                 keys = keys_of_account(identity.account_id)

@@ -25,16 +25,22 @@ class _Record(NamedTuple):
 class RuleNames:
     """The histories of some rules. They are read with two queries, for any number of rules.
 
-    current  the names of those rules that still exist, by primary key
+    current    the names of those rules that still exist, by primary key
+    sentences  their present sentences with their plans, by primary key. Rules that cannot be read have none
     """
 
     def __init__(self, rules: Collection[int]) -> None:
         self.current: dict[int, str] = {}
+        self.sentences: dict[int, str] = {}
         self._newest_first: dict[int, list[_Record]] = {}
         pks, model = set(rules) - {0}, Rule
         if not pks:
             return
-        self.current = dict(model.objects.using(conf.DATABASE).filter(pk__in=pks).values_list("pk", "name"))
+        for row in model.objects.using(conf.DATABASE).filter(pk__in=pks).select_related("plan"):
+            self.current[row.pk] = row.name
+            if not row.unreadable():
+                plan = f" ({_('plan %(plan)s') % {'plan': row.plan.slug}})" if row.plan is not None else ""
+                self.sentences[row.pk] = row.sentence() + plan
         history: Any = Rule.history
         records = history.using(conf.DATABASE).filter(id__in=pks).order_by("-history_date", "-history_id")
         for pk, *record in records.values_list("id", "name", "history_date", "history_type")[:_MAX_RECORDS]:

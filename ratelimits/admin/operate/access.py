@@ -51,6 +51,7 @@ def requests_of(targets: list[str] | None = None, seconds: int = _DAY) -> dict[s
 class EndForm(forms.Form):
     """A form that asks why a block or allow ends."""
 
+    required_css_class = "required"
     reason = forms.CharField(label=gettext_lazy("Reason"), max_length=MAX_REASON)
 
 
@@ -84,7 +85,7 @@ class AccessAdmin(KeySuggestions, AuditedAdmin):
         return False
 
     def get_urls(self) -> list[URLPattern]:
-        grants = GrantView(self.admin_site, self.model._meta)
+        grants = GrantView(self.admin_site)
         grant = path("grant/", self.admin_site.admin_view(grants.page), name="ratelimits_access_grant")
         return [grant, *super().get_urls()]
 

@@ -9,7 +9,7 @@ from django.contrib.admin import AdminSite
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
-#: The permission to block, allow and reset keys, and to grant them more.
+#: The permission to block, allow and reset keys, and to give them more.
 OPERATE = "ratelimits.operate"
 #: Name of the hidden input that says that the user has confirmed the page.
 CONFIRMED = "_confirmed"
@@ -30,7 +30,7 @@ class Consequences(NamedTuple):
 
 
 def may_operate(request: HttpRequest) -> bool:
-    """Return whether the user may block, allow and reset keys, and grant them more."""
+    """Return whether the user may block, allow and reset keys, and give them more."""
     return request.user.has_perm(OPERATE)
 
 

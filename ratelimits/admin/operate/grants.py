@@ -1,9 +1,9 @@
-"""The page that grants a key more: until a given time, the key has a higher capacity under a rule."""
+"""The page that gives a key more: until a given time, the key has a higher capacity under a rule."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,25 +15,28 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ratelimits.admin.inspected import may_inspect
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed, may_operate
 from ratelimits.admin.operate.offered import OfferedRule, offered_rules
-from ratelimits.admin.operate.permits_left import permits_left
-from ratelimits.admin.operate.whom import Question, Whom, ask_whom, whom
+from ratelimits.admin.operate.permits_left import permits_left, used_keys
+from ratelimits.admin.operate.whom import Question, Whom, ask_whom, names_of, whom
 from ratelimits.algorithms.calendar import boundaries
+from ratelimits.algorithms.limits import fields_of
 from ratelimits.conf import conf
 from ratelimits.models import Account, KeyOverride
 from ratelimits.models.ledger import moment
 from ratelimits.rules import RulesUnavailable
 from ratelimits.rules.grants import grant, planned
+from ratelimits.status.known_keys import MAX_KEYS
 
 
-def rule_choices(offered: Sequence[OfferedRule]) -> list[tuple[str, str]]:
-    """Return the rules as choices of a form. If there is only one, no other choice is possible."""
-    choices = [(rule.name, rule.label) for rule in offered]
+def rule_choices(choices: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the choices of a rule for a form. If there is only one, no other choice is possible."""
     return choices if len(choices) == 1 else [("", "---------"), *choices]
 
 
@@ -46,6 +49,7 @@ def first_choice(offered: Sequence[OfferedRule], wanted: str) -> str:
 class GrantForm(forms.Form):
     """A form that asks for the rule, the additional capacity and its end."""
 
+    required_css_class = "required"
     rule = forms.ChoiceField(label=gettext_lazy("Rule"))
     extra = forms.IntegerField(
         label=gettext_lazy("How many more"),
@@ -62,7 +66,7 @@ class GrantForm(forms.Form):
         self._whom = whom
         rule = self.fields["rule"]
         assert isinstance(rule, forms.ChoiceField)
-        rule.choices = rule_choices(offered)
+        rule.choices = rule_choices([(one.name, one.label_of_more) for one in offered])
         rule.initial = first_choice(offered, initial.get("rule", ""))
         text = _("In the time zone %(here)s. Filled in: the end of today in the time zone of the account, %(zone)s.")
         self.fields["until"].help_text = text % {"here": timezone.get_current_timezone_name(), "zone": zone}
@@ -97,8 +101,8 @@ def _end_of_today(whom: Whom) -> tuple[str, datetime]:
 class GrantView:
     """Shows three pages, one after the other: for whom, the form, and the consequences to confirm."""
 
-    def __init__(self, site: admin.AdminSite, opts: Any) -> None:
-        self._site, self._opts = site, opts
+    def __init__(self, site: admin.AdminSite) -> None:
+        self._site = site
 
     def page(self, request: HttpRequest) -> HttpResponse:
         """Show the form, then the overrides that the grant will add. Save them after the user has confirmed them."""
@@ -116,29 +120,28 @@ class GrantView:
                 if not offered:
                     found = Question(_("No rule with a capacity applies to %s, so there is no limit to raise.") % found)
         if isinstance(found, Question):
-            return ask_whom(request, self._site, self._opts, found, _("Grant more"), back)
+            return ask_whom(request, self._site, None, found, _("Give more"), back)
         initial = {name: request.GET[name] for name in ("rule", "extra") if name in request.GET}
         form = GrantForm(request.POST if request.method == "POST" else None, found, offered, initial)
         if request.method != "POST" or not form.is_valid():
-            return self._form_page(request, form, found, back)
+            return self._form_page(request, form, found, offered, back)
         (rule,) = (one for one in offered if one.name == form.cleaned_data["rule"])
         if not is_confirmed(request):
-            return confirmation(request, self._site, self._opts, _consequences(form, found, rule), back)
+            return confirmation(request, self._site, None, self._consequences(request, form, found, rule), back)
         return self._grant(request, form, found, rule, back)
 
-    def _form_page(self, request: HttpRequest, form: GrantForm, found: Whom, back: str) -> HttpResponse:
+    def _form_page(
+        self, request: HttpRequest, form: GrantForm, found: Whom, offered: Sequence[OfferedRule], back: str
+    ) -> HttpResponse:
         context = {
             **self._site.each_context(request),
-            "title": _("Grant more"),
-            "explained": _(
-                "Until the given time, the rule admits more requests. The grant adds overrides that end at this time."
-            ),
+            "title": _("Give more"),
+            "explained": " ".join(_explained(offered)),
             "whom": found,
             "inspect_url": found.inspect_url(self._site) if may_inspect(request) else "",
             "form": form,
-            "button": _("Show what the grant changes"),
+            "button": _("Show what this changes"),
             "media": form.media,
-            "opts": self._opts,
             "back": back,
         }
         return TemplateResponse(request, "ratelimits/admin/operate_form.html", context)
@@ -151,13 +154,94 @@ class GrantView:
             account=account,
             by=request.user,
         )
-        sentences = [_granted(found, rule, data), *permits_left(found, rule)]
-        messages.success(request, " ".join(sentences))
+        sentences: list[str] = [_granted(found, rule, data), *permits_left(found, rule, self._name_of(request))]
+        if request.user.has_perm("ratelimits.view_keyoverride"):
+            sentences.append(self._undoing(rows))
+        messages.success(request, format_html_join(" ", "{}", ((sentence,) for sentence in sentences)))
         if may_inspect(request):
             back = found.inspect_url(self._site)
         elif request.user.has_perm("ratelimits.view_keyoverride"):
             back = reverse(f"{self._site.name}:ratelimits_keyoverride_change", args=[rows[0].pk])
         return HttpResponseRedirect(back)
+
+    def _undoing(self, rows: Sequence[KeyOverride]) -> SafeString:
+        """Return a sentence with a link to each new override."""
+        page = f"{self._site.name}:ratelimits_keyoverride_change"
+        links = format_html_join(", ", '<a href="{}">{}</a>', ((reverse(page, args=[row.pk]), row) for row in rows))
+        return format_html("{} {}.", _("To undo this, end the override:"), links)
+
+    def _name_of(self, request: HttpRequest) -> Callable[[str], str]:
+        return lambda key: ", ".join(names_of(request, self._site, key)) if key.startswith("api_key:") else ""
+
+    def _consequences(self, request: HttpRequest, form: GrantForm, found: Whom, rule: OfferedRule) -> Consequences:
+        extra = form.cleaned_data["extra"]
+        capacities = [override.capacity for override in form.planned if override.capacity is not None]
+        rows = [
+            (
+                _local_time(override.valid_from),
+                _local_time(override.valid_until),
+                f"{override.capacity - extra:,}",
+                f"{override.capacity:,}",
+            )
+            for override in form.planned
+            if override.capacity is not None
+        ]
+        sentences = [
+            _granted(found, rule, form.cleaned_data),
+            *permits_left(found, rule, self._name_of(request), extra),
+            _("After that, the old capacity applies again. What was used until then stays counted."),
+        ]
+        return Consequences(
+            _("Give %(more)s") % {"more": rule.more(extra)},
+            sentences,
+            list(_warnings(form, found, rule, capacities)),
+            heads=[_("from"), _("until"), _("capacity before"), _("capacity then")],
+            rows=rows,
+        )
+
+
+def _explained(offered: Sequence[OfferedRule]) -> Iterator[str]:
+    """Yield sentences about the form. If no rule has a long window, say what to do for a number in all."""
+    yield _("Until the given time, the rule admits more requests. For this, overrides are added that end at this time.")
+    if not any(rule.has_long_window for rule in offered):
+        yield _(
+            "No rule here counts a day or a month, so you cannot give a number in all: the rule admits more again and"
+            " again until the end. To give units free of charge once, add an adjustment: it lowers the bill, but admits"
+            " no more requests."
+        )
+
+
+def _warnings(form: GrantForm, found: Whom, rule: OfferedRule, capacities: Sequence[int]) -> Iterator[str]:
+    extra = form.cleaned_data["extra"]
+    values = {"whom": found, "n": f"{extra:,}", "window": rule.window}
+    if not rule.window:
+        values |= {"before": f"{capacities[0] - extra:,}", "after": f"{capacities[0]:,}"}
+        if "rate" in fields_of(rule.algorithm.id):
+            text = _("This raises the burst from %(before)s to %(after)s. The rate stays. So it is not %(n)s in all.")
+        else:
+            text = _("This raises the number at once from %(before)s to %(after)s. So it is not %(n)s in all.")
+        yield text % values
+    elif rule.repeats_before((form.cleaned_data["until"] - timezone.now()).total_seconds()):
+        if rule.counts_it:
+            text = _("%(whom)s gets %(n)s more again and again, in each %(window)s until then; not %(n)s in all.")
+        else:
+            text = _(
+                "Each key of %(whom)s gets %(n)s more again and again, in each %(window)s until then; not %(n)s in all."
+            )
+        yield text % values
+    keys = 0 if rule.counts_it else len(used_keys(found))
+    if 1 < keys <= MAX_KEYS:  # More keys are not counted.
+        values |= {"keys": keys, "total": f"{keys * extra:,}"}
+        if rule.window:
+            text = _(
+                "Each key of %(whom)s gets this, %(keys)s keys: up to %(keys)s × %(n)s = %(total)s in all, in each"
+                " %(window)s."
+            )
+        else:
+            text = _(
+                "Each key of %(whom)s gets this, %(keys)s keys: up to %(keys)s × %(n)s = %(total)s in all, at once."
+            )
+        yield text % values
 
 
 def _granted(found: Whom, rule: OfferedRule, data: dict[str, Any]) -> str:
@@ -166,38 +250,6 @@ def _granted(found: Whom, rule: OfferedRule, data: dict[str, Any]) -> str:
     if rule.counts_it:
         return _("Until %(until)s, %(whom)s has %(more)s (rule %(rule)s).") % values
     return _("Until %(until)s, each key of %(whom)s has %(more)s (rule %(rule)s).") % values
-
-
-def _consequences(form: GrantForm, found: Whom, rule: OfferedRule) -> Consequences:
-    extra = form.cleaned_data["extra"]
-    rows = [
-        (
-            _local_time(override.valid_from),
-            _local_time(override.valid_until),
-            f"{override.capacity - extra:,}",
-            f"{override.capacity:,}",
-        )
-        for override in form.planned
-        if override.capacity is not None
-    ]
-    sentences = [
-        _granted(found, rule, form.cleaned_data),
-        *permits_left(found, rule, extra),
-        _("After that, the old capacity applies again. What was used until then stays counted."),
-    ]
-    warnings = []
-    if rule.repeats_before((form.cleaned_data["until"] - timezone.now()).total_seconds()):
-        warnings.append(
-            _("The key gets %(n)s more again and again, in each %(window)s until then; not %(n)s in all.")
-            % {"n": f"{extra:,}", "window": rule.window}
-        )
-    return Consequences(
-        _("Grant %(more)s") % {"more": rule.more(extra)},
-        sentences,
-        warnings,
-        heads=[_("from"), _("until"), _("capacity before"), _("capacity with the grant")],
-        rows=rows,
-    )
 
 
 def _local_time(moment: datetime | None) -> str:

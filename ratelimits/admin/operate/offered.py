@@ -1,4 +1,4 @@
-"""The rules that can be reset for a key, or granted more for it. Rules that lately refused the key come first."""
+"""The rules that can be reset for a key, or that can give it more. Rules that lately refused the key come first."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from ratelimits.models.keys import COVERS
 from ratelimits.models.ledger import moment
 from ratelimits.rules import AppliedRule, ExplainedRule, UnreadableRule
 from ratelimits.rules.selection import key_of
-from ratelimits.status.refusals import refused_lately
+from ratelimits.status.refusals import refused_lately, with_meters_joined
 
 #: An id that no user and no API key has, because ids cannot be a space. It stands for any key of an account or user.
 _ANY = " "
+#: A day, in µs.
+_DAY = 86_400_000_000
 _CALENDAR_WINDOWS = {
     "hour": gettext_lazy("calendar hour"),
     "day": gettext_lazy("calendar day"),
@@ -39,6 +41,7 @@ class OfferedRule:
     counts_it   whether the rule counts the key itself. Otherwise it counts each key of the user or account separately
     refused_at  start of the quarter of an hour in which the rule last refused a request, in s since 1970 UTC; 0 if it
                 refused none in 24 hours
+    refused     the number of requests that it refused lately
     """
 
     name: str
@@ -47,6 +50,7 @@ class OfferedRule:
     algorithm: Algorithm
     counts_it: bool
     refused_at: int
+    refused: int
 
     @property
     def label(self) -> str:
@@ -55,7 +59,23 @@ class OfferedRule:
         if not self.refused_at:
             return text
         start = moment(self.refused_at * 1_000_000)
-        return _("%(rule)s – refused requests at %(time)s UTC") % {"rule": text, "time": f"{start:%H:%M}"}
+        values = {"rule": text, "n": f"{self.refused:,}", "time": f"{start:%H:%M}"}
+        return _("%(rule)s – refused %(n)s lately (at %(time)s UTC)") % values
+
+    @property
+    def label_of_more(self) -> str:
+        """Return the text of the choice in a form that gives more: the text also says when the key has more."""
+        if self.window:
+            return _("%(rule)s – gives more in each %(window)s") % {"rule": self.label, "window": self.window}
+        return _("%(rule)s – gives more at once") % {"rule": self.label}
+
+    @property
+    def has_long_window(self) -> bool:
+        """Return whether permits are counted in windows of a day or more."""
+        if isinstance(self.algorithm, CalendarWindow):
+            return self.algorithm.calendar_unit != "hour"
+        length = self.algorithm.quota[1]
+        return bool(self.window) and length is not None and length >= _DAY
 
     @property
     def has_capacity(self) -> bool:
@@ -106,7 +126,7 @@ def offered_rules(identity: Identity, key: str) -> list[OfferedRule]:
             conf.UNITS.get(why.row.meter, why.row.meter),
             why.rule.algorithm,
             counts_it,
-            refusals.get(why.row.pk, 0),
+            *refusals.get(why.row.pk, (0, 0)),
         )
         for why, counts_it in found.values()
         if isinstance(why.rule, AppliedRule)
@@ -118,13 +138,21 @@ def _counted_key(why: ExplainedRule, identity: Identity) -> str | None:
     return key_of(identity, why.rule.key_kind) if isinstance(why.rule, AppliedRule) else None
 
 
-def _last_refusals(identity: Identity, key: str) -> dict[int, int]:
-    """Return, by rule, the start of the newest quarter of an hour in which it refused the key."""
+def _last_refusals(identity: Identity, key: str) -> dict[int, tuple[int, int]]:
+    """Return, by rule, the start of the newest quarter of an hour in which it refused the key, and how many requests.
+
+    The number counts the newest `MAX_REFUSALS` rows.
+    """
     if not identity.account:
         return {}
     of_account = key == identity.account
     newest_first = refused_lately(identity.account_id, "" if of_account else key, time.time())
-    return {row.rule: row.start for row in reversed(newest_first) if row.denied}
+    refusals: dict[int, tuple[int, int]] = {}
+    for row in with_meters_joined(newest_first):
+        if row.denied:
+            start, refused = refusals.get(row.rule, (row.start, 0))
+            refusals[row.rule] = start, refused + row.denied
+    return refusals
 
 
 def explained_sentence(why: ExplainedRule) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 from django.core.exceptions import ValidationError
@@ -17,13 +18,13 @@ from ratelimits.status.known_keys import keys_of_account
 MAX_KEYS = 5
 
 
-def permits_left(whom: Whom, rule: OfferedRule, extra: int = 0) -> list[str]:
+def permits_left(whom: Whom, rule: OfferedRule, name_of: Callable[[str], str], extra: int = 0) -> list[str]:
     """Return a sentence for each key that the rule counts, at most `MAX_KEYS`.
 
-    If `extra` is not 0, the sentences also say what is left after a grant of this many permits. If Redis or the
-    database does not answer, the only sentence says so.
+    `name_of` returns the name of a key, or "". If `extra` is not 0, the sentences also say what is left with this many
+    more permits. If Redis or the database does not answer, the only sentence says so.
     """
-    keys = [whom.key] if rule.counts_it else _used_keys(whom)
+    keys = [whom.key] if rule.counts_it else used_keys(whom)
     account = whom.identity.account_id or NO_ACCOUNT
     sentences = []
     try:
@@ -31,7 +32,7 @@ def permits_left(whom: Whom, rule: OfferedRule, extra: int = 0) -> list[str]:
             # The rule may count no key of this kind, and some texts in the ledger are not keys.
             with suppress(NothingDoneError, ValidationError):
                 sentences += [
-                    _sentence(counted_key, standing.remaining, applied.algorithm.quota[0], extra)
+                    _sentence(_named(counted_key, name_of), standing.remaining, applied.algorithm.quota[0], extra)
                     for applied, counted_key, standing in counted_under(key, rule.name, account)
                 ]
     except UNAVAILABLE as error:
@@ -39,9 +40,14 @@ def permits_left(whom: Whom, rule: OfferedRule, extra: int = 0) -> list[str]:
     return sentences
 
 
-def _used_keys(whom: Whom) -> list[str]:
+def used_keys(whom: Whom) -> list[str]:
     """Return the keys of an account that were used lately, or the user itself."""
     return keys_of_account(whom.identity.account_id) if whom.key == whom.identity.account else []
+
+
+def _named(key: str, name_of: Callable[[str], str]) -> str:
+    name = name_of(key)
+    return f"{key} ({name})" if name else key
 
 
 def _sentence(key: str, left: int, capacity: int, extra: int) -> str:
@@ -53,7 +59,7 @@ def _sentence(key: str, left: int, capacity: int, extra: int) -> str:
         "capacity_after": f"{capacity + extra:,}",
     }
     if extra:
-        text = _("%(key)s has %(left)s of %(capacity)s left now; with the grant %(left_after)s of %(capacity_after)s.")
+        text = _("%(key)s has %(left)s of %(capacity)s left now; then %(left_after)s of %(capacity_after)s.")
     else:
         text = _("%(key)s has %(left)s of %(capacity)s left now.")
     return text % values

@@ -29,6 +29,7 @@ from ratelimits.rules import RulesUnavailable
 class KeyResetForm(forms.Form):
     """A form that asks for the rule and the reason."""
 
+    required_css_class = "required"
     rule = forms.ChoiceField(label=gettext_lazy("Rule"))
     reason = forms.CharField(label=gettext_lazy("Reason"), max_length=200)
 
@@ -38,7 +39,7 @@ class KeyResetForm(forms.Form):
         self._whom = whom
         rule = self.fields["rule"]
         assert isinstance(rule, forms.ChoiceField)
-        rule.choices = rule_choices(offered)
+        rule.choices = rule_choices([(one.name, one.label) for one in offered])
         rule.initial = first_choice(offered, wanted)
 
     def clean(self) -> dict[str, Any]:

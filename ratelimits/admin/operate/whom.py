@@ -25,7 +25,7 @@ from ratelimits.models import Access, Account, KeyOverride, KeyTotal, Line, Plan
 from ratelimits.models.keys import COVERS
 from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, UnknownAccountError, identity_of
 from ratelimits.status.key_owners import nobody_has, searched_name
-from ratelimits.status.known_keys import MAX_KEYS, KnownKey, keys_of_account, known_keys, typed_key
+from ratelimits.status.known_keys import MAX_KEYS, KnownKey, keys_of_account, known_keys, looks_secret, typed_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,8 @@ def ask_whom(
 
 
 def _which_one(request: HttpRequest, text: str, keys: list[KnownKey], *, more: bool) -> Question:
+    if not keys and looks_secret(text):
+        return Question(_("This looks like a secret. Search for the name of the key instead."))
     if not keys:
         problem = _(
             "No key or name that you may view contains “%(text)s”. Write less of it, or the whole key, such as"

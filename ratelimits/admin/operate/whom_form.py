@@ -12,6 +12,7 @@ MAX_TEXT = 300
 class WhomForm(forms.Form):
     """A form that asks for the key."""
 
+    required_css_class = "required"
     key = forms.CharField(
         label=gettext_lazy("For whom"),
         max_length=MAX_TEXT,

@@ -12,8 +12,7 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.admin.rule_form.forms import scopes_of_views
 from ratelimits.admin.rule_form.typed_forms import SuggestingInput
 from ratelimits.algorithms import typed_rates
-from ratelimits.algorithms.typed_rates import Mistyped, is_rate
-from ratelimits.models.fields.durations import mistyped
+from ratelimits.algorithms.typed_rates import Mistyped
 from ratelimits.models.keys import KeyKind
 
 #: Values of the rule that the form does not ask for.
@@ -23,6 +22,7 @@ _OTHERS = {"name": "tried", "meter": "requests", "mode": "enforce", "algorithm":
 class QuickTryForm(forms.Form):
     """A form that asks for a limit such as "50 a minute", for the keys that it counts, and for its scope."""
 
+    required_css_class = "required"
     limit = forms.CharField(label=_("Limit"), max_length=60, help_text=_("Such as 50 a minute, 1000/h or 10/5min."))
     key_kind = forms.ChoiceField(label=_("Counted per"), choices=KeyKind.choices, initial=KeyKind.KEY)
     scope = forms.CharField(
@@ -36,12 +36,11 @@ class QuickTryForm(forms.Form):
     def clean_limit(self) -> str:
         """Return the typed limit. Refuse a number without a time, and a text that is not a limit."""
         limit = str(self.cleaned_data["limit"])
-        if not is_rate(limit):
-            raise ValidationError(_("Limit: write a number and a time, such as 50 a minute."))
         try:
             typed_rates.rate(limit)
         except Mistyped as error:
-            raise mistyped(error) from error
+            hint = _("Limit: write a number and a time from seconds to weeks, such as 50 a minute.")
+            raise ValidationError(hint) from error
         return limit
 
     def rule_values(self) -> dict[str, Any]:

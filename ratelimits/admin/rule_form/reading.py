@@ -12,7 +12,7 @@ from ratelimits.models.rule_parts.refusal import RefusalStatus
 
 
 def reading(rule: Rule) -> str:
-    """Return the sentences of a rule. The rule may be unsaved."""
+    """Return the sentences of a rule. The rule may be unsaved, and may have no name yet."""
     return " ".join(_sentences(rule))
 
 
@@ -20,8 +20,10 @@ def _sentences(rule: Rule) -> Iterator[str]:
     yield f"{rule.sentence()}."
     if rule.plan is not None:
         yield _("For keys and accounts on the plan %(plan)s.") % {"plan": rule.plan}
-    else:
+    elif rule.name:
         yield _("For everyone, except on plans with a rule of the same name.")
+    else:
+        yield _("For everyone.")
     if rule.mode == Rule.Mode.ENFORCE:
         if rule.refusal_status == RefusalStatus.TOO_MANY:
             yield _("Requests above this limit are refused.")

@@ -62,10 +62,11 @@ def yesterday(typed: Rule, saved: Rule | None, *, with_keys: bool) -> dict[str, 
     if not after.requests and (before is None or not before.requests):
         return {"nothing": _("The rule counts none of the recorded requests."), "notes": list(_notes(typed, trace))}
     return {
-        "verdict": _verdict(after),
-        "changes": _changes(after),
+        "verdict": f"{_span(trace)} {_verdict(after, typed.key_kind)}",
+        "changes": _changes(after, typed.key_kind),
         "rows": _rows(before, after, typed),
         "compared": before is not None,
+        "of_accounts": typed.key_kind == KeyKind.ACCOUNT,
         "keys": _keys(before, after) if with_keys else [],
         "more_keys": max(len(_refused_keys(before, after)) - TOP, 0) if with_keys else 0,
         "notes": [*_modes(typed, saved), *_notes(typed, trace)],
@@ -81,53 +82,78 @@ def _nothing() -> str:
     return _("In the last 24 hours no request was recorded that this rule could count.")
 
 
-def _verdict(after: ReplayResult) -> str:
+def _span(trace: Trace) -> str:
+    """Return a sentence about the time of the recorded requests: from the first to the last."""
+    first, last = moment(trace.rows[0].at), moment(trace.rows[-1].at)
+    minutes = max(round((last - first).total_seconds() / 60), 1)
+    span = Wording(_, ngettext).span(Decimal(60 * minutes))
+    end = f"{last:%H:%M}" if first.date() == last.date() else f"{last:%Y-%m-%d %H:%M}"
+    values = {"first": f"{first:%Y-%m-%d %H:%M}", "last": end, "span": span}
+    return _("Requests recorded from %(first)s to %(last)s UTC, %(span)s.") % values
+
+
+def _counted(kind: str, count: int) -> str:
+    """Return a number of keys of a kind as text."""
+    if kind == KeyKind.ACCOUNT:
+        return ngettext("%(n)s account", "%(n)s accounts", count) % {"n": f"{count:,}"}
+    return ngettext("%(n)s key", "%(n)s keys", count) % {"n": f"{count:,}"}
+
+
+def _verdict(after: ReplayResult, kind: str) -> str:
     refused, keys = sum(after.refused.values()), len(after.refused)
     if not refused:
         return _("The typed rule would have refused nobody.")
-    newly_refused = after.refused - after.refused_too
-    hurt = _newly_refused_text(newly_refused.total(), len(newly_refused))
     requests = ngettext("%(n)s request", "%(n)s requests", refused) % {"n": f"{refused:,}"}
-    of_keys = ngettext("%(n)s key", "%(n)s keys", keys) % {"n": f"{keys:,}"}
-    text = _("The typed rule would have refused %(requests)s of %(keys)s.") % {"requests": requests, "keys": of_keys}
-    return f"{text} {hurt}"
+    values = {"requests": requests, "keys": _counted(kind, keys)}
+    text = _("The typed rule would have refused %(requests)s of %(keys)s.") % values
+    return f"{text} {_newly_refused_text((after.refused - after.refused_too).total(), refused)}"
 
 
-def _newly_refused_text(requests: int, keys: int) -> str:
-    if not requests:
-        return _("All of these requests were refused at the time too.")
-    values = {
-        "requests": ngettext("%(n)s request", "%(n)s requests", requests) % {"n": f"{requests:,}"},
-        "keys": ngettext("%(n)s key", "%(n)s keys", keys) % {"n": f"{keys:,}"},
-    }
-    return _("At the time, %(requests)s of %(keys)s among them were admitted.") % values
+def _newly_refused_text(newly: int, refused: int) -> str:
+    if not newly:
+        return _("All of them were refused then too.")
+    if newly == refused:
+        return _("All of them were admitted then.")
+    text = ngettext("%(n)s of them was admitted then.", "%(n)s of them were admitted then.", newly)
+    return text % {"n": f"{newly:,}"}
 
 
-def _changes(after: ReplayResult) -> list[tuple[str, str, str, str]]:
+def _changes(after: ReplayResult, kind: str) -> list[tuple[str, str, str, str]]:
     """Return the rows of the comparison with what happened at the time.
 
-    The columns are: refused then too, newly refused, refused then but admitted now.
+    The columns are: refused then too, newly refused, refused then but not by this rule alone.
     """
     counts = after.refused_too, after.refused - after.refused_too, after.admitted_now
     too, newly, admitted_now = (number(count.total()) for count in counts)
     keys_too, keys_newly, keys_admitted_now = (number(len(count)) for count in counts)
-    return [(_("requests"), too, newly, admitted_now), (_("keys"), keys_too, keys_newly, keys_admitted_now)]
+    return [(_("requests"), too, newly, admitted_now), (_keys_word(kind), keys_too, keys_newly, keys_admitted_now)]
+
+
+def _keys_word(kind: str) -> str:
+    return _("accounts") if kind == KeyKind.ACCOUNT else _("keys")
 
 
 def _rows(before: ReplayResult | None, after: ReplayResult, typed: Rule) -> list[tuple[str, str, str]]:
     """Return the rows of the comparison.
 
-    Each row has a title, the value for the saved rule ("" if there is none), and the value for the typed rule.
+    Each row has a title, the value for the saved rule ("" if there is none), and the value for the typed rule. Without
+    a saved rule, the numbers of refused requests are left out: the sentence above the table has them.
     """
     words, unit = Wording(_, ngettext), conf.UNITS.get(typed.meter, typed.meter)
     rows: list[tuple[str, Callable[[ReplayResult], str]]] = [
         (_("requests that the rule counts"), lambda result: number(sum(result.requests.values()))),
-        (_("keys"), lambda result: number(len(result.requests))),
-        (_("refused requests"), lambda result: number(sum(result.refused.values()))),
-        (_("keys with refused requests"), lambda result: number(len(result.refused))),
+        (_keys_word(typed.key_kind), lambda result: number(len(result.requests))),
         (_("admitted, and so billed"), lambda result: amount(result.units[1], unit)),
-        (_("not admitted, and so not billed"), lambda result: amount(result.units[0] - result.units[1], unit)),
     ]
+    if before is not None:
+        keys_refused = _("keys with refused requests")
+        if typed.key_kind == KeyKind.ACCOUNT:
+            keys_refused = _("accounts with refused requests")
+        rows += [
+            (_("refused requests"), lambda result: number(sum(result.refused.values()))),
+            (keys_refused, lambda result: number(len(result.refused))),
+            (_("not admitted, and so not billed"), lambda result: amount(result.units[0] - result.units[1], unit)),
+        ]
     if after.longest_wait or (before is not None and before.longest_wait):
         rows.append((_("longest wait"), lambda result: words.span(Decimal(result.longest_wait) / MICROSECONDS)))
     return [(title, "" if before is None else text_of(before), text_of(after)) for title, text_of in rows]
@@ -168,18 +194,10 @@ def _modes(typed: Rule, saved: Rule | None) -> Iterator[str]:
 
 def _notes(typed: Rule, trace: Trace) -> Iterator[str]:
     """Yield sentences that the user needs to understand the numbers."""
-    first, last = (f"{moment(row.at):%Y-%m-%d %H:%M} UTC" for row in (trace.rows[0], trace.rows[-1]))
     if trace.more:
-        yield _("The newest %(n)s recorded requests were replayed, from %(first)s to %(last)s.") % {
-            "n": f"{MAX_REQUESTS:,}",
-            "first": first,
-            "last": last,
-        }
+        yield _("Only the newest %s recorded requests were replayed.") % f"{MAX_REQUESTS:,}"
     else:
-        yield _("All requests recorded in the last 24 hours were replayed, from %(first)s to %(last)s.") % {
-            "first": first,
-            "last": last,
-        }
+        yield _("All requests recorded in the last 24 hours were replayed.")
     yield _(
         "Each key begins with all permits. Plans, overrides, blocks and allows apply as they are now. Only this rule is"
         " replayed: another rule may refuse some of these requests too."

@@ -37,8 +37,8 @@ def tasks(request: HttpRequest, site: str) -> list[tuple[str, str]]:
     may_try = any(user.has_perm(f"ratelimits.{action}_rule") for action in ("add", "change"))
     every = (
         (_("Why was a request refused?"), "inspect_changelist", "", may_inspect(request)),
-        (_("Give somebody more"), "access_grant", "", may_operate(request)),
-        (_("Give somebody a fresh start (reset)"), "keyreset_add", "", may_operate(request)),
+        (_("Give more"), "access_grant", "", may_operate(request)),
+        (_("Reset a key"), "keyreset_add", "", may_operate(request)),
         (_("Block somebody"), "access_add", "?effect=block", may_operate(request)),
         (_("Would a limit have hurt anyone yesterday?"), "rule_yesterday", "", may_try),
     )

@@ -35,6 +35,7 @@ from ratelimits.models import (
 )
 from ratelimits.models.status.totals import QUARTER
 from ratelimits.quota import access, checking
+from ratelimits.recording import trace
 from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import Clock, away, begin_afresh, short_timeout
 from tests.support.rows import rule, unsaved
@@ -185,10 +186,10 @@ class TestRefusals:
         said = text(html(admin_client, "account:acme"))
         assert said.index("Refused in the last 24 hours") < said.index("Rules that apply")
         for said_then in (
-            "UTC: 7 refused by kept (requests), user:1 ",
-            "UTC: 7 refused by edited (requests), user:1, edited since ",
-            "UTC: 7 refused by renamed (requests), user:1, edited since; its name is now other ",
-            "UTC: 7 refused by deleted (requests), user:1, deleted since ",
+            f"UTC: 7 refused by kept: {rows['kept'].sentence()}, user:1 ",
+            "UTC: 7 refused by edited, user:1, edited since ",
+            "UTC: 7 refused by renamed, user:1, edited since; its name is now other ",
+            "UTC: 7 refused by deleted, user:1, deleted since ",
             "renamed (edited since; its name is now other) requests 7 0",
         ):
             assert said_then in said
@@ -197,6 +198,32 @@ class TestRefusals:
         said = text(html(admin_client, "203.0.113.9"))
         assert "Refusals by rules are not known for a key without an account." in said
         assert "Nothing was refused" not in said
+
+    def test_the_meters_and_keys_of_a_rule_are_one_line_and_recorded_requests_have_their_moments(
+        self, admin_client: Client
+    ) -> None:
+        now = int(time.time())
+        row = rule("burst", plan=Plan.objects.create(name="Free", slug="free"))
+        for key, meter, denied in (("user:1", "requests", 7), ("user:1", "tokens", 6), ("user:2", "requests", 2)):
+            KeyTotal.objects.create(
+                span=QUARTER, start=now // QUARTER * QUARTER, rule=row.pk, account="acme", key=key, meter=meter,
+                admitted_requests=0, denied_requests=denied, shadow_requests=0,
+            )  # fmt: skip
+        said = text(html(admin_client, "account:acme"))
+        assert f"UTC: 9 refused by burst: {row.sentence()} (plan free), 2 keys " in said
+        assert said.count("refused by burst") == 1
+        assert "Single requests are not recorded." in said
+        who = Identity("user:1", None, "account:acme")
+        at = now * 1_000_000
+        trace.write([(at - number, who, "search", "GET", {"requests": 1}, number < 11) for number in range(12)])
+        for other in (Identity("user:1", None, "account:beta"), Identity("user:1", "api_key:5", "account:acme")):
+            trace.write([(at, other, "elsewhere", "GET", {"requests": 1}, True)])
+        said = text(html(admin_client, "user:1", account="acme"))
+        assert f"recorded, in UTC: {time.strftime('%Y-%m-%d %H:%M:%S (search)', time.gmtime(now))}" in said
+        assert said.count("(search)") == 10
+        assert "elsewhere" not in said
+        assert "Single requests are not recorded" not in said
+        assert "elsewhere" in text(html(admin_client, "account:acme"))
 
     def test_a_block_is_shown_with_what_it_refused(self, admin_client: Client) -> None:
         now = timezone.now()

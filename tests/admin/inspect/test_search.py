@@ -13,6 +13,7 @@ from django.test import Client
 from ratelimits.models import Access, Account, KeyOverride, KeyTotal, Plan, PlanMembership
 from ratelimits.models.status.totals import DAY, SUMS, newest_days
 from tests.admin.inspect.test_page import html, text, user_with
+from tests.admin.test_operate import SECRET
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -166,4 +167,7 @@ def test_a_key_of_unknown_or_several_accounts_is_asked_about(admin_client: Clien
     assert "at most 300" in text(html(admin_client, "api_key:9", account="x" * 301))
     # A whole key is found even if nothing is known of it.
     page = html(admin_client, "nobody-has-this")
+    secret = html(admin_client, SECRET)
+    assert "This looks like a secret. Search for the name of the key instead." in text(secret)
+    assert f"api_key%3A{SECRET}" not in secret
     assert 'href="/admin/ratelimits/inspect/?q=api_key%3Anobody-has-this"' in page

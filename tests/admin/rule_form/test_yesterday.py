@@ -79,12 +79,23 @@ def test_it_says_who_would_have_been_refused_and_how_often(admin_client: Client)
     assert tried(admin_client) == {
         "requests that the rule counts": "9",
         "keys": "3",
-        "refused requests": "4",
-        "keys with refused requests": "2",
         "admitted, and so billed": "5 requests",
-        "not admitted, and so not billed": "4 requests",
     }
     assert "would have refused nobody" in text(admin_client.post(URL, {**WINDOW, "capacity": "5"}))
+    asked(4, 3, keys={"account": "account:acme"})
+    of_account = text(admin_client.post(URL, {**WINDOW, "key_kind": "account"}))
+    assert "The typed rule would have refused 1 request of 1 account." in of_account
+
+
+def test_the_time_of_the_recorded_requests_is_in_the_first_sentence(admin_client: Client) -> None:
+    asked(1, 2, ago=1_200)
+    first, last = RecordedRequest.objects.order_by("at")
+    RecordedRequest.objects.filter(pk=last.pk).update(at=first.at + 120 * SECOND)
+    start, end = (time.gmtime(first.at // SECOND + seconds) for seconds in (0, 120))
+    shown_end = "%H:%M" if start.tm_mday == end.tm_mday else "%Y-%m-%d %H:%M"
+    span = f"{time.strftime('%Y-%m-%d %H:%M', start)} to {time.strftime(shown_end, end)}"
+    said = admin_client.post(URL, WINDOW).context["verdict"]
+    assert said.startswith(f"Requests recorded from {span} UTC, 2 minutes. The typed rule")
 
 
 def test_it_says_what_was_refused_at_the_time(admin_client: Client) -> None:
@@ -93,7 +104,7 @@ def test_it_says_what_was_refused_at_the_time(admin_client: Client) -> None:
     asked(3, 2, refused=2)
     asked(4, 4, refused=2)
     page = admin_client.post(URL, WINDOW)
-    said = "would have refused 9 requests of 3 keys. At the time, 5 requests of 2 keys among them were admitted."
+    said = "would have refused 9 requests of 3 keys. 5 of them were admitted then."
     assert said in text(page)
     assert page.context["changes"] == [("requests", "4", "5", "7"), ("keys", "1", "2", "4")]
     assert [(row.key, row.typed, row.too, row.newly, row.admitted_now) for row, *_ in page.context["keys"]] == [
@@ -103,7 +114,7 @@ def test_it_says_what_was_refused_at_the_time(admin_client: Client) -> None:
         ("user:3", "0", "0", "0", "2"),
     ]
     RecordedRequest.objects.update(refused=True)
-    said = "would have refused 9 requests of 3 keys. All of these requests were refused at the time too."
+    said = "would have refused 9 requests of 3 keys. All of them were refused then too."
     assert said in text(admin_client.post(URL, WINDOW))
 
 
@@ -219,8 +230,10 @@ def test_what_is_wrong_is_said(admin_client: Client) -> None:
 def test_the_capacity_is_the_typed_rate_if_it_is_empty(admin_client: Client) -> None:
     asked(1, 5)
     bucket = {"algorithm": "token_bucket", "capacity": "", "period": ""}
-    assert tried(admin_client, **bucket, rate="3 a week")["refused requests"] == "2"
-    assert tried(admin_client, **{**bucket, "capacity": "4"}, rate="3 a week")["refused requests"] == "1"
+    assert tried(admin_client, **bucket, rate="3 a week")["admitted, and so billed"] == "3 requests"
+    assert (
+        tried(admin_client, **{**bucket, "capacity": "4"}, rate="3 a week")["admitted, and so billed"] == "4 requests"
+    )
     page = admin_client.post(f"{RULES}add/", {**WINDOW, **bucket, "rate": "3 a week"})
     assert "capacity" in page.context["adminform"].form.errors, "a saved rule needs a typed capacity"
 
@@ -232,6 +245,9 @@ def test_a_limit_is_tried_without_the_form_of_a_rule(admin_client: Client) -> No
     assert "Which requests of the last 24 hours would a limit have refused?" in text(page)
     page = admin_client.get(URL, {"limit": "3 a minute", "key_kind": "key", "scope": "*"})
     assert "would have refused 2 requests of 1 key." in text(page)
+    assert "Would a limit have hurt anyone yesterday?" in text(page)
+    assert "For everyone." in text(page)
+    assert "plans with a rule of the same name" not in text(page)
     assert "/rule/add/?scope=%2A&key_kind=key&meter=requests&algorithm=sliding_window&capacity=3&period=60" in unescape(
         page.content.decode()
     )
@@ -239,8 +255,10 @@ def test_a_limit_is_tried_without_the_form_of_a_rule(admin_client: Client) -> No
     assert "would have refused 1 request of 1 key." in text(page)
     for values, said in (
         ({"limit": "", "key_kind": "key", "scope": "*"}, "This field is required."),
-        ({"limit": "50/m", "key_kind": "key", "scope": "*"}, "“50/m” is not a rate"),
-        ({"limit": "50", "key_kind": "key", "scope": "*"}, "Limit: write a number and a time, such as 50 a minute."),
+        *(
+            ({"limit": limit, "key_kind": "key", "scope": "*"}, "a time from seconds to weeks, such as 50 a minute.")
+            for limit in ("50", "50/m", "50 a minute per key", "many a minute", "1000 a month")
+        ),
         ({"limit": "5/s", "key_kind": "x", "scope": "*"}, "is not one of the available choices"),
     ):
         assert said in text(admin_client.get(URL, values)), values
@@ -270,7 +288,7 @@ def test_a_saved_rule_is_for_those_who_may_view_it(client: Client, django_user_m
     user = django_user_model.objects.create_user("author", is_staff=True)
     user.user_permissions.set(Permission.objects.filter(codename="add_rule"))
     client.force_login(user)
-    assert tried(client, row, name="other")["refused requests"] == "3"
+    assert tried(client, row, name="other")["admitted, and so billed"] == "2 requests"
     user.user_permissions.add(Permission.objects.get(codename="view_rule"))
     assert tried(client, row, name="other")["refused requests"] == ("1", "3")
 
