@@ -120,7 +120,7 @@ def warnings(client: Client, url: str, values: dict[str, Any]) -> list[str]:
 def test_a_scope_that_no_view_has_is_saved_and_warned_of(admin_client: Client) -> None:
     (said,) = warnings(admin_client, RULES, {**BUCKET, "scope": "serach:POST"})
     assert "No view has the scope “serach”" in said
-    assert "Scopes of views: text, time" in said
+    assert "Scopes of views: stream, text, time" in said
     row = Rule.objects.get()
     change = f"/admin/ratelimits/rule/{row.pk}/change/"
     assert len(warnings(admin_client, change, {**BUCKET, "scope": "serach"})) == 1

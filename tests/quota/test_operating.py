@@ -98,7 +98,7 @@ class TestShowAndReset:
             1,
         )
         assert "no user “bob”" in refused("reset", "user:1", "all", "--reason", "r", "--by", "bob")[0]
-        assert "not a key" in refused("show", "team:1")[0]
+        assert "write a key" in refused("show", "team:1")[0]
         away(settings, free_port())
         assert refused("show", "user:1")[1] == 3
         assert not KeyReset.objects.exists()
@@ -140,7 +140,7 @@ class TestTheKey:
             ("account:acmee", "", "No account has the identifier “acmee”"),
             ("api_key:4", "-", "No API key “4” is known"),
             ("user:1", "acmee", "No account has the identifier “acmee”"),
-            ("team:1", "", "not a key"),
+            ("team:1", "", "write a key"),
         ):
             arguments = [argument.format(key) for argument in action]
             assert said in refused(*arguments, "--account", account, "--reason", "r")[0]

@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ratelimits import rules
-from ratelimits.algorithms.limits import Algorithm, CalendarWindow, fields_of
+from ratelimits.algorithms.limits import Algorithm, fields_of
 from ratelimits.algorithms.wording import Wording, amount
 from ratelimits.conf import conf
 from ratelimits.identity import Identity
@@ -85,8 +85,9 @@ class OfferedRule:
     @property
     def window(self) -> str:
         """Return the name of the time in which permits are counted; "" if they are counted in no window."""
-        if isinstance(self.algorithm, CalendarWindow):
-            return f"{_CALENDAR_WINDOWS[self.algorithm.calendar_unit]} ({self.algorithm.timezone})"
+        unit = getattr(self.algorithm, "calendar_unit", "")
+        if unit:
+            return f"{_CALENDAR_WINDOWS[unit]} ({getattr(self.algorithm, 'timezone', 'UTC')})"
         names, period = fields_of(self.algorithm.id), getattr(self.algorithm, "period", None)
         if period is None or "rate" in names:
             return ""

@@ -7,6 +7,8 @@ from typing import Any
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.algorithms.limits import ALGORITHMS, fields_of
+
 #: The kinds of keys and the units of calendar windows whose usage the ledger can tell.
 _KINDS, _UNITS = {"user", "api_key", "account", "key"}, {"hour", "day", "week", "month"}
 
@@ -34,7 +36,8 @@ class Start(models.Model):
         rule: Any = self
         if not self.start_from_ledger:
             return ""
-        if rule.algorithm != "calendar_window" or rule.calendar_unit not in _UNITS:
+        has_calendar = rule.algorithm in ALGORITHMS and "calendar_unit" in fields_of(rule.algorithm)
+        if not has_calendar or rule.calendar_unit not in _UNITS:
             return _("Untick this, or choose a calendar window of an hour, a day, a week or a month.")
         if rule.scope != "*" or rule.except_scopes:
             return _("Untick this, or write * as the scope, without exceptions: the ledger does not know scopes.")
