@@ -281,7 +281,8 @@ def check_restored(
             f"Redis has configuration version {in_redis}, but the database {conf.DATABASE!r} has {in_database}.",
             hint="If the database was restored to an older state, run `manage.py ratelimits_reload`: until then its"
             " rules are in force, but an edit takes effect up to a second late. If another project uses this Redis"
-            " database, give each project its own RATELIMITS['NAMESPACE'].",
+            " database, give each project its own RATELIMITS['NAMESPACE']. In a test run, give the tests their own"
+            " Redis database (docs/testing.md).",
             id="ratelimits.W010",
         )
     ]

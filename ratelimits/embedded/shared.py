@@ -49,8 +49,9 @@ def shared_url(directory: Path) -> str:
 @cache
 def own_url() -> str:
     """Return the URL of a server for this process alone, such as a test run. Its data is deleted with the process."""
+    binary = valkey_binary("start the server that CACHES names")
     directory = Path(tempfile.mkdtemp(prefix="ratelimits-"))
-    server = EmbeddedServer(directory, aof=True)
+    server = EmbeddedServer(directory, aof=True, binary=binary)
     owner = os.getpid()
 
     def stop() -> None:

@@ -73,6 +73,7 @@ def test_a_reload_ends_it_and_the_check_says_so() -> None:
     assert warning.id == "ratelimits.W010"
     assert "version 9" in warning.msg
     assert "ratelimits_reload" in str(warning.hint)
+    assert "give the tests their own Redis database" in str(warning.hint)
     call_command("ratelimits_reload", stdout=io.StringIO())
     assert checks.run_checks(tags=["database"], databases=["default"]) == []
     assert ConfigVersion.read("default")[0] == version_in_force() == 10

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from ratelimits.embedded import free_port
 from tests.support.fresh import ROOT, Project
@@ -14,6 +17,7 @@ from tests.support.servers import TestServers
 
 _PAGE = (ROOT / "docs/testing.md").read_text()
 SNIPPETS = dict(re.findall(r"^```python\n# (shop/\S+)\n(.*?)^```", _PAGE, re.MULTILINE | re.DOTALL))
+(INI,) = (textwrap.dedent(block) for block in re.findall(r"^ +```ini\n(.*?)^ +```", _PAGE, re.MULTILINE | re.DOTALL))
 #: As if the app were installed with pip, whose entry point names the plugin.
 _PYTEST = [
     "-m",
@@ -32,19 +36,27 @@ _PYTEST = [
 
 @pytest.fixture
 def project(tmp_path: Path, servers: TestServers) -> Project:
-    """Return a project with the snippets. Nothing listens at the address of its cache."""
+    """Return a project with the snippets. Nothing listens at the address of its tests' Redis database."""
     made = Project(tmp_path, servers)
     default: dict[str, Any] = made.settings["DATABASES"]["default"]
     default["TEST"] = {"MIGRATE": False}
-    made.settings["CACHES"]["ratelimits"]["LOCATION"] = f"redis://127.0.0.1:{free_port()}/0"
-    made.write("pytest.ini", "[pytest]\nDJANGO_SETTINGS_MODULE = settings\npython_files = test*.py\n")
-    for path, text in SNIPPETS.items():
-        made.write(path, text)
+    made.write("pytest.ini", INI.replace("shop.settings", "settings"))
+    for path in ("shop/tests.py", "shop/test_hello.py"):
+        made.write(path, SNIPPETS[path])
+    settings = (tmp_path / "settings.py").read_text() + SNIPPETS["shop/settings.py"]
+    made.write("settings.py", settings.replace("127.0.0.1:6379", f"127.0.0.1:{free_port()}"))
     return made
 
 
-def test_the_page_has_both_snippets() -> None:
-    assert list(SNIPPETS) == ["shop/tests.py", "shop/test_hello.py"]
+@pytest.fixture(autouse=True)
+def _site_untouched(project: Project, redis_client: redis.Redis) -> Iterator[None]:
+    """Look that nothing was written to the Redis database of the site, which the tests' own database replaces."""
+    yield
+    assert redis_client.dbsize() == 0
+
+
+def test_the_page_has_all_snippets() -> None:
+    assert list(SNIPPETS) == ["shop/settings.py", "shop/tests.py", "shop/test_hello.py"]
 
 
 def test_under_djangos_runner(project: Project) -> None:
