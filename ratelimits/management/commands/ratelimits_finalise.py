@@ -50,9 +50,14 @@ class Command(ExplainedCommand):
             # The status page shows when all accounts were finalised. So a run for one account is not recorded.
             with noted(Task.FINALISE) if options["account"] is None else nullcontext():
                 self._finalise(options["account"])
+        printed = 0
         for period in open_periods(account=options["account"], over=not options["open"]):
             if period.over or options["open"]:
                 self.stdout.write(_open_period_text(period))
+                printed += 1
+        if options["open"] and not printed:
+            running = sum(1 for _period in open_periods(account=options["account"], running=True))
+            self.stdout.write(f"No period is over and open; {running:,} still {'runs' if running == 1 else 'run'}.")
 
     def _finalise(self, account: str | None) -> None:
         for closed in finalise_each(account=account):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import time
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from ratelimits.reports.verify.report import verify_report
 from ratelimits.verification import Verification
 from tests.reports.closing.test_close import adjust
 from tests.support.reports.invoices import account, close, lines, spend
-from tests.support.usage.traffic import at, flow
+from tests.support.usage.traffic import at, flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -194,3 +195,17 @@ def test_the_command_says_what_is_open_and_closes_by_force() -> None:
     assert out.getvalue().startswith("acme 2025-10-01 v1: 1 lines, ")
     with pytest.raises(CommandError, match="has no open period that starts at 2025-10-01T00:00:00Z"):
         call_command("ratelimits_finalise", *about, "--by", "ada", "--reason", "due")
+
+
+def test_the_command_says_how_many_periods_still_run_if_none_is_over() -> None:
+    def said() -> str:
+        out = io.StringIO()
+        call_command("ratelimits_finalise", "--open", stdout=out)
+        return out.getvalue()
+
+    assert said() == "No period is over and open; 0 still run.\n"
+    start = int(time.time() // 86_400) * 86_400 * 1_000_000
+    day = 86_400_000_000
+    use("acme", now=None, periods=(start - 30 * day, start, start + 30 * day, start + 60 * day))
+    flow()
+    assert said() == "No period is over and open; 1 still runs.\n"
