@@ -277,7 +277,18 @@ def _tasks(using: str, metered: bool) -> Iterator[Fact]:
         (TaskRun.Task.FINALISE, _("Last finalisation"), conf.FINALISE_INTERVAL),
     ):
         run = runs.get(task)
-        yield _task(task, title, interval, run or TaskRun(task=task), now, metered)
+        if run is None and _is_not_due(runs.get(TaskRun.Task.SEAL), interval, now):
+            yield Fact(task, title, Level.GREEN, _("not due yet"))
+        else:
+            yield _task(task, title, interval, run or TaskRun(task=task), now, metered)
+
+
+def _is_not_due(seal: TaskRun | None, interval: float, now: datetime) -> bool:
+    """Return whether a worker seals, but not yet for so long that a task with this interval (s) must have run."""
+    if seal is None or seal.succeeded_at is None:
+        return False
+    seals = _level_of_age((now - seal.succeeded_at).total_seconds(), conf.SEAL_INTERVAL) is Level.GREEN
+    return seals and (now - seal.first_run_at).total_seconds() < interval
 
 
 def _task(name: str, title: str, interval: float, run: TaskRun, now: datetime, metered: bool) -> Fact:

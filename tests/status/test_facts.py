@@ -11,6 +11,7 @@ from django.test import override_settings
 from django.utils import timezone
 
 from ratelimits import tasks
+from ratelimits.conf import conf
 from ratelimits.models import (
     Alert,
     AlertDelivery,
@@ -247,6 +248,22 @@ def test_a_task_that_is_late_or_fails_is_said() -> None:
         assert found()["seal"].level is level
     TaskRun.objects.update(succeeded_at=now - timedelta(seconds=5), failed_at=now, error="RedisError: full")
     assert (found()["seal"].level, found()["seal"].detail) == (Level.RED, "The last run failed: RedisError: full")
+
+
+def test_a_task_that_never_ran_is_not_due_until_its_interval_has_passed_since_the_first_seal() -> None:
+    assert found()["finalise"].word == "never"
+    tasks.seal()
+    first = TaskRun.objects.get().first_run_at
+    assert (found()["finalise"].level, found()["finalise"].word) == (Level.GREEN, "not due yet")
+    tasks.seal()
+    assert TaskRun.objects.get().first_run_at == first
+    for changes in (
+        {"first_run_at": timezone.now() - timedelta(seconds=conf.FINALISE_INTERVAL + 1)},
+        {"first_run_at": first, "succeeded_at": timezone.now() - timedelta(hours=1)},
+        {"first_run_at": first, "succeeded_at": None},
+    ):
+        TaskRun.objects.update(**changes)
+        assert found()["finalise"].word == "never"
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
-"""The table with the last success and the last failure of each task."""
+"""The table with the first run, the last success and the last failure of each task."""
 
 from __future__ import annotations
 
 from django.db import models
+from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 
 class TaskRun(models.Model):
-    """The last success and the last failure of one task. Any process may have run it."""
+    """The first run, the last success and the last failure of one task. Any process may have run it."""
 
     class Task(models.TextChoices):
         """The tasks that bring usage to the ledger and to reports."""
@@ -17,6 +18,7 @@ class TaskRun(models.Model):
         FINALISE = "finalise", _("finalise")
 
     task = models.CharField(_("task"), max_length=20, primary_key=True, choices=Task.choices)
+    first_run_at = models.DateTimeField(_("first run"), default=timezone.now)
     succeeded_at = models.DateTimeField(_("last success"), null=True, blank=True)
     failed_at = models.DateTimeField(_("last failure"), null=True, blank=True)
     error = models.CharField(_("last error"), max_length=300, blank=True)
