@@ -28,13 +28,16 @@ def complete_until(using: str, owner: str = "") -> int | None:
 def completeness(using: str) -> str:
     """Return a sentence that says until when the ledger is complete, and how many batches wait in Redis."""
     shards = range(conf.SHARDS)
-    watermarks = dict(ShardState.objects.using(using).filter(shard__in=shards).values_list("shard", "watermark"))
-    oldest = min((watermarks.get(shard, 0) for shard in shards), default=0)
-    if oldest:
-        until = f"Usage is complete until {when(oldest)}"
+    drained = ShardState.objects.using(using).filter(shard__in=shards, watermark__gt=0)
+    watermarks = list(drained.values_list("watermark", flat=True))
+    if len(watermarks) == len(shards):
+        until = f"Usage is complete until {when(min(watermarks))};"
+    elif watermarks:
+        missing = len(shards) - len(watermarks)
+        until = f"Usage is not complete yet, since {missing} of {len(shards)} shards were never drained;"
     else:
         until = "No usage was drained to the ledger yet: is a worker running?"
-    return f"{until.rstrip('.')}{'; ' if oldest else ' '}{_waiting_batches()}."
+    return f"{until} {_waiting_batches()}."
 
 
 def _waiting_batches() -> str:

@@ -58,6 +58,7 @@ def test_the_demo_ends_with_no_difference_and_fails_when_the_ledger_lost_a_line(
     status, printed = run_once(demo_environment)
     assert status == 0, printed
     assert "Difference over all keys: 0" in printed
+    assert "Usage is complete until 20" in printed
 
     with closing(sqlite3.connect(Path(demo_environment["DEMO_DATA_DIR"]) / "db.sqlite3")) as database:
         ((last,),) = database.execute("SELECT max(id) FROM ratelimits_line")

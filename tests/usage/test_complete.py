@@ -7,6 +7,8 @@ from django.conf import settings
 from django.core.management import call_command
 from django.test import override_settings
 
+from ratelimits.conf import conf
+from ratelimits.models import ShardState
 from ratelimits.usage.seal import seal
 from tests.support.usage.traffic import flow, use
 
@@ -33,6 +35,14 @@ def test_whoever_reads_a_report_is_told_what_is_not_in_the_ledger_yet(command: s
     text = said(command)
     assert "Usage is complete until 20" in text
     assert "0 sealed batches and 0 open ones wait in Redis" in text
+
+
+def test_a_shard_that_was_never_drained_is_counted() -> None:
+    use()
+    flow()
+    ShardState.objects.filter(shard=3).update(watermark=0)
+    text = said("ratelimits_report")
+    assert f"Usage is not complete yet, since 1 of {conf.SHARDS} shards were never drained; 0 sealed batches" in text
 
 
 @pytest.mark.parametrize("command", COMMANDS)
