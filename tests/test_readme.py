@@ -159,7 +159,7 @@ def test_the_five_steps_limit_meter_and_bill_a_new_project(shop: Path, fsync_at_
         client = Client(listener.getsockname()[1], session)
 
         headers = client.get("/search/")
-        (shown,) = blocks("http")
+        refused, shown = blocks("http")
         for field in ("RateLimit-Policy", "RateLimit"):
             assert f"{field}: {headers[field]}\n" in shown
         client.get("/users/")
@@ -170,6 +170,11 @@ def test_the_five_steps_limit_meter_and_bill_a_new_project(shop: Path, fsync_at_
         headers = client.get("/search/?q=two+more")
         assert client.statuses == {200: 3, 429: 1}
         assert '"words";r=1' in headers["RateLimit"]
+
+        while client.statuses[429] == 1:
+            headers = client.get("/users/")
+        for field in ("Retry-After", "RateLimit-Policy"):
+            assert f"{field}: {headers[field]}\n" in refused
 
         report = re.search(r"`python manage.py (ratelimits_report .*?)`", README)
         assert report is not None
