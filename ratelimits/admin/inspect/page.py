@@ -39,7 +39,7 @@ from ratelimits.models import (
 from ratelimits.models.access.targets import canonical
 from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, UnknownAccountError, identity_of
 from ratelimits.quota.standings import live_limits
-from ratelimits.rules import RulesUnavailable
+from ratelimits.rules import RulesUnavailable, Snapshot
 from ratelimits.status.known_keys import (
     MAX_KEYS,
     KnownKey,
@@ -179,9 +179,10 @@ class _Page:
             return {"problem": _("The rules cannot be read: %s") % error}
         if limits is not None:
             context["limits"] = shown_limits(limits, identity, snapshot.rows.plans, self._pages())
+            context["owner_has_rules"] = identity.api_key is not None and _counts_owners(snapshot, identity)
         if redis_error is not None:
             context["silent"] = _("Redis does not answer, so the remaining permits are not known: %s") % redis_error
-        context["owner"] = identity.account_id
+        context["owner"], context["is_user"] = identity.account_id, identity.user is not None
         if identity.account_id and identity.account != key:
             context["owner_url"] = inspect_url(f"account:{identity.account_id}", "", self._site.name)
             context["owner_name"] = ", ".join(names_of(self._request, self._site, f"account:{identity.account_id}"))
@@ -260,6 +261,12 @@ class _Page:
 
 def _is_searchable(text: str) -> bool:
     return bool(text) and len(text) <= MAX_TEXT and text.isprintable()
+
+
+def _counts_owners(snapshot: Snapshot, identity: Identity) -> bool:
+    """Return whether rules may count the user or the account of an API key, which the key's identity does not name."""
+    unknown = {"user"} if identity.account else {"user", "account"}
+    return any(row.key_kind in unknown and row.mode != "off" for row in snapshot.rows.rules.values())
 
 
 def _network(text: str) -> str | None:

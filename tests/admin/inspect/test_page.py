@@ -140,6 +140,21 @@ class TestRules:
         assert "the failure policy of the rule decides: deny" in said
         assert " off 100 requests" not in said
 
+    def test_the_page_of_an_api_key_leads_to_rules_that_count_its_user_or_account(self, admin_client: Client) -> None:
+        row = rule("burst", "fixed_window", key_kind="user")
+        page = html(admin_client, "api_key:9", account="acme")
+        assert "Rules per user or per account may apply to the requests of this key" in text(page)
+        assert "No rule applies" not in page
+        assert f'<a href="{URL}?q=account%3Aacme">account:acme</a></p>' in page
+        page = text(html(admin_client, "user:1", account="acme"))
+        assert "Rules per user" not in page
+        assert "Requests with an API key are counted for the API key, not for the user" in page
+        Rule.objects.filter(pk=row.pk).update(key_kind="account")
+        assert "Rules per user" not in html(admin_client, "api_key:9", account="acme"), "the table has the rule"
+        assert "Rules per user" in html(admin_client, "api_key:9", account="-")
+        Rule.objects.filter(pk=row.pk).update(mode="off")
+        assert "No rule applies to this key." in html(admin_client, "api_key:9", account="-")
+
 
 class TestRefusals:
     def test_why_a_key_was_refused_is_answered_by_quarter_of_an_hour_rule_and_amount(
