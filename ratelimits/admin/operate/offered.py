@@ -72,8 +72,9 @@ class OfferedRule:
     @property
     def has_long_window(self) -> bool:
         """Return whether permits are counted in windows of a day or more."""
-        if isinstance(self.algorithm, CalendarWindow):
-            return self.algorithm.calendar_unit != "hour"
+        unit: str = getattr(self.algorithm, "calendar_unit", "")
+        if unit:
+            return unit != "hour"
         length = self.algorithm.quota[1]
         return bool(self.window) and length is not None and length >= _DAY
 
