@@ -146,6 +146,7 @@ def test_a_killed_server_is_started_again_with_its_data(project: Project) -> Non
         user.wait()
 
 
+@pytest.mark.long
 def test_runserver_and_a_worker_just_work(project: Project) -> None:
     port = free_port()
     web = start(project, "manage.py", "runserver", "--noreload", str(port))
