@@ -25,7 +25,7 @@ from typing import Any
 
 from ratelimits.embedded import START_SECONDS, EmbeddedServer, ServerStartError, answers, valkey_binary
 
-#: Seconds for which the server goes on without a process that uses it. A web server that reloads its code takes less.
+#: Seconds for which the server goes on without a process that uses it. A web server needs less time to reload its code.
 LINGER = 60.0
 _LOOK_INTERVAL = 1.0
 

@@ -224,7 +224,7 @@ def _release(
     """End the claim of deliveries that were not accepted, so that they are sent again at `due`.
 
     `together` is the maximum number of events in their next request; None keeps the present number. `never_sent` has
-    the primary keys of the deliveries that certainly did not reach the receiver.
+    the primary keys of the deliveries that the receiver certainly did not accept.
     """
     values: dict[str, object] = {"claim": None, "due_at": due, "note": note[:400]}
     if together is not None:

@@ -14,7 +14,7 @@ from django.core.signals import setting_changed
 from ratelimits.conf import conf
 from ratelimits.quota.answers import observing
 
-#: The modules with the observers, and the extra that installs what each needs.
+#: For each value of the setting TELEMETRY: the module with its observers. A pip extra has the same name.
 _MODULES = {"prometheus": "ratelimits.telemetry.prometheus", "opentelemetry": "ratelimits.telemetry.opentelemetry"}
 _ends: list[Callable[[], None]] = []
 

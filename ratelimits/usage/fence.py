@@ -14,7 +14,8 @@ second. WAITAOF would be simpler, but in Redis 7.4 and in Valkey it returns up t
 (redis/redis#13793).
 
 INFO does not show the fsync of a file that is being closed. Since Redis 7, a rewrite starts a new file and closes the
-old one. So the fence writes a key. The fsync of this key waits in the same queue, until the old file is closed.
+old one. So the fence writes a key. The server closes and fsyncs files one after the other, in one queue. So the fsync
+of this key begins only after the old file is closed.
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ def _wait_for_fsync(connection: redis.Redis, run: str, key: str, deadline: float
     1. Write the key, so that the server has something to fsync.
     2. Read INFO until no fsync is running. Any fsync that started before the key was written has then ended.
     3. Wait `_STARTS_WITHIN` seconds. In this time the server starts an fsync of everything written so far. It starts an
-       fsync only at the end of a turn of its event loop. The answer to INFO is such a turn, so read INFO once more.
+       fsync only at the end of a turn of its event loop. To answer INFO, the loop makes such a turn. So read INFO once
+       more.
     4. Read INFO until no fsync is running: the fsync of step 3 has ended.
 
     If the server starts to rewrite its file meanwhile, the key may be in the old file. Then start again at step 1.

@@ -139,7 +139,7 @@ class _Table:
         return link
 
     def _query(self, key: str) -> SafeString:
-        """Return the query of the forms for a key, up to the name of the rule, as HTML."""
+        """Return the beginning of a form's query string (`?key=…&rule=`), as HTML. Callers append the rule's name."""
         needs_account = not key.startswith(("ip:", "account:"))
         query = {"key": key} | ({"account": self._identity.account_id or NO_ACCOUNT} if needs_account else {})
         self._queries[key] = _html(f"?{urlencode(query)}&rule=")
@@ -174,7 +174,9 @@ def _html(text: str) -> SafeString:
 
 
 def _action(text: SafeString, rule: SafeString, begin: str) -> SafeString:
-    """Return a link to an action under a rule. Its name for screen readers contains the rule, as rows have the same.
+    """Return a link to an action under a rule.
+
+    The links of all rows have the same text. So the name for screen readers also contains the rule.
 
     All arguments are HTML, which is escaped once for all rows. `begin` is the URL up to the name of the rule.
     """

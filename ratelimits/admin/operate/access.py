@@ -140,7 +140,7 @@ class AccessAdmin(KeySuggestions, AuditedAdmin):
         return super().changeform_view(request, object_id, form_url, extra_context)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return the fieldsets. A new row has its own field for a reason, so its form asks for no other reason."""
+        """Return the fieldsets. A new row asks for one reason: it is also the reason of the edit."""
         fieldsets: Any = super().get_fieldsets(request, obj)
         return (
             fieldsets if obj is not None else [fieldset for fieldset in fieldsets if fieldset[1]["fields"] != [REASON]]

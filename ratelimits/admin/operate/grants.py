@@ -36,7 +36,7 @@ from ratelimits.status.known_keys import MAX_KEYS
 
 
 def rule_choices(choices: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the choices of a rule for a form. If there is only one, no other choice is possible."""
+    """Return the choices of a rule for a form. Several choices begin with an empty one."""
     return choices if len(choices) == 1 else [("", "---------"), *choices]
 
 
