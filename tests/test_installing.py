@@ -67,7 +67,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 @pytest.mark.parametrize(
     ("kind", "extras", "missing"),
     [
-        ("wheel", "", ["no rest_framework", "no celery"]),
+        pytest.param("wheel", "", ["no rest_framework", "no celery"], marks=pytest.mark.long),
         pytest.param("sdist", "[drf,celery,xlsx]", [], marks=pytest.mark.long),
     ],
 )

@@ -34,6 +34,7 @@ def measured(options: str, folder: Path) -> dict[str, Any]:
     return run
 
 
+@pytest.mark.long
 def test_workers_keep_one_limit_and_lose_no_task_when_one_is_killed(tmp_path: Path) -> None:
     found = measured("--workers 2 --concurrency 3 --tasks 30 --rate 20 --kills 1 --visibility 3", tmp_path)["results"]
     assert (found["lost"], found["retries"]) == (0, 0)
