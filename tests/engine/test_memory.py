@@ -40,7 +40,8 @@ def test_hits_of_one_moment_are_one_entry(redis_client: RawRedis) -> None:
     log = limit("sliding_log", capacity=10**6, period=86_400, cost=1000)
     for _ in range(1000):
         ask(log)
-    assert bytes_of_states(redis_client) < 450
+    # Redis 6.2 without jemalloc rounds some strings up by a few bytes.
+    assert bytes_of_states(redis_client) < 480
 
 
 def test_a_sliding_window_grows_with_its_sub_windows_and_not_with_its_hits(redis_client: RawRedis) -> None:
