@@ -37,11 +37,14 @@ def test_a_log_of_1000_hits_takes_less_than_12_kb(redis_client: RawRedis, apart:
 
 
 def test_hits_of_one_moment_are_one_entry(redis_client: RawRedis) -> None:
-    log = limit("sliding_log", capacity=10**6, period=86_400, cost=1000)
-    for _ in range(1000):
-        ask(log)
-    # Redis 6.2 without jemalloc rounds some strings up by a few bytes.
-    assert bytes_of_states(redis_client) < 480
+    """Take the smallest of three keys: an allocator may give a string a larger block that was free."""
+    sizes: list[int] = []
+    for user in range(3):
+        log = limit("sliding_log", key=f"user:{user}", capacity=10**6, period=86_400, cost=1000)
+        for _ in range(1000):
+            ask(log)
+        sizes.append(bytes_of_states(redis_client) - sum(sizes))
+    assert min(sizes) < 450
 
 
 def test_a_sliding_window_grows_with_its_sub_windows_and_not_with_its_hits(redis_client: RawRedis) -> None:
