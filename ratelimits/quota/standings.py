@@ -49,15 +49,17 @@ def billing_rules(snapshot: Snapshot, identity: Identity) -> list[Selection]:
 def run_uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Decision | None]:
     """Run an operation on the chosen rules, without counting usage. The decision is None if no rule was chosen.
 
-    `op` is `Op.PEEK`, which changes nothing, or `Op.RESET`, which deletes the limits' states. Raise one of the errors
-    UNAVAILABLE.
+    `op` is `Op.PEEK`, which changes nothing, `Op.TRY`, which charges the limits, or `Op.RESET`, which deletes the limits'
+    states. Raise one of the errors UNAVAILABLE.
     """
-    for _attempt in range(1 + RELOADS):
+    for attempt in range(2 + RELOADS):
         snapshot = rules.current()
         chosen = list(choose(snapshot, identity))
         applied = {(rule.key_kind, rule.name): rule for selection in chosen for rule in selection.rules}
         versions = [selection.version for selection in chosen] or [snapshot.version if snapshot.versioned else None]
         version = min((number for number in versions if number is not None), default=None)
+        if attempt > RELOADS:
+            version = None  # as in `checking`: the rules were read after this call began, so they may answer
         meters = tuple(dict.fromkeys(rule.meter for rule in applied.values()))
         prepared = prepare(Selection(tuple(applied.values()), version), meters)
         call = _call(prepared, identity, version, op)
@@ -112,8 +114,8 @@ def live_limits(identity: Identity) -> tuple[list[LiveLimit], Exception | None]:
     # Read the newest rules first. If the known rules do not apply to the identity, Redis is not asked, and cannot
     # report that there are newer rules.
     snapshot = rules.reload()
-    for _attempt in range(1 + RELOADS):
-        asking = _Asking(identity, snapshot)
+    for attempt in range(2 + RELOADS):
+        asking = _Asking(identity, snapshot, versioned=attempt <= RELOADS)
         try:
             error = asking.ask(end - time.monotonic())
         except Stale as stale:
@@ -126,10 +128,10 @@ def live_limits(identity: Identity) -> tuple[list[LiveLimit], Exception | None]:
 class _Asking:
     """The rules of an identity in one snapshot, and the answers of Redis. A thread adds the answers one by one."""
 
-    def __init__(self, identity: Identity, snapshot: Snapshot) -> None:
+    def __init__(self, identity: Identity, snapshot: Snapshot, *, versioned: bool) -> None:
         self._identity = identity
         self._found = snapshot.in_any_scope(identity)
-        self._version = snapshot.version if snapshot.versioned else None
+        self._version = snapshot.version if versioned and snapshot.versioned else None
         self._rules = [found.rule for found in self._found if isinstance(found.rule, AppliedRule)]
         self._standings: dict[str, Standing] = {}
         self._waits: dict[str, tuple[float, float | None]] = {}

@@ -15,10 +15,12 @@ from django.test import RequestFactory
 from ratelimits import rules
 from ratelimits.decorators import limited
 from ratelimits.embedded import free_port
+from ratelimits.engine.call import Op
 from ratelimits.identity import Identity
 from ratelimits.models import ConfigVersion, Plan, Rule
 from ratelimits.quota import checking
 from ratelimits.quota.answers.answer import Answer
+from ratelimits.quota.standings import live_limits, run_uncounted
 from tests.support.entry_points import Clock, away, begin_afresh
 from tests.support.rows import rule
 
@@ -86,6 +88,29 @@ class TestEditsWithoutEnd:
         assert [(one.allowed, one.unavailable) for one in answers] == [(True, False), (False, False)]
         assert all(one.decision is not None for one in answers)
         assert caplog.text == ""
+
+    def test_the_rules_that_were_just_read_answer_who_only_asks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The inspector, the throttle of the usage API and a reset ask without counting a request."""
+        rule("slow", capacity=2, rate="0.000001")
+        real, edits = rules.reload, []
+
+        def reload(version: int | None = None) -> rules.Snapshot:
+            snapshot = real(version)
+            edits.append(1)
+            Rule.objects.filter(name="slow").update(capacity=2 + len(edits))
+            return snapshot
+
+        monkeypatch.setattr(rules, "reload", reload)
+        reload()
+        (limit,), error = live_limits(KNOWN)
+        assert error is None
+        assert limit.standing is not None
+        assert len(edits) > 1 + checking.RELOADS
+        edits.clear()
+        reload()
+        _, decision = run_uncounted(KNOWN, lambda snapshot, identity: [snapshot.select("*", "", identity)], Op.PEEK)
+        assert decision is not None
+        assert len(edits) > checking.RELOADS
 
 
 class TestKeysThatWereNotRead:
