@@ -49,7 +49,7 @@ def billing_rules(snapshot: Snapshot, identity: Identity) -> list[Selection]:
 def run_uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Decision | None]:
     """Run an operation on the chosen rules, without counting usage. The decision is None if no rule was chosen.
 
-    `op` is `Op.PEEK`, which changes nothing, `Op.TRY`, which charges the limits, or `Op.RESET`, which deletes the limits'
+    `op` is `Op.PEEK`, which changes nothing, `Op.TRY`, which charges the limits, or `Op.RESET`, which deletes their
     states. Raise one of the errors UNAVAILABLE.
     """
     for attempt in range(2 + RELOADS):
