@@ -1,4 +1,4 @@
-"""Close a month as finance does it, with the admin and docs/billing.md only, whatever happened in the month."""
+"""Close a month as finance does it, with the admin and docs/billing only, whatever happened in the month."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def test_staff_read_what_was_delivered(fakes: dict[str, Fake], admin_client: Cli
 
 
 def test_the_documented_settings_make_sense(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "billing.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "billing" / "pushing.md").read_text()
     (code,) = re.findall(r'```python\n(import os\n.*?"PUSH".*?)```', page, re.DOTALL)
     monkeypatch.setenv("STRIPE_KEY", "sk_test_1")
     names: dict[str, Any] = {}

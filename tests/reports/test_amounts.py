@@ -177,7 +177,7 @@ def test_names_of_one_account_owe_its_fees_minimum_and_tiers_once(proration: str
 
 @pytest.mark.parametrize(("drained", "fees"), [(True, 1), (False, 2)])
 def test_names_whose_periods_start_at_other_moments_have_a_price_each(drained: bool, fees: int) -> None:
-    """Only where usage under the former name had not reached the ledger when both changed; docs/billing.md says so."""
+    """Two prices, only if usage under the former name had not reached the ledger (docs/billing/prices.md)."""
     priced(included=5, unit_price="0.10", flat_fee="10")
     edits.spend("acme", "2026-10-10", 12)
     if drained:

@@ -69,7 +69,7 @@ from tests.support.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "billing.md").read_text()
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "billing" / "tampering.md").read_text()
 MONTHS = ("2026-09", "2026-10")
 #: What verify has in addition to the database: the signing key, the manifests.
 MEANS = {"database": (False, False), "key": (True, False), "manifest": (False, True), "key and manifest": (True, True)}

@@ -1,4 +1,4 @@
-"""Run every command and snippet of docs/billing.md, from top to bottom, word for word."""
+"""Run every command and snippet of docs/billing word for word, page after page as its index lists them."""
 
 from __future__ import annotations
 
@@ -36,18 +36,24 @@ from tests.usage.test_gaps import keys, put_back
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "billing.md").read_text()
-#: Heading, language and text of each snippet, in order.
+FOLDER = ROOT / "docs" / "billing"
+INDEX = (FOLDER / "index.md").read_text()
+#: The text of each page, in the order of the index.
+PAGES = {
+    name: (FOLDER / f"{name}.md").read_text()
+    for name in re.findall(r"^[a-z-]+$", INDEX.partition("```{toctree}")[2].partition("```")[0], re.MULTILINE)
+}
+#: Page, language and text of each snippet, in order.
 SNIPPETS = [
-    (heading, language, text)
-    for heading, section in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
-    for language, text in re.findall(r"^```(\w+)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    (name, language, text)
+    for name, page in PAGES.items()
+    for language, text in re.findall(r"^```(\w+)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 ]
 
 
 @pytest.fixture
 def _october() -> None:
-    """Make what the page assumes: 7 requests of an account whose plan includes 5; another one whose usage is stuck."""
+    """Make what the pages assume: 7 requests of an account whose plan includes 5; another one whose usage is stuck."""
     monthly = rule("monthly", bills=True, key_kind="key")
     spend(account(included=5), "2025-10-10T12:00", 7, rule=monthly.pk, version=monthly.version)
     place = TotalKey("admitted", "acme", "", "requests", at("2025-10-10T12:00") // 10**6)
@@ -77,14 +83,14 @@ def fork(redis_client: redis.Redis) -> Callable[[], None]:
 
 @pytest.fixture
 def lago() -> Iterator[LagoFake]:
-    """Run a fake of the billing system to which the page pushes."""
+    """Run a fake of the billing system to which the pages push."""
     with LagoFake() as fake:
         yield fake
         assert fake.invalid == []
 
 
 @pytest.mark.usefixtures("_october")
-def test_the_page_is_true_from_top_to_bottom(
+def test_the_pages_are_true_from_the_first_to_the_last(
     fork: Callable[[], None],
     lago: LagoFake,
     servers: TestServers,
@@ -97,13 +103,13 @@ def test_the_page_is_true_from_top_to_bottom(
     pushed = {"lago": options("lago", lago, "2025-10")}
     monkeypatch.setenv("STRIPE_KEY", "sk_test_1")
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
+    names: dict[str, dict[str, Any]] = {name: {} for name in PAGES}
     alone = True
-    for heading, language, text in SNIPPETS:
-        if heading == "Quarantine":
+    for page, language, text in SNIPPETS:
+        if page == "quarantine":
             fork()
         if language == "python":
-            exec(compile(text, f"docs/billing.md: {heading}", "exec"), names)
+            exec(compile(text, f"docs/billing/{page}.md", "exec"), names[page])
             said = capsys.readouterr().out.splitlines()
             expected = re.findall(r"print\(.*\)  # (.*)", text)
             assert [line for line in expected if line not in said] == [], said
@@ -130,16 +136,17 @@ def test_the_page_is_true_from_top_to_bottom(
 
 
 def test_no_snippet_is_left_out() -> None:
-    assert len(SNIPPETS) == len(re.findall(r"^```", PAGE, re.MULTILINE)) // 2 > 0
+    assert len(SNIPPETS) == sum(len(re.findall(r"^```", page, re.MULTILINE)) // 2 for page in PAGES.values()) > 0
+    assert sorted(PAGES) == sorted(path.stem for path in FOLDER.iterdir() if path.stem != "index")
 
 
 def test_every_kind_of_gap_is_explained() -> None:
-    section = PAGE.partition("## Durability gaps")[2].partition("\n## ")[0]
+    section = PAGES["gaps"].partition("\n## ")[0]
     explained = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
     assert sorted(explained) == sorted([*GapKind.values, "witness"])
 
 
 def test_every_setting_that_is_named_exists() -> None:
-    named = set(re.findall(r"`([A-Z]+_[A-Z_]+)`", PAGE))
+    named = set(re.findall(r"`([A-Z]+_[A-Z_]+)`", "\n".join([INDEX, *PAGES.values()])))
     assert named
     assert named - DEFAULTS.keys() == set()
