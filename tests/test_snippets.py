@@ -1,0 +1,239 @@
+"""Run the code blocks of pages that have no test module of their own. Look that a test runs each of the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.core.management import execute_from_command_line
+from django.test import Client, RequestFactory, override_settings
+from django.urls import include, path
+from django.utils import timezone
+
+from project.models import ApiKey
+from ratelimits.alerts import webhook
+from ratelimits.identity import Identity
+from ratelimits.models import Alert
+from ratelimits.quota import checking
+from ratelimits.signals import request_refused, threshold_reached
+from ratelimits.testing import override_rules
+from tests.support.reports.invoices import account, close, spend
+from tests.support.rows import rule
+from tests.support.snippets import ROOT, snippet, snippets
+
+#: Pages whose code blocks are all run by one test module.
+WHOLE_PAGES = {
+    "README.md": "tests/test_readme.py",
+    "docs/billing/*.md": "tests/reports/test_billing_pages.py",
+    "docs/moving.md": "tests/moving/test_guide.py",
+    "docs/outbound.md": "tests/outbound/test_page.py",
+    "docs/scaling.md": "tests/end_to_end/test_scaling_page.py",
+    "docs/testing.md": "tests/testing/test_projects.py",
+}
+#: Tests elsewhere that run one code block, and a phrase of this block.
+RUN_BY = {
+    "async def search(request, q: str)": "tests/ninja/test_operations.py::test_the_snippet_of_the_page_runs",
+    "def refused(request, answer)": "tests/test_alike.py::test_the_function_of_the_documentation_works",
+    "class ChatView": "tests/quota/test_settling.py::test_the_view_of_the_page_settles_its_stream",
+    "def verified(secret": "tests/alerts/test_deliver.py::test_the_documented_receiver_takes_a_webhook_and_no_other",
+    "import json, os, stripe": (
+        "tests/reports/exports/test_billing.py::test_the_documented_sender_sends_each_event_once"
+    ),
+    "owed = Counter()": "tests/reports/exports/test_focus.py::test_the_snippet_of_the_page_adds_up_what_accounts_owe",
+    "python manage.py demo\n": "tests/end_to_end/test_demo.py::test_however_the_demo_is_ended_it_leaves_no_process",
+    "python -m benchmarks.decide": (
+        "tests/test_benchmarks.py::test_a_benchmark_runs_prints_its_table_and_writes_its_json"
+    ),
+}
+#: Phrases of commands that no test runs, because they need the package index or are the test run itself.
+NOT_RUN = ("pip install", "pip uninstall", "pytest tests/algorithms")
+
+
+def run(phrase: str, **names: Any) -> dict[str, Any]:
+    """Run the code block with this phrase; return its names."""
+    found = snippet(phrase)
+    exec(compile(found.text, found.page, "exec"), names)
+    return names
+
+
+def test_every_code_block_is_run_by_a_test() -> None:
+    own = Path(__file__).read_text()
+    here = re.findall(r"(?:run|snippet|shell)\(\n? *[\"'](.+?)[\"'][,)]", own)
+    elsewhere = [*RUN_BY, *NOT_RUN]
+    left = [
+        f"{one.page}: {one.text.splitlines()[0]}"
+        for one in snippets()
+        if not any(fnmatch(one.page, pages) for pages in WHOLE_PAGES)
+        and not any(phrase in one.text for phrase in (*here, *elsewhere))
+    ]
+    assert left == [], "run them here, or in a test of their room that RUN_BY names"
+
+
+@pytest.mark.parametrize("module", WHOLE_PAGES.values())
+def test_the_modules_for_whole_pages_exist(module: str) -> None:
+    assert (ROOT / module).exists()
+
+
+@pytest.mark.parametrize(("phrase", "test"), RUN_BY.items(), ids=RUN_BY.values())
+def test_the_tests_for_single_blocks_exist(phrase: str, test: str) -> None:
+    assert any(phrase in one.text for one in snippets())
+    module, _, name = test.partition("::")
+    assert f"def {name}(" in (ROOT / module).read_text()
+
+
+@pytest.mark.django_db
+class TestInDjango:
+    def test_the_inspector_finds_the_names_of_api_keys(self, admin_client: Client) -> None:
+        ada = User.objects.create(username="ada")
+        key, _secret = ApiKey.objects.issue(name="Ada's phone", user=ada)
+        search = run("def search(text)", ApiKey=ApiKey)["search"]
+        expected = [(f"api_key:{key.pk}", "Ada's phone")]
+        assert list(search("phone")) == list(search(str(key.pk))) == expected
+        with override_settings(RATELIMITS={**settings.RATELIMITS, "KEY_SEARCH": search}):
+            page = admin_client.get("/admin/ratelimits/inspect/", {"q": "phone"}, follow=True)
+        assert f"The account of api_key:{key.pk} is not known" in page.content.decode()
+
+    def test_the_admin_speaks_the_language_of_the_browser(self, admin_client: Client) -> None:
+        names = run("LocaleMiddleware", MIDDLEWARE=[])
+        session = settings.MIDDLEWARE.index("django.contrib.sessions.middleware.SessionMiddleware")
+        others = [name for name in settings.MIDDLEWARE if name not in names["MIDDLEWARE"]]
+        placed = [*others[: session + 1], *names["MIDDLEWARE"], *others[session + 1 :]]
+        with override_settings(MIDDLEWARE=placed, LANGUAGES=names["LANGUAGES"], LANGUAGE_CODE="en"):
+            seen = {
+                language: "规则" in admin_client.get("/admin/", headers={"Accept-Language": language}).content.decode()
+                for language in ("en", "zh-hans")
+            }
+        assert seen == {"en": False, "zh-hans": True}
+
+    def test_a_receiver_learns_that_a_rule_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
+        note = run("def note(answer")["note"]
+        try:
+            with override_rules([{"name": "burst", "rate": "1/h", "key_kind": "ip"}]):
+                for _request in range(2):
+                    checking.check(Identity(address="ip:192.0.2.1"), "search")
+        finally:
+            request_refused.disconnect(note)
+        assert capsys.readouterr().out == "ip:192.0.2.1 was refused in search by burst\n"
+
+    def test_prometheus_is_set_up(self) -> None:
+        assert run('RATELIMITS["TELEMETRY"] =', RATELIMITS={})["RATELIMITS"] == {"TELEMETRY": ["prometheus"]}
+        (route,) = run('path("metrics/ratelimits"', urlpatterns=[], path=path)["urlpatterns"]
+        with override_settings(RATELIMITS={**settings.RATELIMITS, "TELEMETRY": ["prometheus"]}):
+            assert b"ratelimits_redis_up 1.0" in route.callback(RequestFactory().get("/metrics/ratelimits")).content
+
+
+class TestAlerts:
+    ALERT = Alert(
+        id=UUID(int=7), account="acme", meter="requests", period=1_793_491_200, period_end=1_796_083_200,
+        threshold=80, basis="included", used=8123, quantity=10_000, raised_at=timezone.now(),
+    )  # fmt: skip
+
+    def test_a_receiver_learns_of_a_threshold(self, capsys: pytest.CaptureFixture[str]) -> None:
+        tell_sales = run("def tell_sales")["tell_sales"]
+        try:
+            threshold_reached.send(sender=Alert, alert=self.ALERT)
+        finally:
+            threshold_reached.disconnect(tell_sales)
+        assert capsys.readouterr().out == "acme has reached 80 % of 10000 requests\n"
+
+    def test_the_body_of_a_webhook_is_as_shown(self) -> None:
+        shown, sent = json.loads(snippet('"ratelimits.threshold_reached"').text), json.loads(webhook.body(self.ALERT))
+        for body in (shown, sent):
+            for varying in ("alert_id", "timestamp"):
+                body[varying] = type(body.pop(varying, None) or body["data"].pop(varying))
+        assert sent == shown
+
+
+def keys_of(value: Any) -> Any:
+    """Return the names in a JSON value, without its values."""
+    if isinstance(value, dict):
+        return {name: keys_of(inner) for name, inner in value.items()}
+    return [keys_of(inner) for inner in value[:1]] if isinstance(value, list) else None
+
+
+@pytest.fixture
+def november(transactional_db: None, fsync_at_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Finalise a month in which an account used two units above its plan. Enter an empty folder, and return it."""
+    spend(account(included=5), "2026-11-10T12:00", 7)
+    close("2026-12-02")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def shell(phrase: str, folder: Path) -> str:
+    """Run the commands of a code block; return the body that it sends to another system.
+
+    `manage.py` runs in this process. `curl` is a script that keeps the body.
+    """
+    programs = folder / "programs"
+    programs.mkdir(exist_ok=True)
+    (programs / "curl").write_text(f"#!/bin/sh\nexec cat > '{folder / 'sent'}'\n")
+    (programs / "curl").chmod(0o755)
+    others = []
+    for command in snippet(phrase).text.splitlines():
+        if command.startswith("python manage.py "):
+            execute_from_command_line(shlex.split(command)[1:])
+        else:
+            others.append(command)
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "LAGO_KEY": "secret"}
+    subprocess.run(["bash", "-euo", "pipefail", "-c", "\n".join(others)], env=environment, check=True)
+    sent = folder / "sent"
+    return sent.read_text() if sent.exists() else ""
+
+
+class TestReports:
+    def test_the_usage_api_answers_as_shown(self, november: Path, admin_client: Client) -> None:
+        rule("monthly", "fixed_window", capacity=100, period=86_400, bills=True, key_kind="account")
+        urls = ModuleType("urls")
+        urls.__dict__.update(run('include("ratelimits.api.urls")', urlpatterns=[], include=include, path=path))
+        with override_settings(ROOT_URLCONF=urls):
+            answer = admin_client.get("/usage/", {"account": "acme", "from": "2026-11-01", "to": "2026-12-01"})
+        assert keys_of(answer.json()) == keys_of(json.loads(snippet('"complete_until"').text))
+
+    def test_a_report_is_written_in_python(self, november: Path) -> None:
+        run('form = FORMATS["csv"]')
+        assert "acme" in (november / "november.csv").read_text()
+
+    def test_commands_write_files_and_send_them(self, november: Path) -> None:
+        shell("--output november.xlsx", november)
+        assert (november / "november.xlsx").stat().st_size > 0
+        (event,) = json.loads(shell("split -l 500", november))
+        shown = snippet("eventType:").text
+        assert f"eventType: {event['type']}\n" in shown
+        assert set(re.findall(r"\$\.(\w+)", shown)) <= event["data"].keys()
+        (event,) = json.loads(shell("--output november.lago.ndjson", november))["events"]
+        assert (event["external_subscription_id"], event["properties"]["overage_quantity"]) == ("acme", "2")
+
+    def test_a_file_is_as_shown_and_follows_the_schema(self, november: Path) -> None:
+        execute_from_command_line(["manage.py", "ratelimits_report", "--period=2026-11", "--output=november.json"])
+        run("Draft202012Validator(schema())")
+        written = Path("november.json").read_text()
+        names = re.findall(r'"(\w+)":', snippet('"urn:ratelimits:schema:report:v1"').text)
+        assert [name for name in names if f'"{name}":' not in written] == []
+
+
+def test_the_time_of_imports_is_shown(tmp_path: Path) -> None:
+    """Run the commands with a small script in the place of manage.py, which other tests run."""
+    (tmp_path / "manage.py").write_text("import json\n")
+    commands = snippet("-X importtime").text.replace("python", shlex.quote(sys.executable))
+    shown = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", commands],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert len(shown) == 20
+    assert "json" in "".join(shown)
