@@ -12,9 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from django.db.models import QuerySet
+
 from ratelimits import signatures
 from ratelimits.conf import conf
-from ratelimits.models import ArchivedRange, Report
+from ratelimits.models import ArchivedRange, Line, PeriodUsage, PushDelivery, Report, ReportLine
+from ratelimits.progress import Progress
 from ratelimits.push.verify import verify_pushed
 from ratelimits.reports.periods import month_window, starts_in
 from ratelimits.reports.verify.configuration import count_without_history, verify_configuration
@@ -51,7 +54,7 @@ class Verification:
 
     `month` (such as "2026-11") chooses the reports of one month. `account` chooses the reports of one account; then the
     ledger itself is not verified. `archives` are archive files, `manifests` are results of `manifest.parse`. `checked`
-    has the number of checked things, by kind.
+    has the number of checked things, by kind. `progress` gets the stages that can take long.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Verification:
         month: str | None = None,
         archives: Sequence[Path] = (),
         manifests: Sequence[dict[str, Any]] = (),
+        progress: Progress | None = None,
     ) -> None:
         self._account, self._month, self._manifests = account, month, manifests
         self._window = None if month is None else month_window(month)
@@ -70,6 +74,7 @@ class Verification:
         self._unknown_archives = [path for path in archives if path.name not in recorded]
         self._missing_archives = sorted(recorded - {path.name for path in self._archives})
         self._redis_errors: list[str] = []
+        self._progress = progress
         self.checked: Counter[str] = Counter()
 
     def findings(self) -> Generator[str]:
@@ -84,7 +89,8 @@ class Verification:
             if self._archives:
                 archive_alias = stack.enter_context(archive.opened(using, self._archives))
                 self.checked["archives"] += len(self._archives)
-                yield from verify_ledger(archive_alias, archive=True, checked=self.checked)
+                findings = verify_ledger(archive_alias, archive=True, checked=self.checked)
+                yield from self._stage("ledger lines", Line.objects.using(archive_alias), findings)
                 names = {path.name for path in self._archives}
                 yield from verify_archives(using, archive_alias, names, self.checked)
                 sources.append(archive_alias)
@@ -95,32 +101,48 @@ class Verification:
         """Yield the name of each part of the verification, with an iterator over its findings."""
         checked = self.checked
         if self._account is None:
-            yield "the ledger", verify_ledger(using, checked=checked)
+            findings: Iterator[str] = verify_ledger(using, checked=checked)
+            yield "the ledger", self._stage("ledger lines", Line.objects.using(using), findings)
             yield "the watermarks", verify_watermarks(using, checked=checked, redis_errors=self._redis_errors)
             yield "early closings", verify_early(using, *sources)
-            yield "the totals", verify_totals(using, *sources, checked=checked)
+            findings = verify_totals(using, *sources, checked=checked)
+            yield "the totals", self._stage("totals", PeriodUsage.objects.using(using), findings)
             yield "adjustments and gaps", verify_printed(using, checked=checked)
             yield "the configuration", verify_configuration(using, checked)
             yield "the terms of reports", verify_terms(using, checked)
-            yield "the delivery ledger", verify_pushed(using, checked)
+            findings = verify_pushed(using, checked)
+            yield "the delivery ledger", self._stage("deliveries", PushDelivery.objects.using(using), findings)
         read_digests = cache(lambda: digests_without_history(using))
         for manifest in self._manifests:
             checked["manifests"] += 1
             findings = compare(using, manifest, *sources, checked=checked, digests_without_history=read_digests)
             yield f"the manifest of {manifest['month']}", findings
-        yield "the reports", self._verify_reports(ReportVerifier(using, *sources, checked=checked))
+        findings = self._verify_reports(ReportVerifier(using, *sources, checked=checked))
+        lines = ReportLine.objects.using(using).filter(report__in=self._chosen_reports())
+        yield "the reports", self._stage("report lines", lines, findings)
+
+    def _stage(self, kind: str, rows: QuerySet[Any], findings: Iterable[str]) -> Iterator[str]:
+        """Yield the findings about these rows, and show how many of them were checked. `kind` is their name."""
+        if self._progress is not None:
+            before = self.checked[kind]
+            self._progress.begin(kind, rows.count(), lambda: self.checked[kind] - before)
+        yield from findings
 
     def _verify_reports(self, verifier: ReportVerifier) -> Iterator[str]:
         for report in self._reports():
             yield from verifier.findings(report)
 
-    def _reports(self) -> Iterator[Report]:
-        reports = Report.objects.using(self._using).order_by("account", "period_start", "version")
+    def _chosen_reports(self) -> QuerySet[Report]:
+        """Return the reports to verify. With `month`, also a few whose period starts in another month of its zone."""
+        reports = Report.objects.using(self._using)
         if self._account is not None:
             reports = reports.filter(account=self._account)
         if self._window is not None:
             reports = reports.filter(period_start__gte=self._window[0], period_start__lt=self._window[1])
-        for report in reports.iterator():
+        return reports
+
+    def _reports(self) -> Iterator[Report]:
+        for report in self._chosen_reports().order_by("account", "period_start", "version").iterator():
             if self._month is None or starts_in(self._month, report.period_start, report.timezone):
                 yield report
 

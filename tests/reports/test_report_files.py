@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-import os
-import pty
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from django.core.management import CommandError, call_command
 
 from ratelimits.reports.exports import DOWNLOADS, FORMATS, Format
 from tests.support.reports.invoices import account, close, spend
+from tests.support.terminal import Terminal
 from tests.support.usage.traffic import flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -128,27 +126,6 @@ def test_standard_output_gets_the_bytes_of_the_file_whatever_its_encoding() -> N
     call_command("ratelimits_report", period="2026-11", stdout=out)
     assert raw.getvalue().decode() == report()
     assert "Ünïcödé" in report()
-
-
-class Terminal:
-    """A terminal, and the text written to it."""
-
-    def __init__(self) -> None:
-        self._ours, theirs = pty.openpty()
-        self.file = os.fdopen(theirs, "w")
-
-    def read(self) -> str:
-        """Return all text.
-
-        A read returns what is there, and fails when no process can write to the terminal any more.
-        """
-        self.file.close()
-        shown = b""
-        with contextlib.suppress(OSError):
-            while some := os.read(self._ours, 65_536):
-                shown += some
-        os.close(self._ours)
-        return shown.decode()
 
 
 @pytest.mark.usefixtures("_finalised")

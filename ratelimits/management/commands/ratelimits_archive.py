@@ -8,6 +8,8 @@ from django.utils.timezone import now
 
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.progress import shown
+from ratelimits.progress import Progress
 from ratelimits.reports.periods import SECOND, month_window
 from ratelimits.usage.retention import archive
 
@@ -41,20 +43,23 @@ class Command(ExplainedCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            if options["restore"]:
-                self._restore(options["directory"])
-            else:
-                month = options["before"] or _months_ago(options["keep"])
-                # The month begins first in the easternmost time zone. Only usage from before this moment is moved.
-                before = month_window(month)[0] // SECOND
-                for pruned in archive.prune(conf.DATABASE, before, options["directory"]):
-                    self.stdout.write(f"{pruned.path}: {pruned.batches} batches, {pruned.lines} lines")
+            with shown(self) as progress:
+                if options["restore"]:
+                    self._restore(options["directory"], progress)
+                else:
+                    self._prune(options["before"] or _months_ago(options["keep"]), options["directory"], progress)
         except ValueError as error:
             raise CommandError(str(error)) from error
 
-    def _restore(self, directory: Path) -> None:
+    def _prune(self, month: str, directory: Path, progress: Progress) -> None:
+        # The month begins first in the easternmost time zone. Only usage from before this moment is moved.
+        before = month_window(month)[0] // SECOND
+        for pruned in archive.prune(conf.DATABASE, before, directory, progress):
+            self.stdout.write(f"{pruned.path}: {pruned.batches} batches, {pruned.lines} lines")
+
+    def _restore(self, directory: Path, progress: Progress) -> None:
         paths = archive.files(directory)
         if not paths:
             raise CommandError(f"there are no archives in {directory}")
-        for path in paths:
+        for path in progress.counted("archives", paths, len(paths)):
             self.stdout.write(f"{path}: {archive.restore(conf.DATABASE, path)} batches")

@@ -6,6 +6,7 @@ from django.core.management.base import CommandParser
 
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.progress import shown
 from ratelimits.models import Report
 from ratelimits.reports.closing.close import mark_ends
 from ratelimits.usage.retention.compact import compact
@@ -27,7 +28,8 @@ class Command(ExplainedCommand):
         if options["mark"]:
             reports = Report.objects.using(conf.DATABASE).order_by().values_list("chain", flat=True)
             mark_ends(conf.DATABASE, reports.iterator())
-        joined = list(compact())
+        with shown(self) as progress:
+            joined = list(compact(progress))
         before, after = sum(batch.lines_before for batch in joined), sum(batch.lines for batch in joined)
         batches = sum(batch.batches for batch in joined)
         self.stdout.write(f"Joined {batches} batches to {len(joined)}: {before} lines became {after}.")

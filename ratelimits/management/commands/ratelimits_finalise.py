@@ -9,6 +9,7 @@ from django.core.management.base import CommandError, CommandParser
 from ratelimits.algorithms.calendar import instant
 from ratelimits.engine.keys import ledger_name
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.progress import shown
 from ratelimits.reports.closing.close import finalise_each
 from ratelimits.reports.closing.open_periods import NotForcedError, OpenPeriod, force, open_periods
 from ratelimits.reports.periods import iso
@@ -60,9 +61,10 @@ class Command(ExplainedCommand):
             self.stdout.write(f"No period is over and open; {running:,} still {'runs' if running == 1 else 'run'}.")
 
     def _finalise(self, account: str | None) -> None:
-        for closed in finalise_each(account=account):
-            for report in closed.reports:
-                self.stdout.write(f"{report}: {report.line_count} lines, {report.digest}")
+        with shown(self) as progress:
+            for closed in finalise_each(account=account, progress=progress):
+                for report in closed.reports:
+                    self.stdout.write(f"{report}: {report.line_count} lines, {report.digest}")
 
     def _force(self, options: dict[str, Any]) -> None:
         if options["account"] is None or not options["by"] or not options["reason"]:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from time import monotonic, time_ns
-from typing import IO, Any, cast
+from time import time_ns
+from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 from django.db.models import Sum
@@ -14,6 +14,7 @@ from django.db.models import Sum
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.progress import shown
 from ratelimits.management.table import table
 from ratelimits.models import PeriodUsage, Report
 from ratelimits.reports.amounts import UnreadableError
@@ -82,18 +83,17 @@ class Command(ExplainedCommand):
             lines = lines_for(form, _statements_to_write(reports, counts, final_only=options["final_only"]))
         except ValueError as error:
             raise CommandError(str(error)) from error
-        if self.stderr.isatty() and not (printed and self.stdout.isatty()):
-            lines = _with_progress(lines, line_count, cast("IO[str]", self.stderr._out))
-        if form.accepted is not None:
-            lines = form.accepted(lines, time_ns() // 1000)
-        chunks = form.stream(lines, version)
         try:
-            if as_table:
-                self._print_table(lines)
-            elif printed:
-                self._print(form, chunks)
-            else:
-                _save(chunks, Path(output))
+            with shown(self, alone=printed) as progress:
+                lines = progress.counted("lines", lines, line_count)
+                if form.accepted is not None:
+                    lines = form.accepted(lines, time_ns() // 1000)
+                if as_table:
+                    self._print_table(lines)
+                elif printed:
+                    self._print(form, form.stream(lines, version))
+                else:
+                    _save(form.stream(lines, version), Path(output))
         except (NotAccepted, UnreadableError) as error:
             raise CommandError(str(error)) from error
         except OSError as error:
@@ -169,7 +169,7 @@ def _save(chunks: Iterator[bytes], path: Path) -> None:
 
 
 def _line_count(month: str, account: str | None) -> int | None:
-    """Return the number of lines, for the progress bar. Return None if it is not known: some usage has no lines yet."""
+    """Return the number of lines, for the progress. Return None if it is not known: some usage has no lines yet."""
     start, end = month_window(month)
     filters = {} if account is None else {"account": account}
     usage = PeriodUsage.objects.using(conf.DATABASE).filter(**filters, covered=None)
@@ -178,34 +178,3 @@ def _line_count(month: str, account: str | None) -> int | None:
     reports = Report.objects.using(conf.DATABASE).filter(**filters, period_start__gte=start, period_start__lt=end)
     lines: int | None = reports.aggregate(lines=Sum("line_count"))["lines"]
     return lines
-
-
-def _with_progress(lines: Iterable[Any], line_count: int | None, terminal: IO[str]) -> Iterator[Any]:
-    """Yield the lines, and show a progress bar. Without the library `rich`, show only the number of lines."""
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-    except ImportError:
-        yield from _with_line_numbers(lines, terminal)
-        return
-    columns = (TextColumn("lines"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(file=terminal)
-    with Progress(*columns, console=console, redirect_stdout=False, redirect_stderr=False) as progress:
-        task = progress.add_task("lines", total=line_count)
-        count = 0
-        for count, line in enumerate(lines, 1):
-            yield line
-            if count % 1000 == 0:
-                progress.update(task, completed=count)
-        progress.update(task, completed=count, total=count)
-
-
-def _with_line_numbers(lines: Iterable[Any], terminal: IO[str]) -> Iterator[Any]:
-    count, shown_at = 0, monotonic()
-    for count, line in enumerate(lines, 1):
-        yield line
-        if count % 1000 == 0 and monotonic() > shown_at + 0.2:
-            shown_at = monotonic()
-            terminal.write(f"\rlines: {count:,}")
-            terminal.flush()
-    terminal.write(f"\rlines: {count:,}\n")

@@ -19,6 +19,7 @@ from django.core.management.base import CommandError
 from ratelimits.embedded import ServerStartError
 from ratelimits.engine.transport.connection import Unavailable
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.progress import shown
 from ratelimits.simulate import (
     BadLine,
     Reader,
@@ -84,10 +85,14 @@ class Command(ExplainedCommand):
         try:
             with ExitStack() as stack:
                 stack.enter_context(_stoppable())
+                file = stack.enter_context(_opened(batch or trace or "-"))
+                # A summary is printed at the end; results are printed meanwhile.
+                progress = stack.enter_context(shown(self, alone=not options["summary"]))
+                texts = progress.counted("lines", file, _line_count(file) if self.stderr.isatty() else None)
                 if batch is not None:
-                    self._batch(stack, stack.enter_context(_opened(batch)))
+                    self._batch(stack, texts)
                 else:
-                    self._trace(stack, rule, stack.enter_context(_opened(trace or "-")), options["summary"])
+                    self._trace(stack, rule, texts, options["summary"])
         except BrokenPipeError:
             # The program that reads the results has closed the pipe. Python must not flush the remaining results.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -95,7 +100,7 @@ class Command(ExplainedCommand):
         except (ServerStartError, Unavailable) as error:
             raise CommandError(f"the server does not answer: {error}") from error
 
-    def _trace(self, stack: ExitStack, rule: str, trace: BinaryIO, summarise: bool) -> None:
+    def _trace(self, stack: ExitStack, rule: str, trace: Iterable[bytes], summarise: bool) -> None:
         with _opened(rule) as file:
             try:
                 rules = read_rules(decoded(file.read()))
@@ -116,7 +121,7 @@ class Command(ExplainedCommand):
         if summarise:
             self.stdout.write("\n".join(summary.text()))
 
-    def _batch(self, stack: ExitStack, batch: BinaryIO) -> None:
+    def _batch(self, stack: ExitStack, batch: Iterable[bytes]) -> None:
         simulator = stack.enter_context(Simulator(stack.enter_context(sandbox())))
         unfinished: deque[_Replay] = deque()
         failed, finished_replays = 0, []
@@ -209,6 +214,16 @@ def _opened(name: str) -> BinaryIO:
         return open(name, "rb")  # noqa: PTH123
     except OSError as error:
         raise CommandError(f"{name}: {error.strerror}", returncode=BAD_INPUT) from error
+
+
+def _line_count(file: BinaryIO) -> int | None:
+    """Return the number of lines of a file; None if it can be read only once, as a pipe."""
+    if not file.seekable():
+        return None
+    start = file.tell()
+    count = sum(1 for _line in file)
+    file.seek(start)
+    return count
 
 
 @contextmanager

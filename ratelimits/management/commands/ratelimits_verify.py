@@ -9,6 +9,8 @@ from django.core.management.base import CommandError, CommandParser
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.progress import shown
+from ratelimits.progress import Progress
 from ratelimits.reports.verify.manifest import ManifestError, parse
 from ratelimits.usage.complete import completeness
 from ratelimits.usage.retention import archive
@@ -42,19 +44,8 @@ class Command(ExplainedCommand):
         parser.add_argument("--all", action="store_true", help="print all errors, not only the first")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        try:
-            verification = Verification(
-                account=options["account"],
-                month=options["period"],
-                archives=_archives(options["archive"]),
-                manifests=[_manifest(path) for path in options["manifest"] or ()],
-            )
-        except ValueError as error:
-            raise CommandError(str(error)) from error
-        try:
-            count = self._print_findings(verification, every=options["all"])
-        except archive.ArchiveError as error:
-            raise CommandError(_printable(str(error))) from error
+        with shown(self) as progress:
+            verification, count = self._verify(progress, options)
         stopped = " Then the command stopped." if count and not options["all"] else ""
         self.stderr.write(f"{verification.summary()}{stopped}")
         if count:
@@ -63,6 +54,23 @@ class Command(ExplainedCommand):
         self.stderr.write(completeness(conf.DATABASE))
         for sentence in verification.unchecked():
             self.stderr.write(_printable(sentence))
+
+    def _verify(self, progress: Progress, options: dict[str, Any]) -> tuple[Verification, int]:
+        """Verify, and print the findings. Return the verification, and the number of printed findings."""
+        try:
+            verification = Verification(
+                account=options["account"],
+                month=options["period"],
+                archives=_archives(options["archive"]),
+                manifests=[_manifest(path) for path in options["manifest"] or ()],
+                progress=progress,
+            )
+        except ValueError as error:
+            raise CommandError(str(error)) from error
+        try:
+            return verification, self._print_findings(verification, every=options["all"])
+        except archive.ArchiveError as error:
+            raise CommandError(_printable(str(error))) from error
 
     def _print_findings(self, verification: Verification, *, every: bool) -> int:
         """Print all findings, or only the first one. Return the number of printed findings."""

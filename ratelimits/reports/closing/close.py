@@ -23,6 +23,7 @@ from django.db.models import F, Q
 from ratelimits.conf import conf
 from ratelimits.engine.keys import shard_of
 from ratelimits.models import Account, ChainMark, PeriodUsage, Report, ShardState
+from ratelimits.progress import Progress
 from ratelimits.reports.adjusting import unreported
 from ratelimits.reports.closing.account import Closing
 from ratelimits.reports.closing.account_periods import SHORTEST
@@ -55,7 +56,9 @@ class Closed(NamedTuple):
     total: int
 
 
-def finalise_each(now: int | None = None, *, account: str | None = None) -> Iterator[Closed]:
+def finalise_each(
+    now: int | None = None, *, account: str | None = None, progress: Progress | None = None
+) -> Iterator[Closed]:
     """Close every billing period that can be closed, and correct closed periods by new versions of their reports.
 
     A new version adds late usage, adjustments, and gaps and lost replies that became known later.
@@ -64,7 +67,7 @@ def finalise_each(now: int | None = None, *, account: str | None = None) -> Iter
     the watermarks of the account's shards have passed the period's end plus GRACE_SECONDS. `now` is µs since 1970 UTC,
     by default this machine's clock. If an account cannot be closed, this is logged, and the others are still closed.
     Yield a result after each transaction, so that memory does not grow with the number of accounts. A second call
-    changes nothing.
+    changes nothing. `progress` gets a stage that counts the accounts.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
@@ -77,6 +80,8 @@ def finalise_each(now: int | None = None, *, account: str | None = None) -> Iter
     names |= gaps.starts.keys()
     chosen = names if account is None else names & {account}
     done, failed = 0, set[str]()
+    if progress is not None:
+        progress.begin("accounts", len(chosen), lambda: done)
     for chunk in in_chunks(chosen):
         reports = _close_each(using, chunk, now, gaps.starts, failed)
         done += len(chunk)

@@ -27,6 +27,7 @@ from django.utils import timezone
 
 from ratelimits.models.ledger import COUNTERS, SUBJECT, ArchivedRange, Batch, Line, ProcessTotal, ShardState
 from ratelimits.models.reports import PeriodUsage
+from ratelimits.progress import Progress
 from ratelimits.usage.apply import write_lines
 from ratelimits.usage.packet import canonical
 
@@ -54,15 +55,17 @@ class Pruned:
     lines: int
 
 
-def prune(using: str, before: int, directory: Path) -> Iterator[Pruned]:
+def prune(using: str, before: int, directory: Path, progress: Progress | None = None) -> Iterator[Pruned]:
     """Move batches to files if all their usage is in periods that started before `before` (s since 1970 UTC).
 
     Also delete the process totals of that time: finalised reports already contain the comparison with the ledger.
-    Raise ArchiveError if one of these periods is not finalised. If a call was interrupted at any point, call again.
+    `progress` gets a stage that counts the shards. Raise ArchiveError if one of these periods is not finalised. If a
+    call was interrupted at any point, call again.
     """
     _refuse_open(PeriodUsage.objects.using(using).filter(period__lt=before))
     directory.mkdir(parents=True, exist_ok=True)
-    for shard in ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True):
+    shards = list(ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True))
+    for shard in (progress or Progress()).counted("shards", shards, len(shards)):
         newer_lines = Line.objects.using(using).filter(period__gte=before, batch__shard=shard)
         first_newer = newer_lines.aggregate(first=Min("batch__first_position"))["first"]
         batches = Batch.objects.using(using).filter(shard=shard).order_by("position")

@@ -18,6 +18,7 @@ from django.db.models import Q, Sum
 
 from ratelimits.conf import conf
 from ratelimits.models.ledger import COUNTERS, SUBJECT, Batch, ChainMark, Line, ShardState
+from ratelimits.progress import Progress
 from ratelimits.signatures import sign
 from ratelimits.usage import crash
 from ratelimits.usage.apply import write_lines
@@ -44,13 +45,15 @@ class Compacted:
     lines: int
 
 
-def compact() -> Iterator[Compacted]:
+def compact(progress: Progress | None = None) -> Iterator[Compacted]:
     """Join the batches of every hour that ended at least an hour before the shard's watermark.
 
-    Yield a result for each joined batch. Hours that were joined before are not changed again.
+    Yield a result for each joined batch. Hours that were joined before are not changed again. `progress` gets a stage
+    that counts the shards.
     """
     using = conf.DATABASE
-    for shard, watermark in ShardState.objects.using(using).order_by("shard").values_list("shard", "watermark"):
+    shards = list(ShardState.objects.using(using).order_by("shard").values_list("shard", "watermark"))
+    for shard, watermark in (progress or Progress()).counted("shards", shards, len(shards)):
         end = (watermark - SPAN) // SPAN * SPAN
         for first, last in list(_joinable(using, shard, end)):
             if (compacted := _join(using, shard, first, last)) is not None:

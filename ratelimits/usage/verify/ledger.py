@@ -82,21 +82,22 @@ class _Replaced(Exception):
 def _verify_shard(using: str, shard: int, archive: bool, checked: Counter[str]) -> Iterator[str]:
     reported: set[str] = set()
     for tries_left in range(_TRIES, 0, -1):
-        counted: Counter[str] = Counter()
+        before = checked.copy()
         try:
-            for finding in _verify_batches(using, shard, archive, counted):
+            for finding in _verify_batches(using, shard, archive, checked):
                 if finding not in reported:
                     reported.add(finding)
                     yield finding
         except _Replaced:
             if tries_left > 1:
+                # The numbers are shown while the ledger is verified, so the same Counter is changed back.
+                checked.update({kind: before[kind] - checked[kind] for kind in checked})
                 continue
             yield f"shard {shard:02d} cannot be verified: in each of {_TRIES} tries batches were deleted meanwhile"
-        checked.update(counted)
         return
 
 
-def _verify_batches(using: str, shard: int, archive: bool, counted: Counter[str]) -> Iterator[str]:
+def _verify_batches(using: str, shard: int, archive: bool, checked: Counter[str]) -> Iterator[str]:
     batches = Batch.objects.using(using).filter(shard=shard).order_by("position")
     previous: Batch | None = None
     #: By incarnation: the highest number of a batch so far, with the running sum after this batch. If a batch came
@@ -111,7 +112,7 @@ def _verify_batches(using: str, shard: int, archive: bool, counted: Counter[str]
         findings += _verify_numbers(batch, newest)
         if findings and not Batch.objects.using(using).filter(pk=batch.pk).exists():
             raise _Replaced
-        counted.update({"batches": 1, "ledger lines": batch.line_count, "links of the chains": len(batch.contents())})
+        checked.update({"batches": 1, "ledger lines": batch.line_count, "links of the chains": len(batch.contents())})
         yield from findings
         previous = batch
 

@@ -1,0 +1,43 @@
+"""How much of a long task is done, for a person who waits for it. The commands show it on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from time import monotonic
+from typing import NamedTuple, TypeVar
+
+Thing = TypeVar("Thing")
+
+
+class Stage(NamedTuple):
+    """A stage of a task.
+
+    what   the things that the stage counts, such as "ledger lines"
+    total  how many there are; None if this is not known
+    done   returns how many are done. Another thread calls it, so it must not use the database
+    began  the moment when the stage began, by `time.monotonic`
+    """
+
+    what: str
+    total: int | None
+    done: Callable[[], int]
+    began: float
+
+
+class Progress:
+    """The stages of a task that have begun, in order. The task adds them; another thread may read them meanwhile."""
+
+    def __init__(self) -> None:
+        self.stages: list[Stage] = []
+
+    def begin(self, what: str, total: int | None, done: Callable[[], int]) -> None:
+        """Begin a stage; the arguments are the fields of `Stage`. The stage before it has ended."""
+        self.stages.append(Stage(what, total, done, monotonic()))
+
+    def counted(self, what: str, things: Iterable[Thing], total: int | None = None) -> Iterator[Thing]:
+        """Begin a stage and yield its things. A thing is done when the next one is asked for."""
+        count = 0
+        self.begin(what, total, lambda: count)
+        for thing in things:
+            yield thing
+            count += 1

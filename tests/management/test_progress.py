@@ -1,0 +1,142 @@
+"""Test the progress that commands show on a terminal, with `rich` and without it."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import BaseCommand
+from django.core.management.color import no_style
+
+from ratelimits.management.progress import shown
+from ratelimits.models import ShardState
+from tests.support.reports.invoices import account, spend
+from tests.support.terminal import Terminal
+from tests.support.usage.traffic import at, flow, opened_late
+
+_BAR = "━"
+
+
+@pytest.fixture(autouse=True)
+def _terminal_of_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture
+def _without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+
+
+def command(stdout: Any, stderr: Any) -> BaseCommand:
+    made = BaseCommand(stdout=stdout, stderr=stderr)
+    made.style = no_style()
+    return made
+
+
+def work(stdout: Any, stderr: Any, **options: Any) -> None:
+    """Do four things, and write a line after each. In the middle, wait until a terminal has shown the progress."""
+    running, count, drawn = command(stdout, stderr), 0, threading.Semaphore(0)
+
+    def done() -> int:
+        drawn.release()
+        return count
+
+    with shown(running, **options) as progress:
+        progress.begin("things", 4, done)
+        for count in range(1, 5):
+            running.stdout.write(f"line {count}")
+            if count == 2 and progress_is_shown(running, **options):
+                for _time in range(3):  # The third one begins after the second one was drawn.
+                    assert drawn.acquire(timeout=30)
+
+
+def progress_is_shown(running: BaseCommand, *, alone: bool = False) -> bool:
+    return running.stderr.isatty() and not (alone and running.stdout.isatty())
+
+
+def test_a_person_sees_how_much_is_done_and_how_fast_and_when_it_ends() -> None:
+    terminal = Terminal()
+    work(io.StringIO(), terminal.file)
+    text = plain(terminal.read())
+    assert _BAR in text
+    assert re.search(r"things .*2/4 \d+\.\d/s ", text)
+    assert re.search(r"things .*4/4 \d+\.\d/s 0:00:0\d", text)
+
+
+@pytest.mark.usefixtures("_without_rich")
+def test_without_rich_a_line_says_the_same() -> None:
+    terminal = Terminal()
+    work(io.StringIO(), terminal.file)
+    text = plain(terminal.read())
+    assert re.search(r"things: 2 of 4, \d+\.?\d*/s, \d s left", text)
+    assert text.endswith("things: 4\r\n")
+
+
+@pytest.mark.parametrize("rich", [True, False])
+def test_what_a_command_writes_stays_readable_above_the_progress(rich: bool, request: pytest.FixtureRequest) -> None:
+    if not rich:
+        request.getfixturevalue("_without_rich")
+    terminal = Terminal()
+    work(terminal.file, terminal.file)
+    lines = [line.rsplit("\r", 1)[-1].strip() for line in plain(terminal.read()).replace("\r\n", "\n").split("\n")]
+    assert [line for line in lines if line.startswith("line")] == [f"line {number}" for number in range(1, 5)]
+
+
+def test_nothing_is_shown_in_a_pipe_or_beside_data_on_the_same_terminal() -> None:
+    out, error, terminal = io.StringIO(), io.StringIO(), Terminal()
+    work(out, error)
+    assert (out.getvalue(), error.getvalue()) == ("line 1\nline 2\nline 3\nline 4\n", "")
+    work(terminal.file, terminal.file, alone=True)
+    assert terminal.read().splitlines() == [f"line {number}" for number in range(1, 5)]
+
+
+def test_an_error_ends_the_progress() -> None:
+    terminal = Terminal()
+
+    def fail() -> None:
+        with shown(command(io.StringIO(), terminal.file)) as progress:
+            list(map((1).__truediv__, progress.counted("things", (3, 2, 1, 0), 4)))
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert "3/3" in plain(terminal.read())
+    assert "ratelimits-progress" not in {thread.name for thread in threading.enumerate()}
+
+
+def on_a_terminal(name: str, *arguments: str, **options: Any) -> str:
+    terminal = Terminal()
+    call_command(name, *arguments, stdout=io.StringIO(), stderr=terminal.file, **options)
+    return plain(terminal.read())
+
+
+@pytest.mark.django_db(transaction=True)
+def test_each_long_command_shows_its_stages(tmp_path: Path) -> None:
+    spend(account(included=5), "2025-01-10T12:00", cost=7)
+    opened_late()
+    flow()
+    ShardState.objects.update(watermark=at("2025-02-02"))
+    assert "accounts" in on_a_terminal("ratelimits_finalise")
+    assert stages(on_a_terminal("ratelimits_verify")) == {"ledger lines", "totals", "deliveries", "report lines"}
+    assert stages(on_a_terminal("ratelimits_archive", str(tmp_path), before="2025-02")) == {"shards"}
+    assert stages(on_a_terminal("ratelimits_archive", str(tmp_path), restore=True)) == {"archives"}
+    rule, trace = tmp_path / "rule.json", tmp_path / "trace.jsonl"
+    rule.write_text(json.dumps({"algorithm": "fixed_window", "capacity": 1, "period": 60}))
+    trace.write_text('{"at": 1}\n{"at": 2}\n')
+    assert "2/2" in on_a_terminal("ratelimits_simulate", rule=str(rule), trace=str(trace), summary=True)
+
+
+def stages(text: str) -> set[str]:
+    """Return the names in front of the bars."""
+    return set(re.findall(rf"^([a-z ]+?) +[{_BAR}╸]", text.replace("\r", "\n"), re.MULTILINE))
