@@ -1,4 +1,4 @@
-"""The list of columns in docs/exports.md, made from the table: `python -m tests.reports.exports.columns` writes it."""
+"""Write the list of columns in docs/exports/columns.md: `python -m tests.reports.exports.columns`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ratelimits.reports.rows import TABLE
 
-PAGE = Path(__file__).parents[3] / "docs" / "exports.md"
+PAGE = Path(__file__).parents[3] / "docs" / "exports" / "columns.md"
 BEGIN, END = "<!-- columns -->\n", "<!-- /columns -->"
 
 

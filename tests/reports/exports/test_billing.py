@@ -97,7 +97,7 @@ def test_events_for_a_billing_system_are_no_download() -> None:
 
 
 def test_the_documented_sender_sends_each_event_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "exports.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "exports" / "stripe-lago.md").read_text()
     (code,) = re.findall(r"```python\n(import json, os, stripe.*?)```", page, re.DOTALL)
     sent: list[dict[str, Any]] = []
     events = SimpleNamespace(create=sent.append)
