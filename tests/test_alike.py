@@ -1,6 +1,6 @@
 """Test that the throttle, the decorator and the middleware, sync and async, have the same powers.
 
-docs/requests.md has a table of these powers. Each test here runs at each entry point.
+docs/requests/index.md has a table of these powers. Each test here runs at each entry point.
 """
 
 from __future__ import annotations
@@ -210,10 +210,10 @@ def test_the_project_may_make_the_whole_response(ask: Ask, settings: Any) -> Non
 
 
 def test_the_function_of_the_documentation_works(ask: Ask, settings: Any, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "requests.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "requests" / "refusals.md").read_text()
     (snippet,) = re.findall(r"^```python\n(def refused.*?)^```", page, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {"render": render}
-    exec(compile(snippet, "docs/requests.md", "exec"), names)
+    exec(compile(snippet, "docs/requests/refusals.md", "exec"), names)
     (tmp_path / "slow_down.html").write_text("{{ rule }}: {{ seconds|floatformat:0 }}")
     settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
     settings.RATELIMITS = {**settings.RATELIMITS, "REFUSAL_RESPONSE": names["refused"]}

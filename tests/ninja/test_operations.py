@@ -148,9 +148,8 @@ def test_the_scopes_of_operations_are_known(settings: Any) -> None:
 
 
 def test_the_snippet_of_the_page_runs() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "requests.md").read_text()
-    section = page.partition("\n## django-ninja\n")[2].partition("\n## ")[0]
-    (snippet,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    page = (Path(__file__).parents[2] / "docs" / "requests" / "ninja.md").read_text()
+    (snippet,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {"__name__": __name__}
     exec(snippet, names)
     assert names["search"].ratelimits == ("search", {"requests": 1, "tokens": 5})

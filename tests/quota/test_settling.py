@@ -87,9 +87,8 @@ def test_many_at_once_stay_in_the_bound_and_the_ledger_has_their_true_costs(
 
 
 def test_the_view_of_the_page_settles_its_stream() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "requests.md").read_text()
-    section = page.partition("\n## Reserve, then settle\n")[2].partition("\n## ")[0]
-    (snippet,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    page = (Path(__file__).parents[2] / "docs" / "requests" / "settling.md").read_text()
+    (snippet,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {"__name__": __name__, "answer_of_model": lambda data: iter(["a", "b", "c"])}
     exec(snippet, names)
     rule("tokens", "fixed_window", scope="chat", meter="tokens", capacity=100, period=86_400, key_kind="global")
