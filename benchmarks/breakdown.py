@@ -68,7 +68,8 @@ def layers(url: str) -> list[Case]:
     """Return the layers from a round trip to the throttle, for three rules on one key, metered."""
     from benchmarks.measured import floors, in_place, ours
     from benchmarks.support.pipelines import run_of
-    from ratelimits.engine.call import Command, nonce
+    from ratelimits.engine.call import nonce
+    from ratelimits.engine.command import Command
     from ratelimits.engine.decide import decide_call
     from ratelimits.engine.resp import resp
     from ratelimits.quota import checking, waiting
@@ -115,7 +116,8 @@ def steps() -> list[Case]:
     from benchmarks.measured import in_place, ours
     from benchmarks.support.pipelines import run_of
     from ratelimits import rules
-    from ratelimits.engine.call import Command, nonce
+    from ratelimits.engine.call import nonce
+    from ratelimits.engine.command import Command
     from ratelimits.engine.server import current_server
     from ratelimits.identity import Identity, address_of, identify
     from ratelimits.quota import checking, costs, headers

@@ -124,7 +124,8 @@ def _memory(client: redis.Redis, url: str, name: str, keys: int) -> dict[str, An
     """Return the bytes of a user's state: of the key itself, and the growth of the server for each of many keys."""
     from benchmarks.measured import ours
     from benchmarks.support.pipelines import BATCH, FIRST_ID, Pipeline, batched, for_users, run_of
-    from ratelimits.engine.call import shard, state_keys
+    from ratelimits.engine.call import shard
+    from ratelimits.engine.command import state_keys
 
     client.execute_command("FLUSHALL", "SYNC")
     server, now = ours.engine_server(), time.time_ns() // 1000

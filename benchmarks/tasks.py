@@ -92,7 +92,7 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
 def one_round(tasks: int, seconds: float) -> dict[str, tuple[float, float]]:
     """Return the decisions per second and the p99 in µs, of each way."""
     from benchmarks.measured import ours
-    from ratelimits.engine.call import Command
+    from ratelimits.engine.command import Command
     from ratelimits.engine.decide import adecide_call, decide_call
 
     server, call = ours.engine_server(), ours.call_of(ours.three_limits(), time.time_ns() // 1000)

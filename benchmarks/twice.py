@@ -102,7 +102,8 @@ def _cases(url: str) -> list[Case]:
 def _making() -> dict[str, Callable[[], object]]:
     """Return two functions that make the command of one simulated decision: the own way and the plain way."""
     from benchmarks.measured import ours
-    from ratelimits.engine.call import Call, Command, Op
+    from ratelimits.engine.call import Call, Op
+    from ratelimits.engine.command import Command
     from ratelimits.engine.keys import Keyspace
     from ratelimits.engine.program import Term, program
     from ratelimits.simulate.batch import CommandMaker

@@ -14,7 +14,8 @@ from benchmarks.support.timing import Case
 from ratelimits import engine, rules
 from ratelimits.algorithms.calendar import boundaries
 from ratelimits.algorithms.limits import Algorithm, CalendarWindow, FixedWindow, TokenBucket
-from ratelimits.engine.call import Call, Command
+from ratelimits.engine.call import Call
+from ratelimits.engine.command import Command
 from ratelimits.engine.counting import Count
 from ratelimits.engine.decide import decide_call
 from ratelimits.engine.keys import Keyspace

@@ -13,7 +13,8 @@ from django_redis import get_redis_connection
 from benchmarks.measured import ours
 from benchmarks.support.pipelines import check, run_of, wait_for_bin
 from benchmarks.support.timing import per_second
-from ratelimits.engine.call import Command, nonce
+from ratelimits.engine.call import nonce
+from ratelimits.engine.command import Command
 
 
 def parts_of(packed: bytes) -> list[bytes]:

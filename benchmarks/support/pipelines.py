@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 import hiredis
 import redis
 
-from ratelimits.engine.call import Call, Command, nonce
+from ratelimits.engine.call import Call, nonce
+from ratelimits.engine.command import Command
 from ratelimits.engine.decision import read
 from ratelimits.engine.keys import BIN_SECONDS, shard_of
 from ratelimits.engine.server import Server

@@ -12,7 +12,9 @@ from redis.exceptions import ResponseError
 
 from ratelimits.algorithms.limits import Limit
 from ratelimits.conf import conf
-from ratelimits.engine.call import ANY, Call, Command, Op, Receipt, Usage, clock, nonce
+from ratelimits.engine.call import ANY, Call, Op, Receipt, Usage, nonce
+from ratelimits.engine.clock import clock
+from ratelimits.engine.command import Command
 from ratelimits.engine.decision import AlreadySettled, Decision, Stale, read
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import Server, current_server

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import Any, NamedTuple, TypeVar
 
 from ratelimits import rules
-from ratelimits.engine.call import clock
+from ratelimits.engine.clock import clock
 from ratelimits.engine.decide import adecide_call, decide_call
 from ratelimits.engine.server import current_server
 from ratelimits.outbound.deciding import Ask, Rules

@@ -13,7 +13,8 @@ from typing import Any
 
 from ratelimits.algorithms.limits import Algorithm
 from ratelimits.engine import Decision, Receipt, Unavailable, asettle, settle
-from ratelimits.engine.call import clock, shard
+from ratelimits.engine.call import shard
+from ratelimits.engine.clock import clock
 from ratelimits.engine.keys import own_name
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity

@@ -15,7 +15,8 @@ import threading
 from collections import Counter, deque
 
 from ratelimits.algorithms.parsing import MICROSECONDS
-from ratelimits.engine.call import Meter, Usage, clock
+from ratelimits.engine.call import Meter, Usage
+from ratelimits.engine.clock import clock
 from ratelimits.engine.counting import Counted
 from ratelimits.identity import Identity
 from ratelimits.quota import process_totals

@@ -20,7 +20,8 @@ from weakref import WeakSet
 from redis.exceptions import ResponseError
 
 from ratelimits.background import Background
-from ratelimits.engine.call import Call, Command, Receipt
+from ratelimits.engine.call import Call, Receipt
+from ratelimits.engine.command import Command
 from ratelimits.engine.decide import decide_call, receipt_call
 from ratelimits.engine.decision import AlreadySettled, Decision, Stale
 from ratelimits.engine.server import Server

@@ -12,7 +12,9 @@ from typing import NamedTuple
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.engine import Meter, Mode, Usage
-from ratelimits.engine.call import Call, Command, Op, clock
+from ratelimits.engine.call import Call, Op
+from ratelimits.engine.clock import clock
+from ratelimits.engine.command import Command
 from ratelimits.engine.decision import Decision, refusal_if_blocked
 from ratelimits.engine.program import Program, Term, program
 from ratelimits.engine.publish import publications

@@ -15,7 +15,7 @@ from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest
 
 from ratelimits.conf import conf
-from ratelimits.engine.call import clock
+from ratelimits.engine.clock import clock
 from ratelimits.identity import Identity
 from ratelimits.quota import checking, finishing, prepared
 from ratelimits.quota.answers.answer import Answer

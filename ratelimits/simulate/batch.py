@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from ratelimits.algorithms.limits import ALGORITHMS
-from ratelimits.engine.call import ANY, Call, Command, Op, further_keys, state_keys
+from ratelimits.engine.call import ANY, Call, Op
+from ratelimits.engine.command import Command, further_keys, state_keys
 from ratelimits.engine.decision import Stale
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Program

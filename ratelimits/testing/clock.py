@@ -10,7 +10,7 @@ from django.test.utils import TestContextDecorator
 
 from ratelimits import rules
 from ratelimits.algorithms.parsing import MICROSECONDS
-from ratelimits.engine.call import clock
+from ratelimits.engine.clock import clock
 from ratelimits.quota import checking, without_decision
 from ratelimits.testing import namespace
 

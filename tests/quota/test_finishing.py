@@ -24,7 +24,7 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from ratelimits.decorators import limited
-from ratelimits.engine.call import Clock
+from ratelimits.engine.clock import Clock
 from ratelimits.quota import finishing, receipts
 from ratelimits.quota.waiting import waiters
 from tests.support.engine.proxy import Proxy

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from ratelimits.algorithms.limits import ALGORITHMS
 from ratelimits.embedded import free_port
-from ratelimits.engine.call import Call, Command, Op
+from ratelimits.engine.call import Call, Op
+from ratelimits.engine.command import Command
 from ratelimits.engine.decide import call_for, decide_call
 from ratelimits.engine.server import Server, current_server
 from ratelimits.quota.prefetch import (

@@ -9,7 +9,8 @@ from redis.exceptions import ResponseError
 
 from ratelimits.algorithms.limits import ALGORITHMS, algorithm_from_json
 from ratelimits.engine import Stale
-from ratelimits.engine.call import Call, Command, Op
+from ratelimits.engine.call import Call, Op
+from ratelimits.engine.command import Command
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.resp import bulks

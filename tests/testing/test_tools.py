@@ -23,7 +23,7 @@ from ratelimits.algorithms.limits import FixedWindow
 from ratelimits.checks.settings import check_enabled
 from ratelimits.decorators import limited
 from ratelimits.engine import Limit
-from ratelimits.engine.call import clock as engine_clock
+from ratelimits.engine.clock import clock as engine_clock
 from ratelimits.engine.server import test_suffix as suffix
 from ratelimits.identity import Identity
 from ratelimits.middleware import QuotaMiddleware

@@ -20,7 +20,9 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from ratelimits.algorithms.limits import Mode
-from ratelimits.engine.call import Call, Command, Op, Receipt, Usage, clock, nonce, shard, shard_of_usage
+from ratelimits.engine.call import Call, Op, Receipt, Usage, nonce, shard, shard_of_usage
+from ratelimits.engine.clock import clock
+from ratelimits.engine.command import Command
 from ratelimits.engine.counting import Count, Counted
 from ratelimits.engine.decision import read
 from ratelimits.engine.keys import Keyspace, shard_of

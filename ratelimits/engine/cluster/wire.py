@@ -16,8 +16,8 @@ from redis.cluster import RedisCluster
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
 
-from ratelimits.engine.call import Command
 from ratelimits.engine.cluster.split import Reply, parts, slot_of, steps
+from ratelimits.engine.command import Command
 from ratelimits.engine.counting import Count
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.resp import Sendable, resp

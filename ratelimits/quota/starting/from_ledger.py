@@ -16,7 +16,8 @@ from typing import NamedTuple
 from ratelimits import rules
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.engine import AlreadySettled, Decision, Mode, NotSent, Receipt, Unanswered
-from ratelimits.engine.call import Call, Op, clock
+from ratelimits.engine.call import Call, Op
+from ratelimits.engine.clock import clock
 from ratelimits.engine.decide import adecide_call, decide_call, receipt_call
 from ratelimits.engine.program import program
 from ratelimits.engine.server import current_server

@@ -1,0 +1,56 @@
+"""The clock by which this process estimates the server's time. Tests can stop it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from ratelimits.algorithms.parsing import MICROSECONDS
+
+
+class Clock:
+    """This machine's clock, corrected by the times that the server reports. Times are in µs since 1970 UTC."""
+
+    def __init__(self) -> None:
+        #: The server's time minus this machine's time.
+        self._difference = 0
+        #: The moment at which a test has stopped the clock: the moment of all decisions. None: the clock runs.
+        self.frozen: int | None = None
+
+    def now(self) -> int:
+        """Return an estimate of the server's time."""
+        if self.frozen is not None:
+            return self.frozen
+        return time.time_ns() // 1000 + self._difference
+
+    def correct(self, server_time: int) -> None:
+        """Set the clock to a time that the server has just reported."""
+        if self.frozen is None:
+            self._difference = server_time - time.time_ns() // 1000
+
+    def seconds(self) -> Callable[[], float]:
+        """Return a function of the present moment in seconds: this machine's monotonic clock, or the stopped clock."""
+        return time.monotonic if self.frozen is None else lambda: self.now() / MICROSECONDS
+
+    def advance(self, microseconds: int) -> None:
+        """Move the stopped clock forward."""
+        assert self.frozen is not None
+        self.frozen += microseconds
+
+    def sleep(self, seconds: float) -> None:
+        """Wait. If the clock is stopped, move it forward instead."""
+        if self.frozen is None:
+            time.sleep(seconds)
+        else:
+            self.advance(round(seconds * MICROSECONDS))
+
+    async def asleep(self, seconds: float) -> None:
+        """Do the same as `sleep`, in async code."""
+        if self.frozen is None:
+            await asyncio.sleep(seconds)
+        else:
+            self.advance(round(seconds * MICROSECONDS))
+
+
+clock = Clock()
