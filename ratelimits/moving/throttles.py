@@ -39,7 +39,7 @@ def of_throttles(views: Iterable[FoundView]) -> Iterator[Finding]:
         yield from found
     for scope, rate in (api_settings.DEFAULT_THROTTLE_RATES or {}).items():
         if rate is not None and scope not in used:
-            note = "No throttle of a view uses this rate."
+            note = "No throttle of a view uses this rate. If you have replaced the throttle, restore it first."
             yield Finding(f"{scope}: {rate}", ("DEFAULT_THROTTLE_RATES",), None, (note,))
     for view in api_views:
         if view.cls.get_throttles.__module__ != "rest_framework.views":
@@ -62,6 +62,10 @@ def _unscoped(throttle: type[Any], having: list[FoundView], api_views: list[Foun
         note = "Some of these views have another throttle_scope. A view has one scope, so write a rule for each scope."
         return replace(finding, rule=None, notes=(note,))
     note = f"Give these views throttle_scope = {throttle.scope!r}."
+    if any(view.is_action for view in having):
+        note += (
+            f" For an action: @action(…, throttle_scope={throttle.scope!r}), and throttle_scope = None in its class."
+        )
     notes = (*finding.notes, *((note,) if {view.option("throttle_scope") for view in having} != scopes else ()))
     return replace(finding, rule={**(finding.rule or {}), "scope": throttle.scope}, notes=notes)
 

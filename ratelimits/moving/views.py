@@ -11,7 +11,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 class FoundView(NamedTuple):
     """A view of the URLconf.
 
-    name      its path in Python, such as "shop.views.Search"
+    name      its path in Python, such as "shop.views.Search"; an extra action is "shop.views.Orders.newest"
     view      the function that the URLconf names
     cls       the view's class; None for a function
     """
@@ -19,6 +19,11 @@ class FoundView(NamedTuple):
     name: str
     view: Any
     cls: Any
+
+    @property
+    def is_action(self) -> bool:
+        """Return whether this is an extra action of a ViewSet of Django REST framework."""
+        return bool(_extra_action(self.view, self.cls))
 
     def option(self, name: str) -> Any:
         """Return an attribute of the view's class, or the value that `as_view` or an action of a ViewSet gives."""
@@ -40,4 +45,11 @@ def _views(patterns: list[URLPattern | URLResolver]) -> Iterator[FoundView]:
         view: Any = pattern.callback
         cls = getattr(view, "cls", None) or getattr(view, "view_class", None)
         named = cls or view
-        yield FoundView(f"{named.__module__}.{getattr(named, '__qualname__', type(named).__qualname__)}", view, cls)
+        name = f"{named.__module__}.{getattr(named, '__qualname__', type(named).__qualname__)}"
+        yield FoundView(".".join([name, *_extra_action(view, cls)]), view, cls)
+
+
+def _extra_action(view: Any, cls: Any) -> list[str]:
+    """Return the name of the extra action that a view of a ViewSet runs; nothing for other views."""
+    actions = dict.fromkeys((getattr(view, "actions", None) or {}).values())
+    return [name for name in actions if hasattr(getattr(cls, name, None), "mapping")][:1]

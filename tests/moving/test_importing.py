@@ -52,6 +52,10 @@ class Early(throttling.UserRateThrottle):
     scope, rate = "early", "10/m"
 
 
+class Newest(throttling.UserRateThrottle):
+    scope, rate = "newest", "2/min"
+
+
 class OwnCode(throttling.SimpleRateThrottle):
     scope, rate = "own", "1/s"
 
@@ -111,6 +115,10 @@ class Files(ViewSet):
 
     @action(detail=False, methods=["post"], throttle_classes=[Scoped], throttle_scope="uploads")
     def upload(self, request: Request) -> Response:
+        return Response()
+
+    @action(detail=False, throttle_classes=[Newest])
+    def newest(self, request: Request) -> Response:
         return Response()
 
 
@@ -200,7 +208,8 @@ class TestThrottles:
         }
         assert finding.where == ("all views by default",)
         assert finding.notes[-1].endswith(
-            "except it: tests.moving.test_importing.Bursting, tests.moving.test_importing.Spaced"
+            "except it: tests.moving.test_importing.Bursting, tests.moving.test_importing.Files.newest,"
+            " tests.moving.test_importing.Spaced"
         )
 
     def test_a_throttle_of_anonymous_clients_becomes_a_rule_for_them(self) -> None:
@@ -217,12 +226,17 @@ class TestThrottles:
     def test_so_does_the_scope_of_an_action(self) -> None:
         finding = found()["uploads: 20/day"]
         assert (finding.rule or {})["scope"] == "uploads"
-        assert finding.where == ("tests.moving.test_importing.Files",)
+        assert finding.where == ("tests.moving.test_importing.Files.upload",)
 
     def test_a_throttle_of_some_views_needs_a_scope_on_them(self) -> None:
         finding = found()["burst: 60/min"]
         assert (finding.rule or {})["scope"] == "burst"
         assert finding.notes[-1] == "Give these views throttle_scope = 'burst'."
+
+    def test_a_throttle_of_an_action_needs_a_scope_on_the_action(self) -> None:
+        finding = found()["newest: 2/min"]
+        assert finding.where == ("tests.moving.test_importing.Files.newest",)
+        assert "@action(…, throttle_scope='newest'), and throttle_scope = None in its class" in finding.notes[-1]
 
     def test_a_rate_that_is_read_otherwise_than_people_do_is_said(self) -> None:
         finding = found()["odd: 5/month"]
