@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.contrib import admin
 
-from ratelimits.admin import accounts, adjustments, alerts, push, rules, usage
+from ratelimits.admin import accounts, adjustments, alerts, push, quarantine, rules, usage
 from ratelimits.admin.changes import page as changes
 from ratelimits.admin.inspect import page as inspector
 from ratelimits.admin.operate import access, resets
@@ -22,6 +22,7 @@ __all__ = [
     "inspector",
     "lines",
     "push",
+    "quarantine",
     "reports",
     "resets",
     "rules",

@@ -1,0 +1,111 @@
+"""The admin of quarantined batches: a person accepts or discards each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.utils.html import format_html, format_html_join
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.admin.readonly import ReadOnlyAdmin
+from ratelimits.models import QuarantinedBatch
+from ratelimits.usage import resolve
+from ratelimits.usage.packet import values
+
+#: Maximum number of lines on the page of a quarantined batch.
+_MAX_LINES = 50
+
+
+@admin.register(QuarantinedBatch)
+class QuarantinedBatchAdmin(ReadOnlyAdmin):
+    """Batches about which a person must decide. Until then the watermark of their shard does not advance."""
+
+    list_display = ["__str__", "reason", "arrived_at", "resolution"]
+    list_filter = [("resolved_at", admin.EmptyFieldListFilter)]
+    actions = ["accept", "discard"]
+    readonly_fields = ["missing_lines", "arrived_at"]
+    fields = [
+        "shard",
+        "name",
+        "reason",
+        "arrived_at",
+        "missing_lines",
+        "resolution",
+        "resolved_at",
+        "content",
+        "fields",
+    ]
+
+    def has_resolve_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may accept and discard batches."""
+        user: Any = request.user
+        return bool(user.has_perm("ratelimits.resolve"))
+
+    @admin.display(description=_("lines that the ledger does not have"))
+    def missing_lines(self, quarantined: QuarantinedBatch) -> str:
+        """Return, as HTML, the lines that `accept` would add to the ledger."""
+        if quarantined.resolved_at is not None:
+            return "–"
+        try:
+            lines = resolve.missing_lines(quarantined._state.db or "default", quarantined)
+        except resolve.UnresolvableError as error:
+            return str(error)
+        if not lines:
+            return str(_("None: the ledger has all lines of the batch."))
+        rows = [values(line) for line in lines[:_MAX_LINES]]
+        first_lines = format_html_join(
+            "", "<div>{} {}: {} {}</div>", ((row[0], row[1], row[8], row[2]) for row in rows)
+        )
+        if len(lines) <= _MAX_LINES:
+            return first_lines
+        return format_html("{}<div>{}</div>", first_lines, _("%(n)d lines in all") % {"n": len(lines)})
+
+    @admin.action(
+        description=_("Accept the selected batches: add their missing lines to the ledger"), permissions=["resolve"]
+    )
+    def accept(self, request: HttpRequest, queryset: QuerySet[QuarantinedBatch]) -> HttpResponse | None:
+        """Show the lines that the ledger does not have. When the user confirms, add these lines to the ledger."""
+        meaning = _("The missing lines are added to the ledger, and reports bill them.")
+        return self._resolve(request, queryset, resolve.accept, str(_("Accept")), str(meaning))
+
+    @admin.action(description=_("Discard the selected batches: leave the ledger as it is"), permissions=["resolve"])
+    def discard(self, request: HttpRequest, queryset: QuerySet[QuarantinedBatch]) -> HttpResponse | None:
+        """Show the lines that the ledger does not have. When the user confirms, discard the batches."""
+        meaning = _("The ledger stays as it is: the missing lines are never billed.")
+        return self._resolve(request, queryset, resolve.discard, str(_("Discard")), str(meaning))
+
+    def _resolve(
+        self,
+        request: HttpRequest,
+        queryset: QuerySet[QuarantinedBatch],
+        action: Callable[[str, int, str], str],
+        title: str,
+        meaning: str,
+    ) -> HttpResponse | None:
+        batches = queryset.order_by("arrived_at", "pk")
+        if not request.POST.get("post"):
+            context = {
+                **self.admin_site.each_context(request),
+                "opts": self.model._meta,
+                "title": title,
+                "meaning": meaning,
+                "batches": [(quarantined, self.missing_lines(quarantined)) for quarantined in batches],
+                "action": request.POST["action"],
+                "chosen": ACTION_CHECKBOX_NAME,
+            }
+            return TemplateResponse(request, "ratelimits/admin/resolve_batches.html", context)
+        for quarantined in batches:
+            try:
+                resolution = action(queryset.db, quarantined.pk, request.user.get_username())
+            except resolve.UnresolvableError as error:
+                self.message_user(request, f"{quarantined}: {error}", messages.ERROR)
+                continue
+            self.log_change(request, quarantined, resolution)
+            self.message_user(request, f"{quarantined}: {resolution}", messages.SUCCESS)
+        return None
