@@ -62,7 +62,7 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
         (_("How it counts"), {"fields": ["algorithm", *MAIN_NUMBERS]}),
         (_("Only for some algorithms"), {"fields": [name for name in PARAMETERS if name not in MAIN_NUMBERS]}),
         (_("What it admits"), {"fields": ["admits"]}),
-        (_("What a key starts with"), {"fields": ["start_from_ledger"]}),
+        (_("What a key takes over from the ledger"), {"fields": ["lasting", "start_from_ledger"]}),
         (_("What a refused client receives"), {"fields": ["refusal_status", "refusal_text"]}),
         (_("When Redis is away"), {"fields": ["on_failure"]}),
         (_("Speed"), {"fields": ["prefetch"]}),

@@ -45,6 +45,19 @@ class Mode(IntEnum):
     SHADOW = 1
 
 
+class Lasting(IntEnum):
+    """When the state of a limit is restored from the ledger. Only a calendar window can be restored.
+
+    NO      never
+    LOST    if Redis may have lost what the limit has counted in its window
+    ALWAYS  also if the limit has no state, as at the first request of a key
+    """
+
+    NO = 0
+    LOST = 1
+    ALWAYS = 2
+
+
 #: All algorithms. Add a line for a new one.
 _REGISTERED: tuple[type[Algorithm], ...] = (
     FixedWindow,
@@ -64,7 +77,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {kind.id: kind for kind in _REGISTERED}
 #: Fields of the admin form that do not belong to an algorithm. A rule file may have them. They are ignored here.
 _FORM = {"name", "plan", "scope", "except_scopes", "callers", "group", "key_kind", "ipv4_prefix", "ipv6_prefix"}
 _FORM |= {"meter", "mode", "bills", "on_failure", "max_wait", "prefetch", "refusal_status", "refusal_text"}
-_FORM |= {"start_from_ledger"}
+_FORM |= {"start_from_ledger", "lasting"}
 
 
 def fields_of(algorithm: str) -> tuple[str, ...]:

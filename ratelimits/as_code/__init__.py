@@ -42,6 +42,7 @@ _DEFAULTS: dict[str, Any] = {
     "refusal_status": 429,
     "refusal_text": "",
     "start_from_ledger": False,
+    "lasting": None,
 }
 _FEES = ("flat_fee", "minimum")
 #: If the entry of a plan does not have these fields, `load` does not change them. So an old file without prices deletes

@@ -100,6 +100,7 @@ _NULLABLE: dict[str, FieldType] = {
     "prefetch": _WHOLE_NUMBER,
     "ipv4_prefix": _WHOLE_NUMBER,
     "ipv6_prefix": _WHOLE_NUMBER,
+    "lasting": _BOOLEAN,
 }
 #: All fields of a rule.
 RULE: dict[str, FieldType] = _NULLABLE | {

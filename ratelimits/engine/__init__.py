@@ -20,7 +20,7 @@ from ratelimits.engine.decide import (
     reset,
     settle,
 )
-from ratelimits.engine.decision import AlreadySettled, Decision, Stale, Standing
+from ratelimits.engine.decision import AlreadySettled, Decision, Lost, Stale, Standing
 from ratelimits.engine.transport.connection import NotSent, Unanswered, Unavailable
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "AlreadySettled",
     "Decision",
     "Limit",
+    "Lost",
     "Meter",
     "Mode",
     "NotSent",

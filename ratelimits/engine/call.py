@@ -37,6 +37,7 @@ class Op(IntEnum):
     CREATE   make states that do not exist yet
     CHANGE   write existing states with the present parameters
     SETTLE   use a receipt: change its charge to the true costs, or refund it
+    RESTORE  let lasting limits whose state may be lost have counted at least their costs
 
     Only the simulator uses REFUND, CREATE and CHANGE.
     """
@@ -49,6 +50,7 @@ class Op(IntEnum):
     CREATE = 6
     CHANGE = 7
     SETTLE = 8
+    RESTORE = 9
 
 
 class Meter(NamedTuple):

@@ -10,7 +10,6 @@ from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.engine.call import ANY, Call, Meter, Op, Usage, bin_and_period, shard, shard_of_usage
 from ratelimits.engine.clock import clock
 from ratelimits.engine.keys import Keyspace, quoted
-from ratelimits.engine.program import Packed
 from ratelimits.engine.resp import bulks
 
 #: The format of ARGV[3] up to the costs. lua/decide.lua lists the fields.
@@ -28,6 +27,8 @@ _AT_ONCE = 8
 _UNVERSIONED = 16
 #: If a `concurrency` limit refuses, the caller waits until a lease is released.
 _ANNOUNCES = 32
+#: The command has not been answered yet in this run of the server. Its lasting limits may have older states.
+_FIRST = 64
 
 
 def _shards_to_compare(keyspace: Keyspace, call: Call, shards: list[int]) -> list[int]:
@@ -73,7 +74,17 @@ _NEVER_VALID: _CachedBytes = ("", 0, 0, b"")
 class Command:
     """A call as the bytes of a Redis command. It can be sent many times, each time with a new nonce."""
 
-    __slots__ = ("_cached", "_front", "_head_count", "_uses_fast_path", "call", "keyspace", "parts", "script")
+    __slots__ = (
+        "_cached",
+        "_front",
+        "_head_count",
+        "_uses_fast_path",
+        "call",
+        "is_first",
+        "keyspace",
+        "parts",
+        "script",
+    )
 
     def __init__(self, keyspace: Keyspace, call: Call) -> None:
         self.keyspace = keyspace
@@ -81,6 +92,8 @@ class Command:
         #: In a cluster, the commands that are sent instead of this one, one for each shard. cluster/split.py sets them.
         self.parts: Any = None
         program, usage = call.program, call.usage
+        #: Whether a lasting limit of this command was not decided yet in this run of the server.
+        self.is_first = program.lasts and call.op is Op.TRY
         self.script = program.script
         self._cached = _NEVER_VALID
         shards = [shard(keyspace, key, call.account) for key in call.keys]
@@ -123,6 +136,9 @@ class Command:
         usage, receipt = call.usage, call.receipt
         packed = call.program.packed(now)
         start, end = packed.start, packed.end
+        if self._cached[0] != run:
+            self.is_first = call.program.lasts and call.op is Op.TRY
+        is_first = self.is_first
         fields: list[bytes] = []
         if usage is not None and receipt is not None:
             fields = _counters(usage, receipt.bin, receipt.period)
@@ -131,7 +147,7 @@ class Command:
             start, end = max(start, bin_start * MICROSECONDS, period * MICROSECONDS), min(end, until)
             fields = _counters(usage, bin_start, period)
         flags = call.virtual * _VIRTUAL + (receipt is not None) * _ONCE + call.whole * _WHOLE + call.at_once * _AT_ONCE
-        flags += (call.version is None) * _UNVERSIONED + call.announces * _ANNOUNCES
+        flags += (call.version is None) * _UNVERSIONED + call.announces * _ANNOUNCES + is_first * _FIRST
         moment = clock.frozen if call.now is None else call.now
         request = (
             *(call.op, flags, self._head_count, len(fields), call.program.packed_states),
@@ -145,23 +161,26 @@ class Command:
             fields.append(call.lease.encode())
         # Do not cache the bytes of a call that has a moment or a receipt: no other call has the same bytes.
         around = _around if moment is None and receipt is None else _around.__wrapped__
-        before, after = around(packed, self._uses_fast_path, f"{call.version or 0} {run}", request, call.costs)
-        if clock.frozen is not None:
-            start = end = now  # The next call may have another moment.
+        fast = packed.fast if self._uses_fast_path else (b"",)
+        if is_first:
+            fast = b"", *fast[1:]  # fast.lua does not look at the age of a state.
+        before, after = around(packed.program, fast, f"{call.version or 0} {run}", request, call.costs)
+        if clock.frozen is not None or is_first:
+            start = end = now  # The next call may have another moment, or is not the first one.
         return run, start, end, b"%b%b%b" % (before, bulks(*fields), after)
 
 
 @lru_cache(maxsize=1024)
 def _around(
-    packed: Packed, fast: bool, head: str, request: tuple[float, ...], costs: tuple[int, ...]
+    program: bytes, fast: tuple[bytes, ...], head: str, request: tuple[float, ...], costs: tuple[int, ...]
 ) -> tuple[bytes, bytes]:
     """Return two parts of a command: the bytes before the names of counters and leases, and the bytes after them.
 
     These bytes are the same for all calls of one kind, so they are cached.
     """
-    first, *formats = packed.fast if fast else (b"",)
+    first, *formats = fast
     request_bytes = _REQUEST.pack(*request) + struct.pack(f"<{len(costs)}d", *costs)
-    return bulks(head.encode(), request_bytes, packed.program, first), bulks(*formats)
+    return bulks(head.encode(), request_bytes, program, first), bulks(*formats)
 
 
 def _counters(usage: Usage, bin_start: int, period: int) -> list[bytes]:

@@ -15,7 +15,7 @@ from ratelimits.conf import conf
 from ratelimits.engine.call import ANY, Call, Op, Receipt, Usage, nonce
 from ratelimits.engine.clock import clock
 from ratelimits.engine.command import Command
-from ratelimits.engine.decision import AlreadySettled, Decision, Stale, read
+from ratelimits.engine.decision import AlreadySettled, Decision, Lost, Stale, read
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import Server, current_server
 from ratelimits.engine.transport.connection import Unavailable
@@ -28,7 +28,8 @@ def parse_reply(call: Call, packed: bytes, name: bytes) -> Decision | None:
     """Return the decision in the reply to a call. `name` is the call's nonce.
 
     If the server's clock differs from `clock`, correct `clock` and return None. The caller then sends the call again.
-    Raise Stale if the rules are too old, and AlreadySettled if the receipt was used before.
+    Raise Stale if the rules are too old, AlreadySettled if the receipt was used before, and Lost if a lasting limit
+    must be restored first.
     """
     # lua/decide.lua lists the kinds of replies at "Returns". The first number of a reply says its kind.
     reply = read(packed)
@@ -38,6 +39,8 @@ def parse_reply(call: Call, packed: bytes, name: bytes) -> Decision | None:
         raise AlreadySettled("this receipt was refunded or settled before, or is older than RECEIPT_TTL")
     if reply[0] == 0:
         raise Stale(reply[1])
+    if reply[0] == -3:
+        raise Lost
     if call.now is not None:
         raise Stale(0, reply[1])
     clock.correct(reply[1])
@@ -56,6 +59,8 @@ def decide_call(server: Server, call: Call, command: Command | None = None) -> D
         decision = parse_reply(call, server.wire.call(command, name), name)
     if decision is None:
         raise Stale(0, clock.now())
+    if command.is_first:
+        command.is_first = False
     return decision
 
 
@@ -76,6 +81,8 @@ async def adecide_call(server: Server, call: Call, command: Command | None = Non
             decision = parse_reply(call, await server.wire.acall(command, name), name)
         if decision is None:
             raise Stale(0, clock.now())
+        if command.is_first:
+            command.is_first = False
     except Exception as error:
         if task.cancelling() > cancelled:
             raise asyncio.CancelledError from error

@@ -29,6 +29,10 @@ class Stale(Exception):
         self.now = now
 
 
+class Lost(Exception):
+    """Nothing was decided: Redis may have lost the state of a lasting limit. Restore it and decide again."""
+
+
 class AlreadySettled(ValueError):
     """Nothing was done: the receipt was refunded or settled before, or is older than RECEIPT_TTL."""
 

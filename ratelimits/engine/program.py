@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from ratelimits.algorithms.base import Algorithm, FastPath
-from ratelimits.algorithms.limits import Mode
+from ratelimits.algorithms.limits import Lasting, Mode
 from ratelimits.engine import scripts
 from ratelimits.engine.keys import name_id, own_name
 
@@ -34,6 +34,7 @@ class Term:
     version   version of the rule
     since     moment from which the limit's parameters hold, in µs since 1970 UTC; 0: the moment of the decision
     max_wait  longest wait in µs; -1: the request's timeout
+    lasting   when the state is restored before it is used
     """
 
     algorithm: Algorithm
@@ -45,6 +46,7 @@ class Term:
     version: int = 0
     since: int = 0
     max_wait: int = -1
+    lasting: Lasting = Lasting.NO
 
 
 class StateKey(NamedTuple):
@@ -110,6 +112,11 @@ class Program:
         return *(StateKey(key) for key in self._packed_keys), *own_keys
 
     @cached_property
+    def lasts(self) -> bool:
+        """Return whether a term is restored if Redis has lost its state."""
+        return any(term.lasting for term in self.terms)
+
+    @cached_property
     def _packed_keys(self) -> list[int]:
         return sorted({term.key for term in self.terms if term.algorithm.storage.packed})
 
@@ -125,7 +132,8 @@ class Program:
             params = term.algorithm.params(now)
             own_key = state_numbers[term.key, _own(term)] if _own(term) else 0
             state = state_numbers[term.key, None] if term.algorithm.storage.packed else own_key
-            head = name_id(term.name), term.rule, term.version, term.algorithm.code, term.mode, state, own_key
+            mode = term.mode + 2 * term.lasting
+            head = name_id(term.name), term.rule, term.version, term.algorithm.code, mode, state, own_key
             records.append(
                 _RECORD.pack(*head, term.slot + 1, *params, *(0,) * (8 - len(params)), term.since, term.max_wait)
             )

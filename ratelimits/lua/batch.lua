@@ -21,6 +21,8 @@
 --             sealed_at          time (µs): all usage before this time is in sealed batches
 --             first_sealed       time (µs) of the first seal
 --             sealed_clock       time (µs) by the clock of the process that sealed last
+--             data_run, data_since   a run of the server, and the time (µs) since which the states of limits are known
+--                                not to be older than this run (see is_lost in decide.lua)
 --   b:<incarnation>:<seq>   hash: a sealed batch. It has all fields of `open`, and
 --             #c `cum` after this batch   #t time of sealing (µs)   #x run of the server that sealed it
 --   sealed  list of "<incarnation>:<seq>" of sealed batches, the oldest first

@@ -19,7 +19,8 @@
 --            op, the operation: engine/call.py describes each
 --            flags, a sum: 1 the clock is virtual, so nothing expires; 2 a receipt is refunded or settled, which can
 --              be done once; 4 refund the whole receipt; 8 refuse instead of waiting; 16 the limits have no version,
---              so they cannot be too old; 32 if a `concurrency` limit refuses, the caller waits for a release
+--              so they cannot be too old; 32 if a `concurrency` limit refuses, the caller waits for a release; 64 the
+--              caller has not yet decided these limits in this run, so look for lasting limits with older data
 --            number of heads, number of meters, number of packed states
 --            now (µs; -1: use the server's clock)
 --            timeout (µs; -1: any)
@@ -30,8 +31,8 @@
 --          position of a cost in this list is its slot, from 1. If a receipt is settled and less was used than
 --          charged, a cost is negative
 -- ARGV[4]  program, a record for each limit, '<I4I4I4BBBBBdddddddddd': name (crc32), rule, version, algorithm, mode (1
---          is shadow), number of its state, number of its first own key (0: none), slot of its cost, eight params, the
---          moment from which the params hold (µs; 0: now), longest wait (µs; -1: the request's timeout)
+--          is shadow; 2 more: the limit is restored if its state is lost; 4 more: if it has no state), number of its
+--          state, number of its first own key (0: none), slot of its cost, eight params, the moment from which the params hold (µs; 0: now), longest wait (µs; -1: the request's timeout)
 -- ARGV[5]  for fast.lua. The last arguments are also for fast.lua alone
 -- ARGV[6…] for each meter the name of the counter of an admitted request,
 --          "a|bin|period|meter|rule|version|account|key". Then the name of the request's leases, if it is not the
@@ -42,13 +43,14 @@
 --              the moment of the decision, now. Then for each limit: ok, remaining, reset_after
 --          0   nothing was decided: the caller's rules are too old. Then: the newest version
 --          -2  nothing was decided: ARGV is not valid now. Then: now
+--          -3  nothing was decided: Redis may have lost the state of a lasting limit. Restore it first. Then: now
 --          2   nothing was done: the receipt was used before, or its time to live has passed. Then: 0
-local TRY, PEEK, REFUND, RELEASE, RESET, CREATE, CHANGE, SETTLE = 1, 2, 3, 4, 5, 6, 7, 8
+local TRY, PEEK, REFUND, RELEASE, RESET, CREATE, CHANGE, SETTLE, RESTORE = 1, 2, 3, 4, 5, 6, 7, 8, 9
 local call, unpack_struct = redis.call, struct.unpack
 local op, flags, head_count, meter_count, packed_count, now, timeout, charged_at, ttl, valid_from, valid_until, costs_at
   = unpack_struct('<BBBBBdddddd', ARGV[3])
 local is_virtual, has_receipt, whole_receipt, at_once = flags % 2 == 1, flags % 4 >= 2, flags % 8 >= 4, flags % 16 >= 8
-local unversioned, announces = flags % 32 >= 16, flags >= 32
+local unversioned, announces, is_first = flags % 32 >= 16, flags % 64 >= 32, flags >= 64
 if now < 0 then
   local time = call('TIME')
   now = time[1] * 1e6 + time[2]
@@ -101,6 +103,7 @@ while pos <= size do
   local l = {charged_at = charged_at, lease = lease, announces = announces}
   name, l.rule, l.version, code, l.mode, state_number, own_number, slot, a, b, c, d, e, f, g, h, l.changed, max_wait,
     pos = unpack_struct('<I4I4I4BBBBBdddddddddd', program, pos)
+  l.lasting, l.mode = math.floor(l.mode / 2), l.mode % 2
   l.timeout = at_once and 0 or max_wait >= 0 and max_wait or timeout
   l.name, l.code, l.state_number, l.slot, l.params = name, code, state_number, slot, {a, b, c, d, e, f, g, h}
   l.cost = unpack_struct('<d', ARGV[3], costs_at + slot * 8 - 8)
@@ -132,6 +135,26 @@ while pos <= size do
   end
   limits[#limits + 1] = l
 end
+-- Returns whether the state of a lasting limit must be restored: there is no state although the limit needs one, or Redis
+-- may have lost what the limit has counted in its window. That is so if the shard's data is younger than the window, and
+-- the state does not exist or is older than the data. `meta` says how old the data is: it begins when a lasting limit is
+-- decided for the first time in a run, or after all keys were deleted.
+local data_since
+local function is_lost(l)
+  if is_virtual then return l.lasting >= 2 and not l.entry end
+  if l.entry and op == TRY and not is_first then return false end
+  if not data_since then
+    local meta = string.sub(KEYS[1], 1, -1 - #'${head}') .. '${meta}'
+    local stored = call('HMGET', meta, 'data_run', 'data_since')
+    if stored[1] ~= run then
+      stored[2] = int(now)
+      call('HSET', meta, 'data_run', run, 'data_since', stored[2])
+    end
+    data_since = tonumber(stored[2])
+  end
+  if not l.entry then return l.lasting >= 2 or data_since > l.start end
+  return data_since > l.start and l.entry[4] < data_since
+end
 for i = 1, #limits do
   local l, algorithm = limits[i], ALGORITHMS[limits[i].code]
   local entry = l.entry
@@ -149,6 +172,10 @@ for i = 1, #limits do
     algorithm.initial(l)
   end
   if l.stale then return reply_of(-2, now) end
+  if l.lasting > 0 and (op == TRY or op == RESTORE or op == RESET) then
+    l.lost = is_lost(l)
+    if l.lost and op == TRY then return reply_of(-3, now) end
+  end
 end
 
 -- 3. Refuse to use a receipt twice.
@@ -216,6 +243,14 @@ for i = 1, #limits do
       local give = whole_receipt and algorithm.release or algorithm.refund
       l.must_write = give(l) or l.shift > 0
     end
+  elseif op == RESTORE then
+    if l.lost then
+      algorithm.restore(l)
+      last, l.must_write = at, true
+    end
+  elseif op == RESET and l.lasting > 0 then
+    -- Keep a new state: if it did not exist, it would be restored.
+    last, l.must_write = at, true
   elseif op == RESET and l.has_record then
     states[l.state_number][l.name] = nil
     changed_states[l.state_number] = true

@@ -15,8 +15,8 @@ from redis.exceptions import ResponseError
 from ratelimits import rules
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
-from ratelimits.engine import Decision, Stale, Unanswered, Unavailable
-from ratelimits.engine.call import Op
+from ratelimits.engine import Decision, Lost, Stale, Unanswered, Unavailable
+from ratelimits.engine.call import Call, Op
 from ratelimits.engine.decide import adecide_call, decide_call
 from ratelimits.engine.publish import publications
 from ratelimits.engine.server import current_server
@@ -36,11 +36,10 @@ from ratelimits.quota.prepared import (
     PreparedCommands,
     RequestShape,
     commands_by,
-    prepare,
     usage_key,
     without_version,
 )
-from ratelimits.quota.starting import from_ledger
+from ratelimits.quota.restoring import from_ledger
 from ratelimits.rules import RulesUnavailable, Selection, Snapshot
 from ratelimits.signals import request_refused
 
@@ -77,7 +76,6 @@ def _begin_test(**kwargs: object) -> None:
     access.clear()
     breaker.succeeded()
     without_decision.local.clear()
-    from_ledger.forget()
 
 
 testcase.changed.connect(_begin_test, dispatch_uid="ratelimits.quota.checking")
@@ -148,9 +146,8 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
             command = fetch.command if attempt <= RELOADS else without_version(fetch.command)
             try:
                 decision = decide_call(current_server(), command.call, command)
-            except Stale as stale:
-                breaker.succeeded()
-                rules.reload(stale.version)
+            except (Stale, Lost) as reason:
+                _bring_up_to_date(reason, command.call, prepared, identity, snapshot)
                 continue
             breaker.succeeded()
             answer = (
@@ -218,9 +215,8 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
             command = fetch.command if attempt <= RELOADS else without_version(fetch.command)
             try:
                 decision = await adecide_call(current_server(), command.call, command)
-            except Stale as stale:
-                breaker.succeeded()
-                await rules.areload(stale.version)
+            except (Stale, Lost) as reason:
+                await _abring_up_to_date(reason, command.call, prepared, identity, snapshot)
                 continue
             breaker.succeeded()
             answer = (
@@ -235,6 +231,28 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
     return without_decision.answer(prepared, identity, scope, method, costs, metered)
 
 
+def _bring_up_to_date(
+    reason: Stale | Lost, call: Call, prepared: Prepared, identity: Identity, snapshot: Snapshot
+) -> None:
+    """Do what Redis requires before it decides: read newer rules, or restore lost counts from the ledger."""
+    breaker.succeeded()
+    if isinstance(reason, Stale):
+        rules.reload(reason.version)
+    else:
+        from_ledger.restore(call, prepared, identity, snapshot)
+
+
+async def _abring_up_to_date(
+    reason: Stale | Lost, call: Call, prepared: Prepared, identity: Identity, snapshot: Snapshot
+) -> None:
+    """Do the same as `_bring_up_to_date`, in async code."""
+    breaker.succeeded()
+    if isinstance(reason, Stale):
+        await rules.areload(reason.version)
+    else:
+        await from_ledger.arestore(call, prepared, identity, snapshot)
+
+
 def _chosen(
     commands: PreparedCommands,
     snapshot: Snapshot,
@@ -243,20 +261,12 @@ def _chosen(
     identity: Identity,
     costs: Mapping[str, int],
 ) -> Answer | Selection:
-    """Return the answer of a request's block or allow. If the request has neither, return the rules that apply.
-
-    If one of these rules starts with the usage in the ledger, first let it start.
-    """
+    """Return the answer of a request's block or allow. If the request has neither, return the rules that apply."""
     answer = by_row(commands, identity, costs)
     if answer is not None:
         return answer
     selection = snapshot.select(scope, method, identity)
-    answer = _by_newer_row(selection, snapshot, identity, costs)
-    if answer is None and prepare(selection, tuple(costs)).starts_from_ledger:
-        answer = _without_redis(selection, identity, costs)
-        if answer is None:
-            from_ledger.start(prepare(selection, tuple(costs)), identity, snapshot)
-    return answer or selection
+    return _by_newer_row(selection, snapshot, identity, costs) or selection
 
 
 async def _achosen(
@@ -272,19 +282,7 @@ async def _achosen(
     if answer is not None:
         return answer
     selection = await rules.aselect(snapshot, scope, method, identity)
-    answer = _by_newer_row(selection, snapshot, identity, costs)
-    if answer is None and prepare(selection, tuple(costs)).starts_from_ledger:
-        answer = _without_redis(selection, identity, costs)
-        if answer is None:
-            await from_ledger.astart(prepare(selection, tuple(costs)), identity, snapshot)
-    return answer or selection
-
-
-def _without_redis(selection: Selection, identity: Identity, costs: Mapping[str, int]) -> Answer | None:
-    """Return the answer of the failure policies if Redis does not answer. Then no rule can start from the ledger."""
-    if breaker.closed:
-        return None
-    return without_decision.by_policies(prepare(selection, tuple(costs)), identity, costs, metered=True)
+    return _by_newer_row(selection, snapshot, identity, costs) or selection
 
 
 def _by_newer_row(

@@ -47,7 +47,6 @@ class Prepared:
     prefetch     maximum number of requests for which one fetch takes permits; 0 if a rule does not allow prefetching
     policies     the RateLimit-Policy header
     quoted       the names of the rules as they appear in headers
-    starts_from_ledger  whether a rule starts with the usage in the ledger
     has_own_refusals  whether a rule has its own status or text for refusals
     shows_shadow whether the headers show shadow rules, as if these were enforced
     unreadable   rules with wrong values. Instead of such a rule, its failure policy decides: `allow` or `deny`
@@ -65,7 +64,6 @@ class Prepared:
     policies: str
     quoted: tuple[str, ...]
     shows_shadow: bool
-    starts_from_ledger: bool
     has_own_refusals: bool
     unreadable: tuple[UnreadableRule, ...] = ()
     undecidable: str = ""
@@ -99,6 +97,7 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
             rule.version,
             rule.since,
             int(rule.max_wait * MICROSECONDS),
+            rule.lasting,
         )
         for rule in applied
     )
@@ -134,7 +133,6 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
         quoted=quoted,
         shows_shadow=shows_shadow,
         has_own_refusals=any(rule.refusal_status != 429 or rule.refusal_text for rule in applied),
-        starts_from_ledger=not undecidable and any(rule.start_from_ledger for rule in applied),
         unreadable=unreadable,
         undecidable=undecidable,
     )

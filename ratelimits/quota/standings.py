@@ -15,7 +15,7 @@ from redis.exceptions import ResponseError
 from ratelimits import rules
 from ratelimits.background.deadline import within
 from ratelimits.conf import conf
-from ratelimits.engine import Decision, Mode, NotSent, Stale, Standing, Unavailable
+from ratelimits.engine import Decision, Lost, Mode, NotSent, Stale, Standing, Unavailable
 from ratelimits.engine.call import Call, Op
 from ratelimits.engine.decide import decide_call
 from ratelimits.engine.program import program
@@ -23,6 +23,7 @@ from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.quota.checking import RELOADS
 from ratelimits.quota.prepared import Prepared, prepare
+from ratelimits.quota.restoring import from_ledger
 from ratelimits.rules import AppliedRule, ExplainedRule, RulesUnavailable, Selection, Snapshot
 from ratelimits.rules.selection import GLOBAL_KEY, key_of
 
@@ -70,6 +71,9 @@ def run_uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared,
             decision = decide_call(current_server(), call)
         except Stale as stale:
             rules.reload(stale.version)
+            continue
+        except Lost:
+            from_ledger.restore(call, prepared, identity, snapshot)
             continue
         except (Unavailable, ResponseError):
             if not applied:

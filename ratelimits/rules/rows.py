@@ -14,7 +14,7 @@ from typing import Any
 
 from django.db.models import Max
 
-from ratelimits.algorithms.limits import Algorithm, algorithm_from_json, fields_of
+from ratelimits.algorithms.limits import Algorithm, Lasting, algorithm_from_json, fields_of
 from ratelimits.models.accounts import Plan
 from ratelimits.models.fields.rule_fields import IPV4_PREFIX, IPV6_PREFIX
 from ratelimits.models.fields.scopes import names_in, split_scope
@@ -37,6 +37,8 @@ class RuleRow:
     except_scopes  the scopes in which a rule for "*" does not apply
     callers        "everyone", "anonymous" or "authenticated"
     group          the name of the group to whose members the rule applies; "" for no group
+    lasting        when a key's count is restored from the ledger
+    counts_since   the moment since which the rule exists, in µs since 1970 UTC
     edited_at      the moment of the last edit, in µs since 1970 UTC
     algorithm      None if the row is not valid. Then `unreadable` says why
     """
@@ -62,7 +64,8 @@ class RuleRow:
     prefetch: int
     refusal_status: int
     refusal_text: str
-    start_from_ledger: bool
+    lasting: Lasting
+    counts_since: int
     version: int
     edited_at: int
     unreadable: str = ""
@@ -134,7 +137,8 @@ def rule_row(rule: Rule) -> RuleRow:
         rule.prefetch or 0,
         rule.refusal_status,
         rule.refusal_text,
-        rule.start_from_ledger and not rule.start_problem(),
+        rule.restored(),
+        rule.counts_since,
         rule.version,
         rule.since,
         unreadable,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ratelimits.algorithms.limits import Algorithm, Mode
+from ratelimits.algorithms.limits import Algorithm, Lasting, Mode
 from ratelimits.models.keys import network_key
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class AppliedRule:
     max_wait  the longest wait in seconds
     prefetch  maximum number of requests for which a process takes permits in advance; 0 for none
     refusal_status, refusal_text  what a refused client receives; "" for the text that says when to try again
+    lasting   when a key's count is restored from the ledger
+    counts_since  the moment since which the rule exists, in µs since 1970 UTC
     rule      the id of the rule
     version   the version of the newest edit that affects the rule: an edit of the rule, of an override, or a deletion
     since     the moment from which these parameters hold, in µs since 1970 UTC
@@ -59,7 +61,8 @@ class AppliedRule:
     prefetch: int
     refusal_status: int
     refusal_text: str
-    start_from_ledger: bool
+    lasting: Lasting
+    counts_since: int
     rule: int
     version: int
     since: int

@@ -6,7 +6,7 @@ from decimal import Decimal
 import pytest
 
 from ratelimits.algorithms.calendar import boundaries, instant
-from ratelimits.algorithms.limits import Gcra, Mode, TokenBucket
+from ratelimits.algorithms.limits import Gcra, Lasting, Mode, TokenBucket
 from ratelimits.identity import Identity
 from ratelimits.models import Account, KeyOverride, Plan, PlanMembership, Rule
 from ratelimits.rules.loader import Loader
@@ -57,7 +57,8 @@ class TestWhatApplies:
                 prefetch=0,
                 refusal_status=429,
                 refusal_text="",
-                start_from_ledger=False,
+                lasting=Lasting.NO,
+                counts_since=row.counts_since,
                 rule=row.pk,
                 version=1,
                 since=row.since,

@@ -15,7 +15,6 @@ from ratelimits.engine.transport.breaker import Breaker
 from ratelimits.quota import checking, process_totals, without_decision
 from ratelimits.quota.fallback import LocalLimiter
 from ratelimits.quota.prefetch import give_back
-from ratelimits.quota.starting import from_ledger
 from tests.support.raw import RawRedis
 
 
@@ -38,7 +37,6 @@ def begin_afresh(monkeypatch: pytest.MonkeyPatch) -> Clock:
     give_back(everything=True)
     process_totals._begin()
     rules.forget()
-    from_ledger.forget()
     return clock
 
 

@@ -120,6 +120,8 @@ def _decide_part(part: ShardPart, command: Command) -> Sending:
         # Nothing was decided, because this node's clock differs from the expected time. The clocks of nodes may differ.
         clock.correct(reply[1])
         reply = read((yield part.slot, command))
+    if reply[0] == 1:
+        command.is_first = False
     return reply
 
 

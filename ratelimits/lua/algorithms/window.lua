@@ -88,6 +88,9 @@ do
     return true
   end
 
+  -- Lets the window have counted at least `cost` permits.
+  function window.restore(l) l.count = math.max(l.count, l.cost) end
+
   function window.standing(l)
     return math.max(l.params[6] - l.count, 0), l.count > 0 and l.start + l.length - l.now or 0
   end

@@ -1,20 +1,27 @@
-"""The field of a rule that says with how much usage a key starts."""
+"""The fields of a rule that say when a key takes over the usage that the ledger has of it."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ratelimits.algorithms.limits import ALGORITHMS, fields_of
+from ratelimits.algorithms.limits import ALGORITHMS, Lasting, fields_of
 
 #: The kinds of keys and the units of calendar windows whose usage the ledger can tell.
 _KINDS, _UNITS = {"user", "api_key", "account", "key"}, {"hour", "day", "week", "month"}
+#: The units of calendar windows that are restored by default.
+_LONG_UNITS = {"day", "week", "month"}
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
 
 
 class Start(models.Model):
-    """The part of a rule that says with how much usage a key starts."""
+    """The part of a rule that says when a key takes over the usage that the ledger has of it."""
 
     start_from_ledger = models.BooleanField(
         _("start from the ledger"),
@@ -25,24 +32,56 @@ class Start(models.Model):
         ),
     )
 
+    lasting = models.BooleanField(
+        _("outlives Redis"),
+        null=True,
+        blank=True,
+        choices=[
+            (None, _("yes, if it is a calendar window of a day or more that the ledger can tell")),
+            (True, _("yes")),
+            (False, _("no")),
+        ],
+        help_text=_(
+            "If Redis has lost its data, a key continues with the usage that the ledger has of the present period, and"
+            " does not begin at zero."
+        ),
+    )
+    #: The moment since which the rule exists, in µs since 1970 UTC; 0 if it is not known.
+    counts_since = models.BigIntegerField(_("counts since"), default=_now, db_default=0, editable=False)
+
     class Meta:
         abstract = True
 
     def start_problem(self) -> Any:
-        """Return the reason why the rule cannot start from the ledger; "" if it can, or if the option is off.
+        """Return the reason why the rule cannot start from the ledger; "" if it can, or if the option is off."""
+        return self._ledger_problem() if self.start_from_ledger else ""
+
+    def lasting_problem(self) -> Any:
+        """Return the reason why the ledger cannot restore the rule; "" if it can, or if nobody asked for it."""
+        return self._ledger_problem() if self.lasting else ""
+
+    def restored(self) -> Lasting:
+        """Return when the rule's counts are restored from the ledger."""
+        rule: Any = self
+        if (not self.start_from_ledger and self.lasting is False) or self._ledger_problem():
+            return Lasting.NO
+        if self.start_from_ledger:
+            return Lasting.ALWAYS
+        return Lasting.LOST if self.lasting or rule.calendar_unit in _LONG_UNITS else Lasting.NO
+
+    def _ledger_problem(self) -> Any:
+        """Return the reason why the ledger cannot tell what the rule has counted; "" if it can.
 
         The ledger has no scopes and no addresses. It is searched only for a period of at most a month.
         """
         rule: Any = self
-        if not self.start_from_ledger:
-            return ""
         has_calendar = rule.algorithm in ALGORITHMS and "calendar_unit" in fields_of(rule.algorithm)
         if not has_calendar or rule.calendar_unit not in _UNITS:
-            return _("Untick this, or choose a calendar window of an hour, a day, a week or a month.")
+            return _("Switch this off, or choose a calendar window of an hour, a day, a week or a month.")
         if rule.scope != "*" or rule.except_scopes:
-            return _("Untick this, or write * as the scope, without exceptions: the ledger does not know scopes.")
+            return _("Switch this off, or write * as the scope, without exceptions: the ledger does not know scopes.")
         if rule.key_kind not in _KINDS:
-            return _("Untick this, or count per user, API key, account or key: the ledger knows no other keys.")
+            return _("Switch this off, or count per user, API key, account or key: the ledger knows no other keys.")
         if rule.prefetch is not None:
-            return _("Untick this, or leave permits per prefetch empty: prefetched permits are not in the ledger.")
+            return _("Switch this off, or leave permits per prefetch empty: prefetched permits are not in the ledger.")
         return ""

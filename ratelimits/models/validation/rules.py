@@ -51,6 +51,8 @@ def check_rule(rule: Rule, rules: QuerySet[Rule], overrides: QuerySet[KeyOverrid
     errors |= _name_errors(rule, rules) | _billing_errors(rule, rules)
     if problem := rule.start_problem():
         errors["start_from_ledger"] = [problem]
+    if problem := rule.lasting_problem():
+        errors["lasting"] = [problem]
     errors |= _coverage_errors(rule) | _prefetch_errors(rule) | _crowding_errors(rule, rules)
     if errors:
         raise ValidationError(errors)

@@ -1,0 +1,94 @@
+"""Restore the counts of rules from the ledger.
+
+Two kinds of rules need this. If Redis may have lost its data, a lasting rule continues with the usage that the ledger
+has of its window. A rule that starts from the ledger does so at each key's first request.
+
+The deciding script notices that a count is missing, or older than the data of the server, and decides nothing. Then the
+ledger is read, and the script raises the count to this usage, unless another process has done so before. After that the
+request is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from ratelimits import rules
+from ratelimits.algorithms.limits import Lasting
+from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.engine import NotSent, Unanswered
+from ratelimits.engine.call import Call, Op
+from ratelimits.engine.clock import clock
+from ratelimits.engine.decide import adecide_call, decide_call
+from ratelimits.engine.keys import BIN_SECONDS
+from ratelimits.engine.program import Term, program
+from ratelimits.engine.server import current_server
+from ratelimits.identity import Identity
+from ratelimits.quota.prepared import Prepared
+from ratelimits.rules import Snapshot
+from ratelimits.rules.ledger import LedgerUsage
+from ratelimits.rules.selection import AppliedRule
+
+#: Length of a bin of usage, in µs.
+_BIN = BIN_SECONDS * MICROSECONDS
+#: The kinds of keys whose usage the ledger knows.
+_KINDS = ("user:", "api_key:", "account:")
+
+
+class _Count(NamedTuple):
+    """The count of a limit that may have to be restored. `usage` is None if the ledger knows nothing of the key."""
+
+    term: Term
+    usage: LedgerUsage | None
+
+
+def restore(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapshot) -> None:
+    """Raise the counts that Redis may have lost in this call to the usage in the ledger.
+
+    Raise RulesUnavailable if the ledger cannot be read, and NotSent or Unavailable if Redis cannot be asked.
+    """
+    counts = list(_counts(call, prepared, identity, snapshot))
+    units = [0 if count.usage is None else rules.used(count.usage) for count in counts]
+    try:
+        decide_call(current_server(), _raising(call, counts, units))
+    except Unanswered as error:
+        # The request itself was not sent yet, so it cannot have been counted.
+        raise NotSent(str(error), error.event) from error
+
+
+async def arestore(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapshot) -> None:
+    """Do the same as `restore`, in async code."""
+    counts = list(_counts(call, prepared, identity, snapshot))
+    units = [0 if count.usage is None else await rules.aused(count.usage) for count in counts]
+    try:
+        await adecide_call(current_server(), _raising(call, counts, units))
+    except Unanswered as error:
+        raise NotSent(str(error), error.event) from error
+
+
+def _raising(call: Call, counts: list[_Count], units: list[int]) -> Call:
+    """Return the call that lets each count be at least so many units."""
+    used = sorted({count.term.key for count in counts})
+    terms = [replace(count.term, key=used.index(count.term.key), slot=slot) for slot, count in enumerate(counts)]
+    keys = tuple(call.keys[key] for key in used)
+    return Call(program(tuple(terms)), keys, tuple(units), call.account, version=None, op=Op.RESTORE)
+
+
+def _counts(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapshot) -> Iterator[_Count]:
+    for rule, term in zip(prepared.rules, call.program.terms, strict=True):
+        if rule.lasting:
+            yield _Count(term, _usage(rule, call.keys[term.key], identity, snapshot))
+
+
+def _usage(rule: AppliedRule, key: str, identity: Identity, snapshot: Snapshot) -> LedgerUsage | None:
+    span = rule.algorithm.valid_span(clock.now())
+    if identity.account is None or span is None or not key.startswith(_KINDS):
+        return None  # The ledger knows usage by account.
+    start, end = span
+    if rule.lasting is not Lasting.ALWAYS:
+        # Usage is counted in bins. The rule has counted only a part of the bin in which it was made.
+        start = max(start, rule.counts_since - rule.counts_since % _BIN)
+    in_ledger = "" if key.startswith("account:") else key
+    periods = snapshot.billing(identity.account).boundaries[:2]
+    return LedgerUsage(identity.account_id, in_ledger, rule.meter, periods, start, end)
