@@ -40,23 +40,25 @@ class Limited(NamedTuple):
 def limits_of(request: HttpRequest) -> Limited | None:
     """Return how the middleware limits a request; None if it does not limit the request.
 
-    The request's path must be in PATHS. A view of DRF, or a view with the decorator, limits its requests itself. The
-    attributes `throttle_scope`, `throttle_cost` and `throttle_key` of a view come before the options of its path.
+    The request's path must be in PATHS. A view of DRF, or a view with the decorator, limits its requests itself. If its
+    path has the option `api_views`, the middleware limits it too, by the options of the path alone. The attributes
+    `throttle_scope`, `throttle_cost` and `throttle_key` of other views come before the options of their paths.
     """
     paths = conf.PATHS
     prefix = next((prefix for prefix in paths if request.path.startswith(prefix)), None)
     if prefix is None:
         return None
+    options = paths[prefix] if isinstance(paths, dict) else _NO_OPTIONS
     try:
         match = resolve(request.path_info, getattr(request, "urlconf", None))
     except Resolver404:
         view, arguments = None, {}
     else:
         view, arguments = match.func, match.kwargs
-        if hasattr(view, "cls") or hasattr(view, "ratelimits"):
+        if (hasattr(view, "cls") or hasattr(view, "ratelimits")) and not options.get("api_views"):
             return None
-    options = paths[prefix] if isinstance(paths, dict) else _NO_OPTIONS
-    attributes = getattr(view, "view_class", view)
+    # A view that limits its requests itself keeps its attributes for that. Here only the options of the path count.
+    attributes = None if options.get("api_views") else getattr(view, "view_class", view)
     scope = getattr(attributes, "throttle_scope", None) or options.get("scope", "*")
     cost = getattr(attributes, "throttle_cost", None)
     cost = options.get("cost") if cost is None else cost

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import ipaddress
 import socket
 import ssl
 import time
@@ -20,6 +21,8 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
+#: IPv6 addresses that a network translates to IPv4 addresses (RFC 6052).
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 #: Maximum number of bytes of an answer's body that are read.
 MAX_BODY = 1_048_576
 
@@ -46,6 +49,10 @@ class HttpAnswer:
             return max(parsedate_to_datetime(value).timestamp() - time.time(), 0.0)
         except (ValueError, OverflowError):
             return None
+
+
+class NotPublicError(OSError):
+    """Raised if a host has no address of the public internet, so that nothing was sent to it."""
 
 
 class Deadline:
@@ -102,9 +109,11 @@ class _TimedSocket:
 class Connection:
     """A connection to the host of a URL, for one exchange. Use it as a context manager."""
 
-    def __init__(self, url: str, timeout: float) -> None:
+    def __init__(self, url: str, timeout: float, *, public_only: bool = False) -> None:
         """Connect. Connecting and the exchange may together take at most `timeout` seconds.
 
+        If `public_only` is true, connect only to an address of the public internet. The check uses the addresses to
+        which the socket then connects, so a name that changes its address between two lookups cannot avoid it.
         Looking up the host's name is not included in this time, since the system's resolver has its own time limits.
         Raise OSError if connecting fails, and ValueError if `url` is not a URL. In both cases no request was sent.
         """
@@ -116,6 +125,10 @@ class Connection:
         connection_class = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         self._connection = connection_class(parts.hostname, parts.port)
         addresses = socket.getaddrinfo(self._connection.host, self._connection.port, type=socket.SOCK_STREAM)
+        if public_only:
+            addresses = [one for one in addresses if is_public(str(one[4][0]))]
+            if not addresses:
+                raise NotPublicError("the host has no public address (see the setting ALERT_PUBLIC_ONLY)")
         deadline = Deadline(timeout)
         sock = _connected(addresses, deadline)
         try:
@@ -137,12 +150,29 @@ class Connection:
         """Send a POST request and return the answer. `fields` are the request's headers.
 
         If `body` is false, the answer's body is not read. Redirects are not followed. Raise OSError or
-        http.client.HTTPException unless the whole answer arrived.
+        http.client.HTTPException unless the whole answer arrived. The message of the exception contains nothing of the
+        answer: people could otherwise read the first line of any server inside the network.
         """
         self._connection.request("POST", self._path, content, fields)
         with http.client.HTTPResponse(self._sock, method="POST") as response:
-            response.begin()
-            return HttpAnswer(response.status, response.headers, response.read(MAX_BODY) if body else b"")
+            try:
+                response.begin()
+                return HttpAnswer(response.status, response.headers, response.read(MAX_BODY) if body else b"")
+            except (http.client.HTTPException, ValueError):
+                raise http.client.HTTPException("no complete answer of HTTP arrived") from None
+
+
+def is_public(text: str) -> bool:
+    """Return whether an address belongs to the public internet, and does not stand for an address that does not."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address):
+        # Addresses of transition mechanisms lead to the IPv4 address that they contain.
+        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
+        if inner is None and address in _NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_public(str(inner))
+    return address.is_global and not address.is_multicast
 
 
 def _connected(addresses: list[Any], deadline: Deadline) -> socket.socket:

@@ -30,6 +30,8 @@ RATELIMITS["RECEIPT_TTL"] = 10 * 365 * 86_400
 # A client of a test need not look through all static files before its first request.
 WHITENOISE_AUTOREFRESH = True
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+# The receivers of tests are on this machine.
+RATELIMITS["ALERT_PUBLIC_ONLY"] = False
 # Processes that a test starts push to the test's own receivers.
 RATELIMITS["PUSH"] = json.loads(os.environ.get("RATELIMITS_TEST_PUSH", "{}"))
 

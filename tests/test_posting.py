@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from email.message import Message
 
 import pytest
 
-from ratelimits.posting import MAX_BODY, Connection, HttpAnswer
+from ratelimits.posting import MAX_BODY, Connection, HttpAnswer, NotPublicError, is_public
 
 
 @contextmanager
@@ -98,3 +99,52 @@ def test_retry_after_is_seconds_or_a_date(value: str | None, seconds: float | No
     if value is not None:
         headers["Retry-After"] = value
     assert HttpAnswer(429, headers).retry_after() == seconds
+
+
+def test_nothing_of_what_is_not_http_is_read_back() -> None:
+    def greet(connection: socket.socket, _gone: threading.Event) -> None:
+        connection.recv(65_536)
+        connection.sendall(b"220 mail.internal ESMTP version 4.2\r\n")
+
+    with peer(greet) as url, Connection(url, 30) as connection, pytest.raises(http.client.HTTPException) as raised:
+        connection.post(b"", {})
+    assert "mail.internal" not in repr(raised.value)
+    assert raised.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("93.184.216.34", True),
+        ("2606:2800:220:1::1", True),
+        ("127.0.0.1", False),
+        ("10.1.2.3", False),
+        ("169.254.169.254", False),
+        ("100.64.0.1", False),
+        ("0.0.0.0", False),
+        ("224.0.0.1", False),
+        ("::1", False),
+        ("fe80::1%eth0", False),
+        ("fd00::1", False),
+        ("::ffff:127.0.0.1", False),
+        ("2002:7f00:1::", False),
+        ("64:ff9b::7f00:1", False),
+        ("64:ff9b::5db8:d822", True),
+    ],
+)
+def test_an_address_of_a_private_network_is_not_public(address: str, public: bool) -> None:
+    assert is_public(address) is public
+
+
+def test_the_address_that_is_checked_is_the_one_to_which_it_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count the lookups of a name: an answer to a second lookup could be another address than the checked one."""
+    lookups: list[str] = []
+
+    def look_up(host: str, port: int, **_more: object) -> list[tuple[object, ...]]:
+        lookups.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with pytest.raises(NotPublicError, match="no public address"):
+        Connection("http://inside.example/", 5, public_only=True)
+    assert lookups == ["inside.example"]

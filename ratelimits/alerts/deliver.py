@@ -88,7 +88,8 @@ def _record_failure(delivery: AlertDelivery, failure: Exception, now: datetime) 
     given_up = getattr(failure, "final", False) or delivery.attempts >= MAX_ATTEMPTS
     reason = f"{type(failure).__name__}: {failure}"
     log = logger.error if given_up else logger.warning
-    log("%s of alert %s failed, attempt %s: %s", delivery.kind, delivery.alert, delivery.attempts, reason)
+    # Quote the alert's text: an account's name may contain a line break, which could forge a line of the log.
+    log("%s of alert %r failed, attempt %s: %s", delivery.kind, str(delivery.alert), delivery.attempts, reason)
     # If a newer attempt has begun, only that attempt may write its result.
     rows = AlertDelivery.objects.using(conf.DATABASE).filter(pk=delivery.pk, attempts=delivery.attempts)
     rows.filter(state=State.WAITING).update(
@@ -124,7 +125,7 @@ def _send(delivery: AlertDelivery, now: datetime) -> None:
     else:
         content = webhook.body(delivery.alert)
         fields = webhook.headers(channel.secret, delivery.pk, int(now.timestamp()), content)
-        webhook.post(channel.webhook_url, content, fields, conf.ALERT_TIMEOUT)
+        webhook.post(channel.webhook_url, content, fields, conf.ALERT_TIMEOUT, public_only=conf.ALERT_PUBLIC_ONLY)
 
 
 def mail(delivery: AlertDelivery, address: str) -> EmailMessage:

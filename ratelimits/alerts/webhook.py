@@ -65,13 +65,15 @@ def headers(secret: str, name: UUID, timestamp: int, content: bytes) -> dict[str
     }
 
 
-def post(url: str, content: bytes, fields: dict[str, str], timeout: float) -> None:
+def post(url: str, content: bytes, fields: dict[str, str], timeout: float, *, public_only: bool = False) -> None:
     """Send the content by POST to a URL. All steps together take at most `timeout` seconds.
+
+    If `public_only` is true, connect only to an address of the public internet.
 
     Redirects are not followed: a signed alert is sent only to the channel's URL. Raises Refused if the status of the
     answer is not 200 to 299. Raises OSError, http.client.HTTPException or ValueError if there is no answer.
     """
-    with Connection(url, timeout) as connection:
+    with Connection(url, timeout, public_only=public_only) as connection:
         answer = connection.post(content, fields, body=False)
     if not 200 <= answer.status < 300:
         raise Refused(answer)

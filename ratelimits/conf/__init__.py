@@ -76,6 +76,7 @@ DEFAULTS: dict[str, Any] = {
     "ALERT_THRESHOLDS": [50, 80, 100],  # percentages of an included quantity or a limit that raise an alert
     "ALERT_INTERVAL": 60,  # seconds between two searches for alerts that are due
     "ALERT_TIMEOUT": 10,  # maximum seconds for one call of a webhook
+    "ALERT_PUBLIC_ONLY": True,  # whether webhooks of alerts may lead only to addresses of the public internet
 }
 
 #: Settings whose value is a callable or the dotted path of a callable.
@@ -149,6 +150,7 @@ class Conf:
     ALERT_THRESHOLDS: list[int]
     ALERT_INTERVAL: float
     ALERT_TIMEOUT: float
+    ALERT_PUBLIC_ONLY: bool
 
     if not TYPE_CHECKING:
 

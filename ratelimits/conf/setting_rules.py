@@ -71,6 +71,7 @@ _FLAG = SettingRule("True or False.", lambda value: isinstance(value, bool))
 _PATH_OPTIONS: dict[str, Callable[[Any], bool]] = {
     "scope": lambda value: _is_text(value) and re.fullmatch(r"\*|[^\s:,*]+", value) is not None,
     "cost": lambda value: isinstance(value, int | dict) or callable(value),
+    "api_views": lambda value: isinstance(value, bool),
     "key": lambda value: callable(value) or (isinstance(value, str) and _KEY.fullmatch(value) is not None),
 }
 
@@ -222,6 +223,7 @@ RULES: dict[str, SettingRule] = {
     "ALERT_THRESHOLDS": _THRESHOLDS,
     "ALERT_INTERVAL": _seconds(),
     "ALERT_TIMEOUT": _seconds(LONGEST_POST),
+    "ALERT_PUBLIC_ONLY": _FLAG,
 }
 
 

@@ -58,7 +58,7 @@ def plan(receiver: Receiver, now: datetime | None = None) -> int:
                     raise  # The database failed, so the next report would fail too.
                 except Exception:
                     logger.exception(
-                        "Report %s cannot be pushed to %s; other reports are pushed", report, receiver.name
+                        "Report %r cannot be pushed to %s; other reports are pushed", str(report), receiver.name
                     )
                 last = report.pk
             crash.reached("push:planned")

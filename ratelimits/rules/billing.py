@@ -31,5 +31,5 @@ def billing_around(
     try:
         return Billing(timezone, anchor, kept, periods_around(timezone, anchor, kept, now))
     except ValueError as error:
-        log(f"The billing periods of {account} are not valid, so months in UTC are used: {error}")
+        log(f"The billing periods of {account!r} are not valid, so months in UTC are used: {error}")
         return Billing("UTC", None, kept, periods_around("UTC", None, kept, now))

@@ -211,6 +211,21 @@ def test_a_receiver_that_does_not_answer_is_asked_again(receiver: Receiver) -> N
     assert "ConnectionRefusedError" in only("webhook").error
 
 
+def test_a_webhook_leads_only_to_public_addresses(receiver: Receiver, settings: Any) -> None:
+    settings.RATELIMITS = {name: value for name, value in settings.RATELIMITS.items() if name != "ALERT_PUBLIC_ONLY"}
+    raise_alert(webhook_url=receiver.url.replace("127.0.0.1", "localhost"))
+    assert sorted(deliver_all()) == [False, True]
+    assert only("webhook").error.startswith("NotPublicError: the host has no public address")
+    assert receiver.received == []
+
+
+def test_a_line_break_in_an_account_forges_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    raise_alert(account="acme\nERROR:root:all is lost", webhook_url="http://127.0.0.1:1/")
+    deliver_all()
+    assert any("attempt 1" in message for message in caplog.messages)
+    assert [message for message in caplog.messages if "\n" in message] == []
+
+
 def test_an_answer_that_comes_byte_by_byte_has_one_deadline() -> None:
     answer = b"HTTP/1.1 204 No Content\r\nX-Slow: " + b"x" * 60 + b"\r\n\r\n"
     hung_up = threading.Event()

@@ -111,6 +111,7 @@ WRONG: dict[str, list[Any]] = {
     "ALERT_THRESHOLDS": [80, None, [0], [-1], [80.0], ["80"], [True], [10_001], [float("nan")], {80: 1}],
     "ALERT_INTERVAL": [0, *NUMBERS],
     "ALERT_TIMEOUT": [0, 101, *NUMBERS],
+    "ALERT_PUBLIC_ONLY": ["yes", 1, 0, None],
 }
 #: The most extreme values that each rule allows.
 RIGHT: dict[str, list[Any]] = {
