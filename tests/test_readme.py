@@ -222,7 +222,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_every_link_leads_to_a_file_and_to_a_heading_of_it() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     targets = [
         (page, path, anchor)
         for page in pages
