@@ -13,7 +13,8 @@ from tests.support.eventually import PATIENCE
 class Proxy:
     """Forward to 127.0.0.1:`port`. While `lose` is set, replies are lost. `hold` keeps replies until `let_go`.
 
-    While `tear` is set, a connection ends in the middle of its next reply. Replies are late by `delay` seconds.
+    While `tear` is set, a connection ends in the middle of its next reply. Replies are late by `delay` seconds. If
+    `piece` is not 0, replies come in pieces of this number of bytes.
     """
 
     def __init__(self, port: int) -> None:
@@ -24,6 +25,7 @@ class Proxy:
         self.cut = threading.Event()
         self.tear = threading.Event()
         self.delay = 0.0
+        self.piece = 0
         self._flowing = threading.Event()
         self._flowing.set()
         self._sockets: list[socket.socket] = []
@@ -105,6 +107,11 @@ class Proxy:
                         break
                     if self.delay:
                         time.sleep(self.delay)
+                    if self.piece:
+                        target.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                        while len(data) > self.piece:
+                            target.sendall(data[: self.piece])
+                            data = data[self.piece :]
                 target.sendall(data)
         except OSError:
             pass
