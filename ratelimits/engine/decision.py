@@ -147,6 +147,11 @@ class Decision:
         return self.reply[5] / MICROSECONDS
 
     @property
+    def binding_reset_after(self) -> float:
+        """Return the seconds until all permits of the binding limit have come back; 0 if there is no such limit."""
+        return self.reply[8 + 3 * self.reply[2]] / MICROSECONDS if self.reply[2] else 0.0
+
+    @property
     def wait(self) -> float:
         return self.reply[6] / MICROSECONDS
 

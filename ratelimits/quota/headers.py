@@ -85,7 +85,7 @@ def fields(
     remaining, reset = decision.remaining, retry_after
     if allowed or reset is None:
         # A limit with capacity 0 never has permits. So there is no time at which it has more.
-        reset = decision.reset_after if remaining or decision.limit != 0 else None
+        reset = decision.binding_reset_after if remaining or decision.limit != 0 else None
     shown = {"RateLimit-Policy": policy_field, "RateLimit": standing(name, remaining, reset)}
     return shown | legacy(decision.limit or 0, remaining, reset) if conf.X_RATELIMIT_HEADERS else shown
 

@@ -6,7 +6,7 @@ import pytest
 
 from ratelimits.quota import headers
 from ratelimits.quota.headers import Policy
-from tests.support.engine.asking import limit
+from tests.support.engine.asking import SECOND, ask, limit
 
 
 @pytest.mark.parametrize(
@@ -87,3 +87,15 @@ def test_a_refusal_is_a_problem_document() -> None:
     }
     assert headers.problem([], None)["detail"] == "This request can never be admitted."
     assert headers.unavailable()["status"] == 503
+
+
+@pytest.mark.usefixtures("redis_client")
+def test_the_time_belongs_to_the_limit_that_is_shown() -> None:
+    minute = limit("fixed_window", name="minute", capacity=3, period=60)
+    day = limit("fixed_window", name="day", capacity=1000, period=86_400)
+    for limits in ((minute, day), (day, minute)):
+        decision = ask(*limits, now=600 * SECOND)
+        assert decision.binding is not None
+        name = decision.program.terms[decision.binding].name
+        fields = headers.fields(decision, "", headers.quoted(name), allowed=True, retry_after=None)
+        assert fields["RateLimit"] == f'"minute";r={decision.remaining};t=60'
