@@ -1,0 +1,338 @@
+"""Show that each test of docs/security.md fails without its defence: `python -m tests.long.threats`.
+
+For each defence this file names the function, a text in it, and the text with which the defence is gone. The command
+runs the test of each defence with the changed function. It prints a line for each, and ends with status 1 if a test
+still passes.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "security.md"
+
+
+class Defence(NamedTuple):
+    """A line of code that stops a threat.
+
+    test      the test that fails without this line, as the page names it
+    function  the module and the name of the function with the line
+    line      a text that occurs once in the function
+    instead   the text that replaces it
+    """
+
+    test: str
+    function: str
+    line: str
+    instead: str
+
+
+DEFENCES = (
+    Defence(
+        "tests/throttling/test_by_rules.py::TestWho::test_a_forged_header_opens_no_door",
+        "ratelimits.identity:address_of",
+        "trusted := proxies()",
+        "trusted := proxies() or 1",
+    ),
+    Defence(
+        "tests/test_identity.py::TestAddresses::test_a_header_counts_if_a_trusted_proxy_sends_it",
+        "ratelimits.identity:_from_trusted_proxy",
+        " or not _is_trusted(remote[:_MAX_LENGTH], trusted_proxies)",
+        "",
+    ),
+    Defence(
+        "tests/test_identity.py::TestAddresses::test_an_address_is_a_network",
+        "ratelimits.identity:_network",
+        "int(address) & _NETWORK_BITS",
+        "int(address)",
+    ),
+    Defence(
+        "tests/engine/test_keys.py::test_a_text_in_a_usage_field_holds_no_separator",
+        "ratelimits.engine.keys:_quote",
+        'quote(ledger_name(text), safe=":@.-_~")',
+        "ledger_name(text)",
+    ),
+    Defence(
+        "tests/engine/test_keys.py::TestLongNames::test_two_long_names_are_two",
+        "ratelimits.engine.keys:_digest",
+        "hashlib.blake2b(text.encode()",
+        "hashlib.blake2b(text[:100].encode()",
+    ),
+    Defence(
+        "tests/test_alike.py::test_the_value_itself_is_stored_nowhere",
+        "ratelimits.view_keys:view_key",
+        'f"view_key:{digest}"',
+        'f"view_key:{value}"',
+    ),
+    Defence(
+        "tests/quota/test_checking.py::TestHotPath::test_what_is_remembered_of_requests_is_bounded",
+        "ratelimits.quota.prepared:PreparedCommands.add",
+        "self.by_key.clear()",
+        "pass",
+    ),
+    Defence(
+        "tests/test_identity.py::TestAddresses::test_what_is_remembered_of_texts_that_clients_choose_is_small",
+        "ratelimits.identity:network",
+        " if len(text) <= _MAX_LENGTH else None",
+        "",
+    ),
+    Defence(
+        "tests/quota/test_headers.py::test_a_name_is_a_quoted_string",
+        "ratelimits.quota.headers:quoted",
+        "value = _UNPRINTABLE.sub(",
+        "(",
+    ),
+    Defence(
+        "tests/reports/exports/test_csv.py::test_a_text_that_looks_like_a_formula_gets_an_apostrophe",
+        "ratelimits.reports.exports.csv:lines",
+        "neutral(values[index])",
+        "values[index]",
+    ),
+    Defence(
+        "tests/reports/exports/test_xlsx.py::test_nothing_in_the_file_is_a_formula_or_a_link",
+        "ratelimits.reports.exports.xlsx:_text",
+        "sheet.write_string(row, column, text)",
+        "sheet.write(row, column, text)",
+    ),
+    Defence(
+        "tests/admin/test_row_files.py::test_an_export_can_be_imported_and_has_no_formulae",
+        "ratelimits.formulas:neutral",
+        '_FORMULA.sub("\'", text)',
+        "text",
+    ),
+    Defence(
+        "tests/test_security.py::test_a_line_break_in_an_account_forges_no_line_of_the_log",
+        "ratelimits.rules.billing:billing_around",
+        "{account!r}",
+        "{account}",
+    ),
+    Defence(
+        "tests/alerts/test_deliver.py::test_a_line_break_in_an_account_forges_no_line_of_the_log",
+        "ratelimits.alerts.deliver:_record_failure",
+        "alert %r",
+        "alert %s",
+    ),
+    Defence(
+        "tests/alerts/test_deliver.py::test_a_webhook_leads_only_to_public_addresses",
+        "ratelimits.posting:Connection.__init__",
+        "if public_only:",
+        "if False:",
+    ),
+    Defence(
+        "tests/test_posting.py::test_an_address_of_a_private_network_is_not_public",
+        "ratelimits.posting:is_public",
+        "address.is_global and not",
+        "not",
+    ),
+    Defence(
+        "tests/test_posting.py::test_nothing_of_what_is_not_http_is_read_back",
+        "ratelimits.posting:Connection.post",
+        "except (http.client.HTTPException, ValueError):",
+        "except ValueError:",
+    ),
+    Defence(
+        "tests/admin/test_alerts.py::test_a_secret_is_kept_or_replaced_but_not_shown_again",
+        "ratelimits.admin.alerts:AlertChannelForm.clean_secret",
+        'self.cleaned_data["secret"] or self.instance.secret',
+        'self.cleaned_data["secret"]',
+    ),
+    Defence(
+        "tests/admin/test_access.py::TestWhatIsShownOfOtherTables"
+        "::test_a_webhook_s_secret_is_written_by_those_who_may_change_it_and_never_shown",
+        "ratelimits.admin.alerts:AlertChannelAdmin.get_fields",
+        'if may_edit or name != "secret"',
+        "",
+    ),
+    Defence(
+        "tests/api/test_access.py::test_a_customer_sees_its_own_account_and_nobody_else_s",
+        "ratelimits.api.views:_identity",
+        "account != caller.account_id",
+        "not caller.account_id",
+    ),
+    Defence(
+        "tests/api/test_access.py::test_staff_need_the_permission_to_view_the_rows",
+        "ratelimits.api.views:_identity",
+        "not request.user.has_perm(permission)",
+        "not permission",
+    ),
+    Defence(
+        "tests/usage/retention/test_archives.py::test_a_forged_file_with_a_digest_of_its_own_is_not_restored",
+        "ratelimits.usage.retention.archive:_read_file_lines",
+        "digest.hexdigest() != recorded",
+        "not recorded",
+    ),
+    Defence(
+        "tests/reports/verify/test_report.py::test_with_a_key_a_rebuilt_digest_is_not_enough",
+        "ratelimits.signatures:error_of",
+        "if not keys or any(",
+        "if True or any(",
+    ),
+    Defence(
+        "tests/test_security.py::test_failed_logins_of_an_api_are_limited_by_the_middleware_alone",
+        "ratelimits.middleware:limits_of",
+        ' and not options.get("api_views")',
+        "",
+    ),
+    Defence(
+        "tests/test_security.py::test_failed_logins_of_the_admin_are_limited",
+        "ratelimits.middleware:limits_of",
+        "if prefix is None:",
+        "if True:",
+    ),
+    Defence(
+        "tests/test_identity.py::TestApiKeys::test_a_row_whose_key_is_its_secret_is_a_digest",
+        "ratelimits.identity:api_key_of",
+        'f"api_key:{_digest(value)}"',
+        'f"api_key:{value}"',
+    ),
+    Defence(
+        "tests/test_security.py::test_a_shard_that_is_no_number_is_no_error",
+        "ratelimits.admin.usage:ShardFilter.queryset",
+        "chosen.isascii() and chosen.isdecimal()",
+        "chosen.isdigit()",
+    ),
+    Defence(
+        "tests/admin/test_operate.py::TestWhoMay::test_only_operators_add",
+        "ratelimits.admin.operate.confirming:may_operate",
+        "has_perm(OPERATE)",
+        "is_staff",
+    ),
+    Defence(
+        "tests/admin/changes/test_changes.py::TestTheReason::test_a_bulk_write_in_code_has_the_reason_of_its_block",
+        "ratelimits.models.history:record",
+        " or _reason.get()",
+        "",
+    ),
+    Defence(
+        "tests/admin/test_adjustments.py::test_a_period_at_the_end_of_the_calendar_is_an_error_at_its_field",
+        "ratelimits.models.adjustments:Adjustment._start_error",
+        "except ValueError as error:",
+        "except KeyError as error:",
+    ),
+)
+
+
+def named_on_the_page() -> list[str]:
+    """Return the tests that docs/security.md names, in order. The page leaves out the classes of tests."""
+    return re.findall(r"`(tests/\S+::\w+)`", PAGE.read_text())
+
+
+def function_of(defence: Defence) -> FunctionType:
+    """Return the function with the line, without its decorators."""
+    module, _colon, name = defence.function.partition(":")
+    found: Any = import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    function = inspect.unwrap(found)
+    assert isinstance(function, FunctionType)
+    return function
+
+
+def without(defence: Defence) -> Any:
+    """Return the code of the function without the defence. Raise AssertionError if it does not have the line once."""
+    function = function_of(defence)
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(defence.line) == 1, f"not once in {defence.function}: {defence.line}"
+    source = source.replace(defence.line, defence.instead)
+    definition = _without_defaults(source[source.index("def ") :])
+    names: dict[str, Any] = {}
+    # In a class, `super()` finds its cell. The function keeps its own cell and its own globals.
+    exec(f"from __future__ import annotations\nclass Around:\n{textwrap.indent(definition, '    ')}", {}, names)
+    return vars(names["Around"])[function.__name__].__code__
+
+
+def _without_defaults(definition: str) -> str:
+    """Return a definition whose defaults are None. Only its code is used; the function keeps its defaults."""
+    tree = ast.parse(definition)
+    function = tree.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    function.args.defaults = [ast.Constant(None) for _default in function.args.defaults]
+    function.args.kw_defaults = [default and ast.Constant(None) for default in function.args.kw_defaults]
+    return ast.unparse(tree)
+
+
+@contextmanager
+def taken_out(defence: Defence) -> Iterator[None]:
+    """Run a block without the defence."""
+    function = function_of(defence)
+    kept, function.__code__ = function.__code__, without(defence)
+    _forget(defence)
+    try:
+        yield
+    finally:
+        function.__code__ = kept
+        _forget(defence)
+
+
+def _forget(defence: Defence) -> None:
+    """Clear the cache of the function, and of functions of its module that may have its results."""
+    for value in list(vars(sys.modules[defence.function.partition(":")[0]]).values()):
+        if hasattr(value, "cache_clear"):
+            value.cache_clear()
+
+
+class Removal:
+    """A plugin of pytest that runs each test without its defence, and notes whether it failed."""
+
+    def __init__(self, defences: Sequence[Defence]) -> None:
+        self._defences = list(defences)
+        self.failed: dict[Defence, bool] = dict.fromkeys(defences, False)
+
+    def _defence_of(self, item: pytest.Item) -> Defence:
+        name = item.nodeid.partition("[")[0]
+        return next(defence for defence in self._defences if defence.test == name)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        """Run the test without its defence. A test that fails is as it should be, so the exception ends here."""
+        defence = self._defence_of(item)
+        with taken_out(defence):
+            try:
+                yield
+            except (Exception, pytest.fail.Exception):  # noqa: BLE001  (whatever fails)
+                self.failed[defence] = True
+
+
+def run(defences: Sequence[Defence]) -> dict[Defence, bool]:
+    """Run the tests of these defences; return whether at least one case of each fails without the defence."""
+    removal = Removal(defences)
+    names = dict.fromkeys(defence.test for defence in defences)
+    options = ["-q", "--no-header", "-p", "no:randomly", "-n", "0", "-m", "system or not system"]
+    status = pytest.main([*options, *names], plugins=[removal])
+    assert status == pytest.ExitCode.OK, f"pytest ended with {status}"
+    return removal.failed
+
+
+def main(phrases: Sequence[str]) -> int:
+    """Run the tests whose names contain one of the phrases (all tests without a phrase); return the exit status."""
+    chosen = [one for one in DEFENCES if not phrases or any(phrase in one.test for phrase in phrases)]
+    rounds: list[list[Defence]] = []
+    for defence in chosen:
+        # A test with several defences runs once for each.
+        place = next((one for one in rounds if all(other.test != defence.test for other in one)), None)
+        if place is None:
+            rounds.append([defence])
+        else:
+            place.append(defence)
+    failed = {defence: fails for one in rounds for defence, fails in run(one).items()}
+    for defence, fails in failed.items():
+        print(f"{'fails, as it should' if fails else 'STILL PASSES':20} {defence.test}  without {defence.function}")
+    print(f"{sum(failed.values())} of {len(failed)} tests fail without their defences")
+    return 0 if all(failed.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
