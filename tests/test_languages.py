@@ -14,6 +14,7 @@ import pytest
 from django.test import Client
 
 import ratelimits
+from tests.support.snippets import snippets
 
 APP = Path(ratelimits.__file__).parent
 CATALOGUE = Path("locale") / "zh_Hans" / "LC_MESSAGES"
@@ -74,3 +75,23 @@ def test_the_admin_speaks_the_language_of_the_browser(admin_client: Client, lang
     page = admin_client.get("/admin/ratelimits/rule/", headers={"accept-language": language})
     assert expected in page.content.decode()
     assert page.headers["Content-Language"] == language
+
+
+_ADMIN = sorted((APP.parent / "docs" / "admin").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", _ADMIN, ids=lambda page: page.stem)
+def test_the_operators_guide_in_chinese_has_every_heading_row_picture_and_code_block(page: Path) -> None:
+    chinese = APP.parent / "docs" / "zh" / "admin" / page.name
+    for sign in ("#", r"\|", r"!\["):
+        counts = [len(re.findall(f"^{sign}", path.read_text(), re.MULTILINE)) for path in (page, chinese)]
+        assert counts[0] == counts[1], f"lines of {chinese.name} that begin with {sign}"
+    assert [one[1:] for one in snippets([chinese])] == [one[1:] for one in snippets([page])]
+
+
+def test_the_chinese_pages_use_the_words_of_the_admin() -> None:
+    """Look for each name of a page or action in italics among the texts of the admin."""
+    known = set(texts(APP / CATALOGUE / "django.mo").values())
+    pages = sorted((APP.parent / "docs" / "zh" / "admin").glob("*.md"))
+    named = {name for page in pages for name in re.findall(r"(?<!\*)\*([^*\n]+)\*(?!\*)", page.read_text())}
+    assert sorted(named - known) == []
