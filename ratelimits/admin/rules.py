@@ -105,7 +105,8 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
     @admin.display(description=_("start from"))
     def starts(self, rule: Rule | None) -> str:
         """Return links that open this form with some fields already filled in."""
-        return format_html_join(" · ", '<a href="{}" data-ratelimits-start>{}</a>', starting_points.links())
+        links = starting_points.links(set(Rule.objects.values_list("name", flat=True)))
+        return format_html_join(" · ", '<a href="{}" data-ratelimits-start>{}</a>', links)
 
     @admin.display(description=_("under load"))
     def admits(self, rule: Rule | None) -> str:

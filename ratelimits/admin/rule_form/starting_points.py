@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from itertools import chain, count
 from typing import NamedTuple
 from urllib.parse import urlencode
 
@@ -38,6 +39,17 @@ STARTING_POINTS: tuple[StartingPoint, ...] = (
 )
 
 
-def links() -> list[tuple[str, str | Promise]]:
-    """Return the query string and the text of the link of each starting point."""
-    return [("?" + urlencode(point.values), point.text) for point in STARTING_POINTS]
+def links(taken: Collection[str] = ()) -> list[tuple[str, str | Promise]]:
+    """Return the query string and the text of the link of each starting point.
+
+    If its name is one of the `taken` names of rules, the name gets a number: "burst-2".
+    """
+    return [
+        ("?" + urlencode({**point.values, "name": _free_name(point.values["name"], taken)}), point.text)
+        for point in STARTING_POINTS
+    ]
+
+
+def _free_name(name: str, taken: Collection[str]) -> str:
+    numbered = (f"{name}-{number}" for number in count(2))
+    return next(free for free in chain([name], numbered) if free not in taken)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
@@ -18,7 +19,7 @@ from ratelimits.algorithms.typed_rates import Mistyped, is_rate
 from ratelimits.algorithms.wording import number
 from ratelimits.models.fields.durations import mistyped, seconds
 
-_OTHER_PERIOD = _("The rate %(rate)s contains a period: do not change this field, or write the rate as a number.")
+_OTHER_PERIOD = _("The rate %(rate)s contains a period: empty this field, or write the rate as a number.")
 
 
 class SuggestingInput(forms.TextInput):
@@ -48,6 +49,11 @@ class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
             if isinstance(value, Decimal):  # Remove the trailing zeros.
                 self.initial[name] = Decimal(number(value).replace(",", ""))
         self._rate_errors: dict[str, ValidationError] = {}
+        self._typed_beside_period: dict[str, str] = {}
+        if "period" in self.fields:
+            # The page also says which period it had at first, perhaps that of a starting point.
+            before = self.add_initial_prefix("period")
+            self.fields["period"].show_hidden_initial = not self.is_bound or before in self.data
         if self.is_bound and "period" in self.fields:
             data: Any = self.data
             self.data = typed = data.copy()
@@ -74,6 +80,7 @@ class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
             data[name] = f"{permits:f}"
             if has_other_period:
                 self._rate_errors["period"] = ValidationError(_OTHER_PERIOD, params={"rate": typed[name]})
+                self._typed_beside_period[name] = typed[name]
             else:
                 data["period"], data["period_unit"] = typed_rates.length_and_unit(period)
 
@@ -84,11 +91,14 @@ class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
             typed_period = seconds(text) if text else None
         except ValidationError:
             return True
-        before = self.initial.get("period")
-        return typed_period is not None and typed_period not in (
-            period,
-            None if before in (None, "") else Decimal(str(before)),
-        )
+        return typed_period is not None and typed_period not in (period, *self._periods_before())
+
+    def _periods_before(self) -> Iterator[Decimal]:
+        """Yield the period of the saved row, and the period that the page had at first."""
+        for before in (self.initial.get("period"), self.data.get(self.add_initial_prefix("period"))):
+            with suppress(ValidationError):
+                if before not in (None, ""):
+                    yield seconds(str(before))
 
     def _clean_fields(self) -> None:
         super()._clean_fields()  # type: ignore[misc]
@@ -96,3 +106,7 @@ class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
             if name in self.errors:
                 del self.errors[name]
             self.add_error(name, error)
+        # Show again what was typed. The number alone would be saved the next time, with the other period.
+        data: Any = self.data
+        for name, text in self._typed_beside_period.items():
+            data[name] = text

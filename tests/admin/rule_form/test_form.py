@@ -63,6 +63,19 @@ class TestTypedRates:
             "100 requests per hour, in fixed windows, per API key"
         )
 
+    def test_it_replaces_the_period_of_a_starting_point(self) -> None:
+        form = RuleForm({**BUCKET, "rate": "3/min", "period": "1", "period_unit": "s", "initial-period": "1"})
+        assert form.errors == {}
+        assert (form.cleaned_data["rate"], form.cleaned_data["period"]) == (3, 60)
+
+    def test_the_page_says_which_period_it_had_at_first(self) -> None:
+        assert 'name="initial-period" value="60"' in str(RuleForm(initial={"period": 60})["period"])
+
+    def test_beside_another_period_it_is_shown_again_as_it_was_typed(self) -> None:
+        form = RuleForm({**BUCKET, "rate": "10/5min", "period": "60"})
+        assert list(form.errors) == ["period"]
+        assert 'value="10/5min"' in str(form["rate"])
+
     @pytest.mark.parametrize(
         ("typed", "field", "said"),
         [
@@ -212,3 +225,11 @@ class TestWhatItAdmits:
 
 def test_an_unknown_algorithm_is_refused_at_its_field(admin_client: Client) -> None:
     assert "algorithm" in errors(admin_client.post(RULES + "add/", {**BUCKET, "algorithm": "none", "rate": "1/s"}))
+
+
+def test_a_starting_point_has_a_name_that_no_rule_has(admin_client: Client) -> None:
+    rule("burst")
+    rule("burst-2")
+    page = admin_client.get(RULES + "add/").content.decode()
+    assert "?name=burst-3&amp;" in page
+    assert "?name=monthly&amp;" in page
