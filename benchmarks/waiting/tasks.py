@@ -40,6 +40,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rate", type=int, default=50, help="tasks per second")
     parser.add_argument("--kills", type=int, default=0, help="how many times a worker is killed")
     parser.add_argument("--visibility", type=float, default=60, help="seconds until a killed worker's tasks come back")
+    parser.add_argument("--away", type=float, default=0, help="seconds until a killed worker is started again")
     parser.add_argument("--seed", type=int, default=20261, help="chooses the workers that are killed")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
     return parser.parse_args(argv)
@@ -118,6 +119,7 @@ def _kill(workers: list[subprocess.Popen[bytes]], options: argparse.Namespace, n
         os.killpg(workers[number].pid, signal.SIGKILL)
         _signal(workers, signal.SIGCONT)
         workers[number].wait()
+        time.sleep(options.away)
         workers[number] = _start(number, options.concurrency)
         time.sleep(chosen.uniform(0.2, 1.0))
 

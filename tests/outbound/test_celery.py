@@ -34,11 +34,21 @@ def measured(options: str, folder: Path) -> dict[str, Any]:
     return run
 
 
-@pytest.mark.long
-def test_workers_keep_one_limit_and_lose_no_task_when_one_is_killed(tmp_path: Path) -> None:
-    found = measured("--workers 2 --concurrency 3 --tasks 30 --rate 20 --kills 1 --visibility 3", tmp_path)["results"]
+@pytest.mark.parametrize(
+    ("options", "rate"),
+    [
+        # A worker looks for the tasks of killed ones when it starts, and then every 100 seconds.
+        ("--workers 2 --concurrency 2 --tasks 12 --rate 5 --kills 1 --visibility 1 --away 1.5", 5),
+        pytest.param(
+            "--workers 2 --concurrency 3 --tasks 30 --rate 20 --kills 1 --visibility 3", 20, marks=pytest.mark.long
+        ),
+    ],
+    ids=["sample", "complete"],
+)
+def test_workers_keep_one_limit_and_lose_no_task_when_one_is_killed(options: str, rate: int, tmp_path: Path) -> None:
+    found = measured(options, tmp_path)["results"]
     assert (found["lost"], found["retries"]) == (0, 0)
-    assert found["most_granted"] <= 20
+    assert found["most_granted"] <= rate
     assert found["messages_per_task"] < 3
 
 
