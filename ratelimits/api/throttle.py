@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from rest_framework.request import Request
@@ -14,11 +15,13 @@ from ratelimits.engine.call import Op
 from ratelimits.identity import Identity, identify
 from ratelimits.logs import bounded
 from ratelimits.quota import finishing
+from ratelimits.quota.answers import observing
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.checking import by_row
 from ratelimits.quota.prepared import commands_by
 from ratelimits.quota.standings import UNAVAILABLE, Choice, run_uncounted
 from ratelimits.rules import Selection, Snapshot
+from ratelimits.signals import request_refused
 from ratelimits.throttling import QuotaBlocked, QuotaUnavailable
 
 if TYPE_CHECKING:
@@ -26,9 +29,12 @@ if TYPE_CHECKING:
 
 logger = bounded(__name__)
 
+#: The answer if there is no decision, and a failure policy refuses the request.
+_UNAVAILABLE = Answer(False, retry_after=None, unavailable=True)
+
 
 class _Decided(Exception):
-    """Tells the throttle that a block or an allow has decided the request. Then no rule is needed."""
+    """Tells the throttle that a block, an allow or a failure policy has decided the request. Then no rule is asked."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__()
@@ -51,7 +57,7 @@ def _rules_of_scope(scope: str, method: str) -> Choice:
             return choose(rules.current(), identity)
         rows = snapshot.rows.rules
         if any(rule.refuses and rows[rule.rule].scope == scope for rule in selection.unreadable):
-            raise QuotaUnavailable
+            raise _Decided(_UNAVAILABLE)
         of_scope = (rule for rule in selection.rules if rule.rule in rows and rows[rule.rule].scope == scope)
         return [replace(selection, rules=tuple(of_scope))]
 
@@ -67,30 +73,38 @@ class UnbilledThrottle(BaseThrottle):
     def allow_request(self, request: Request, view: APIView) -> bool:
         if not conf.ENABLED:
             return True
-        choose = _rules_of_scope(getattr(view, "throttle_scope", None) or "", request.method or "")
-        django_request = getattr(request, "_request", request)
-        try:
-            prepared, decision = run_uncounted(identify(request), choose, Op.TRY)
-        except _Decided as decided:
-            finishing.begin(django_request, decided.answer)
-            if decided.answer.access is not None and not decided.answer.allowed:
-                raise QuotaBlocked(decided.answer.access) from None
+        scope, identity = getattr(view, "throttle_scope", None) or "", identify(request)
+        started = perf_counter_ns()
+        answer = _answer(identity, _rules_of_scope(scope, request.method or ""))
+        if answer is None:
             return True
-        except UNAVAILABLE as error:
-            logger.error("Redis made no decision, so FAILURE_POLICY decides: %s", error)
-            if conf.FAILURE_POLICY == "deny":
-                raise QuotaUnavailable from error
-            return True
-        if decision is None:
-            return True
-        answer = Answer(decision.allowed, decision, prepared, decision.retry_after)
-        finishing.begin(django_request, answer)
+        if observing.observers:
+            observing.observe(answer, scope, started, perf_counter_ns())
+        if not answer.allowed and request_refused.receivers:
+            observing.refused(answer, identity, scope, request.method or "")
+        if answer.unavailable:
+            raise QuotaUnavailable
+        finishing.begin(getattr(request, "_request", request), answer)
+        if answer.access is not None and not answer.allowed:
+            raise QuotaBlocked(answer.access)
         headers = getattr(view, "headers", None)
         if headers is not None:
             headers.update(answer.headers())
-        self._retry_after = decision.retry_after
-        return decision.allowed
+        self._retry_after = answer.retry_after
+        return answer.allowed
 
     def wait(self) -> float | None:
         """Return the seconds until the same request would be admitted; None if no rule can ever admit it."""
         return self._retry_after
+
+
+def _answer(identity: Identity, choose: Choice) -> Answer | None:
+    """Return the answer to a request; None if no rule, block or allow applies to it."""
+    try:
+        prepared, decision = run_uncounted(identity, choose, Op.TRY)
+    except _Decided as decided:
+        return decided.answer
+    except UNAVAILABLE as error:
+        logger.error("Redis made no decision, so FAILURE_POLICY decides: %s", error)
+        return _UNAVAILABLE if conf.FAILURE_POLICY == "deny" else Answer(True)
+    return None if decision is None else Answer(decision.allowed, decision, prepared, decision.retry_after)

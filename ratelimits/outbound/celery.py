@@ -17,6 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ratelimits.algorithms.limits import Algorithm
 from ratelimits.engine import Mode
+from ratelimits.engine.call import clock
 from ratelimits.engine.program import Program
 from ratelimits.outbound import driving
 from ratelimits.outbound.deciding import Outbound, Turn, WaitTooLong, typed
@@ -86,7 +87,7 @@ class QuotaTask(Task):  # type: ignore[type-arg]
         permit = {"at": time.time() + turn.wait, "retries": self.request.retries, "granted": _granted(turn)}
         if turn.wait > SHORT:
             self._postpone(turn.wait, permit)
-        time.sleep(turn.wait)
+        clock.sleep(turn.wait)
         self.request.update({HEADER: permit})
 
     def _outbound(self) -> Outbound:

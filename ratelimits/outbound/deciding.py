@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
@@ -25,6 +26,8 @@ from ratelimits.engine.transport.connection import Interrupted
 from ratelimits.identity import Identity
 from ratelimits.logs import bounded
 from ratelimits.quota import checking, without_decision
+from ratelimits.quota.answers import observing
+from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.checking import RELOADS
 from ratelimits.quota.prepared import Prepared, prepare
 from ratelimits.rules import RulesUnavailable
@@ -109,6 +112,8 @@ class Turn(NamedTuple):
     decision: Decision | None = None
 
 
+#: The answer if nothing limits the call.
+_UNLIMITED = Turn(True)
 #: A generator that yields instructions, receives their results, and returns when it is the turn of the call.
 Steps = Generator[Any, Any, Turn]
 
@@ -130,8 +135,17 @@ class Outbound:
 
     def ask(self, timeout: float | None) -> Steps:
         """Ask once for the permits. `timeout` is the longest accepted wait in seconds; None for any wait."""
+        started = perf_counter_ns()
+        turn = yield from self._ask(timeout)
+        if observing.observers and turn is not _UNLIMITED:
+            unavailable = not turn.allowed and turn.decision is None
+            answer = Answer(turn.allowed, turn.decision, unavailable=unavailable)
+            observing.observe(answer, self.name, started, perf_counter_ns())
+        return turn
+
+    def _ask(self, timeout: float | None) -> Steps:
         if not conf.ENABLED:
-            return Turn(True)
+            return _UNLIMITED
         accepted = ANY if timeout is None else max(timeout, 0)
         prepared: Prepared | None = None
         version: int | None = None
@@ -146,7 +160,7 @@ class Outbound:
                 if not checking.breaker.closed or (prepared is not None and prepared.unavailable(self.costs)):
                     break
                 if not call.program.terms:
-                    return Turn(True)
+                    return _UNLIMITED
                 try:
                     decision = yield Ask(call)
                 except Stale as stale:

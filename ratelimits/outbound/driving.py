@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, NamedTuple, TypeVar
 
 from ratelimits import rules
@@ -32,22 +32,6 @@ class Release(NamedTuple):
     seconds: float
 
 
-def run(steps: Generator[Any, Any, T]) -> T:
-    """Carry out the steps in this thread, and return their result."""
-    try:
-        instruction = next(steps)
-        while True:
-            try:
-                result = _do(instruction)
-            except BaseException as error:  # noqa: BLE001  (the generator raises it again)
-                instruction = steps.throw(error)
-            else:
-                instruction = steps.send(result)
-    except StopIteration as end:
-        result_of_steps: T = end.value
-        return result_of_steps
-
-
 def _do(instruction: Any) -> Any:
     match instruction:
         case Rules(scope, identity, newer):
@@ -65,22 +49,6 @@ def _do(instruction: Any) -> Any:
             return None
 
 
-async def arun(steps: Generator[Any, Any, T]) -> T:
-    """Carry out the steps in async code, and return their result. Other tasks of the event loop continue."""
-    try:
-        instruction = next(steps)
-        while True:
-            try:
-                result = await _ado(instruction)
-            except BaseException as error:  # noqa: BLE001  (the generator raises it again)
-                instruction = steps.throw(error)
-            else:
-                instruction = steps.send(result)
-    except StopIteration as end:
-        result_of_steps: T = end.value
-        return result_of_steps
-
-
 async def _ado(instruction: Any) -> Any:
     match instruction:
         case Rules(scope, identity, newer):
@@ -96,3 +64,37 @@ async def _ado(instruction: Any) -> Any:
         case _:
             await clock.asleep(instruction.seconds)
             return None
+
+
+def run(steps: Generator[Any, Any, T]) -> T:
+    """Carry out the steps in this thread, and return their result."""
+
+    async def do(instruction: Any) -> Any:
+        return _do(instruction)
+
+    try:
+        # This coroutine never waits for an event loop, so it ends at its first step.
+        arun(steps, do).send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("a sync instruction was awaited")
+
+
+async def arun(steps: Generator[Any, Any, T], do: Callable[[Any], Awaitable[Any]] = _ado) -> T:
+    """Carry out the steps in async code, and return their result. Other tasks of the event loop continue.
+
+    `do` carries out one instruction.
+    """
+    try:
+        instruction = next(steps)
+        while True:
+            try:
+                result = await do(instruction)
+            except BaseException as error:  # noqa: BLE001  (the generator raises it again)
+                instruction = steps.throw(error)
+            else:
+                instruction = steps.send(result)
+    except StopIteration as end:
+        result_of_steps: T = end.value
+        return result_of_steps

@@ -23,7 +23,7 @@ from ratelimits.quota import checking
 from ratelimits.quota.costs import WrongCost
 from tests.support.entry_points import away, begin_afresh, counted
 from tests.support.raw import RawRedis
-from tests.support.rows import NEEDED, rule
+from tests.support.rows import NEEDED, arule, rule
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.outbound.test_waiting")]
 
@@ -210,7 +210,7 @@ def test_an_edit_applies_to_the_next_call(call: Callable[..., Permit]) -> None:
 
 class TestInterrupted:
     async def test_a_cancelled_wait_gives_its_permits_back(self) -> None:
-        await asyncio.to_thread(rule, "mail", "token_bucket", scope="mailer-api", capacity=1, rate=1, period=3600)
+        await arule("mail", "token_bucket", scope="mailer-api", capacity=1, rate=1, period=3600)
         async with permits("mailer-api"):
             pass
         waiting = asyncio.ensure_future(permits("mailer-api").__aenter__())

@@ -23,7 +23,7 @@ from ratelimits.quota.waiting import acheck_and_wait
 from tests.support.engine.asking import limit
 from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import away, begin_afresh, counted
-from tests.support.rows import rule
+from tests.support.rows import arule
 from tests.support.servers import TestServers
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -70,8 +70,8 @@ async def cancelled(proxy: Proxy, entry: Entry, *, times: int = 1) -> None:
 async def test_what_was_granted_is_given_back(
     proxy: Proxy, redis_client: redis.Redis, entry: Entry, times: int
 ) -> None:
-    await asyncio.to_thread(rule, "bucket", capacity=2, rate="0.000001")
-    await asyncio.to_thread(rule, "flights", "concurrency", capacity=2)
+    await arule("bucket", capacity=2, rate="0.000001")
+    await arule("flights", "concurrency", capacity=2)
     assert (await checking.acheck(WHO)).allowed
     for number in range(1, 4):
         await cancelled(proxy, entry, times=times)

@@ -30,7 +30,7 @@ from ratelimits.quota.waiting import waiters
 from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import away, begin_afresh, counted
 from tests.support.hanging import FILES, Asgi, Wsgi, awaited, until
-from tests.support.rows import rule
+from tests.support.rows import arule, rule
 from tests.support.servers import TestServers
 
 pytestmark = [
@@ -232,7 +232,7 @@ def in_flight(capacity: int = 1) -> None:
 
 
 async def ain_flight(capacity: int = 1) -> None:
-    await asyncio.to_thread(in_flight, capacity)
+    await arule("flights", "concurrency", key_kind="global", capacity=capacity)
 
 
 class TestStreamsOfWsgi:
@@ -482,7 +482,7 @@ class TestHangUps:
     async def test_who_is_held_back_and_hangs_up_pays_nothing_and_keeps_no_place(
         self, redis_client: redis.Redis, way: str
     ) -> None:
-        await asyncio.to_thread(rule, "queue", "leaky_bucket_queue", key_kind="global", **QUEUE)
+        await arule("queue", "leaky_bucket_queue", key_kind="global", **QUEUE)
         application = ASGIHandler()
         await Asgi(application, f"/{way}/awhole/").task
         for number in range(1, 5):
@@ -497,7 +497,7 @@ class TestHangUps:
     ) -> None:
         settings.MIDDLEWARE = STACKS[stack]
         settings.RATELIMITS = {**settings.RATELIMITS, "MAX_WAITING": 1}
-        await asyncio.to_thread(rule, "queue", "leaky_bucket_queue", key_kind="global", **QUEUE)
+        await arule("queue", "leaky_bucket_queue", key_kind="global", **QUEUE)
         application = ASGIHandler()
         await Asgi(application, f"/{way}/noted/").task
         for number in range(1, 4):
@@ -518,7 +518,7 @@ class TestHangUps:
             way = "decorated"  # there the middleware itself makes the decision, and is cancelled
         settings.MIDDLEWARE = STACKS[stack]
         if waits:
-            await asyncio.to_thread(rule, "queue", "leaky_bucket_queue", key_kind="global", **QUEUE)
+            await arule("queue", "leaky_bucket_queue", key_kind="global", **QUEUE)
         with Proxy(servers.redis.port) as proxy:
             away(settings, proxy.port)
             application = ASGIHandler()

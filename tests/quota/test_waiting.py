@@ -15,7 +15,7 @@ from ratelimits.identity import Identity
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.waiting import Waiters, acheck_and_wait, check_and_wait, waiters
 from tests.support.entry_points import Clock, begin_afresh, counted
-from tests.support.rows import rule
+from tests.support.rows import arule, rule
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -113,7 +113,7 @@ class TestCrowds:
 
     async def test_others_of_the_loop_go_on_while_one_is_held_back(self, settings: Any) -> None:
         at_most(settings, 2)
-        await asyncio.to_thread(rule, "queue", "leaky_bucket_queue", capacity=100, rate=4, max_wait=100)
+        await arule("queue", "leaky_bucket_queue", capacity=100, rate=4, max_wait=100)
         assert (await acheck_and_wait(WHO, "*", "GET", ONE)).allowed
         held = asyncio.ensure_future(acheck_and_wait(WHO, "*", "GET", ONE))
         other = Identity("user:2", None, "account:acme", None)
@@ -123,7 +123,7 @@ class TestCrowds:
         assert (await held).wait > 0
 
     async def test_one_that_is_cancelled_leaves_its_place(self) -> None:
-        await asyncio.to_thread(rule, "queue", "leaky_bucket_queue", capacity=100, rate="0.001", max_wait=100_000)
+        await arule("queue", "leaky_bucket_queue", capacity=100, rate="0.001", max_wait=100_000)
         await acheck_and_wait(WHO, "*", "GET", ONE)
         held = asyncio.ensure_future(acheck_and_wait(WHO, "*", "GET", ONE))
         with pytest.raises(asyncio.TimeoutError):

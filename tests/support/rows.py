@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
+
+from django.db import connections
 
 from ratelimits.models import Rule
 
@@ -33,3 +36,15 @@ def rule(name: str = "burst", algorithm: str = "token_bucket", **fields: Any) ->
     row.full_clean(validate_constraints=False)  # Saving checks the constraints, without a query for each.
     row.save()
     return row
+
+
+async def arule(name: str = "burst", algorithm: str = "token_bucket", **fields: Any) -> Rule:
+    """Make a rule from async code: in another thread, whose database connections are closed afterwards."""
+
+    def make() -> Rule:
+        try:
+            return rule(name, algorithm, **fields)
+        finally:
+            connections.close_all()
+
+    return await asyncio.to_thread(make)

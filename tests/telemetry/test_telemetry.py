@@ -27,12 +27,14 @@ from rest_framework.views import APIView
 
 from ratelimits import signals
 from ratelimits.algorithms.limits import FixedWindow
+from ratelimits.api.throttle import UnbilledThrottle
 from ratelimits.decorators import limited
 from ratelimits.engine import Limit
 from ratelimits.engine.transport.connection import NotReached
 from ratelimits.identity import Identity
 from ratelimits.middleware import QuotaMiddleware
 from ratelimits.models import Access, Rule
+from ratelimits.outbound import WaitTooLong, permits
 from ratelimits.quota import checking
 from ratelimits.quota.answers import observing
 from ratelimits.telemetry import prometheus, state
@@ -106,6 +108,11 @@ class Rated(Hello):
     throttle_classes = (Throttle,)
 
 
+class UsageApi(Hello):
+    throttle_classes = (UnbilledThrottle,)
+    throttle_scope = "*"
+
+
 @limited()
 def plain(request: Any) -> HttpResponse:
     return HttpResponse("hello")
@@ -129,6 +136,7 @@ def through_middleware(request: Any) -> Any:
         pytest.param(plain, RequestFactory(), "burst", id="decorator"),
         pytest.param(aplain, AsyncRequestFactory(), "burst", id="async decorator"),
         pytest.param(through_middleware, RequestFactory(), "burst", id="middleware"),
+        pytest.param(UsageApi.as_view(), APIRequestFactory(), "burst", id="usage API"),
     ],
 )
 def test_every_entry_point_is_counted_and_traced(view: Any, factory: Any, rule: str) -> None:
@@ -263,3 +271,35 @@ class TestSignals:
         checking.breaker.succeeded()
         checking.breaker.succeeded()
         assert [one["is_open"] for one in received] == [True, False]
+
+
+@pytest.mark.usefixtures("watched")
+def test_outbound_calls_are_counted_sync_and_async() -> None:
+    def call() -> None:
+        with permits("mailer-api", max_wait=0):
+            pass
+
+    async def acall() -> None:
+        async with permits("mailer-api", max_wait=0):
+            pass
+
+    def both() -> None:
+        with override_rules([{**BURST, "scope": "mailer-api"}]):
+            call()
+            with pytest.raises(WaitTooLong):
+                asyncio.run(acall())
+
+    counted = {("ratelimits_decisions_total", "burst", outcome): 1.0 for outcome in ("admitted", "refused")}
+    assert grown(both) == counted
+    assert {span.attributes["ratelimits.scope"] for span in SPANS.get_finished_spans() if span.attributes} == {
+        "mailer-api"
+    }
+
+
+@pytest.mark.usefixtures("watched")
+def test_an_outbound_call_that_nothing_limits_is_not_counted() -> None:
+    def free() -> None:
+        with permits("nobody-limits-this"):
+            pass
+
+    assert grown(free) == {}
