@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ratelimits.algorithms.limits import Algorithm
 from ratelimits.engine import Mode
-from ratelimits.engine.call import clock
+from ratelimits.engine.clock import clock
 from ratelimits.engine.program import Program
 from ratelimits.outbound import driving
 from ratelimits.outbound.deciding import Outbound, Turn, WaitTooLong, typed

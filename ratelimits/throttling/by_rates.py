@@ -20,12 +20,12 @@ from rest_framework.settings import api_settings
 from ratelimits.algorithms import typed_rates
 from ratelimits.algorithms.limits import Limit, SlidingLog
 from ratelimits.algorithms.parsing import MICROSECONDS
-from ratelimits.conf import shown
+from ratelimits.conf import conf, shown
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import address_of
 from ratelimits.quota import headers
 from ratelimits.quota.answers.answer import Answer
-from ratelimits.throttling.by_rules import QuotaUnavailable
+from ratelimits.throttling.by_rules import raise_refusal
 from ratelimits.throttling.deciding import check_limits
 
 if TYPE_CHECKING:
@@ -50,11 +50,13 @@ class _Outcome(NamedTuple):
     admits   whether its own rate admits the request
     allowed  whether all throttles together admit the request
     wait     what `SimpleRateThrottle.wait` returns, in seconds
+    answer   the answer to the request
     """
 
     admits: bool
     allowed: bool
     wait: float | None
+    answer: Answer
 
 
 _Outcomes = dict[_Counted, _Outcome]
@@ -108,7 +110,8 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         """Return whether this throttle admits the request.
 
         The first throttle of a view also decides for the view's other throttles of this module. Raise QuotaUnavailable
-        if Redis does not answer and FAILURE_POLICY is "deny".
+        if Redis does not answer and FAILURE_POLICY is "deny". If the project has its own response to refused requests,
+        raise QuotaRefused after a refusal: the view answers it with this response.
         """
         if self.rate is None or self.num_requests is None or self.duration is None:
             return True
@@ -121,7 +124,10 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
             return True
         self._outcome = outcome = self._outcome_of(counted, request, view)
         if not outcome.admits:
-            return self.throttle_failure()
+            admitted = self.throttle_failure()
+            if not admitted and conf.REFUSAL_RESPONSE is not None:
+                raise_refusal(getattr(request, "_request", request), outcome.answer, view)
+            return admitted
         return self.throttle_success() if outcome.allowed else True
 
     def throttle_success(self) -> bool:
@@ -145,16 +151,16 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         outcomes: _Outcomes | None = attributes.get(_OUTCOMES)
         if outcomes is None:
             together = [counted, *_counted_by_others(request, view)]
-            outcomes = attributes[_OUTCOMES] = self._decide(list(dict.fromkeys(together)), view)
+            outcomes = attributes[_OUTCOMES] = self._decide(list(dict.fromkeys(together)), request, view)
         outcome = outcomes.pop(counted, None)
         # A throttle that is asked twice, or that counts something else now, is decided alone.
-        return outcome if outcome is not None else self._decide([counted], view)[counted]
+        return outcome if outcome is not None else self._decide([counted], request, view)[counted]
 
-    def _decide(self, together: list[_Counted], view: APIView) -> _Outcomes:
+    def _decide(self, together: list[_Counted], request: Request, view: APIView) -> _Outcomes:
         limits = list(_limits(together))
         answer = check_limits(limits, None if self.timer is None else int(self.timer() * MICROSECONDS))
         if answer.unavailable:
-            raise QuotaUnavailable
+            raise_refusal(getattr(request, "_request", request), answer, view)
         view_headers = getattr(view, "headers", None)
         if view_headers is not None:
             view_headers.update(_fields(answer, limits, together))
@@ -206,12 +212,13 @@ def _limits(together: Iterable[_Counted]) -> Iterator[Limit]:
 
 def _outcomes(answer: Answer, together: Sequence[_Counted]) -> _Outcomes:
     if answer.decision is None:  # FAILURE_POLICY admits the request.
-        return {counted: _Outcome(True, True, 0.0) for counted in together}
+        return {counted: _Outcome(True, True, 0.0, answer) for counted in together}
     return {
         counted: _Outcome(
             standing.allowed,
             answer.allowed,
             standing.reset_after / (standing.remaining + 1) if standing.allowed else answer.retry_after,
+            answer,
         )
         for counted, standing in zip(together, answer.decision.standings, strict=True)
     }

@@ -18,7 +18,7 @@ from ratelimits.conf import conf
 from ratelimits.identity import identify
 from ratelimits.quota import finishing
 from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
-from ratelimits.quota.answers.responses import costs_of, own_refusal, scope_of, wrong_cost
+from ratelimits.quota.answers.responses import costs_of, own_refusal, scope_of, with_headers, wrong_cost
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.waiting import check_and_wait
 from ratelimits.rules import AccessRow
@@ -115,7 +115,7 @@ class QuotaThrottle(BaseThrottle):
             or answer.prepared.has_own_refusals
             or conf.REFUSAL_RESPONSE is not None
         ):
-            _raise_refusal(django_request, answer, view)
+            raise_refusal(django_request, answer, view)
         # After a refusal, Django REST framework makes the response, and calls the view's `throttled`.
         return answer.allowed
 
@@ -124,14 +124,14 @@ class QuotaThrottle(BaseThrottle):
         return self._answer.retry_after if self._answer is not None else None
 
 
-def _raise_refusal(request: Any, answer: Answer, view: Any) -> None:
+def raise_refusal(request: Any, answer: Answer, view: Any) -> None:
     """Raise the error for a refused request. Do nothing if Django REST framework's own refusal says the same."""
     response = own_refusal(request, answer)
     refused = _error(answer, always=response is not None)
     if refused is None:
         return
     if response is not None:
-        _answer_with(response, refused, view)
+        _answer_with(with_headers(response, answer), refused, view)
     raise refused
 
 

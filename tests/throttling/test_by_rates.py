@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from adrf.views import APIView as AsyncView
 from django.contrib.auth.models import User
+from django.core.cache.backends.locmem import LocMemCache
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.test import AsyncRequestFactory, TestCase
 from rest_framework import throttling
 from rest_framework.permissions import AllowAny
@@ -268,6 +269,61 @@ class TestFailures:
         settings.RATELIMITS = {**settings.RATELIMITS, "FAILURE_POLICY": "deny"}
         away(settings, free_port())
         assert statuses(view(Burst, Sustained), 5) == [503] * 5
+
+
+class TestOwnResponse:
+    """The setting REFUSAL_RESPONSE, as with QuotaThrottle."""
+
+    @staticmethod
+    def own(request: HttpRequest, answer: Any) -> HttpResponse | None:
+        if "plain" in request.GET:
+            return None
+        said = "away" if answer.unavailable else f"wait {answer.retry_after:.0f}"
+        return HttpResponse(f"{request.path}: {said}", status=420)
+
+    @pytest.fixture(autouse=True)
+    def _with_own_response(self, settings: Any) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "REFUSAL_RESPONSE": self.own}
+
+    def test_a_refused_request_gets_it_with_the_fields(self) -> None:
+        with frozen_quota_clock():
+            limited = view(Sustained, Burst)
+            assert statuses(limited, 2) == [200, 200]
+            refused = limited(get())
+        assert (refused.status_code, refused.content) == (420, b"/: wait 3600")
+        assert refused["Retry-After"] == "3600"
+        assert refused["RateLimit"].startswith('"burst";r=0;')
+
+    def test_it_may_leave_a_refusal_as_it_is(self) -> None:
+        assert statuses(view(Burst), 3, "plain=1") == [200, 200, 429]
+
+    def test_a_throttle_may_still_let_a_refused_request_pass(self) -> None:
+        class Lenient(Burst):
+            def throttle_failure(self) -> bool:
+                return True
+
+        assert statuses(view(Lenient), 3) == [200] * 3
+
+    def test_it_also_answers_while_redis_is_away(self, settings: Any) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "FAILURE_POLICY": "deny"}
+        away(settings, free_port())
+        refused = view(Burst)(get())
+        assert (refused.status_code, refused.content) == (420, b"/: away")
+
+
+def test_a_method_that_the_view_lacks_is_charged_as_by_django_rest_framework() -> None:
+    class Theirs(throttling.UserRateThrottle):
+        rate, cache = "2/day", LocMemCache("ratelimits-405", {})
+
+    class Ours(UserRateThrottle):
+        rate = "2/day"
+
+    def asked(throttle: type[BaseThrottle]) -> list[int]:
+        request = APIRequestFactory().put("/", REMOTE_ADDR="203.0.113.9")
+        limited = view(throttle)
+        return [limited(request).status_code for _ in range(3)]
+
+    assert asked(Theirs) == asked(Ours) == [405, 405, 429]
 
 
 def test_the_stopped_clock_of_a_test_moves_them_too() -> None:

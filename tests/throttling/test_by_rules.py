@@ -188,6 +188,10 @@ class TestScopes:
         assert [client.post("/scoped/").status_code for _ in range(3)] == [200, 200, 429]
         assert [client.get("/scoped/").status_code for _ in range(3)] == [200, 200, 200]
 
+    def test_a_method_that_the_view_lacks_is_charged_as_by_the_frameworks_own(self, client: APIClient) -> None:
+        slow("few")
+        assert [client.delete("/plain/").status_code for _ in range(3)] == [405, 405, 429]
+
     def test_head_is_governed_as_get_whose_handler_answers_it(self, client: APIClient, redis_client: RawRedis) -> None:
         row = slow("reads", scope="search:GET")
         assert [client.head("/scoped/").status_code for _ in range(2)] == [200, 200]
