@@ -89,3 +89,9 @@ def test_the_app_starts_without_the_packages_that_only_some_projects_use() -> No
         [sys.executable, "-c", _START], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
     )
     assert started.stdout.strip() == ""
+
+
+def test_on_windows_the_import_says_what_to_do() -> None:
+    code = "import sys; sys.platform = 'win32'; import ratelimits"
+    started = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True, text=True)
+    assert "ImportError: ratelimits runs on Linux and macOS. On Windows, run the project in WSL" in started.stderr

@@ -21,6 +21,7 @@ from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.models import Account, KeyOverride, Rule
 from ratelimits.models.overrides import readable, rules_by_name
 from ratelimits.models.validation.crowding import too_many
+from ratelimits.models.validation.rules import group_problem
 
 
 @checks.register("ratelimits", checks.Tags.database)
@@ -36,7 +37,7 @@ def check_rows(
         return []
     try:
         with transaction.atomic(using):
-            return [*_rules(using), *_overrides(using), *_accounts(using), *_crowding(using)]
+            return [*_rules(using), *_groups(using), *_overrides(using), *_accounts(using), *_crowding(using)]
     except DatabaseError:
         return []  # The tables do not exist yet, or the database is down. Django reports both.
 
@@ -50,6 +51,20 @@ def _rules(using: str) -> Iterator[checks.CheckMessage]:
                 hint="Correct or delete it in the admin. Until then its failure policy decides instead.",
                 obj=rule,
                 id="ratelimits.E020",
+            )
+
+
+def _groups(using: str) -> Iterator[checks.CheckMessage]:
+    """Yield a warning for each rule that is on, for a group that does not exist. A group can be deleted or renamed."""
+    rules = Rule.objects.using(using).exclude(group="").exclude(mode=Rule.Mode.OFF)
+    for rule in rules.select_related("plan").order_by("pk"):
+        problem = group_problem(rule.group)
+        if problem:
+            yield checks.Warning(
+                f"Rule {rule.pk} ({rule}) applies to nobody: the group {rule.group!r} does not exist.",
+                hint=problem,
+                obj=rule,
+                id="ratelimits.W021",
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from io import StringIO
 
 import pytest
+from django.contrib.auth.models import Group
 from django.core import checks
 from django.core.exceptions import ValidationError
 from django.core.management import call_command
@@ -41,6 +42,18 @@ def test_a_rule_an_override_and_an_account_that_cannot_be_read_are_errors_of_the
     assert ids() == ["ratelimits.E020", "ratelimits.E021", "ratelimits.E022"]
     with pytest.raises(SystemCheckError, match="unknown time zone 'Mars/Olympus'"):
         call_command("check", databases=["default"], stderr=StringIO())
+
+
+def test_a_rule_for_a_group_that_was_deleted_is_a_warning() -> None:
+    staff = Group.objects.create(name="staff")
+    rule("team", group="staff")
+    assert ids() == []
+    staff.delete()
+    (warning,) = checks.run_checks(tags=[checks.Tags.database], databases=["default"])
+    assert warning.id == "ratelimits.W021"
+    assert "applies to nobody: the group 'staff' does not exist" in warning.msg
+    Rule.objects.update(mode=Rule.Mode.OFF)
+    assert ids() == []
 
 
 def test_without_the_database_nothing_is_asked() -> None:

@@ -11,7 +11,7 @@ from ratelimits.engine.keys import ledger_name
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.progress import shown
 from ratelimits.reports.closing.close import finalise_each
-from ratelimits.reports.closing.open_periods import NotForcedError, OpenPeriod, force, open_periods
+from ratelimits.reports.closing.open_periods import NotForcedError, OpenPeriod, force, open_periods, running_count
 from ratelimits.reports.periods import iso
 from ratelimits.usage.tally import tally
 from ratelimits.usage.task_runs import Task, noted
@@ -57,7 +57,7 @@ class Command(ExplainedCommand):
                 self.stdout.write(_open_period_text(period))
                 printed += 1
         if options["open"] and not printed:
-            running = sum(1 for _period in open_periods(account=options["account"], running=True))
+            running = running_count(account=options["account"])
             self.stdout.write(f"No period is over and open; {running:,} still {'runs' if running == 1 else 'run'}.")
 
     def _finalise(self, account: str | None) -> None:

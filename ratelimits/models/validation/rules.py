@@ -131,7 +131,7 @@ def _coverage_errors(rule: Rule) -> Errors:
         errors["except_scopes"] = [not_a_scope % {"name": wrong}]
     if rule.group and rule.callers == "anonymous":
         errors["group"] = [_("Leave this empty, or choose other callers: anonymous callers are in no group.")]
-    elif rule.group and (unknown := _unknown_group(rule.group)):
+    elif rule.group and (unknown := group_problem(rule.group)):
         errors["group"] = [unknown]
     if rule.key_kind not in ("ip", "key"):
         message = _("Leave this empty, or count per address or per key: other rules count no addresses.")
@@ -139,7 +139,7 @@ def _coverage_errors(rule: Rule) -> Errors:
     return errors
 
 
-def _unknown_group(name: str) -> str:
+def group_problem(name: str) -> str:
     """Return a message if no group has this name, otherwise ""."""
     try:
         get_user_model()._meta.get_field("groups")

@@ -88,6 +88,16 @@ def open_periods(
             yield from _of_account(data, closing, now, running=running)
 
 
+def running_count(account: str | None = None) -> int:
+    """Return the number of periods with usage but without a report, if none of them is over.
+
+    No period is read, because there can be one for each account.
+    """
+    filters: dict[str, Any] = {} if account is None else {"account": account}
+    usage = PeriodUsage.objects.using(conf.DATABASE).filter(covered=None, **filters).order_by()
+    return usage.values("account", "period").distinct().count()
+
+
 def _shortened(using: str) -> Q:
     """Return the condition for usage of shortened periods: a report exists whose period starts within such a period."""
     reports = Report.objects.using(using).filter(

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection
 from django.db.models import QuerySet
+from django.test.utils import CaptureQueriesContext
 
 from ratelimits.models import Account, Adjustment, Batch, DurabilityGap, Line, Report, ShardState
 from ratelimits.reports.closing.close import finalise, home_shard
 from ratelimits.reports.closing.open_periods import NotForcedError, force, open_periods
 from ratelimits.reports.verify.report import verify_report
+from ratelimits.usage.tally import tally
 from ratelimits.verification import Verification
 from tests.reports.closing.test_close import adjust
 from tests.support.reports.invoices import account, close, lines, spend
@@ -209,3 +212,12 @@ def test_the_command_says_how_many_periods_still_run_if_none_is_over() -> None:
     use("acme", now=None, periods=(start - 30 * day, start, start + 30 * day, start + 60 * day))
     flow()
     assert said() == "No period is over and open; 1 still runs.\n"
+    with CaptureQueriesContext(connection) as few:
+        said()
+    for number in range(20):
+        use(f"customer{number}", now=None, periods=(start - 30 * day, start, start + 30 * day, start + 60 * day))
+    flow()
+    tally()
+    with CaptureQueriesContext(connection) as many:
+        assert said() == "No period is over and open; 21 still run.\n"
+    assert len(many) == len(few)
