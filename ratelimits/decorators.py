@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
@@ -12,12 +13,15 @@ from django.http.response import HttpResponseBase
 
 from ratelimits.identity import aidentify, identify
 from ratelimits.quota import finishing
+from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.answers.responses import Cost, arefusal, costs_of, refusal, scope_of, with_headers, wrong_cost
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
 from ratelimits.view_keys import Key, check_key, with_view_key
 
 View = TypeVar("View", bound=Callable[..., Any])
+#: A cost, or a callable that takes the request and returns one. None: one request.
+AnyCost = Cost | Callable[[HttpRequest], Cost] | None
 
 
 def _is_async(view: Any) -> bool:
@@ -29,7 +33,7 @@ def _is_async(view: Any) -> bool:
 
 def limited(
     scope: str = "*",
-    cost: Cost | Callable[[HttpRequest], Cost] | None = None,
+    cost: AnyCost = None,
     key: Key | None = None,
 ) -> Callable[[View], View]:
     """Limit a view by the rules of `scope`.
@@ -46,46 +50,21 @@ def limited(
 
         @functools.wraps(view)
         def sync_view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-            costs = costs_of(cost, request)
-            identity = with_view_key(identify(request), key, request, kwargs, request)
-            try:
-                answer = check_and_wait(identity, scope_name, request.method or "", costs, request)
-            except WrongCost as error:
-                raise wrong_cost(error, view) from None
-            finishing.begin(request, answer)
+            answer = decided(view, request, kwargs, scope_name, cost, key)
             if not answer.allowed:
                 return refusal(request, answer)
-            try:
+            with ended_if_it_fails(request):
                 response = view(request, *args, **kwargs)
-            except Exception:
-                # Django turns the error into a response, and the middleware refunds a server error.
-                finishing.end(request)
-                raise
-            except BaseException as error:
-                finishing.fail(request, error)
-                raise
             finishing.leave(request, response)
             return with_headers(response, answer)
 
         @functools.wraps(view)
         async def async_view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-            costs = costs_of(cost, request)
-            identity = with_view_key(await aidentify(request), key, request, kwargs, request)
-            try:
-                answer = await acheck_and_wait(identity, scope_name, request.method or "", costs)
-            except WrongCost as error:
-                raise wrong_cost(error, view) from None
-            finishing.begin(request, answer)
+            answer = await adecided(view, request, kwargs, scope_name, cost, key)
             if not answer.allowed:
                 return await arefusal(request, answer)
-            try:
+            async with aended_if_it_fails(request):
                 response = await view(request, *args, **kwargs)
-            except Exception:
-                await finishing.aend(request)
-                raise
-            except BaseException as error:
-                await finishing.afail(request, error)
-                raise
             await finishing.aleave(request, response)
             return with_headers(response, answer)
 
@@ -94,3 +73,61 @@ def limited(
         return cast("View", wrapped)
 
     return decorate
+
+
+def decided(
+    view: object, request: HttpRequest, arguments: Mapping[str, Any], scope: str, cost: AnyCost, key: Key | None
+) -> Answer:
+    """Decide a request to a view, wait if its rules say so, and begin the request. Return the answer.
+
+    `arguments` are those of the URL. Raise WrongCost, with the view's name, if the view's cost is not valid.
+    """
+    costs = costs_of(cost, request)
+    identity = with_view_key(identify(request), key, request, arguments, request)
+    try:
+        answer = check_and_wait(identity, scope, request.method or "", costs, request)
+    except WrongCost as error:
+        raise wrong_cost(error, view) from None
+    finishing.begin(request, answer)
+    return answer
+
+
+async def adecided(
+    view: object, request: HttpRequest, arguments: Mapping[str, Any], scope: str, cost: AnyCost, key: Key | None
+) -> Answer:
+    """Do the same as `decided`, in async code."""
+    costs = costs_of(cost, request)
+    identity = with_view_key(await aidentify(request), key, request, arguments, request)
+    try:
+        answer = await acheck_and_wait(identity, scope, request.method or "", costs)
+    except WrongCost as error:
+        raise wrong_cost(error, view) from None
+    finishing.begin(request, answer)
+    return answer
+
+
+@contextmanager
+def ended_if_it_fails(request: HttpRequest) -> Iterator[None]:
+    """End the request if its view, which is called in this block, raises an exception."""
+    try:
+        yield
+    except Exception:
+        # The framework turns the error into a response, and the middleware refunds a server error.
+        finishing.end(request)
+        raise
+    except BaseException as error:
+        finishing.fail(request, error)
+        raise
+
+
+@asynccontextmanager
+async def aended_if_it_fails(request: HttpRequest) -> AsyncIterator[None]:
+    """Do the same as `ended_if_it_fails`, in async code."""
+    try:
+        yield
+    except Exception:
+        await finishing.aend(request)
+        raise
+    except BaseException as error:
+        await finishing.afail(request, error)
+        raise

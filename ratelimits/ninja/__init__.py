@@ -14,13 +14,10 @@ from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
-from ratelimits.identity import aidentify, identify
-from ratelimits.quota import finishing
+from ratelimits.decorators import AnyCost, adecided, aended_if_it_fails, decided, ended_if_it_fails
 from ratelimits.quota.answers.answer import Answer
-from ratelimits.quota.answers.responses import Cost, arefusal, costs_of, refusal, scope_of, with_headers, wrong_cost
-from ratelimits.quota.costs import WrongCost
-from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
-from ratelimits.view_keys import Key, check_key, with_view_key
+from ratelimits.quota.answers.responses import arefusal, refusal, scope_of, with_headers
+from ratelimits.view_keys import Key, check_key
 
 Operation = TypeVar("Operation", bound=Callable[..., Any])
 #: The name of the argument by which django-ninja passes the response whose headers an operation may set.
@@ -29,7 +26,7 @@ _RESPONSE = "ratelimits_response"
 
 def limited(
     scope: str = "*",
-    cost: Cost | Callable[[HttpRequest], Cost] | None = None,
+    cost: AnyCost = None,
     key: Key | None = None,
 ) -> Callable[[Operation], Operation]:
     """Limit an operation by the rules of `scope`.
@@ -46,42 +43,21 @@ def limited(
 
         @functools.wraps(operation)
         def sync_operation(request: HttpRequest, **values: Any) -> Any:
-            identity = with_view_key(identify(request), key, request, values, request)
-            try:
-                answer = check_and_wait(identity, scope_name, request.method or "", costs_of(cost, request), request)
-            except WrongCost as error:
-                raise wrong_cost(error, operation) from None
-            _begin(request, answer, values, field)
+            answer = decided(operation, request, values, scope_name, cost, key)
+            _write_headers(answer, values, field)
             if not answer.allowed:
                 return refusal(request, answer)
-            try:
+            with ended_if_it_fails(request):
                 return _with_headers(operation(request, **values), answer)
-            except Exception:
-                # django-ninja turns the error into a response, and the middleware refunds a server error.
-                finishing.end(request)
-                raise
-            except BaseException as error:
-                finishing.fail(request, error)
-                raise
 
         @functools.wraps(operation)
         async def async_operation(request: HttpRequest, **values: Any) -> Any:
-            identity = with_view_key(await aidentify(request), key, request, values, request)
-            try:
-                answer = await acheck_and_wait(identity, scope_name, request.method or "", costs_of(cost, request))
-            except WrongCost as error:
-                raise wrong_cost(error, operation) from None
-            _begin(request, answer, values, field)
+            answer = await adecided(operation, request, values, scope_name, cost, key)
+            _write_headers(answer, values, field)
             if not answer.allowed:
                 return await arefusal(request, answer)
-            try:
+            async with aended_if_it_fails(request):
                 return _with_headers(await operation(request, **values), answer)
-            except Exception:
-                await finishing.aend(request)
-                raise
-            except BaseException as error:
-                await finishing.afail(request, error)
-                raise
 
         wrapped: Any = async_operation if iscoroutinefunction(operation) else sync_operation
         wrapped.__signature__ = signature
@@ -107,8 +83,8 @@ def _with_response(operation: Callable[..., Any]) -> tuple[inspect.Signature, st
     return signature.replace(parameters=parameters), _RESPONSE
 
 
-def _begin(request: HttpRequest, answer: Answer, values: dict[str, Any], field: str) -> None:
-    finishing.begin(request, answer)
+def _write_headers(answer: Answer, values: dict[str, Any], field: str) -> None:
+    """Add the RateLimit fields to the response whose headers an operation may set."""
     with_headers(values.pop(field) if field == _RESPONSE else values[field], answer)
 
 
