@@ -322,7 +322,7 @@ def _load_rules(before: Document, document: Document, using: str, reason: str, p
             problems += [f"rule {title}: {line}" for line in _messages(error)]
             continue
         if rule_as_code(rule, slug) != existing:
-            rule._change_reason = reason  # type: ignore[attr-defined]
+            rule._change_reason = reason
             rule.save(using=using)
             changes.append(f"{'changed' if existing else 'added'} rule {title}: {rule.sentence()}")
     return changes

@@ -295,6 +295,10 @@ class Versioned(models.Model):
     since = models.BigIntegerField(_("since"), default=0, editable=False)
 
     objects = VersionedManager()
+    #: The former states of rows. Each subclass has a `History`, which simple_history replaces by a manager.
+    history: ClassVar[Any]
+    #: The reason that simple_history records with the next change.
+    _change_reason: str | None
 
     #: Fields that say which key, rule or plan a row is about. When one changes, a tombstone records the former values.
     subject_fields: ClassVar[tuple[str, ...]] = ()
@@ -349,7 +353,7 @@ class Versioned(models.Model):
     def as_of(cls, pk: int, version: int) -> Self:
         """Return the row as it was at a configuration version. Raise DoesNotExist if there was no such row then."""
         # Do not read from a replica, which may not have this version yet.
-        history: Any = cls.history.using(router.db_for_write(cls))  # type: ignore[attr-defined]
+        history: Any = cls.history.using(router.db_for_write(cls))
         records = history.filter(id=pk, version__lte=version)
         newest = records.order_by("-version", "-history_id").first()
         if newest is None or newest.history_type == "-":

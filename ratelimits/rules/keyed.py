@@ -92,10 +92,11 @@ class KeyRows:
 def read(using: str, shards: Collection[int], above: int | None = None) -> dict[int, KeyRows]:
     """Return the rows about the keys of these shards. With `above`, return only rows with a higher version."""
     wanted: dict[str, Any] = {"shard__in": shards} | ({} if above is None else {"version__gt": above})
-    stored: dict[Hashable, Hashable] = {}
+    stored: dict[Any, Any] = {}
 
     def once(value: _T) -> _T:
-        return stored.setdefault(value, value)  # type: ignore[return-value]
+        same: _T = stored.setdefault(value, value)
+        return same
 
     moments = "valid_from", "valid_until", "version", "since"
     overrides: dict[int, dict[str, tuple[OverrideRow, ...]]] = {}

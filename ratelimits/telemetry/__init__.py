@@ -5,8 +5,8 @@ Without this setting nothing of them is imported, and a decision costs no more t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
+from types import ModuleType
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
@@ -16,7 +16,8 @@ from ratelimits.quota.answers import observing
 
 #: For each value of the setting TELEMETRY: the module with its observers. A pip extra has the same name.
 _MODULES = {"prometheus": "ratelimits.telemetry.prometheus", "opentelemetry": "ratelimits.telemetry.opentelemetry"}
-_ends: list[Callable[[], None]] = []
+#: The modules that observe decisions now.
+_watching: list[ModuleType] = []
 
 
 def start() -> None:
@@ -35,18 +36,15 @@ def start() -> None:
             ) from error
         observing.observers.append(module.observe)
         observing.breaker_observers.append(module.breaker_changed)
-        _ends.append(lambda module=module: _remove(module))  # type: ignore[misc]
-
-
-def _remove(module: object) -> None:
-    observing.observers.remove(module.observe)  # type: ignore[attr-defined]
-    observing.breaker_observers.remove(module.breaker_changed)  # type: ignore[attr-defined]
+        _watching.append(module)
 
 
 def stop() -> None:
     """Observe nothing any more."""
-    while _ends:
-        _ends.pop()()
+    while _watching:
+        module = _watching.pop()
+        observing.observers.remove(module.observe)
+        observing.breaker_observers.remove(module.breaker_changed)
 
 
 def _restart(setting: str, **kwargs: object) -> None:

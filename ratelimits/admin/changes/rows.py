@@ -98,7 +98,7 @@ def changed_rows(
 
 
 def _records(model: type[Versioned], until: datetime | None, count: int, chosen: Q | None) -> Sequence[Any]:
-    history: Any = model.history  # type: ignore[attr-defined]
+    history: Any = model.history
     same_row = history.model._base_manager.filter(id=OuterRef("id"))
     records = history.using(conf.DATABASE)
     if until is not None:

@@ -43,7 +43,7 @@ class Unrecorded(NamedTuple):
 
 def unrecorded(model: type[Versioned], using: str) -> Unrecorded:
     """Return the rows of a model that differ from its history."""
-    records: models.QuerySet[Any] = model.history.using(using).order_by()  # type: ignore[attr-defined]
+    records: models.QuerySet[Any] = model.history.using(using).order_by()
     newest = records.filter(id=OuterRef("pk")).order_by("-version", "-history_id").values("history_id")[:1]
     equals_row = Q(history_id=OuterRef("newest"))
     for field in model._meta.concrete_fields:
@@ -72,7 +72,7 @@ def with_newest_record(model: type[Versioned], using: str) -> Any:
 
     They are the columns `version` and `since` of the row's newest history record.
     """
-    records: models.QuerySet[Any] = model.history.using(using)  # type: ignore[attr-defined]
+    records: models.QuerySet[Any] = model.history.using(using)
     newest = records.filter(id=OuterRef("pk")).order_by("-version", "-history_id")
     return models.QuerySet(model, using=using).annotate(
         recorded=Subquery(newest.values("version")[:1]), recorded_since=Subquery(newest.values("since")[:1])
@@ -81,7 +81,7 @@ def with_newest_record(model: type[Versioned], using: str) -> Any:
 
 def never_recorded(model: type[Versioned], using: str) -> models.QuerySet[Any]:
     """Return the rows of a model that have no history record."""
-    records: models.QuerySet[Any] = model.history.using(using)  # type: ignore[attr-defined]
+    records: models.QuerySet[Any] = model.history.using(using)
     return models.QuerySet(model, using=using).filter(~Exists(records.filter(id=OuterRef("pk"))))
 
 

@@ -79,7 +79,7 @@ def _record_edit(row: Versioned, former: Versioned | None, using: str) -> None:
 
 def _is_recorded(row: Versioned, using: str) -> bool:
     """Return whether the newest history record already equals the row: in a fixture, records may come before rows."""
-    records: Any = type(row).history.using(using)  # type: ignore[attr-defined]
+    records: Any = type(row).history.using(using)
     newest = records.filter(id=row.pk).order_by("-version", "-history_id").first()
     return newest is not None and newest.history_type != "-" and not _differ(row, newest, "version", "since")
 

@@ -21,7 +21,7 @@ def verify_configuration(using: str, checked: Counter[str]) -> Iterator[str]:
     version = ConfigVersion.read(using)[0]
     for model in MODELS:
         count = model._base_manager.using(using).count()
-        records: Any = model.history.using(using)  # type: ignore[attr-defined]
+        records: Any = model.history.using(using)
         newest = records.aggregate(newest=Max("version"))["newest"]
         if not count and newest is None:
             continue

@@ -175,7 +175,7 @@ def history(using: str, listed: dict[str, Any] | None = None) -> dict[str, dict[
     section = {}
     for model in MODELS:
         name = str(model._meta.model_name)
-        records: Any = model.history.using(using)  # type: ignore[attr-defined]
+        records: Any = model.history.using(using)
         earlier = (listed or {}).get(name)
         if listed is not None and earlier is None:
             continue
@@ -216,7 +216,7 @@ def newer_than_history(using: str, listed: Mapping[str, dict[str, Any]]) -> dict
         name = str(model._meta.model_name)
         if name not in listed:
             continue
-        records: Any = model.history.using(using)  # type: ignore[attr-defined]
+        records: Any = model.history.using(using)
         newer = records.filter(id=OuterRef("pk"), pk__gt=listed[name]["newest"])
         rows = with_newest_record(model, using).filter(~Exists(newer)).order_by("pk")
         rows = rows.filter(Q(version__gt=F("recorded")) | Q(since__gt=F("recorded_since")))
@@ -227,7 +227,7 @@ def newer_than_history(using: str, listed: Mapping[str, dict[str, Any]]) -> dict
 def dated_back(using: str, listed: dict[str, Any], since: int) -> Iterator[str]:
     """Yield the names of records that were added after a manifest, but are dated before `since` (µs)."""
     for model in MODELS:
-        records: Any = model.history.using(using)  # type: ignore[attr-defined]
+        records: Any = model.history.using(using)
         entry = listed.get(str(model._meta.model_name))
         if entry is not None:
             for record in records.filter(pk__gt=entry["newest"], since__lt=since).order_by("pk"):

@@ -39,7 +39,7 @@ TABLES.update(
         PushDelivery: frozenset({"id"}),
         KeptPeriod: frozenset({"id"}),
         **dict.fromkeys(MODELS, frozenset({"id"})),
-        **{model.history.model: frozenset({"history_id"}) for model in MODELS},  # type: ignore[attr-defined]
+        **{model.history.model: frozenset({"history_id"}) for model in MODELS},
     }
 )
 UNIQUE.update(
@@ -55,7 +55,7 @@ UNIQUE.update(
         PlanMembership: ("key",),
         KeyOverride: ("key",),
         Access: ("target",),
-        **{model.history.model: () for model in MODELS},  # type: ignore[attr-defined]
+        **{model.history.model: () for model in MODELS},
     }
 )
 
@@ -199,7 +199,5 @@ OF_TERMS: dict[str, Damage] = {
 }
 #: The tampering with the history. The manifest has a digest of it, and each row must equal its newest record.
 OF_HISTORY: dict[str, Damage] = {
-    name: damage
-    for model in MODELS
-    for name, damage in kinds_of(model.history.model).items()  # type: ignore[attr-defined]
+    name: damage for model in MODELS for name, damage in kinds_of(model.history.model).items()
 }
