@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import addresses
+from benchmarks.pairs.throttles import PAIRS as THROTTLES
 from benchmarks.support import plan
 from benchmarks.support.report import shown
 from benchmarks.tasks import WAYS
@@ -348,6 +349,13 @@ def twice(runs: dict[str, Run]) -> str:
     return markdown(("own way", "plain way", "own, µs", "plain, µs", "plain ÷ own"), rows)
 
 
+def throttles(runs: dict[str, Run]) -> str:
+    """Return the table of throttles that are compared in pairs."""
+    results = runs["pairs.throttles"]["results"]
+    rows = [(*THROTTLES[name], one["us"], one["beside_us"], one["times"]) for name, one in results.items()]
+    return markdown(("throttle", "compared with", "µs", "compared with, µs", "times"), rows)
+
+
 #: By name of the table: the runs that it needs, and the function that makes it.
 TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "machine": ((), machine),
@@ -373,6 +381,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "waiting": (("waiting.outbound",), waiting),
     "limited_tasks": (("waiting.tasks", "waiting.kills"), limited_tasks),
     "twice": (("twice",), twice),
+    "throttles": (("pairs.throttles",), throttles),
     "capacity": (("decide", "server"), capacity),
 }
 

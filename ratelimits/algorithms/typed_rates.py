@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from functools import lru_cache
 from typing import NamedTuple
 
 from ratelimits.algorithms.wording import gettext_noop
@@ -73,6 +74,8 @@ def is_rate(text: str) -> bool:
     return _RATE.fullmatch(text.strip().lower()) is not None
 
 
+# A throttle class parses its rate at each request.
+@lru_cache(maxsize=1024)
 def rate(text: str, *, m_is_minute: bool = False) -> TypedRate:
     """Return the rate of a text such as "10/s", "100 per hour", "10/5min" or "50 requests a minute".
 

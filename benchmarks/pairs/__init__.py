@@ -1,0 +1,1 @@
+"""Benchmarks that compare two ways in the same rounds."""
