@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from decimal import Decimal
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,12 @@ from django.db.models import Sum
 from django.test import override_settings
 from redis.cluster import LoadBalancingStrategy
 from redis.exceptions import AskError, ResponseError
+from rest_framework.response import Response
+from rest_framework.test import APIRequestFactory
+from rest_framework.views import APIView
 
 from ratelimits import engine
+from ratelimits.algorithms.limits import Concurrency
 from ratelimits.embedded import free_port
 from ratelimits.engine import AlreadySettled, Decision, Limit, Meter, Mode, NotSent, Stale, Unanswered
 from ratelimits.engine import server as server_module
@@ -34,9 +40,11 @@ from ratelimits.engine.transport.multiplexed import Multiplexed
 from ratelimits.identity import Identity
 from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch
 from ratelimits.models.ledger import GapKind
+from ratelimits.outbound import WaitTooLong, permits
 from ratelimits.quota import checking
 from ratelimits.quota.deny_cache import DenyCache, send
 from ratelimits.simulate.trial import try_rule
+from ratelimits.throttling import UserRateThrottle
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from tests.support.cluster import NODES, Cluster, wait_until_loaded
@@ -735,6 +743,37 @@ def test_refusals_that_a_process_answers_itself_are_counted_too(cluster: Cluster
         assert cache.look("place") is not None
     send(current_server(), cache.take())
     assert kinds(cluster) == {"a": 1, "d": 6}
+
+
+def test_throttles_with_rates_in_code_are_decided_together_on_all_nodes(cluster: Cluster) -> None:
+    rates = [type("Throttle", (UserRateThrottle,), {"scope": f"s{n}", "rate": f"{n}/day"}) for n in range(2, 8)]
+
+    def statuses(throttles: list[Any], count: int) -> list[int]:
+        about = {"throttle_classes": throttles, "authentication_classes": (), "permission_classes": ()}
+        view: Any = type("View", (APIView,), {**about, "get": lambda self, request: Response()})
+        request = APIRequestFactory().get("/", REMOTE_ADDR="203.0.113.9")
+        return [view.as_view()(request).status_code for _ in range(count)]
+
+    assert statuses(rates, 4) == [200, 200, 429, 429]
+    assert sum(client.dbsize() > 0 for client in cluster.clients) > 1
+    assert statuses(rates[-1:], 6) == [200] * 5 + [429]  # two requests were charged before
+
+
+def test_outbound_calls_wait_for_a_release_on_any_node(cluster: Cluster) -> None:
+    for number in range(NODES * 3):  # some name for each node
+        name, limit_of_one = f"api-{number}", Concurrency(1, Decimal(1000))
+        with ThreadPoolExecutor(1) as pool:
+            with permits(name, rate=limit_of_one):
+                with pytest.raises(WaitTooLong), permits(name, rate=limit_of_one, max_wait=0):
+                    pass
+                waiting = pool.submit(_held, name, limit_of_one)
+            assert waiting.result(30)
+    assert sum(client.dbsize() > 0 for client in cluster.clients) > 1
+
+
+def _held(name: str, algorithm: Concurrency) -> bool:
+    with permits(name, rate=algorithm, max_wait=30):
+        return True
 
 
 def test_replicas_cannot_decide(nodes: Cluster) -> None:
