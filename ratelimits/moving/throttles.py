@@ -79,7 +79,10 @@ def _for_all(finding: Finding, having: list[FoundView], others: list[FoundView])
     if excepted := sorted(scope for scope in scopes if is_scope(scope)):
         rule["except_scopes"] = ", ".join(excepted)
     left = [view.name for view in others if view.option("throttle_scope") not in excepted]
-    note = "The rule also limits these views, unless you give them a throttle_scope and except it: " + ", ".join(left)
+    note = (
+        f"Do this, or the rule also limits {', '.join(left)}: give each of these views a throttle_scope, and add this"
+        " scope to “except in scopes” of this rule."
+    )
     return replace(finding, rule=rule, notes=(*finding.notes, note) if left else finding.notes)
 
 
