@@ -22,7 +22,7 @@ from ratelimits.models import Plan
 from ratelimits.models.versions import Versioned
 
 #: Columns that are not shown. Their values result from other columns, or from the edit itself.
-_HIDDEN = {"id", "version", "since", "shard"}
+_HIDDEN = {"id", "version", "since", "counts_since", "shard"}
 
 
 class Difference(NamedTuple):
