@@ -32,7 +32,7 @@ suppress_warnings = ["misc.highlighting_failure"]
 def _link_inside(app: Sphinx, name: str, source: list[str]) -> None:
     """Let links to files beside the folder `docs` lead to their copies in the site."""
     up = "../" * name.count("/")
-    for file in ("README.md", "CONTRIBUTING.md"):
+    for file in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         source[0] = source[0].replace(f"]({up}../{file}", f"]({up}{file.lower()}")
     if name == "index":
         source[0] += _list_of_new_pages(source[0])

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from trove_classifiers import classifiers
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -65,6 +66,22 @@ def test_the_version_is_written_once() -> None:
     import ratelimits
 
     assert PYPROJECT["project"]["version"] == ratelimits.__version__
+
+
+def test_classifiers_are_known_and_name_the_versions_that_are_tested() -> None:
+    named = PYPROJECT["project"]["classifiers"]
+    assert set(named) <= classifiers
+    session = (ROOT / "noxfile.py").read_text()
+    for framework in ("5.2", "6.0", "6.1"):
+        assert f"Framework :: Django :: {framework}" in named
+        assert framework in session
+
+
+def test_the_project_has_addresses_of_its_pages() -> None:
+    urls = PYPROJECT["project"]["urls"]
+    assert set(urls) == {"Homepage", "Documentation", "Changelog"}
+    assert PYPROJECT["project"]["name"] in urls["Homepage"]
+    assert (ROOT / "docs" / Path(urls["Changelog"]).name.replace(".html", ".md")).exists()
 
 
 _START = """
