@@ -128,6 +128,7 @@ while pos <= size do
     l.has_record = true
     if record.code == code then
       local readable, entry = pcall(entry_of, record)
+      readable = readable and type(entry[4]) == 'number'
       if not readable and op ~= RESET then return corrupt(state_number) end
       l.entry = entry
       if readable and l.entry[4] > at and l.entry[4] <= now + CLOCK_BACK then at = l.entry[4] end
