@@ -147,7 +147,8 @@ local function is_lost(l)
   if not data_since then
     local meta = string.sub(KEYS[1], 1, -1 - #'${head}') .. '${meta}'
     local stored = call('HMGET', meta, 'data_run', 'data_since')
-    if stored[1] ~= run then
+    -- If the clock has stepped back, no state would be as new as the data.
+    if stored[1] ~= run or tonumber(stored[2]) > now then
       stored[2] = int(now)
       call('HSET', meta, 'data_run', run, 'data_since', stored[2])
     end

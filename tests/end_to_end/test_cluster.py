@@ -440,6 +440,27 @@ def test_while_a_node_is_away_the_failure_policy_answers_for_its_shards_and_the_
     until(lambda: decided(1), "it is asked again after a pause")
 
 
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_monthly_limit_outlives_the_data_of_all_nodes(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    begin_afresh(monkeypatch)
+    rule("monthly", "calendar_window", capacity=5, key_kind="user")
+    rule("wide", capacity=1000, key_kind="ip")
+    who = Identity(user="user:1", account=f"account:{ACCOUNT}", address=elsewhere(cluster)[0])
+
+    def allowed() -> bool:
+        return (asyncio.run(checking.acheck(who)) if asynchronous else checking.check(who)).allowed
+
+    assert [allowed() for _ in range(3)] == [True] * 3
+    flow()
+    for client in cluster.clients:
+        client.flushall()
+    assert [allowed() for _ in range(4)] == [True, True, False, False]
+    assert engine.peek([limit("token_bucket", name="wide", key=who.address or "", capacity=1000)]).remaining == 998
+
+
 def test_a_slot_on_the_move_is_refused_and_a_moved_one_is_followed(cluster: Cluster) -> None:
     key = elsewhere(cluster)[0]
     number = shard(KEYS, key, "")

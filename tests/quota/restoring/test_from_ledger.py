@@ -321,6 +321,14 @@ class TestAfterALoss:
         check(USER)
         assert len(asked) == 1
 
+    def test_a_clock_that_stepped_back_prevents_no_decision(self, check: Check, redis_client: RawRedis) -> None:
+        lasting()
+        check(USER)
+        (meta,) = redis_client.keys("*:meta")
+        redis_client.hset(meta, "data_since", int(time.time() + 3600) * 10**6)
+        another_process()
+        assert admitted(check) == 4
+
     def test_callers_without_an_account_begin_at_zero(self, check: Check, asked: list[Any]) -> None:
         lasting(key_kind="key")
         assert admitted(check, Identity(address="ip:203.0.113.9")) == 5
