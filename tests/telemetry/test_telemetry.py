@@ -229,6 +229,16 @@ def test_the_dashboard_asks_for_metrics_that_exist() -> None:
         for name in re.findall(r"ratelimits_\w+", target["expr"])
     }
     assert asked == set(re.findall(r"^\| `(ratelimits_\w+)`", PAGE, re.MULTILINE))
+    places = [panel["gridPos"] for panel in dashboard["panels"]]
+    squares = [
+        (x, y)
+        for place in places
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(squares) == len(set(squares)), "no panel covers another one"
+    named = {item["matcher"]["options"] for item in dashboard["panels"][0]["fieldConfig"]["overrides"]}
+    assert named <= set(re.findall(r"`(\w+)`", PAGE)), "the outcomes that have a colour of their own"
 
 
 class TestSignals:
