@@ -9,7 +9,11 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.core import serializers
 from django.test import Client
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.request import Request
 
+from project.api import TimeView
+from project.authentication import ApiKeyAuthentication
 from project.models import ApiKey
 from ratelimits.models import Account, Line, Rule
 from ratelimits.rules.billing import billing_around
@@ -51,7 +55,21 @@ def everything_in(server: RawRedis) -> bytes:
     return b"\n".join(texts)
 
 
-def test_a_secret_is_in_no_key_no_log_and_no_line(redis_client: RawRedis, caplog: pytest.LogCaptureFixture) -> None:
+class TextAuthentication(BaseAuthentication):
+    """Authenticate a request by its key, and give the text of the key to the app, as some projects do."""
+
+    def authenticate(self, request: Request) -> tuple[Any, str]:
+        return get_user_model().objects.get(username="ada"), request.headers["Authorization"].partition(" ")[2]
+
+
+@pytest.mark.parametrize("authentication", [ApiKeyAuthentication, TextAuthentication])
+def test_a_secret_is_in_no_key_no_log_and_no_line(
+    redis_client: RawRedis,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    authentication: type[BaseAuthentication],
+) -> None:
+    monkeypatch.setattr(TimeView, "authentication_classes", [authentication])
     caplog.set_level(logging.DEBUG)
     limit("few", capacity=1, key_kind="api_key")
     user = get_user_model().objects.create_user(username="ada", password="correct horse")
