@@ -20,6 +20,8 @@ copyright = "The ratelimits authors"  # noqa: A001  (Sphinx's name)
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 html_theme = "furo"
 html_title = "ratelimits"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 exclude_patterns = ["README.md"]
 #: Headings get the anchors that they have on GitHub, so that a link works in both places.
 myst_heading_anchors = 4
