@@ -68,6 +68,5 @@ def test_under_pytest(project: Project) -> None:
     assert "5 passed" in project.run(*_PYTEST, "shop")
 
 
-@pytest.mark.long
 def test_under_pytest_in_two_processes(project: Project) -> None:
     assert "5 passed" in project.run(*_PYTEST, "-n", "2", "shop")
