@@ -89,6 +89,12 @@ def test_the_operators_guide_in_chinese_has_every_heading_row_picture_and_code_b
     assert [one[1:] for one in snippets([chinese])] == [one[1:] for one in snippets([page])]
 
 
+def test_the_chinese_start_page_has_commands_of_the_english_pages() -> None:
+    own = snippets([APP.parent / "docs" / "zh" / "index.md"])
+    assert {one.text for one in own} <= {one.text for one in snippets()}
+    assert own
+
+
 def test_the_chinese_pages_use_the_words_of_the_admin() -> None:
     """Look for each name of a page or action in italics among the texts of the admin."""
     known = set(texts(APP / CATALOGUE / "django.mo").values())

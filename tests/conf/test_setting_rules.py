@@ -51,6 +51,7 @@ WRONG: dict[str, list[Any]] = {
         {"/a/": {"scope": "a b"}},
         {"/a/": {"key": "X-Tenant"}},
         {"/a/": {"cost": "1"}},
+        {"/a/": {"api_views": "yes"}},
     ],
     "REFUSAL_RESPONSE": ["no.such.module", "nodots", "", 7, "os.sep"],
     "BILL_ERRORS": ["yes", 1, 0, None],
