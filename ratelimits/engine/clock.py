@@ -15,7 +15,7 @@ class Clock:
     def __init__(self) -> None:
         #: The server's time minus this machine's time.
         self._difference = 0
-        #: The moment at which a test has stopped the clock: the moment of all decisions. None: the clock runs.
+        #: The time that the stopped clock shows. All decisions are made at this time. None: the clock runs.
         self.frozen: int | None = None
 
     def now(self) -> int:
@@ -30,7 +30,7 @@ class Clock:
             self._difference = server_time - time.time_ns() // 1000
 
     def seconds(self) -> Callable[[], float]:
-        """Return a function of the present moment in seconds: this machine's monotonic clock, or the stopped clock."""
+        """Return a function that returns the time in seconds: this machine's monotonic clock, or the stopped clock."""
         return time.monotonic if self.frozen is None else lambda: self.now() / MICROSECONDS
 
     def advance(self, microseconds: int) -> None:

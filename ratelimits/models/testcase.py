@@ -65,7 +65,7 @@ class Tests:
         if not self.possible:
             return
         with self._lock:
-            test = self._follow(using)
+            test = self._running_test(using)
             if test is not None:
                 blocks = test.blocks
                 test.edit_blocks.append(blocks[blocks.index(test.block) + 1])
@@ -74,12 +74,12 @@ class Tests:
         """Notice the start or end of a test. Code that reads no rules calls this before it asks Redis."""
         if self.possible:
             with self._lock:
-                self._follow(using)
+                self._running_test(using)
 
     def take_change(self, using: str) -> bool:
         """Return whether the rules have changed since the last call: by an edit, or by the start or end of a test."""
         with self._lock:
-            test = self._follow(using)
+            test = self._running_test(using)
             if test is not None and test.edit_blocks:
                 blocks = test.blocks
                 still_open = [block for block in test.edit_blocks if block in blocks]
@@ -114,7 +114,7 @@ class Tests:
             connection.dec_thread_sharing()
             connection.force_debug_cursor = force_debug_cursor
 
-    def _follow(self, using: str) -> _Test | None:
+    def _running_test(self, using: str) -> _Test | None:
         """Return the running test. If it is another one than at the last call, isolate its keys and send `changed`."""
         test = self._test
         if test is not None and test.connection.alias == using and test.blocks:

@@ -40,7 +40,7 @@ class Denied:
 
     since     the moment of the decision, in seconds of the cache's clock
     until     the moment at which the refusal ends, in seconds of the cache's clock
-    payload   an object that the caller of `keep` gets back
+    payload   an object that is given to `keep`. Whoever calls `look` finds it here
     repeated  a list with one item for each repetition that is not counted yet. Appending to a list needs no lock
     """
 

@@ -37,7 +37,7 @@ class RuleRow:
     except_scopes  the scopes in which a rule for "*" does not apply
     callers        "everyone", "anonymous" or "authenticated"
     group          the name of the group to whose members the rule applies; "" for no group
-    lasting        when a key's count is restored from the ledger
+    lasting        in which cases a key's count is restored from the ledger (see `Lasting`)
     counts_since   the moment since which the rule exists, in µs since 1970 UTC
     edited_at      the moment of the last edit, in µs since 1970 UTC
     algorithm      None if the row is not valid. Then `unreadable` says why
@@ -152,15 +152,15 @@ def read(using: str, current: Rows | None) -> Rows:
     committed in between, read the rows again.
     """
     for _attempt in range(_ATTEMPTS):
-        version, complete = ConfigVersion.read(using)
+        version, complete_from = ConfigVersion.read(using)
         if current is not None and current.version == version:
             return current
-        # A process whose version is below `complete` must read all rows.
-        if current is None or not complete <= current.version < version:
+        # A process whose version is below `complete_from` must read all rows.
+        if current is None or not (complete_from <= current.version < version):
             rows = _read_all(using, version)
         else:
             rows = _read_changes(using, current, version)
-        version_after, _complete = ConfigVersion.read(using)
+        version_after, _complete_from = ConfigVersion.read(using)
         if version_after == version:
             break
     return rows

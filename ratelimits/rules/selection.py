@@ -20,10 +20,11 @@ GLOBAL_KEY = "global"
 def key_of(identity: Identity, kind: str) -> str:
     """Return the key of this kind (see `AppliedRule.key_kind`) of an identity."""
     key = getattr(identity, kind, None)
-    return key if key is not None else _shared_key(identity, kind)
+    return key if key is not None else _network_or_kind(identity, kind)
 
 
-def _shared_key(identity: Identity, kind: str) -> str:
+def _network_or_kind(identity: Identity, kind: str) -> str:
+    """Return the network of the address. For other kinds, return the kind itself: one key for all such requests."""
     _address, slash, lengths = kind.partition("/")
     if not slash or identity.address is None:
         return kind
@@ -35,16 +36,16 @@ def _shared_key(identity: Identity, kind: str) -> str:
 class AppliedRule:
     """A rule as it applies to a request.
 
-    key       the counted key, such as "user:42"; "" in a Selection, because many keys share it
+    key       the counted key, such as "user:42"; "" in a Selection, because one Selection is used for many keys
     key_kind  the attribute of Identity that contains the key; "global"; or "address/24/56" for the network of the
               address, with the length of its IPv4 prefix and of its IPv6 prefix
     max_wait  the longest wait in seconds
     prefetch  maximum number of requests for which a process takes permits in advance; 0 for none
     refusal_status, refusal_text  what a refused client receives; "" for the text that says when to try again
-    lasting   when a key's count is restored from the ledger
+    lasting   in which cases a key's count is restored from the ledger (see `Lasting`)
     counts_since  the moment since which the rule exists, in µs since 1970 UTC
     rule      the id of the rule
-    version   the version of the newest edit that affects the rule: an edit of the rule, of an override, or a deletion
+    version   the version of the newest of these edits: of the rule, of an override, of a rule that was deleted
     since     the moment from which these parameters hold, in µs since 1970 UTC
     plan      the slug of the rule's plan; "" for a default rule
     """

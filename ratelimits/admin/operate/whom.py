@@ -32,7 +32,7 @@ from ratelimits.status.known_keys import MAX_KEYS, KnownKey, keys_of_account, kn
 class Whom:
     """A key that was found.
 
-    account  the account as the forms send it again; "" for an account or an address
+    account  the value of the field "account" in the next form; "" if the key itself is an account or an address
     names    the names that people know: of the account, of the user, or of the API key
     """
 
@@ -94,7 +94,7 @@ def whom(request: HttpRequest, site: AdminSite) -> Whom | Question:
 def ask_whom(
     request: HttpRequest, site: AdminSite, opts: Any, question: Question, title: str, back: str
 ) -> HttpResponse:
-    """Return the page that asks for the key. It opens the page of the request again, with the key in its URL."""
+    """Return the page that asks for the key. The answer opens the same page again, with the key in the URL."""
     values = request.POST if request.method == "POST" else request.GET
     form = WhomForm(initial={name: values.get(name, "") for name in ("key", "account")})
     form.fields["key"].widget.attrs["autofocus"] = True
@@ -154,7 +154,10 @@ def _url(request: HttpRequest, key: str, account: str = "") -> str:
 
 
 def names_of(request: HttpRequest, site: AdminSite, key: str) -> Iterator[str]:
-    """Yield the names of a key: of its API key, or of its account or user if the request's user may view this row."""
+    """Yield the names that people know. For an API key: its name.
+
+    For an account or a user: its name, if the person who asks may view the row.
+    """
     kind, _colon, identifier = key.partition(":")
     users: Any = get_user_model()
     names: list[str] = []

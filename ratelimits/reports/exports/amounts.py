@@ -18,7 +18,7 @@ from ratelimits.reports.rows import MOMENTS, QUANTITIES, VERSION, Charge, names
 MONEY = ("account_name", "currency", "unit_price", "amount", "report_total")
 COLUMNS = (*ROW_COLUMNS, *MONEY)
 #: Columns that never contain a formula, because their values are not texts.
-_NO_TEXTS = QUANTITIES | MOMENTS | {"unit_price", "amount", "report_total"}
+_COLUMNS_WITHOUT_TEXT = QUANTITIES | MOMENTS | {"unit_price", "amount", "report_total"}
 _END = "".join(f',"{name}":%s' for name in MONEY) + "}"
 
 schema = priced_schema
@@ -44,7 +44,7 @@ def decimal(amount: Decimal | None) -> str:
 def csv_stream(charges: Iterable[Charge], version: int = VERSION) -> Iterator[bytes]:
     """Yield the charges as a CSV file in chunks. Each charge is read shortly before it is written."""
     rows = ([*values, *money(charge)] for charge in charges for values in csv.cells((charge.row,), version))
-    return encoded(csv.lines((*names(version), *MONEY), _NO_TEXTS, rows))
+    return encoded(csv.lines((*names(version), *MONEY), _COLUMNS_WITHOUT_TEXT, rows))
 
 
 def json_stream(charges: Iterable[Charge], version: int = VERSION) -> Iterator[bytes]:

@@ -32,7 +32,7 @@ _DIGITS = 15
 #: The byte order mark. Without this mark, Excel reads a file in the encoding of the machine.
 _MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 #: Columns that never contain a formula, because their values are not texts.
-_NO_TEXTS = QUANTITIES | MOMENTS
+_COLUMNS_WITHOUT_TEXT = QUANTITIES | MOMENTS
 #: The indexes of the columns with texts.
 _TEXTS = [index for index, column in enumerate(TABLE) if column.kind is ColumnKind.TEXT]
 #: The indexes of the columns with numbers.
@@ -48,12 +48,14 @@ class _Line:
 
 def stream(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
     """Yield the rows as a CSV file in chunks. Each row is read shortly before it is written."""
-    return encoded(lines(names(version), _NO_TEXTS, cells(rows, version)))
+    return encoded(lines(names(version), _COLUMNS_WITHOUT_TEXT, cells(rows, version)))
 
 
 def stream_for_spreadsheets(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
     """Yield the rows as a CSV file with an apostrophe before each value that a spreadsheet would misread."""
-    return encoded(chain([_MARK], lines(names(version), _NO_TEXTS, map(_marked_as_texts, cells(rows, version)))))
+    return encoded(
+        chain([_MARK], lines(names(version), _COLUMNS_WITHOUT_TEXT, map(_marked_as_texts, cells(rows, version))))
+    )
 
 
 def cells(rows: Iterable[Row], version: int) -> Iterator[list[str]]:

@@ -68,7 +68,7 @@ _COLUMNS: Mapping[str, Callable[[Charge, PricedPart | None], str]] = {
 }
 COLUMNS = tuple(_COLUMNS)
 _VALUES = tuple(_COLUMNS.values())
-_NO_TEXTS = frozenset(
+_COLUMNS_WITHOUT_TEXT = frozenset(
     {
         *("BilledCost", "ContractedCost", "EffectiveCost", "ListCost", "ContractedUnitPrice", "ListUnitPrice"),
         *("ConsumedQuantity", "PricingQuantity", "x_ReportVersion"),
@@ -79,7 +79,7 @@ _NO_TEXTS = frozenset(
 
 def stream(charges: Iterable[Charge], _version: int = VERSION) -> Iterator[bytes]:
     """Yield the charges as a CSV file in chunks. Each charge is read shortly before it is written."""
-    return encoded(csv.lines(COLUMNS, _NO_TEXTS, _rows(charges)))
+    return encoded(csv.lines(COLUMNS, _COLUMNS_WITHOUT_TEXT, _rows(charges)))
 
 
 def _rows(charges: Iterable[Charge]) -> Iterator[list[str]]:
