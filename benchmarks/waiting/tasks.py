@@ -112,7 +112,9 @@ def _kill(workers: list[subprocess.Popen[bytes]], options: argparse.Namespace, n
 
     chosen = random.Random(options.seed)
     for kill in range(options.kills):
-        while results.llen(RUNS) < options.tasks * kill / (options.kills + 1) / 2:
+        # At a random moment in this part of the first half of the run.
+        ran = options.tasks * (kill + chosen.random()) / (options.kills + 1) / 2
+        while results.llen(RUNS) < ran:
             time.sleep(0.05)
         number = chosen.randrange(len(workers))
         _stop_when_noted(workers, names)
@@ -121,7 +123,6 @@ def _kill(workers: list[subprocess.Popen[bytes]], options: argparse.Namespace, n
         workers[number].wait()
         time.sleep(options.away)
         workers[number] = _start(number, options.concurrency)
-        time.sleep(chosen.uniform(0.2, 1.0))
 
 
 def _stop_when_noted(workers: list[subprocess.Popen[bytes]], names: set[str]) -> None:
