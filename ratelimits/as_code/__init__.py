@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -22,6 +22,7 @@ from ratelimits.models.prices import PlanPrice
 from ratelimits.models.rules import Rule
 from ratelimits.models.versions import editing
 from ratelimits.pricing.money import ZERO, written
+from ratelimits.progress import Progress
 
 #: The fields of a rule that are not parameters of its algorithm, with their defaults. A field that has its default is
 #: not written to the document.
@@ -187,19 +188,30 @@ def _rule_problems(entry: Any) -> Iterator[str]:
         yield f"“{name}”: {problem}"
 
 
-def load(document: Document, using: str, *, delete: bool = False, reason: str = "ratelimits_rules load") -> list[str]:
+def load(
+    document: Document,
+    using: str,
+    *,
+    delete: bool = False,
+    reason: str = "ratelimits_rules load",
+    progress: Progress | None = None,
+) -> list[str]:
     """Make the plans and rules in the database like those of the document, in one edit. Return a text for each change.
 
     With `delete`, delete plans and rules that the document does not have. If the entry of a plan has no currency or no
-    prices, do not change the plan's currency or prices. `reason` is written to the history of each changed rule. Raise
-    RefusedError, and change nothing, if a plan or a rule is not valid.
+    prices, do not change the plan's currency or prices. `reason` is written to the history of each changed rule.
+    `progress` gets a stage that counts the rules. Raise RefusedError, and change nothing, if a plan or a rule is not
+    valid.
     """
     problems: list[str] = []
     with editing(using):
         before = dump(using)
         changes = _delete_rules(before, document, using) if delete else []
         changes += _load_plans(before, document, using, problems)
-        changes += _load_rules(before, document, using, reason, problems)
+        # First save the rules that do not bill. So a file can make one rule bill in place of another rule.
+        entries = sorted(document["rules"], key=lambda entry: bool(entry.get("bills", False)))
+        counted = (progress or Progress()).counted("rules", entries, len(entries))
+        changes += _load_rules(before, counted, using, reason, problems)
         changes += _delete_plans(before, document, using, problems) if delete else []
         if problems:
             raise RefusedError(problems)
@@ -299,11 +311,12 @@ def _load_inclusions(plan: Plan, includes: dict[str, Any], using: str) -> None:
             row.save(using=using)
 
 
-def _load_rules(before: Document, document: Document, using: str, reason: str, problems: list[str]) -> list[str]:
+def _load_rules(
+    before: Document, entries: Iterable[dict[str, Any]], using: str, reason: str, problems: list[str]
+) -> list[str]:
     changes = []
     old = {_identity(entry): entry for entry in before["rules"]}
-    # First save the rules that do not bill. So a file can make one rule bill in place of another rule.
-    for entry in sorted(document["rules"], key=lambda entry: bool(entry.get("bills", False))):
+    for entry in entries:
         title, existing = quoted_name(entry), old.get(_identity(entry))
         slug = entry.get("plan") or None
         plan = Plan.objects.using(using).filter(slug=slug).first() if slug else None

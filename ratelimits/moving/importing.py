@@ -10,6 +10,7 @@ from ratelimits.moving.decorated import of_decorators
 from ratelimits.moving.finding import Finding, with_names
 from ratelimits.moving.throttles import of_throttles
 from ratelimits.moving.views import views
+from ratelimits.progress import Progress
 
 
 class Planned(NamedTuple):
@@ -37,10 +38,11 @@ def plan(using: str) -> list[Planned]:
     ]
 
 
-def write(planned: list[Planned], using: str) -> list[str]:
+def write(planned: list[Planned], using: str, progress: Progress | None = None) -> list[str]:
     """Write the rules that do not exist yet, in one edit. Return a text for each of them.
 
-    Raise as_code.RefusedError, and write nothing, if a rule is not valid.
+    `progress` gets a stage that counts the rules. Raise as_code.RefusedError, and write nothing, if a rule is not
+    valid.
     """
     entries = [one.finding.rule for one in planned if one.finding.rule is not None and not one.exists]
-    return as_code.load({"plans": {}, "rules": entries}, using, reason="ratelimits_import")
+    return as_code.load({"plans": {}, "rules": entries}, using, reason="ratelimits_import", progress=progress)

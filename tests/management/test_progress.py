@@ -15,9 +15,11 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand
 from django.core.management.color import no_style
 
+from ratelimits.as_code import dump, to_text
 from ratelimits.management.progress import shown
 from ratelimits.models import ShardState
 from tests.support.reports.invoices import account, spend
+from tests.support.rows import rule as make_rule
 from tests.support.terminal import Terminal
 from tests.support.usage.traffic import at, flow, opened_late
 
@@ -123,6 +125,7 @@ def on_a_terminal(name: str, *arguments: str, **options: Any) -> str:
 
 @pytest.mark.django_db(transaction=True)
 def test_each_long_command_shows_its_stages(tmp_path: Path) -> None:
+    make_rule()
     spend(account(included=5), "2025-01-10T12:00", cost=7)
     opened_late()
     flow()
@@ -134,6 +137,10 @@ def test_each_long_command_shows_its_stages(tmp_path: Path) -> None:
     rule, trace = tmp_path / "rule.json", tmp_path / "trace.jsonl"
     rule.write_text(json.dumps({"algorithm": "fixed_window", "capacity": 1, "period": 60}))
     trace.write_text('{"at": 1}\n{"at": 2}\n')
+    rules = tmp_path / "rules.json"
+    rules.write_text(to_text(dump("default")))
+    assert stages(on_a_terminal("ratelimits_rules", "diff", str(rules))) == {"rules"}
+    assert stages(on_a_terminal("ratelimits_rules", "load", str(rules))) == {"rules"}
     assert "2/2" in on_a_terminal("ratelimits_simulate", rule=str(rule), trace=str(trace), summary=True)
 
 

@@ -10,6 +10,7 @@ from rest_framework.settings import api_settings
 from ratelimits import as_code
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.progress import shown
 from ratelimits.moving.importing import Planned, plan, write
 
 _HEADINGS = ("FOUND", "WHERE", "BECOMES")
@@ -39,7 +40,8 @@ class Command(ExplainedCommand):
             self.stdout.write("\nNothing was written. Run the command with --write to add the rules.")
             return
         try:
-            changes = write(planned, conf.DATABASE)
+            with shown(self) as progress:
+                changes = write(planned, conf.DATABASE, progress)
         except as_code.RefusedError as error:
             raise CommandError("\n".join(["Nothing was written:", *error.problems])) from error
         self.stdout.write("\n" + ("\n".join(changes) or "Nothing to add: all these rules exist."))

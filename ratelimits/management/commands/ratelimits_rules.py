@@ -13,6 +13,7 @@ from django.db import transaction
 from ratelimits import as_code, unknown_names
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.progress import shown
 
 
 class Command(ExplainedCommand):
@@ -51,7 +52,8 @@ class Command(ExplainedCommand):
             if options["command"] == "diff":
                 self._diff(document, delete=options["delete"])
             else:
-                changes = as_code.load(document, conf.DATABASE, delete=options["delete"])
+                with shown(self) as progress:
+                    changes = as_code.load(document, conf.DATABASE, delete=options["delete"], progress=progress)
                 self.stdout.write("\n".join(changes) or "Nothing to change.")
                 self._warn(document)
         except OSError as error:
@@ -68,7 +70,8 @@ class Command(ExplainedCommand):
         """Show what loading the document would change. Load it in a transaction, which is then rolled back."""
         with transaction.atomic(using=conf.DATABASE):
             before = as_code.to_text(as_code.dump(conf.DATABASE))
-            as_code.load(document, conf.DATABASE, delete=delete)
+            with shown(self) as progress:
+                as_code.load(document, conf.DATABASE, delete=delete, progress=progress)
             after = as_code.to_text(as_code.dump(conf.DATABASE))
             transaction.set_rollback(True, using=conf.DATABASE)
         lines = list(unified_diff(before.splitlines(), after.splitlines(), "database", "file", lineterm="", n=0))
