@@ -20,9 +20,11 @@ import sys
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import redis
 
 from benchmarks.support import report, servers
@@ -137,8 +139,7 @@ def _stop_when_noted(workers: list[subprocess.Popen[bytes]], names: set[str]) ->
     broker = redis.Redis.from_url(f"{os.environ['BENCHMARK_REDIS_URL']}/3")
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
-        _signal(workers, signal.SIGSTOP)
-        time.sleep(0.02)  # the server carries out what the workers had sent
+        _stop(workers, broker)
         queued: Any = broker.lrange("celery", 0, -1)
         unacked: Any = broker.hvals("unacked")
         finished: Any = results.smembers(FINISHED)
@@ -148,6 +149,19 @@ def _stop_when_noted(workers: list[subprocess.Popen[bytes]], names: set[str]) ->
         _signal(workers, signal.SIGCONT)
         time.sleep(0.05)
     raise TimeoutError("a worker keeps a message that is not noted")
+
+
+def _stop(workers: list[subprocess.Popen[bytes]], broker: redis.Redis) -> None:
+    """Stop all workers (SIGSTOP), and wait until the server has carried out everything that they had sent."""
+    _signal(workers, signal.SIGSTOP)
+    parents = [psutil.Process(worker.pid) for worker in workers]
+    for process in [*parents, *(child for parent in parents for child in parent.children(recursive=True))]:
+        with suppress(psutil.NoSuchProcess):
+            while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+                time.sleep(0.001)  # the system tells nobody that a process has stopped
+    # In each turn of its loop, the server reads what each connection has sent before.
+    for _turn in range(3):
+        broker.ping()
 
 
 def _signal(workers: list[subprocess.Popen[bytes]], number: int) -> None:
