@@ -138,18 +138,21 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
     timed = interleaved(cases, options.rounds, options.calls, progress=progress)
     ratios = {name: {other: one.ratio(timed[other]) for other in timed} for name, one in timed.items()}
     results = {name: {**one.to_json(), "times_ping": round(ratios[name]["ping"], 3)} for name, one in timed.items()}
+    beside_deny_cache = {
+        name: round(ratios[name]["check_refused"], 2)
+        for name in ("check_blocked", "check_blocked_network")
+        if "check_refused" in ratios and name in ratios
+    }
     places = in_place.summary(interleaved(in_place.cases(), options.rounds, options.calls, progress=progress))
     claims = [*latency_claims(ratios, results), *in_place_claims(places)]
 
     with redis.Redis.from_url(url) as client:
         sent = ours.refusals_sent(options.refusals, lambda: commands_sent(client))
-        asked, each = ours.blocked_sent(options.refusals, client)
-    claims.append(report.Claim(f"commands sent to decide {options.refusals:,} blocked requests", 0, asked))
-    claims.append(
-        report.Claim(
-            f"each of {options.refusals:,} blocked requests in quota, with its counting, µs of processor time", 5, each
-        )
-    )
+        blocked = ours.blocked_sent(options.refusals, client)
+    text = f"commands sent to decide {options.refusals:,} blocked requests"
+    claims.append(report.Claim(text, 0, blocked["to_decide"]))
+    text = f"each of {options.refusals:,} blocked requests in quota, with its counting, µs of processor time"
+    claims.append(report.Claim(text, 5, blocked["us_each"]))
     claims.append(report.Claim(f"commands sent for {options.refusals:,} refusals in a row", 200, sent))
 
     # For throughput, the server has its own core if the machine has two.
@@ -177,7 +180,7 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
         },
         in_place=places,
         refusals={"refusals": options.refusals, "commands": sent},
-        blocked={"requests": options.refusals, "commands": asked, "us_each": round(each, 3), "blocks": ours.BLOCKS},
+        blocked={"requests": options.refusals, "blocks": ours.BLOCKS, **blocked, "times_deny_cache": beside_deny_cache},
         throughput=throughput,
     )
 
@@ -223,9 +226,13 @@ def text_of(run: dict[str, Any]) -> str:
     out.append(f"{run['refusals']['refusals']:,} refusals in a row sent {run['refusals']['commands']:,} commands.")
     both = run["blocked"]
     out.append(
-        f"{both['requests']:,} blocked requests sent {both['commands']:,} commands to decide, and took"
-        f" {both['us_each']:.1f} µs each, beside {both['blocks']:,} other blocks."
+        f"{both['requests']:,} blocked requests sent {both['to_decide']:,} commands to decide and"
+        f" {both['to_count']:,} to count them. They took {both['us_each']:.1f} µs each, beside {both['blocks']:,} other"
+        " blocks."
     )
+    for name, times in both["times_deny_cache"].items():
+        title = run["results"][name]["title"]
+        out.append(f"{title}: {times:.2f} times as long as a refusal that the deny cache repeats in quota.check.")
     if run["missing"]:
         out.append(f"Not installed, so not measured: {', '.join(run['missing'])}.")
     out.append(report.claims_table(run["claims"]))

@@ -286,23 +286,28 @@ def blocked_cases() -> list[Case]:
     ]
 
 
-def blocked_sent(count: int, client: redis.Redis) -> tuple[int, float]:
-    """Return the number of commands, except counts, for this number of blocked requests, and the time of each in µs."""
+def blocked_sent(count: int, client: redis.Redis) -> dict[str, float]:
+    """Return the number of commands that decide and that count these blocked requests, and the time of each in µs.
+
+    The time is processor time of all threads, so it contains the counting.
+    """
     check = blocked_check()
     check()
-    with client.monitor() as monitor:
+    # A new connection sends commands of its own, such as CLIENT SETINFO. So both connections are made before.
+    quota.sender.flush()
+    with client.client() as this_client, client.monitor() as monitor:
         began = time.process_time()
         for _ in range(count):
             assert check()
         seconds = time.process_time() - began
         quota.sender.flush()
-        client.echo("the end")
+        this_client.echo("the end")
         sent: list[str] = []
         while "the end" not in (one := monitor.next_command())["command"]:
             # Leave out commands that scripts call.
             sent += [one["command"]] if one["client_type"] != "lua" else []
-    counting = f"EVALSHA {Count.script.sha.decode()}"
-    return sum(not one.startswith(counting) for one in sent), seconds / count * 1e6
+    counting = sum(one.startswith(f"EVALSHA {Count.script.sha.decode()}") for one in sent)
+    return {"to_decide": len(sent) - counting, "to_count": counting, "us_each": round(seconds / count * 1e6, 3)}
 
 
 def selected(scope: str, identity: Identity) -> Selection:

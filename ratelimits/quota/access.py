@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter, deque
+from collections import Counter
 
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.engine.call import Meter, Usage
@@ -39,7 +39,7 @@ _Subject = tuple[str, bool, str | None, str | None, Costs]
 
 _lock = threading.Lock()
 #: Requests that are not in the two counters yet.
-_decided: deque[_Subject] = deque()
+_decided: list[_Subject] = []
 #: Requests that were not sent to Redis yet, and requests that are not in the process totals yet.
 _unsent: Counter[_Subject] = Counter()
 _untotalled: Counter[_Subject] = Counter()
@@ -73,7 +73,9 @@ def seconds_left(row: AccessRow) -> float | None:
 
 def _add_up() -> None:
     with _lock:
-        counted = Counter(_decided.popleft() for _ in range(len(_decided)))
+        length = len(_decided)
+        counted = Counter(_decided[:length])
+        del _decided[:length]
         _unsent.update(counted)
         _untotalled.update(counted)
 

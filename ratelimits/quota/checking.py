@@ -40,7 +40,7 @@ from ratelimits.quota.prepared import (
     without_version,
 )
 from ratelimits.quota.restoring import from_ledger
-from ratelimits.rules import RulesUnavailable, Selection, Snapshot
+from ratelimits.rules import AccessRow, RulesUnavailable, Selection, Snapshot
 from ratelimits.signals import request_refused
 
 logger = bounded(__name__)
@@ -366,10 +366,16 @@ def by_row(
     if access.count(row, snapshot, identity, ONE_ITEM if costs is ONE_REQUEST else tuple(costs.items())):
         sender.start()
         process_totals.start()
-    if not row.blocks:
-        return Answer(True, None, None, 0.0, 0.0, False, row)
-    retry_after = access.seconds_left(row) if row.status == access.TOO_MANY else None
-    return Answer(False, None, None, retry_after, 0.0, False, row)
+    return commands.row_answers.get(row.pk) or _answer_of_row(commands, row)
+
+
+def _answer_of_row(commands: PreparedCommands, row: AccessRow) -> Answer:
+    """Return the answer of a block or allow. Store it for the next request, unless it says when the block ends."""
+    seconds = access.seconds_left(row) if row.blocks and row.status == access.TOO_MANY else None
+    answer = Answer(not row.blocks, None, None, seconds if row.blocks else 0.0, 0.0, False, row)
+    if seconds is None:
+        commands.row_answers[row.pk] = answer
+    return answer
 
 
 async def _aby_row(commands: PreparedCommands, identity: Identity, costs: Mapping[str, int]) -> Answer | None:

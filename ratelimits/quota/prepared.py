@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
@@ -24,6 +24,9 @@ from ratelimits.quota import headers
 from ratelimits.quota.prefetch import Fetch, PrefetchedPermits
 from ratelimits.rules import AppliedRule, Selection, Snapshot, UnreadableRule
 from ratelimits.rules.selection import key_of
+
+if TYPE_CHECKING:
+    from ratelimits.quota.answers.answer import Answer
 
 #: Maximum number of prepared commands in a process. When this number is reached, the cache is emptied.
 MAX_COMMANDS = 8192
@@ -164,6 +167,8 @@ class PreparedCommands:
         #: Whether a rule may let a request wait. True until the rules are known.
         self.waits = snapshot is None or snapshot.waits
         self.by_key: dict[tuple[object, ...], PreparedCommand] = {}
+        #: The answers of blocks and allows that are the same at any time, by the row's id.
+        self.row_answers: dict[int, Answer] = {}
         #: The number of versions that this process had published when the snapshot was read.
         self.publications = publications()
 

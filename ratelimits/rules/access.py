@@ -87,7 +87,9 @@ class AccessIndex:
     def _put(self, row: AccessRow) -> None:
         """Add a row. Raise OSError or ValueError if its target is neither a key nor a network."""
         rows_by_key, key = self._dictionary_of(row.target)
-        rows_by_key[key] = (*rows_by_key.get(key, ()), row)
+        others = rows_by_key.get(key, ())
+        # Raw SQL can write several rows for one target. Then a block decides, so blocks are first.
+        rows_by_key[key] = (row, *others) if row.blocks else (*others, row)
         self._by_pk[row.pk] = row
 
     def _remove(self, pk: int) -> None:
@@ -130,38 +132,36 @@ class AccessIndex:
         """
         keys = self._keys
         caller_row = None
-        if keys:
-            for key in (identity.api_key, identity.user, identity.account):
-                if key in keys:
-                    caller_row = _in_force(keys[key], now)
-                    if caller_row is not None:
-                        if caller_row.blocks:
-                            return caller_row
-                        break
-        address = identity.address
+        user, api_key, account, address, _view_key = identity
+        for key in (api_key, user, account):
+            if key in keys:
+                caller_row = _in_force(keys[key], now)
+                if caller_row is not None:
+                    if caller_row.blocks:
+                        return caller_row
+                    break
         if address is None:
             return caller_row
         address_row = _in_force(keys[address], now) if address in keys else None
-        if address_row is None and (self._v4 or self._v6):
+        if address_row is None:
             address_row = self._of_network(address, now)
         return address_row if address_row is not None and (address_row.blocks or caller_row is None) else caller_row
 
     def _of_network(self, address: str, now: int) -> AccessRow | None:
         """Return the row of the smallest network that contains the address, a key such as "ip:203.0.113.9"."""
-        v6 = address.endswith("/64")
-        networks = self._v6 if v6 else self._v4
+        is_v6 = "/" in address
+        networks = self._v6 if is_v6 else self._v4
         if not networks:
             return None
         try:
-            packed = inet_pton(AF_INET6, address[3:-3]) if v6 else inet_pton(AF_INET, address[3:])
+            packed = inet_pton(AF_INET6, address[3:-3]) if is_v6 else inet_pton(AF_INET, address[3:])
         except OSError:  # not an address: this is the key of requests whose address cannot be read
             return None
         number = int.from_bytes(packed, "big")
         for bits, by_prefix in networks.items():
-            rows = by_prefix.get(number >> bits)
-            if rows is not None:
-                row = _in_force(rows, now)
-                if row is not None:
+            # The same as `_in_force`, without a call: an attack can come from very many addresses of a network.
+            for row in by_prefix.get(number >> bits, ()):
+                if row.valid_from <= now < row.valid_until:
                     return row
         return None
 
@@ -170,14 +170,11 @@ NO_ACCESS = AccessIndex()
 
 
 def _in_force(rows: tuple[AccessRow, ...], now: int) -> AccessRow | None:
-    """Return the row in force; None if there is none. Raw SQL can write several rows for one target: prefer a block."""
-    found = None
+    """Return the first row in force; None if there is none."""
     for row in rows:
         if row.valid_from <= now < row.valid_until:
-            if row.blocks:
-                return row
-            found = row
-    return found
+            return row
+    return None
 
 
 def of_model(row: Access) -> AccessRow:

@@ -89,7 +89,8 @@ class Loader:
         current, now = self._current, self._clock()
         if current is None:
             return self._wait(self._submit(self._load, 0))
-        if current.seen_at - _STEP <= now < min(current.good_until, self._refresh_at):
+        # Without `min`: every decision does this.
+        if current.seen_at - _STEP <= now < current.good_until and now < self._refresh_at:
             return current
         return self._renew(current, now)
 

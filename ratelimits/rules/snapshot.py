@@ -94,6 +94,7 @@ class Snapshot:
     """
 
     __slots__ = (
+        "_access",
         "_billing",
         "_chooser",
         "_clock",
@@ -128,6 +129,7 @@ class Snapshot:
         # cached.
         self.good_until = rows.access.next_start(self.seen_at)
         self._clock = clock
+        self._access = rows.access or None
         self._load = load
         self._facts: list[Facts | None] = [None] * KEY_SHARDS
         self._selections: dict[tuple[str, str, Properties], Selection] = {}
@@ -141,8 +143,7 @@ class Snapshot:
 
     def access(self, identity: Identity) -> AccessRow | None:
         """Return the block or allow that decides this identity's requests now; None if the rules decide."""
-        index = self.rows.access
-        return index.find(identity, self._clock()) if index else None
+        return None if self._access is None else self._access.find(identity, self._clock())
 
     def select(self, scope: str, method: str, identity: Identity) -> Selection:
         """Return the rules that apply to a request of this identity. `method` is the HTTP method.

@@ -92,3 +92,10 @@ def test_the_narrowest_network_is_found_as_the_standard_library_finds_it() -> No
         assert found(*rows, who=Identity(address=network(str(address)))) == expected, (address, networks)
         others = [one for one in rows if networks[one.pk] not in inside]
         assert found(*others, who=Identity(address=network(str(address)))) is None, (address, others)
+
+
+@pytest.mark.parametrize("target", ["user:1", "ip:203.0.113.0/24"])
+def test_of_two_rows_for_one_target_the_block_decides(target: str) -> None:
+    allow, block = row(1, target, blocks=False), row(2, target)
+    assert found(allow, block) == found(block, allow) == 2
+    assert found(allow, row(2, target, ends=1)) == 1
