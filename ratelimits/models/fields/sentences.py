@@ -49,16 +49,7 @@ class Covered(Protocol):
     def ipv6_prefix(self) -> int | None: ...
 
 
-@lru_cache(maxsize=4_000)
-def _of_algorithm(algorithm: Algorithm, unit: str, _language: str | None) -> tuple[str, ...]:
-    """Return the parts of a sentence that describe a limit. To translate them again for 1,000 rules would take long."""
-    return tuple(algorithm.sentence(_WORDS, unit))
-
-
-@lru_cache(maxsize=4_000)
-def _of_callers(
-    key_kind: str, ipv4_prefix: int | None, ipv6_prefix: int | None, group: str, callers: str, _language: str | None
-) -> tuple[str, ...]:
+def _of_callers(key_kind: str, ipv4_prefix: int | None, ipv6_prefix: int | None, group: str, callers: str) -> list[str]:
     """Return the parts of a sentence that say whose requests are counted, and by which key."""
     parts = [COUNTED_PER[key_kind]()]
     ipv4_prefix, ipv6_prefix = ipv4_prefix or IPV4_PREFIX, ipv6_prefix or IPV6_PREFIX
@@ -69,7 +60,29 @@ def _of_callers(
         parts.append(_("for the group %(group)s") % {"group": group})
     elif callers in FOR_CALLERS:
         parts.append(FOR_CALLERS[callers]())
-    return tuple(parts)
+    return parts
+
+
+@lru_cache(maxsize=4_000)
+def _cached(
+    algorithm: Algorithm,
+    unit: str,
+    callers: tuple[str, int | None, int | None, str, str],
+    scope: str,
+    except_scopes: tuple[str, ...],
+    max_wait: Decimal | None,
+    _language: str | None,
+) -> str:
+    """Return a sentence in the current language. To translate it again for 1,000 rules would take long."""
+    parts = [_("nothing passes")] if algorithm.admits_nothing else list(algorithm.sentence(_WORDS, unit))
+    if algorithm.may_wait and max_wait and not algorithm.admits_nothing:
+        parts.append(_("waiting up to %(span)s") % {"span": _WORDS.span(max_wait)})
+    parts += _of_callers(*callers)
+    if scope != "*":
+        parts.append(_("on %(scope)s") % {"scope": scope})
+    if except_scopes:
+        parts.append(_("except on %(scopes)s") % {"scopes": ", ".join(except_scopes)})
+    return ", ".join(parts)
 
 
 def sentence(
@@ -81,13 +94,5 @@ def sentence(
     max_wait: Decimal | None = None,
 ) -> str:
     """Return a limit as a sentence for people. `unit` is the unit of its meter, such as "requests"."""
-    parts = [_("nothing passes")] if algorithm.admits_nothing else [*_of_algorithm(algorithm, unit, get_language())]
-    if algorithm.may_wait and max_wait and not algorithm.admits_nothing:
-        parts.append(_("waiting up to %(span)s") % {"span": _WORDS.span(max_wait)})
-    parts += _of_callers(rule.key_kind, rule.ipv4_prefix, rule.ipv6_prefix, rule.group, rule.callers, get_language())
-    if scope != "*":
-        parts.append(_("on %(scope)s") % {"scope": scope})
-    excepted = ", ".join(except_scopes)
-    if excepted:
-        parts.append(_("except on %(scopes)s") % {"scopes": excepted})
-    return ", ".join(parts)
+    callers = rule.key_kind, rule.ipv4_prefix, rule.ipv6_prefix, rule.group, rule.callers
+    return _cached(algorithm, unit, callers, scope, tuple(except_scopes), max_wait, get_language())
