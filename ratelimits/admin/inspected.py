@@ -23,12 +23,13 @@ def may_inspect(request: HttpRequest) -> bool:
     return any(user.has_perm(f"ratelimits.{action}_inspect") for action in ("view", "change"))
 
 
-def inspect_url(key: str, account: str = "", site: str = "admin") -> str:
+def inspect_url(key: str, account: str = "", site: str = "admin", at: str = "") -> str:
     """Return the URL of the inspector's page about a key.
 
     `account` is the account that used the key; "" if the account is not known. `site` is the name of the admin site.
+    `at` is the moment for which the user asks, as it was typed.
     """
-    query = {"q": key} | ({"account": account} if account else {})
+    query = {"q": key} | ({"account": account} if account else {}) | ({"at": at} if at else {})
     return f"{reverse(f'{site}:ratelimits_inspect_changelist')}?{urlencode(query)}"
 
 

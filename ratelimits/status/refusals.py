@@ -53,6 +53,20 @@ def refused_by_day(account: str, key: str, now: float) -> list[RefusedRequests]:
     return _refused(DAY, newest_days(now, 30), account, key)
 
 
+def refused_at(account: str, key: str, moment: int, now: float) -> list[RefusedRequests]:
+    """Return the refusals of the quarter of an hour that contains a moment, or of its day after more than 24 hours.
+
+    `moment` is in seconds since 1970 UTC. The other arguments are as in `refused_lately`.
+    """
+    span = span_at(moment, now)
+    return _refused(span, [moment // span * span], account, key)
+
+
+def span_at(moment: int, now: float) -> int:
+    """Return the length of the span in which the refusals of a moment are counted: a quarter of an hour or a day."""
+    return QUARTER if moment >= int(now) // QUARTER * QUARTER - 24 * HOUR else DAY
+
+
 def _refused(span: int, starts: Sequence[int], account: str, key: str) -> list[RefusedRequests]:
     # Name every start, so that the database can use the index.
     rows = KeyTotal.objects.using(conf.DATABASE).filter(span=span, start__in=list(starts), account=account)

@@ -174,6 +174,21 @@ class TestBlocks:
         over = client.post(BLOCKS, {**again, "reason": "over"}, follow=True)
         assert "All selected blocks and allows have already ended." in over.content.decode()
 
+    def test_a_name_is_blocked_as_the_key_that_has_it(self) -> None:
+        client = user_with("operate", "view_account")
+        Account.objects.create(identifier="acme-1", name="Acme Ltd.")
+        page, _response = confirmed(client, BLOCK, typed_block(target="cme ltd"))
+        assert "Every request of account:acme-1 (Acme Ltd.) is refused" in text(page)
+        assert Access.objects.get().target == "account:acme-1"
+        Account.objects.create(identifier="acme-2", name="Acme Inc.")
+        asked = text(client.post(BLOCK, typed_block(target="acme")))
+        assert "Which one? Write one of these keys: account:acme-1 (Acme Ltd.), account:acme-2 (Acme Inc.)" in asked
+        assert "contains “nobody”" in text(client.post(BLOCK, typed_block(target="nobody")))
+
+    def test_whoever_may_not_view_a_name_does_not_find_it(self) -> None:
+        Account.objects.create(identifier="7", name="Acme Ltd.")
+        assert "contains “Acme”" in text(user_with("operate").post(BLOCK, typed_block(target="Acme")))
+
     def test_whoever_blocks_themselves_is_warned(self) -> None:
         client = user_with("operate")
         for target, warned in (("127.0.0.0/8", True), (f"user:{User.objects.get().pk}", True), ("user:9999", False)):

@@ -28,8 +28,10 @@ from ratelimits.status.refusals import (
     MAX_REFUSALS,
     RefusedRequests,
     blocked_lately,
+    refused_at,
     refused_by_day,
     refused_lately,
+    span_at,
     with_meters_joined,
 )
 from ratelimits.usage.complete import complete_until
@@ -40,6 +42,7 @@ _SHOWN_AFTER_END = timedelta(hours=25)
 _MAX_ACCESS = 50
 #: Maximum number of lines about the newest refusals at the top of the page.
 _MAX_NEWEST = 5
+_MINUTE = 60
 #: Maximum number of recorded requests that are shown.
 _MAX_RECORDED = 10
 
@@ -97,8 +100,11 @@ class RefusedLately(NamedTuple):
 class Refusals(NamedTuple):
     """The refusals of a key or of a whole account.
 
+    asked       the span that contains the moment for which the user asks; "" if the user asks for no moment
+    then        the refusals of this span, one for each rule
     newest      the newest refusals of 24 hours, one for each rule and quarter of an hour
-    recorded    the newest recorded requests that were refused, each as its moment in UTC and its scope
+    recorded    recorded requests that were refused, each as its moment in UTC and its scope: those of the minute for
+                which the user asks, or else the newest ones
     lately      the refusals of 24 hours, by quarter of an hour and meter
     by_day      the refusals of 30 days, by day
     more        whether there are more refusals than these lists have
@@ -107,6 +113,8 @@ class Refusals(NamedTuple):
     of_account  whether the refusals are those of all keys of an account
     """
 
+    asked: str
+    then: list[RefusedLately]
     newest: list[RefusedLately]
     recorded: list[tuple[str, str]]
     lately: list[ShownRefusal]
@@ -169,8 +177,8 @@ def _meter_texts(use: MeterUse) -> tuple[str, str, str, str]:
     return unit, used, f"{use.included:,}", left
 
 
-def shown_refusals(identity: Identity, now: float, rule_page: str) -> Refusals:
-    """Return the refusals of a key in 24 hours and in 30 days.
+def shown_refusals(identity: Identity, now: float, rule_page: str, at: int | None = None) -> Refusals:
+    """Return the refusals of a key in 24 hours and in 30 days, and around the moment `at` (s since 1970 UTC).
 
     `rule_page` is the URL of a rule's page, with "{}" in place of the primary key. It is "" if links are not wanted.
     """
@@ -182,9 +190,12 @@ def shown_refusals(identity: Identity, now: float, rule_page: str) -> Refusals:
             " key. Refusals by blocks are known. For the block of a network they are one sum for all its addresses."
         )
         names = RuleNames(set())
+        then = [row for row in blocked if at is not None and row.start == at // QUARTER * QUARTER]
         return Refusals(
+            _asked(at, QUARTER),
+            list(_newest(then, names, of_account=False)),
             list(_newest(blocked, names, of_account=False)),
-            _recorded(identity, blocked, now),
+            _recorded(identity, blocked, now, at),
             list(_shown_rows(blocked, rule_page, names)),
             [],
             len(blocked) > MAX_REFUSALS,
@@ -193,11 +204,14 @@ def shown_refusals(identity: Identity, now: float, rule_page: str) -> Refusals:
             False,
         )
     lately, by_day = refused_lately(account, key, now), refused_by_day(account, key, now)
-    names = RuleNames({row.rule for row in (*lately, *by_day)})
+    then = [] if at is None else refused_at(account, key, at, now)
+    names = RuleNames({row.rule for row in (*lately, *by_day, *then)})
     until = complete_until(conf.DATABASE, f"account:{account}")
     return Refusals(
+        _asked(at, 0 if at is None else span_at(at, now)),
+        list(_newest(then, names, of_account=not key)),
         list(_newest(lately, names, of_account=not key)),
-        _recorded(identity, lately, now),
+        _recorded(identity, lately, now, at),
         list(_shown_rows(lately, rule_page, names)),
         list(_shown_rows(by_day, rule_page, names)),
         max(len(lately), len(by_day)) > MAX_REFUSALS,
@@ -207,11 +221,22 @@ def shown_refusals(identity: Identity, now: float, rule_page: str) -> Refusals:
     )
 
 
-def _recorded(identity: Identity, rows: list[RefusedRequests], now: float) -> list[tuple[str, str]]:
+def _asked(at: int | None, seconds: int) -> str:
+    """Return the span of this length that contains a moment; "" for no moment."""
+    return "" if at is None else _span_text(at // seconds * seconds, seconds)
+
+
+def _recorded(
+    identity: Identity, rows: list[RefusedRequests], now: float, at: int | None = None
+) -> list[tuple[str, str]]:
     """Return the moments and scopes of the newest recorded requests of an identity that were refused.
 
-    Look in the quarters of an hour of the newest refusals, and in the newest two: the ledger is about a minute late.
+    With `at`, return those of this minute. Otherwise look in the quarters of an hour of the newest refusals, and in the
+    newest two: the ledger is about a minute late.
     """
+    if at is not None:
+        found = refused_requests(identity, [at // _MINUTE * _MINUTE], _MINUTE, _MAX_RECORDED)
+        return [(f"{moment(row.at):%Y-%m-%d %H:%M:%S}", row.scope) for row in found]
     current = int(now) // QUARTER * QUARTER
     starts = {current, current - QUARTER, *sorted({row.start for row in rows}, reverse=True)[:_MAX_NEWEST]}
     found = refused_requests(identity, starts, QUARTER, _MAX_RECORDED)
@@ -255,5 +280,9 @@ def _shown_rows(rows: list[RefusedRequests], rule_page: str, names: RuleNames) -
 
 
 def _span(row: RefusedRequests) -> str:
-    start, end = moment(row.start * 1_000_000), moment((row.start + row.seconds) * 1_000_000)
-    return f"{start:%Y-%m-%d}" if row.seconds == DAY else f"{start:%Y-%m-%d %H:%M}–{end:%H:%M}"
+    return _span_text(row.start, row.seconds)
+
+
+def _span_text(first: int, seconds: int) -> str:
+    start, end = moment(first * 1_000_000), moment((first + seconds) * 1_000_000)
+    return f"{start:%Y-%m-%d}" if seconds == DAY else f"{start:%Y-%m-%d %H:%M}–{end:%H:%M}"

@@ -18,6 +18,7 @@ from django.utils.translation import gettext as _
 from ratelimits import rules
 from ratelimits.admin.inspect.evidence import shown_access, shown_refusals, shown_usage
 from ratelimits.admin.inspect.limits import Pages, shown_limits
+from ratelimits.admin.inspect.moments import MAX_LENGTH, NoMomentError, typed_moment
 from ratelimits.admin.inspected import inspect_url
 from ratelimits.admin.operate.confirming import may_operate
 from ratelimits.admin.operate.whom import may_view, names_of, searched_tables
@@ -86,15 +87,16 @@ class InspectAdmin(ReadOnlyAdmin):
         """
         if not self.has_view_permission(request):
             raise PermissionDenied
-        text, account = (request.GET.get(name, "").strip() for name in ("q", "account"))
+        text, account, at = (request.GET.get(name, "").strip() for name in ("q", "account", "at"))
         context = {
             **self.admin_site.each_context(request),
-            "title": _("Inspector"),
+            "title": _("Inspector: why was a request refused?"),
             "opts": self.model._meta,
             "q": text[:MAX_TEXT],
             "account": account[:MAX_TEXT],
+            "at": at[:MAX_LENGTH],
             "none": NO_ACCOUNT,
-            **_Page(self.admin_site, request).context(text, account),
+            **_Page(self.admin_site, request, at).context(text, account),
             **(extra_context or {}),
         }
         return TemplateResponse(request, "ratelimits/admin/inspect.html", context)
@@ -103,8 +105,8 @@ class InspectAdmin(ReadOnlyAdmin):
 class _Page:
     """Makes the content of the page. It has only the parts that the user may view."""
 
-    def __init__(self, site: admin.AdminSite, request: HttpRequest) -> None:
-        self._site, self._request = site, request
+    def __init__(self, site: admin.AdminSite, request: HttpRequest, at: str = "") -> None:
+        self._site, self._request, self._at = site, request, at
 
     def context(self, text: str, account: str) -> dict[str, Any]:
         """Return the template's values for a typed text and a typed account. The account may be ""."""
@@ -145,7 +147,7 @@ class _Page:
         if len(result.keys) == 1:
             return self._key_context(result.keys[0].key, account, result.keys[0].name) | failed
         return failed | {
-            "matches": [(known, inspect_url(known.key, account, self._site.name)) for known in result.keys],
+            "matches": [(known, self._inspect_url(known.key, account)) for known in result.keys],
             "more": more if result.more else "",
             "guesses": [] if result.keys or looks_secret(text) else self._guesses(text),
             "secret": not result.keys and looks_secret(text),
@@ -157,7 +159,7 @@ class _Page:
         for kind in ("user", "api_key", "account"):
             key = typed_key(f"{kind}:{text}")
             if key is not None:
-                guesses.append((key, inspect_url(key, "", self._site.name)))
+                guesses.append((key, self._inspect_url(key)))
         return guesses
 
     def _key_context(self, key: str, account: str, name: str = "") -> dict[str, Any]:
@@ -166,11 +168,15 @@ class _Page:
             identity = identity_of(key, account)
         except UnknownAccountError as error:
             choices = [*error.accounts, NO_ACCOUNT]
-            urls = [(choice, inspect_url(key, choice, self._site.name)) for choice in choices]
+            urls = [(choice, self._inspect_url(key, choice)) for choice in choices]
             return context | {"problem": str(error), "choices": urls, "key": ""}
         except (NothingDoneError, ValidationError) as error:
             return {"problem": " ".join(error.messages) if isinstance(error, ValidationError) else str(error)}
         now, limits, redis_error = time.time(), None, None
+        try:
+            at = typed_moment(self._at, now)
+        except NoMomentError as error:
+            return {"problem": str(error)}
         try:
             if self._may_view(Rule):
                 limits, redis_error = live_limits(identity)
@@ -184,7 +190,7 @@ class _Page:
             context["silent"] = _("Redis does not answer, so the remaining permits are not known: %s") % redis_error
         context["owner"], context["is_user"] = identity.account_id, identity.user is not None
         if identity.account_id and identity.account != key:
-            context["owner_url"] = inspect_url(f"account:{identity.account_id}", "", self._site.name)
+            context["owner_url"] = self._inspect_url(f"account:{identity.account_id}")
             context["owner_name"] = ", ".join(names_of(self._request, self._site, f"account:{identity.account_id}"))
         context["names"] = list(names_of(self._request, self._site, key))
         if may_operate(self._request) or self._may_view(Access):
@@ -192,17 +198,26 @@ class _Page:
         if self._may_view(PeriodUsage) and identity.account_id:
             context["usage"] = shown_usage(identity.account_id, now)
         if self._may_view(Line):
-            context["refusals"] = shown_refusals(identity, now, self._pages().rule)
-            context["records"] = bool(conf.RECORD_SAMPLE)
-            context["lines_url"] = self._lines_url(identity)
-            if identity.account == key:
-                keys = keys_of_account(identity.account_id)
-                context["keys"] = [
-                    (name, inspect_url(name, identity.account_id, self._site.name)) for name in keys[:MAX_KEYS]
-                ]
-                context["more_keys"] = len(keys) > MAX_KEYS
+            context |= self._refusals(identity, key, now, at)
         context["actions"] = list(self._actions(key, account))
         return context
+
+    def _refusals(self, identity: Identity, key: str, now: float, at: int | None) -> dict[str, Any]:
+        """Return the template's values that come from the ledger: the refusals, and the keys of an account."""
+        context: dict[str, Any] = {
+            "refusals": shown_refusals(identity, now, self._pages().rule, at),
+            "records": bool(conf.RECORD_SAMPLE),
+            "lines_url": self._lines_url(identity),
+        }
+        if identity.account == key:
+            keys = keys_of_account(identity.account_id)
+            urls = [(name, self._inspect_url(name, identity.account_id)) for name in keys[:MAX_KEYS]]
+            context |= {"keys": urls, "more_keys": len(keys) > MAX_KEYS}
+        return context
+
+    def _inspect_url(self, key: str, account: str = "") -> str:
+        """Return the URL of this page about another key, for the same moment."""
+        return inspect_url(key, account, self._site.name, self._at)
 
     def _actions(self, key: str, account: str) -> Iterator[tuple[str, str]]:
         """Yield the actions that the user may take for a key, each with the URL of its form."""

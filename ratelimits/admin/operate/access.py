@@ -6,6 +6,7 @@ A block refuses all requests of a key or network. An allow exempts these request
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from django import forms
@@ -19,8 +20,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ratelimits.admin.audited import REASON, AuditedAdmin, InForceFilter
+from ratelimits.admin.operate.access_form import AccessForm
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed, may_operate
 from ratelimits.admin.operate.grants import GrantView
+from ratelimits.admin.operate.whom import names_of, searched_tables
 from ratelimits.admin.suggestions import KeySuggestions
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
@@ -29,6 +32,7 @@ from ratelimits.models import Access, ProcessTotal
 from ratelimits.models.access.targets import addresses
 from ratelimits.models.history import MAX_REASON
 from ratelimits.rules.access import AccessIndex, of_model
+from ratelimits.status.known_keys import known_keys
 
 _DAY = 86_400
 
@@ -60,6 +64,7 @@ class AccessAdmin(KeySuggestions, AuditedAdmin):
     """The blocks and allows. Users end a block or allow, but cannot delete it: the list shows former ones too."""
 
     change_list_template = "ratelimits/admin/access_change_list.html"
+    form = AccessForm
     key_fields = ("target",)
     list_filter = ["effect", InForceFilter]
     search_fields = ["target", "reason", "message"]
@@ -134,10 +139,23 @@ class AccessAdmin(KeySuggestions, AuditedAdmin):
             if object_id is None or row is not None:
                 form: Any = self.get_form(request, row, change=row is not None)(request.POST, instance=row)
                 if form.is_valid():
+                    target, opts = form.instance.target, self.model._meta
+                    # The user confirms this key, even if the name means another key by then.
+                    values: Any = request.POST.copy()
+                    values["target"] = target
+                    request.POST = values
                     back = reverse(f"{self.admin_site.name}:ratelimits_access_changelist")
-                    opts = self.model._meta
-                    return confirmation(request, self.admin_site, opts, consequences(request, form.instance), back)
+                    names = tuple(names_of(request, self.admin_site, target))
+                    page = consequences(request, form.instance, names)
+                    return confirmation(request, self.admin_site, opts, page, back)
         return super().changeform_view(request, object_id, form_url, extra_context)
+
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
+        """Return the form. It finds the keys that this user may view."""
+        form = super().get_form(request, obj, change, **kwargs)
+        tables = searched_tables(request, self.admin_site)
+        form.search = staticmethod(lambda text: known_keys(text, tables).keys)
+        return form
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Return the fieldsets. A new row asks for one reason: it is also the reason of the edit."""
@@ -179,10 +197,14 @@ class AccessAdmin(KeySuggestions, AuditedAdmin):
         return None
 
 
-def consequences(request: HttpRequest, row: Access) -> Consequences:
-    """Return the consequences of an unsaved row, with a warning if the row blocks the user of this page."""
+def consequences(request: HttpRequest, row: Access, names: Sequence[str] = ()) -> Consequences:
+    """Return the consequences of an unsaved row, with a warning if the row blocks the user of this page.
+
+    `names` are the names that people know of the row's target.
+    """
     blocks = row.effect == Access.Effect.BLOCK
-    count, values = addresses(row.target), {"target": row.target, "status": row.status}
+    target = f"{row.target} ({', '.join(names)})" if names else row.target
+    count, values = addresses(row.target), {"target": target, "status": row.status}
     if blocks:
         sentences = [_("Every request of %(target)s is refused with %(status)s, whatever the rules say.") % values]
     else:

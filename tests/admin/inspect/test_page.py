@@ -33,7 +33,7 @@ from ratelimits.models import (
     ProcessTotal,
     Rule,
 )
-from ratelimits.models.status.totals import QUARTER
+from ratelimits.models.status.totals import DAY, QUARTER
 from ratelimits.quota import access, checking
 from ratelimits.recording import trace
 from tests.support.engine.proxy import Proxy
@@ -239,6 +239,32 @@ class TestRefusals:
         assert "elsewhere" not in said
         assert "Single requests are not recorded" not in said
         assert "elsewhere" in text(html(admin_client, "account:acme"))
+
+    def test_the_refusals_of_a_moment_come_first(self, admin_client: Client) -> None:
+        now = int(time.time())
+        then = (now - 6 * 3600) // 60 * 60
+        row = rule("burst")
+        total = {"rule": row.pk, "account": "acme", "key": "user:1", "meter": "requests", "admitted_requests": 0}
+        for span, start, denied in ((QUARTER, then, 7), (QUARTER, now, 9), (DAY, now - 5 * DAY, 40)):
+            KeyTotal.objects.create(
+                span=span, start=start // span * span, **total, denied_requests=denied, shadow_requests=0
+            )
+        who = Identity("user:1", None, "account:acme")
+        trace.write([((then + 11) * 1_000_000, who, "search", "GET", {"requests": 1}, True)])
+        typed = time.strftime("%H:%M", time.gmtime(then))
+        said = text(html(admin_client, "user:1", account="acme", at=typed))
+        asked = said.partition("Refused at this time")[2].partition("Refused in the last 24 hours")[0]
+        assert f"7 refused by burst: {row.sentence()}" in asked
+        assert "9 refused" not in asked
+        assert time.strftime("in UTC: %Y-%m-%d %H:%M:11 (search)", time.gmtime(then)) in asked
+        day = time.strftime("%Y-%m-%d", time.gmtime(now - 5 * DAY))
+        said = text(html(admin_client, "user:1", account="acme", at=f"{day} 12:04"))
+        assert f"Refused at this time ({day} UTC) {day} UTC: 40 refused by burst" in said
+        assert "Nothing was refused in this span" in text(html(admin_client, "user:2", account="acme", at=typed))
+        of_account = html(admin_client, "account:acme", at=typed)
+        assert f"7 refused by burst: {row.sentence()}, user:1" in text(of_account)
+        for wrong in ("25:00", "9999-12-31 23:59", "yesterday", "0001-01-01"):
+            assert f"{wrong} is no time of the past" in text(html(admin_client, "user:1", account="acme", at=wrong))
 
     def test_a_block_is_shown_with_what_it_refused(self, admin_client: Client) -> None:
         now = timezone.now()

@@ -1,0 +1,41 @@
+"""The moment for which a user asks, typed as "12:04" or "2026-11-23 12:04"."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, time, timedelta
+
+from django.utils.translation import gettext as _
+
+#: Maximum number of characters of a typed moment.
+MAX_LENGTH = 30
+
+
+class NoMomentError(ValueError):
+    """The typed text is no moment of the past. The error's text says what to write."""
+
+
+def typed_moment(text: str, now: float) -> int | None:
+    """Return the moment of a typed text, in seconds since 1970 UTC; None for "".
+
+    A time without a date is its newest one: that of today, or else that of yesterday. Raise NoMomentError.
+    """
+    if not text:
+        return None
+    at = _parsed(text[: MAX_LENGTH + 1], datetime.fromtimestamp(now, UTC))
+    if at is None or not 0 <= at <= now:
+        problem = _("%(text)s is no time of the past: write one such as 12:04 or 2026-11-23 12:04, in UTC.")
+        raise NoMomentError(problem % {"text": text[:MAX_LENGTH]})
+    return int(at)
+
+
+def _parsed(text: str, now: datetime) -> float | None:
+    try:
+        at = datetime.combine(now.date(), time.fromisoformat(text), UTC)
+        return (at if at <= now else at - timedelta(days=1)).timestamp()
+    except ValueError:
+        pass
+    try:
+        at = datetime.fromisoformat(text)
+        return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None

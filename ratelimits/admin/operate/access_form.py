@@ -1,0 +1,62 @@
+"""The form of a block or an allow. It also takes a name, and finds the key that has this name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from django import forms
+from django.core.exceptions import ValidationError
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ratelimits.models import Access
+from ratelimits.models.access.targets import canonical
+from ratelimits.models.keys import COVERS
+from ratelimits.status.known_keys import KnownKey, looks_secret
+
+if TYPE_CHECKING:
+    _Base = forms.ModelForm[Access]
+else:
+    _Base = forms.ModelForm
+
+#: Maximum number of keys that an error lists.
+_MAX_LISTED = 20
+
+
+class AccessForm(_Base):
+    """A form of a block or an allow. `search` returns the keys that contain a text in the key or in its name."""
+
+    search: Callable[[str], list[KnownKey]]
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        if "target" in self.fields:
+            self.fields["target"].help_text = gettext_lazy(
+                "A name of a customer, user or API key, or a part of it; a key, such as account:acme; an address or a"
+                " network, such as 203.0.113.0/24."
+            )
+
+    def clean_target(self) -> str:
+        """Return the key that the typed text names. Raise ValidationError if there is none, or more than one."""
+        text: str = self.cleaned_data["target"].strip()
+        try:
+            return canonical(text)
+        except ValidationError as error:
+            # The model reports a text that looks like a key or a network but is not one.
+            if error.code != "key" or text.partition(":")[0] in COVERS or not text.isprintable():
+                return text
+        found = type(self).search(text)
+        if len(found) == 1:
+            return found[0].key
+        if found:
+            listed = ", ".join(f"{one.key} ({one.name})" if one.name else one.key for one in found[:_MAX_LISTED])
+            more = ", …" if len(found) > _MAX_LISTED else ""
+            raise ValidationError(_("Which one? Write one of these keys: %(keys)s") % {"keys": listed + more})
+        if looks_secret(text):
+            raise ValidationError(_("This looks like a secret. Search for the name of the key instead."))
+        problem = _(
+            "No key or name that you may view contains “%(text)s”. Write less of it, or the whole key, such as"
+            " account:acme or user:42."
+        )
+        raise ValidationError(problem % {"text": text})
