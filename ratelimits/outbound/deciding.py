@@ -18,7 +18,7 @@ from ratelimits.algorithms import typed_rates
 from ratelimits.algorithms.limits import Algorithm, LeakyBucketQueue
 from ratelimits.algorithms.parsing import HORIZON, MICROSECONDS
 from ratelimits.conf import conf
-from ratelimits.engine import ANY, Decision, Lost, Stale, Unavailable
+from ratelimits.engine import ANY, Decision, Stale, Unavailable
 from ratelimits.engine.call import Call
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.transport.breaker import NodeUnavailable
@@ -83,14 +83,6 @@ class Ask(NamedTuple):
     """An instruction: return the engine's decision on a call."""
 
     call: Call
-
-
-class Restore(NamedTuple):
-    """An instruction: restore the counts of this call that Redis may have lost."""
-
-    call: Call
-    prepared: Prepared
-    identity: Identity
 
 
 class Turn(NamedTuple):
@@ -166,10 +158,6 @@ class Outbound:
                 except Stale as stale:
                     checking.breaker.succeeded()
                     newer = stale.version
-                    continue
-                except Lost:
-                    assert prepared is not None  # A limit in code is not restored.
-                    yield Restore(call, prepared, self.identity)
                     continue
                 checking.breaker.succeeded()
                 return _turn(decision)

@@ -9,8 +9,7 @@ from ratelimits import rules
 from ratelimits.engine.clock import clock
 from ratelimits.engine.decide import adecide_call, decide_call
 from ratelimits.engine.server import current_server
-from ratelimits.outbound.deciding import Ask, Restore, Rules
-from ratelimits.quota.restoring import from_ledger
+from ratelimits.outbound.deciding import Ask, Rules
 
 T = TypeVar("T")
 
@@ -39,8 +38,6 @@ def _do(instruction: Any) -> Any:
             return snapshot.only(scope, identity)
         case Ask(call):
             return decide_call(current_server(), call)
-        case Restore(call, prepared, identity):
-            return from_ledger.restore(call, prepared, identity, rules.current())
         case Release(shard, key, seconds):
             server = current_server()
             return server.wire.wire_of(server.keyspace, shard).pop(key, seconds)
@@ -56,8 +53,6 @@ async def _ado(instruction: Any) -> Any:
             return await rules.aonly(snapshot, scope, identity)
         case Ask(call):
             return await adecide_call(current_server(), call)
-        case Restore(call, prepared, identity):
-            return await from_ledger.arestore(call, prepared, identity, await rules.acurrent())
         case Release(shard, key, seconds):
             server = current_server()
             return await server.wire.wire_of(server.keyspace, shard).apop(key, seconds)
