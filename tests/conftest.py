@@ -13,6 +13,7 @@ import pytest
 import redis
 from django.conf import settings
 from django.core.management import get_commands
+from django.test import override_settings
 from django.utils import translation
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
@@ -197,6 +198,13 @@ def _empty_server(_steward: redis.Redis) -> None:
     checking.denials.clear()
     checking.sender.flush()  # after what its thread was just sending
     _steward.flushall()
+
+
+@pytest.fixture(scope="module")
+def few_shards() -> Iterator[None]:
+    """Have 4 shards in a module's tests, not 64: the first drain of a test writes to each shard."""
+    with override_settings(RATELIMITS={**settings.RATELIMITS, "SHARDS": 4}):
+        yield
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.admin.test_usage import text, url
 from tests.push.fakes import Fake
 from tests.push.test_push import october, states
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("few_shards")]
 
 
 def run(**about: Any) -> tuple[str, str]:

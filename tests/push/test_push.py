@@ -29,7 +29,7 @@ from tests.push.fakes import Fake, Trouble
 from tests.support.reports.invoices import account, close, spend
 from tests.support.usage.traffic import at
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("few_shards")]
 
 
 def push(name: str, hours: float = 0) -> Counter[str]:

@@ -19,7 +19,7 @@ from tests.reports.closing.test_close import adjust
 from tests.support.reports.invoices import account, close, spend
 from tests.support.usage.traffic import at, flow
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("few_shards")]
 
 
 def shown(month: str = "2026-10", **options: Any) -> list[tuple[str, str, str, int, int, int]]:
