@@ -34,6 +34,7 @@ def measured(options: str, folder: Path) -> dict[str, Any]:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "rate"),
     [
