@@ -270,7 +270,7 @@ def _shown_rows(rows: list[RefusedRequests], rule_page: str, names: RuleNames) -
         yield ShownRefusal(
             _span(row),
             row.key,
-            by,
+            by + names.plans.get(row.rule, ""),
             note,
             rule_page.format(row.rule) if row.rule in names.current and rule_page else "",
             row.meter,

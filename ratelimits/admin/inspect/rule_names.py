@@ -26,11 +26,13 @@ class RuleNames:
     """The histories of some rules. They are read with two queries, for any number of rules.
 
     current    the names of those rules that still exist, by primary key
+    plans      " (plan pro)" for those of a plan, by primary key
     sentences  their present sentences with their plans, by primary key. Rules that cannot be read have none
     """
 
     def __init__(self, rules: Collection[int]) -> None:
         self.current: dict[int, str] = {}
+        self.plans: dict[int, str] = {}
         self.sentences: dict[int, str] = {}
         self._newest_first: dict[int, list[_Record]] = {}
         pks, model = set(rules) - {0}, Rule
@@ -38,9 +40,10 @@ class RuleNames:
             return
         for row in model.objects.using(conf.DATABASE).filter(pk__in=pks).select_related("plan"):
             self.current[row.pk] = row.name
+            if row.plan is not None:
+                self.plans[row.pk] = f" ({_('plan %(plan)s') % {'plan': row.plan.slug}})"
             if not row.unreadable():
-                plan = f" ({_('plan %(plan)s') % {'plan': row.plan.slug}})" if row.plan is not None else ""
-                self.sentences[row.pk] = row.sentence() + plan
+                self.sentences[row.pk] = row.sentence() + self.plans.get(row.pk, "")
         history: Any = Rule.history
         records = history.using(conf.DATABASE).filter(id__in=pks).order_by("-history_date", "-history_id")
         for pk, *record in records.values_list("id", "name", "history_date", "history_type")[:_MAX_RECORDS]:
