@@ -349,6 +349,22 @@ def twice(runs: dict[str, Run]) -> str:
     return markdown(("own way", "plain way", "own, µs", "plain, µs", "plain ÷ own"), rows)
 
 
+def algorithms(runs: dict[str, Run]) -> str:
+    """Return the table of the algorithms on the server."""
+    rows = [
+        (
+            f"`{name}`",
+            one["admitted_us"],
+            one["of_token_bucket"],
+            one["refused_of_admitted"],
+            one["first_of_admitted"],
+        )
+        for name, one in runs["measured.algorithms"]["results"].items()
+    ]
+    columns = ("algorithm", "admitted, µs", "÷ token bucket", "refused ÷ admitted", "first request of a key ÷ admitted")
+    return markdown(columns, rows)
+
+
 def throttles(runs: dict[str, Run]) -> str:
     """Return the table of throttles that are compared in pairs."""
     results = runs["pairs.throttles"]["results"]
@@ -381,6 +397,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "waiting": (("waiting.outbound",), waiting),
     "limited_tasks": (("waiting.tasks", "waiting.kills"), limited_tasks),
     "twice": (("twice",), twice),
+    "algorithms": (("measured.algorithms",), algorithms),
     "throttles": (("pairs.throttles",), throttles),
     "capacity": (("decide", "server"), capacity),
 }

@@ -50,6 +50,7 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
     """Return, by name, the title and the commands of all users, in batches."""
     from benchmarks.measured import floors, ours
     from benchmarks.support.pipelines import FIRST_ID, batched, for_users, run_of
+    from ratelimits.engine.command import Command
     from ratelimits.engine.resp import resp
 
     floors.load(url)
@@ -72,7 +73,7 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
     for number, (name, (title, _call)) in enumerate(ours.calls(now).items()):
         made = for_users(server, run, partial(call_of, name), ids(number))
         out[f"engine_{name}"] = title, list(batched(made))
-    empty, three = floors.sha_of(floors.EMPTY), ours.calls(now)["three"][1].program.script.sha
+    empty, three = floors.sha_of(floors.EMPTY), Command(server.keyspace, ours.calls(now)["three"][1]).script.sha
     nothing = [resp(b"EVALSHA", empty, b"0")] * options.users
     out["empty"] = "an empty script", list(batched(nothing))
     told = [batch.replace(three, empty) for batch in out["engine_three"][1]]

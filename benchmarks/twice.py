@@ -21,7 +21,6 @@ from benchmarks.support.timing import Case, Timed, interleaved
 
 #: By name: descriptions of the own implementation and of the plain one.
 PAIRS = {
-    "fast": ("3 rules, metered: the fast path's script, µs of the server", "the whole script"),
     "reader": ("one reply, read from the socket", "redis-py's connection and parser"),
     "batch": ("a simulated decision's command, built from stored parts", "a whole command each time"),
     "steps": ("a decision's steps, called one after the other", "a generator of the steps and its driver"),
@@ -39,11 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         servers.start_django(servers.environment(redis_server, database), tables=False)
         servers.pin(core)
         about = report.machine(redis_server.url)
-        with redis.Redis.from_url(redis_server.url) as client:
-            results = {"fast": _of_the_server(client, options.rounds, options.calls)}
         timed = interleaved(_cases(redis_server.url), options.rounds, options.calls)
-    for name in ("reader", "batch", "steps"):
-        results[name] = _pair(timed[f"{name} own"], timed[f"{name} plain"])
+    results = {name: _pair(timed[f"{name} own"], timed[f"{name} plain"]) for name in PAIRS}
     about = {**about, "load_behind": report.load()}
     run = report.run_json("twice", about, vars(options), [], results=results)
     print(text_of(run))
@@ -54,29 +50,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _pair(own: Timed, plain: Timed) -> dict[str, float]:
     ways = own.to_json()["median_us"], plain.to_json()["median_us"]
     return {"own_us": ways[0], "plain_us": ways[1], "times": round(plain.ratio(own), 2)}
-
-
-def _of_the_server(client: redis.Redis, rounds: int, calls: int) -> dict[str, float]:
-    """Call both scripts in turns. Return the durations that the server reports."""
-    from benchmarks.measured import ours
-    from ratelimits.engine.program import Program
-
-    server, now = ours.engine_server(), time.time_ns() // 1000
-    call = ours.call_of(ours.three_limits(), now)
-    whole = Program(call.program.terms)
-    whole.__dict__["_has_fast_path"] = False
-    ways = {"own": ours.deciding(server, call), "plain": ours.deciding(server, call._replace(program=whole))}
-    micros: dict[str, list[float]] = {name: [] for name in ways}
-    for _round in range(rounds):
-        for name, decide in ways.items():
-            decide()
-            client.config_resetstat()
-            for _call in range(calls):
-                decide()
-            micros[name].append(client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"])
-    own, plain = (sorted(each)[len(each) // 2] for each in micros.values())
-    ratios = sorted(slow / fast for fast, slow in zip(*micros.values(), strict=True))
-    return {"own_us": own, "plain_us": plain, "times": round(ratios[len(ratios) // 2], 2)}
 
 
 def _cases(url: str) -> list[Case]:

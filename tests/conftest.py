@@ -52,7 +52,7 @@ SLOW = (
     "algorithms/test_new.py",
     "chaos",
     "embedded/test_shared.py",
-    "engine/test_fast.py",
+    "engine/test_assemble.py",
     "models/raw/test_adoption.py",
     "models/test_migrations.py",
     "models/test_replicas.py",

@@ -40,6 +40,7 @@ COMMANDS = {
     "identities": ("--identities 20", "20 invented identities"),
     "breakdown": ("--rounds 1 --calls 2", "quota.check: rules, command, policy, the Answer"),
     "waiting.outbound": ("--processes 1 --permits 2 --algorithm token_bucket", "token_bucket"),
+    "measured.algorithms": ("--rounds 1 --calls 20", "smooth_warming_up"),
     "pairs.throttles": ("--rounds 1 --calls 2", "three of DRF's own throttles"),
     "twice": ("--rounds 1 --calls 2", "redis-py's connection and parser"),
 }

@@ -80,6 +80,7 @@ def make_keys(size: Size) -> None:
     from benchmarks.measured import ours
     from benchmarks.support.pipelines import BATCH, FIRST_ID, Pipeline, batched, for_users, run_of
     from ratelimits.engine.call import Call, shard
+    from ratelimits.engine.command import Command
     from ratelimits.engine.program import Term, program
     from ratelimits.engine.server import current_server
 
@@ -97,10 +98,11 @@ def make_keys(size: Size) -> None:
             for rule in selection.rules
         )
         asked = program(terms)
-        client.script_load(asked.script.text)
 
         def call_of(user: str) -> Call:
             return Call(asked, (f"user:{user}",), (1,), user, version=selection.version)
+
+        client.script_load(Command(keyspace, call_of(first)).script.text)
 
         ids = range(FIRST_ID, FIRST_ID + -(-size.keys // BATCH) * BATCH)
         pipeline = Pipeline(url)

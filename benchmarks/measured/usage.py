@@ -12,7 +12,7 @@ from typing import Any
 from django.db import connection
 from django.db.models import QuerySet
 
-from ratelimits.engine import scripts
+from ratelimits.engine.assemble import scripts
 from ratelimits.engine.keys import BIN_SECONDS, shard_of
 from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.connection import run_named

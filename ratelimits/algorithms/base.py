@@ -33,19 +33,6 @@ class Storage(NamedTuple):
     optional: Mapping[str, str] = {}
 
 
-class FastPath(NamedTuple):
-    """A limit as lua/fast.lua reads it.
-
-    size     size in bytes of the algorithm's data in a packed state
-    format   struct format of these data
-    numbers  the numbers of the limit, which lua/fast.lua lists at ARGV[5]
-    """
-
-    size: int
-    format: str
-    numbers: tuple[int, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class Algorithm(ABC):
     """The parameters of a limit, and everything that differs between algorithms.
@@ -67,8 +54,6 @@ class Algorithm(ABC):
     script: ClassVar[str]
     #: Names of Lua files that must be loaded before the file `script`.
     builds_on: ClassVar[tuple[str, ...]] = ()
-    #: Whether lua/fast.lua can decide limits with this algorithm, at least with some parameters.
-    has_fast_path: ClassVar[bool] = False
     #: Where the state is stored.
     storage: ClassVar[Storage] = Storage()
     #: Whether an admitted request gets a lease, which ends with the request.
@@ -144,9 +129,9 @@ class Algorithm(ABC):
         """Return start and end (µs since 1970 UTC) of the time for which `params(now)` is valid (None: always)."""
         return None
 
-    def fast_path(self, params: Params) -> FastPath | None:
-        """Return the limit as lua/fast.lua reads it; None if lua/fast.lua cannot decide a limit with these `params`."""
-        return None
+    def record_form(self, params: Params) -> str:
+        """Return the name of the usual form of the state's record, as the Lua file lists it; "" if it has none."""
+        return ""
 
     def month_at(self, moment: int) -> tuple[int, int] | None:
         """Return start and end (µs) of the month that contains a moment; None if the limit has no calendar months."""

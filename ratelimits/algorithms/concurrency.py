@@ -27,7 +27,7 @@ class Concurrency(Bounded):
     script = "concurrency"
     storage = Storage(
         own="c",
-        endings={"by_name": ":n", "beyond_one": ":x"},
+        endings={"details": ":x"},
         optional={"announced": ":a", "freed": ":f"},
     )
     leases = True
@@ -48,3 +48,6 @@ class Concurrency(Bounded):
 
     def params(self, now: int) -> Params:
         return micros(self.lease_ttl), 0, 0, 0, 0, self.capacity
+
+    def record_form(self, params: Params) -> str:
+        return "leases"

@@ -7,7 +7,7 @@ from decimal import Decimal
 from fractions import Fraction
 from math import ceil, lcm
 
-from ratelimits.algorithms.base import Algorithm, Bounded, FastPath, Params
+from ratelimits.algorithms.base import Algorithm, Bounded, Params
 from ratelimits.algorithms.parsing import HORIZON, MAX_PERMITS, exact, length, micros, whole
 from ratelimits.algorithms.wording import Wording, gettext_noop, number
 
@@ -54,7 +54,6 @@ class _Level(_Paced, Bounded):
     period: Decimal
 
     script = "level"
-    has_fast_path = True
 
     def _check(self) -> None:
         Bounded._check(self)
@@ -83,13 +82,9 @@ class _Level(_Paced, Bounded):
     def params(self, now: int) -> Params:
         return self._params(self.capacity, 0)
 
-    def fast_path(self, params: Params) -> FastPath | None:
-        q, r, n, whole_room, part, _capacity, spent_or_undelayed = params
-        if spent_or_undelayed or n >= 2**32:
-            return None
-        if n == 1:
-            return FastPath(21, "I7I7I7", (q, whole_room, 1))
-        return FastPath(33, "I7I7I4I4I7I4", (q, whole_room, n, r, part, 0))
+    def record_form(self, params: Params) -> str:
+        _q, _r, n, *_others = params
+        return "whole" if n == 1 else "fraction" if n < 2**32 else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +192,6 @@ class LeakyBucketQueue(_Level):
             parts.append(_("the first %(n)s at once") % {"n": number(self.delay_after)})
         return [*parts, _("at most %(capacity)s waiting") % {"capacity": number(self.capacity)}]
 
-    def fast_path(self, params: Params) -> None:
-        return None
-
     @property
     def _places(self) -> int:
         """Return the number of requests that can be admitted together: one proceeds, `capacity` wait."""
@@ -290,6 +282,9 @@ class SmoothBursty(_Smooth):
     def params(self, now: int) -> Params:
         return *_split(self.interval), micros(self.max_burst_seconds)
 
+    def record_form(self, params: Params) -> str:
+        return "bursty" if params[2] < 2**32 else "large_bursty"
+
 
 @dataclass(frozen=True, slots=True)
 class SmoothWarmingUp(_Smooth):
@@ -350,3 +345,7 @@ class SmoothWarmingUp(_Smooth):
             saving_rate.numerator,
             saving_rate.denominator,
         )
+
+    def record_form(self, params: Params) -> str:
+        _q, _r, n, factor, _warm_up, cold, top, bottom = params
+        return "warming" if max(n, factor, cold, top, bottom) < 2**32 else "large_warming"

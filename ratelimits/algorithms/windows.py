@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from ratelimits.algorithms import calendar
-from ratelimits.algorithms.base import Bounded, FastPath, Params, Storage
+from ratelimits.algorithms.base import Bounded, Params, Storage
 from ratelimits.algorithms.parsing import MICROSECONDS, choice, length, micros, whole
 from ratelimits.algorithms.wording import Wording, amount, gettext_noop
 
@@ -19,8 +19,6 @@ _UNITS = {
     "month": gettext_noop("calendar month"),
     "year": gettext_noop("calendar year"),
 }
-# Size and struct format of the data that lua/algorithms/window.lua stores.
-_RECORD_SIZE, _RECORD = 27, "i7i7I7I6"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,6 @@ class FixedWindow(Bounded):
     )
     code = 5
     script = "window"
-    has_fast_path = True
     prefetch_where = {"window_start": ("epoch",)}
     period: Decimal
     window_start: str = "epoch"
@@ -64,9 +61,8 @@ class FixedWindow(Bounded):
         # If the first request has opened the window, the window stays open after a refund.
         return self.window_start == "epoch"
 
-    def fast_path(self, params: Params) -> FastPath | None:
-        period, first_hit, *_rest, capacity = params
-        return None if first_hit else FastPath(_RECORD_SIZE, _RECORD, (period, 0, capacity))
+    def record_form(self, params: Params) -> str:
+        return "window"
 
     def params(self, now: int) -> Params:
         return micros(self.period), int(self.window_start == "first_hit"), 0, 0, 0, self.capacity
@@ -87,7 +83,6 @@ class CalendarWindow(Bounded):
     )
     code = 6
     script = "window"
-    has_fast_path = True
     prefetch_where = {}
     calendar_unit: str
     timezone: str = "UTC"
@@ -113,9 +108,8 @@ class CalendarWindow(Bounded):
     def params(self, now: int) -> Params:
         return *calendar.boundaries(self.calendar_unit, self.timezone, self.anchor, now), 0, self.capacity
 
-    def fast_path(self, params: Params) -> FastPath:
-        _before, start, end, _after, _unused, capacity = params
-        return FastPath(_RECORD_SIZE, _RECORD, (start, end, capacity))
+    def record_form(self, params: Params) -> str:
+        return "window"
 
     def valid_span(self, now: int) -> tuple[int, int]:
         _before, start, end, _after = calendar.boundaries(self.calendar_unit, self.timezone, self.anchor, now)
@@ -177,6 +171,9 @@ class SlidingWindow(Bounded):
             self.capacity,
         )
 
+    def record_form(self, params: Params) -> str:
+        return f"counts:{6 * (self.sub_windows + 1)}"
+
 
 @dataclass(frozen=True, slots=True)
 class SlidingLog(Bounded):
@@ -210,3 +207,6 @@ class SlidingLog(Bounded):
 
     def params(self, now: int) -> Params:
         return micros(self.period), 0, 0, 0, 0, self.capacity
+
+    def record_form(self, params: Params) -> str:
+        return "log"

@@ -7,28 +7,11 @@ from functools import lru_cache
 from typing import Any
 
 from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.engine.assemble import Assembled, Shape, assembled
 from ratelimits.engine.call import ANY, Call, Meter, Op, Usage, bin_and_period, shard, shard_of_usage
 from ratelimits.engine.clock import clock
 from ratelimits.engine.keys import Keyspace, quoted
 from ratelimits.engine.resp import bulks
-
-#: The format of ARGV[3] up to the costs. lua/decide.lua lists the fields.
-_REQUEST = struct.Struct("<BBBBBdddddd")
-# The flags in ARGV[3]:
-#: The clock is virtual, so nothing expires.
-_VIRTUAL = 1
-#: The call refunds or settles a receipt. This can be done only once for each receipt.
-_ONCE = 2
-#: The call refunds the whole receipt.
-_WHOLE = 4
-#: A request that would have to wait is refused.
-_AT_ONCE = 8
-#: The limits have no version, so no edit can make them stale.
-_UNVERSIONED = 16
-#: If a `concurrency` limit refuses, the caller waits until a lease is released.
-_ANNOUNCES = 32
-#: The command has not been answered yet in this run of the server. Its lasting limits may have older states.
-_FIRST = 64
 
 
 def _shards_to_compare(keyspace: Keyspace, call: Call, shards: list[int]) -> list[int]:
@@ -74,17 +57,7 @@ _NEVER_VALID: _CachedBytes = ("", 0, 0, b"")
 class Command:
     """A call as the bytes of a Redis command. It can be sent many times, each time with a new nonce."""
 
-    __slots__ = (
-        "_cached",
-        "_front",
-        "_head_count",
-        "_uses_fast_path",
-        "call",
-        "is_first",
-        "keyspace",
-        "parts",
-        "script",
-    )
+    __slots__ = ("_cached", "_front", "_layout", "call", "is_first", "keyspace", "parts", "script")
 
     def __init__(self, keyspace: Keyspace, call: Call) -> None:
         self.keyspace = keyspace
@@ -94,28 +67,26 @@ class Command:
         program, usage = call.program, call.usage
         #: Whether a lasting limit of this command was not decided yet in this run of the server.
         self.is_first = program.lasts and call.op is Op.TRY
-        self.script = program.script
         self._cached = _NEVER_VALID
         shards = [shard(keyspace, key, call.account) for key in call.keys]
         heads = _shards_to_compare(keyspace, call, shards)
-        self._head_count = len(heads)
         states, packed = state_keys(keyspace, call, shards), program.packed_states
         keys = [*map(keyspace.head, heads), *states[:packed]]
         if usage is not None:
             keys.append(keyspace.open(heads[0]))
         if call.receipt is not None:
             keys.append(keyspace.receipt(heads[0], call.receipt.nonce))
+        before_own_keys = len(keys)
         if len(states) > packed:
             # Name all keys. While a cluster moves a slot, a node runs a script only if this node has all named keys.
             keys += [*states[packed:], *further_keys(keyspace, call, shards)]
         meters = len(usage.meters) if usage is not None else 0
         leases = 1 if call.lease is not None else 0
-        # fast.lua decides only requests that try to take permits and may wait.
-        self._uses_fast_path = program.fast_parts > 0 and call.op is Op.TRY and not call.at_once
-        fast = program.fast_parts - 1 if self._uses_fast_path else 0
+        #: The deciding script for calls of this form.
+        self.script, self._layout = _assembled(call, len(heads), before_own_keys - packed)
         #: The bytes of the command before the nonce.
         self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n%b" % (
-            8 + len(keys) + meters + leases + fast,
+            7 + len(keys) + (self._layout is not None) + meters + leases,
             self.script.sha,
             bulks(b"%d" % len(keys), *[key.encode() for key in keys]),
         )
@@ -146,41 +117,65 @@ class Command:
             bin_start, period, until = bin_and_period(usage, now)
             start, end = max(start, bin_start * MICROSECONDS, period * MICROSECONDS), min(end, until)
             fields = _counters(usage, bin_start, period)
-        flags = call.virtual * _VIRTUAL + (receipt is not None) * _ONCE + call.whole * _WHOLE + call.at_once * _AT_ONCE
-        flags += (call.version is None) * _UNVERSIONED + call.announces * _ANNOUNCES + is_first * _FIRST
         moment = clock.frozen if call.now is None else call.now
         request = (
-            *(call.op, flags, self._head_count, len(fields), call.program.packed_states),
             -1.0 if moment is None else moment,
             -1.0 if call.timeout == ANY else round(max(call.timeout, 0) * MICROSECONDS),
+            *(start, end),
             receipt.at if receipt is not None else 0,
             round(call.receipt_ttl * 1000),
-            *(start, end),
+            float((call.version is not None) + 2 * is_first),
         )
         if call.lease is not None:
             fields.append(call.lease.encode())
+        if self._layout is not None:
+            fields.insert(0, self._layout)
         # Do not cache the bytes of a call that has a moment or a receipt: no other call has the same bytes.
         around = _around if moment is None and receipt is None else _around.__wrapped__
-        fast = packed.fast if self._uses_fast_path else (b"",)
-        if is_first:
-            fast = b"", *fast[1:]  # fast.lua does not look at the age of a state.
-        before, after = around(packed.program, fast, f"{call.version or 0} {run}", request, call.costs)
+        before = around(packed.program, f"{call.version or 0} {run}", request, call.costs)
         if clock.frozen is not None or is_first:
             start = end = now  # The next call may have another moment, or is not the first one.
-        return run, start, end, b"%b%b%b" % (before, bulks(*fields), after)
+        return run, start, end, before + bulks(*fields)
 
 
 @lru_cache(maxsize=1024)
-def _around(
-    program: bytes, fast: tuple[bytes, ...], head: str, request: tuple[float, ...], costs: tuple[int, ...]
-) -> tuple[bytes, bytes]:
-    """Return two parts of a command: the bytes before the names of counters and leases, and the bytes after them.
+def _around(program: bytes, head: str, request: tuple[float, ...], costs: tuple[int, ...]) -> bytes:
+    """Return the bytes of a command between the nonce and the names of counters.
 
     These bytes are the same for all calls of one kind, so they are cached.
     """
-    first, *formats = fast
-    request_bytes = _REQUEST.pack(*request) + struct.pack(f"<{len(costs)}d", *costs)
-    return bulks(head.encode(), request_bytes, program, first), bulks(*formats)
+    return bulks(head.encode(), struct.pack(f"<{len(request) + len(costs)}d", *request, *costs), program)
+
+
+def _assembled(call: Call, heads: int, others: int) -> Assembled:
+    """Return the deciding script for a call.
+
+    `heads` is the number of shards, and `others` is the number of its Redis keys that are not states.
+    """
+    program, usage = call.program, call.usage
+    packed = program.packed_states
+
+    def number(state: int) -> int:
+        """Return the number of a state's key among KEYS."""
+        return state + (others if state > packed else heads) if state else 0
+
+    shape = Shape(
+        call.op.name.lower(),
+        tuple(
+            limit._replace(state_key=number(limit.state_key), own_key=number(limit.own_key))
+            for limit in program.limit_shapes
+        ),
+        heads,
+        len(call.costs),
+        len(usage.meters) if usage is not None else 0,
+        heads + packed + 1,
+        call.virtual,
+        call.at_once,
+        call.whole,
+        call.lease is not None,
+        call.announces,
+    )
+    return assembled(shape)
 
 
 def _counters(usage: Usage, bin_start: int, period: int) -> list[bytes]:

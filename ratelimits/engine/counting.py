@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 from typing import Literal
 
-from ratelimits.engine import scripts
+from ratelimits.engine.assemble import scripts
 from ratelimits.engine.call import Usage
 from ratelimits.engine.keys import quoted
 from ratelimits.engine.resp import resp
@@ -36,7 +36,7 @@ class Count:
     `kind` is "d" for denied requests, and "s" for admitted requests that a shadow rule would have refused.
     """
 
-    script = scripts.read("run", "batch", "usage", "count")
+    script = scripts.read("run", "batch", "usage", "usage_new", "count")
 
     def __init__(self, head: str, open_batch: str, usage: Usage, kind: Literal["d", "s"] = "d") -> None:
         self._keys = [head.encode(), open_batch.encode()]

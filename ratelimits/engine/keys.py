@@ -95,8 +95,8 @@ def own_name(letter: str, name: str) -> str:
     return f"{letter}:{name_id(name):x}"
 
 
-#: The parts of Redis keys after a shard's prefix, for the keys whose names Lua scripts also make. engine/scripts.py
-#: inserts these parts into the scripts.
+#: The parts of Redis keys after a shard's prefix, for the keys whose names Lua scripts also make.
+#: engine/assemble/scripts.py inserts these parts into the scripts.
 SHARD_KEYS = {"head": "head", "open": "open", "meta": "meta", "sealed": "sealed", "batch": "b:"}
 
 

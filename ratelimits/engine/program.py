@@ -1,7 +1,4 @@
-"""Compile limits to a program: bytes for the deciding script (lua/decide.lua). Many requests use the same program.
-
-The file lua/fast.lua decides the most frequent requests in a quicker way. It gets the limits in another form.
-"""
+"""Compile limits to a program: bytes for the deciding script (lua/decide.lua). Many requests use the same program."""
 
 from __future__ import annotations
 
@@ -10,15 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from ratelimits.algorithms.base import Algorithm, FastPath
+from ratelimits.algorithms.base import Algorithm
 from ratelimits.algorithms.limits import Lasting, Mode
-from ratelimits.engine import scripts
+from ratelimits.engine.assemble import LimitShape
+from ratelimits.engine.assemble.algorithm_files import params_of
 from ratelimits.engine.keys import name_id, own_name
 
-#: The format of one limit in a program. lua/decide.lua lists the fields at ARGV[4].
-_RECORD = struct.Struct("<IIIBBBBBdddddddddd")
-#: Size in bytes of the header of each record in a packed state (see lua/prelude.lua). The algorithm's bytes follow.
-_HEAD_SIZE = 11
+#: The rule of a limit, at the end of a program: the moment from which its params hold, its id, its version.
+_RULE = struct.Struct("<dII")
 #: Maximum number of limits in one decision. The script has one byte for the number of a state, and engine.decision
 #: prepares one function for each length of a reply.
 MAX_LIMITS = 120
@@ -63,15 +59,9 @@ class StateKey(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A program as bytes, valid from `start` until `end` (µs since 1970 UTC).
-
-    program  the terms in the form for decide.lua
-    fast     the terms in the form for fast.lua: numbers as bytes, their struct format, the format of each packed state,
-             and the format of the reply. Empty if fast.lua cannot decide these terms
-    """
+    """A program as bytes, valid from `start` until `end` (µs since 1970 UTC)."""
 
     program: bytes
-    fast: tuple[bytes, ...]
     start: float
     end: float
 
@@ -97,9 +87,26 @@ class Program:
         return program, (self.terms,)
 
     @cached_property
-    def script(self) -> scripts.Script:
-        """Return the deciding script with only the algorithms of this program."""
-        return scripts.deciding(frozenset(type(term.algorithm) for term in self.terms))
+    def limit_shapes(self) -> tuple[LimitShape, ...]:
+        """Return what a script knows about the limits. The numbers of keys are those in `states`, from 1."""
+        numbers = {(state.key, state.own): number for number, state in enumerate(self.states, 1)}
+        shapes = []
+        for term in self.terms:
+            kind = term.algorithm
+            own_key = numbers[term.key, _own(term)] if _own(term) else 0
+            shapes.append(
+                LimitShape(
+                    type(kind),
+                    kind.record_form(kind.params(0)),
+                    term.mode is Mode.SHADOW,
+                    term.slot + 1,
+                    numbers[term.key, None] if kind.storage.packed else own_key,
+                    own_key,
+                    term.max_wait >= 0,
+                    int(term.lasting),
+                )
+            )
+        return tuple(shapes)
 
     @cached_property
     def states(self) -> tuple[StateKey, ...]:
@@ -126,53 +133,19 @@ class Program:
         return len(self._packed_keys)
 
     def _pack(self, now: int) -> bytes:
-        state_numbers = {(state.key, state.own): number for number, state in enumerate(self.states, 1)}
-        records = []
+        numbers, rules = [], []
         for term in self.terms:
-            params = term.algorithm.params(now)
-            own_key = state_numbers[term.key, _own(term)] if _own(term) else 0
-            state = state_numbers[term.key, None] if term.algorithm.storage.packed else own_key
-            mode = term.mode + 2 * term.lasting
-            head = name_id(term.name), term.rule, term.version, term.algorithm.code, mode, state, own_key
-            records.append(
-                _RECORD.pack(*head, term.slot + 1, *params, *(0,) * (8 - len(params)), term.since, term.max_wait)
-            )
-        return b"".join(records)
-
-    @cached_property
-    def _has_fast_path(self) -> bool:
-        """Return whether fast.lua can decide all terms."""
-        return bool(self.terms) and all(_fast_path(term, 0) for term in self.terms)
-
-    @cached_property
-    def fast_parts(self) -> int:
-        """Return the number of arguments that only fast.lua reads; 0 if fast.lua cannot decide all terms.
-
-        The first of these arguments follows the program. The others are the last arguments of the command.
-        """
-        return len(self._packed_keys) + 3 if self._has_fast_path else 0
-
-    def _pack_fast(self, now: int) -> tuple[bytes, ...]:
-        numbers: list[float] = []
-        formats = []
-        for key in self._packed_keys:
-            terms = [(number, term) for number, term in enumerate(self.terms, 1) if term.key == key]
-            paths = [path for path in (_fast_path(term, now) for _number, term in terms) if path is not None]
-            formats.append("<I4" + "".join(f"I4BI2I4{path.format}" for path in paths))
-            numbers += len(terms), 4 + sum(_HEAD_SIZE + path.size for path in paths)
-            for (number, term), path in zip(terms, paths, strict=True):
-                numbers += name_id(term.name), term.algorithm.code, path.size, number, term.slot + 1, *path.numbers
-        formats = [f"<{'d' * len(numbers)}", *formats, "<" + "i8" * (9 + 3 * len(self.terms))]
-        return struct.pack(formats[0], *numbers), *(text.encode() for text in formats)
-
-    def _compile(self, now: int) -> tuple[bytes, tuple[bytes, ...]]:
-        return self._pack(now), self._pack_fast(now) if self._has_fast_path else ()
+            params = params_of(type(term.algorithm), term.algorithm.params(now))
+            waits = (term.max_wait,) if term.max_wait >= 0 else ()
+            numbers.append(struct.pack(f"<I{len(waits) + len(params)}d", name_id(term.name), *waits, *params))
+            rules.append(_RULE.pack(term.since, term.rule, term.version))
+        return b"".join([*numbers, *rules])
 
     @cached_property
     def _fixed(self) -> Packed | None:
         """Return the terms as bytes if the same bytes are valid at every moment; otherwise None."""
         varies = any(term.algorithm.valid_span(0) is not None for term in self.terms)
-        return None if varies else Packed(*self._compile(0), float("-inf"), float("inf"))
+        return None if varies else Packed(self._pack(0), float("-inf"), float("inf"))
 
     def packed(self, now: int) -> Packed:
         """Return the terms as bytes for the script. The bytes are valid at `now` (µs since 1970 UTC)."""
@@ -183,7 +156,7 @@ class Program:
         if current is None or not current.start <= now < current.end:
             spans = [span for span in (term.algorithm.valid_span(now) for term in self.terms) if span is not None]
             start, end = max(start for start, _end in spans), min(end for _start, end in spans)
-            current = Packed(*self._compile(now), start, end)
+            current = Packed(self._pack(now), start, end)
             # The dataclass is frozen. This attribute is only a cache.
             object.__setattr__(self, "_current", current)
         return current
@@ -193,11 +166,6 @@ def _own(term: Term) -> str | None:
     """Return the part of an own key's name that stands for the limit; None if the limit has no own key."""
     letter = term.algorithm.storage.own
     return own_name(letter, term.name) if letter else None
-
-
-def _fast_path(term: Term, now: int) -> FastPath | None:
-    """Return a term in the form for fast.lua; None if fast.lua cannot decide the term."""
-    return term.algorithm.fast_path(term.algorithm.params(now)) if term.mode is Mode.ENFORCE else None
 
 
 @lru_cache(maxsize=4096)

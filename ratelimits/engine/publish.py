@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import redis
 
-from ratelimits.engine import scripts
+from ratelimits.engine.assemble import scripts
 from ratelimits.engine.server import current_server, on_each
 
 #: One item for each version that this process has published. This is a list because appending needs no lock.

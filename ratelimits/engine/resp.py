@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ratelimits.engine.scripts import Script
+from ratelimits.engine.assemble.scripts import Script
 
 
 def bulks(*parts: bytes) -> bytes:

@@ -8,7 +8,7 @@
 -- request and one unit, so it adds 2 to `cum`.
 --
 -- The Redis keys of a shard begin with `prefix` (rl:1:<namespace>:{07}:). So they are in one slot. They have no time
--- to live. engine/keys.py names them. engine/scripts.py replaces "${open}" and the other placeholders in the Lua
+-- to live. engine/keys.py names them. engine/assemble/scripts.py replaces "${open}" and the other placeholders in the Lua
 -- files.
 --   open    hash: the open batch. The fields of its identity are written together with the first counter:
 --             #i incarnation   #s seq   #o time of opening (µs)   #r run of the server   #p `cum` before this batch

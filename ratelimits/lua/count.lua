@@ -1,6 +1,6 @@
 -- Counts requests that decide.lua did not count in this shard. These requests were refused from the memory of a process,
 -- or another shard has refused them, or they were admitted and a shadow rule of another shard would have refused them.
--- Loaded after batch.lua and usage.lua.
+-- Loaded after batch.lua, usage.lua and usage_new.lua.
 -- KEYS[1]  head of the shard, "<version of the rules> <run of the server>"     KEYS[2]  the shard's open batch
 -- ARGV[1]  run of the server when the caller connected   ARGV[2]  nonce
 -- ARGV[3]  '<dddd': starts of the previous billing period, the current one and the next two (µs). Then the kind of
@@ -25,11 +25,9 @@ for i = 2, 3 do
   if now >= starts[i] then period = starts[i] end
 end
 local name_start = string.sub(ARGV[3], 33) .. '|' .. (now - now % 900000000) / 1e6 .. '|' .. period / 1e6 .. '|'
-local full = false
+local new = 0
 for i = 4, #ARGV, 3 do
-  local counter, cost, requests = name_start .. ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
-  full = usage_add(KEYS[2], counter, cost, requests, ARGV[2], current_run, now) or full
+  new = new + usage_add(KEYS[2], name_start .. ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]))
 end
--- Ignore an error: the refusals were counted, and the periodic task will seal the batch.
-if full then pcall(batch_seal, prefix, now, current_run, ARGV[2]) end
+if new > 0 then usage_new(KEYS[2], ARGV[2], current_run, now, new) end
 return tonumber(version)

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from ratelimits.algorithms.limits import ALGORITHMS
+from ratelimits.engine.assemble.scripts import Script
 from ratelimits.engine.call import ANY, Call, Op
 from ratelimits.engine.command import Command, further_keys, state_keys
 from ratelimits.engine.decision import Stale
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Program
 from ratelimits.engine.resp import bulks
-from ratelimits.engine.scripts import Script
 from ratelimits.engine.server import Server
 
 #: A command as bytes, and the script that it calls.
@@ -26,9 +26,9 @@ Reply = tuple[int, ...]
 _NONCE, _RUN, _LEASE = b"0", "virtual", "."
 #: The arguments of a command between its Redis keys and its request.
 _NONCE_AND_RUN = bulks(_NONCE, f"0 {_RUN}".encode())
-# Each request has its own times and its own cost. In the bytes of a request, the times (now and timeout) are after the
-# first five bytes, and the cost is at the end. There lua/decide.lua reads them.
-_TIMES, _COST, _TIMES_AT = struct.Struct("<dd"), struct.Struct("<d"), 5
+# Each request has its own times and its own cost. In the bytes of a request, the times (now and timeout) are at the
+# start, and the cost is at the end. There lua/decide.lua reads them.
+_TIMES, _COST, _TIMES_AT = struct.Struct("<dd"), struct.Struct("<d"), 0
 #: The format of a reply with a decision, and of a reply that says that the command is stale.
 _DECIDED, _STALE = struct.Struct("<7q"), struct.Struct("<2q")
 
@@ -39,12 +39,13 @@ class _Template:
     A command consists of `name`, the Redis keys, `before`, the times, `between`, the cost, `after` and the lease.
     """
 
-    __slots__ = ("after", "before", "between", "end", "fronts", "name", "start")
+    __slots__ = ("after", "before", "between", "end", "fronts", "name", "script", "start")
 
     def __init__(self) -> None:
         #: The bytes of a command before the times, by key.
         self.fronts: dict[str, bytes] = {}
         self.name = self.before = self.between = self.after = b""
+        self.script = Script(b"", b"")
         #: `between` and `after` are valid from the moment `start` until the moment `end` (both in µs).
         self.start, self.end = 0.0, 0.0
 
@@ -73,13 +74,14 @@ class CommandMaker:
         command = front + _TIMES.pack(now, timeout) + template.between + _COST.pack(cost) + template.after
         if self._leases:
             command += bulks(f".{lease}".encode())
-        return command, self.program.script
+        return command, template.script
 
     def _template(self, op: Op, key: str, now: int) -> _Template:
         """Return the template of an operation. It is made from the bytes of a complete command."""
         template = self._templates.setdefault(op, _Template())
         call = Call(self.program, (key,), (0,), timeout=ANY, now=now, op=op, lease=_LEASE, virtual=True)
-        whole = Command(self._keyspace, call).to(_RUN, _NONCE)
+        whole_command = Command(self._keyspace, call)
+        whole, template.script = whole_command.to(_RUN, _NONCE), whole_command.script
         template.name, keys, rest = whole.partition(bulks(*self._keys(key)))
         unexpected, nonce_and_run, request = rest.partition(_NONCE_AND_RUN)
         size, line, request = request.partition(b"\r\n")

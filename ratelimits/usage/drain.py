@@ -23,7 +23,7 @@ from django.db import connections, transaction
 from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.conf import conf
-from ratelimits.engine import scripts
+from ratelimits.engine.assemble import scripts
 from ratelimits.engine.server import Server, current_server, on_each
 from ratelimits.engine.transport.connection import run_named
 from ratelimits.models.ledger import Batch, QuarantinedBatch, ShardState

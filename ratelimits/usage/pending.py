@@ -8,7 +8,7 @@ from time import time_ns
 
 from redis.exceptions import ResponseError
 
-from ratelimits.engine import scripts
+from ratelimits.engine.assemble import scripts
 from ratelimits.engine.server import Server
 
 #: Maximum number of batches of one shard in one pass. The batches of a pass are listed, fenced and applied together.

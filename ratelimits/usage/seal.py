@@ -10,7 +10,7 @@ from typing import Any
 import redis
 from redis.exceptions import ResponseError
 
-from ratelimits.engine import scripts
+from ratelimits.engine.assemble import scripts
 from ratelimits.engine.server import current_server, on_each
 from ratelimits.usage import crash
 

@@ -51,38 +51,42 @@ class Pause(Bounded):
         return micros(self.period), 0, 0, 0, 0, self.capacity
 '''
 LUA = """-- pause (12): at most capacity at once, and then nothing for a period.
--- Entry: name, algorithm, expiry, last, end of the pause.   Params: period, -, -, -, -, capacity.
-do
-  local pause = {}
+--@params * period - - - - capacity
+--@record pause I7 last I7 til
+local pause = {}
 
-  function pause.initial(l) l.til = l.now end
+function pause.initial(l)
+  l.til = at
+end
 
-  function pause.resolve(l, e) l.til = e[5] - l.shift end
+function pause.resolve(l)
+  l.til = l.til - l.shift
+end
 
-  function pause.check(l)
-    if l.cost > l.params[6] then
-      l.retry = NEVER
-    elseif l.til <= l.now then
-      l.ok = true
-    else
-      l.retry = l.til - l.now
-    end
+function pause.check(l)
+  if l.cost > l.capacity then
+    l.retry = NEVER
+  elseif l.til <= at then
+    l.ok = true
+  else
+    l.retry = l.til - at
   end
+end
 
-  function pause.charge(l) l.til = l.now + l.params[1] end
+function pause.charge(l)
+  l.til = at + l.period
+end
 
-  function pause.refund(l)
-    l.til = l.now
-    return true
-  end
+function pause.refund(l)
+  l.til, l.undone = at, true
+end
 
-  function pause.standing(l)
-    return l.til <= l.now and l.params[6] or 0, math.max(l.til - l.now, 0)
-  end
+function pause.standing(l)
+  l.remaining, l.reset = l.til <= at and l.capacity or 0, math.max(l.til - at, 0)
+end
 
-  function pause.entry(l, last) return {l.name, l.code, 0, last, l.til}, l.til - l.now end
-
-  ALGORITHMS[12] = pause
+function pause.store(l)
+  l.life = l.til - at
 end
 """
 #: A script that runs in the copy, in its own process, as after the deployment of a version with the algorithm.

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from ratelimits.engine import scripts
+from ratelimits.engine import assemble
+from ratelimits.engine.assemble import scripts
+from ratelimits.engine.assemble.algorithm_files import algorithm_file
 from ratelimits.engine.program import program
 from ratelimits.engine.transport.wire import Wire
 from ratelimits.simulate import sandbox
@@ -16,7 +18,7 @@ from tests.support.engine.guards import Edit
 from tests.support.engine.replaying import EngineReplay, opening
 from tests.support.servers import TestServers
 
-LUA = Path(scripts.__file__).parents[1] / "lua"
+LUA = Path(scripts.__file__).parents[2] / "lua"
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def take_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     """Replace lines of the scripts until the test ends; each must occur exactly once in its file."""
 
     def forget() -> None:
-        for known in (scripts.read, scripts.deciding, program):
+        for known in (scripts.read, scripts._file, program, assemble.assembled, algorithm_file):
             known.cache_clear()
 
     def take_out(*edits: Edit) -> None:

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from ratelimits.algorithms.limits import ALGORITHMS, CalendarWindow, Mode
+from ratelimits.algorithms.limits import ALGORITHMS, CalendarWindow
 from ratelimits.engine.program import Program, StateKey, Term, program
 from tests.support.engine.asking import MONTHS, NOW, limit
 
 
-def term(algorithm: str, /, key: int = 0, slot: int = 0, mode: Mode = Mode.ENFORCE, **numbers: object) -> Term:
+def term(algorithm: str, /, key: int = 0, slot: int = 0, **numbers: object) -> Term:
     made = limit(algorithm, **numbers)  # type: ignore[arg-type]
-    return Term(made.algorithm, made.name, key, slot, mode)
+    return Term(made.algorithm, made.name, key, slot)
 
 
 def test_the_same_terms_are_the_same_program() -> None:
@@ -54,13 +54,6 @@ def test_a_key_has_one_packed_state_and_own_ones_where_they_are_needed() -> None
     assert program((term("sliding_window"),)).packed_states == 0
 
 
-def test_the_script_knows_the_algorithms_of_the_program_and_no_others() -> None:
-    text = program((term("sliding_log"),)).script.text
-    assert b"ALGORITHMS[8] =" in text
-    assert b"ALGORITHMS[1]" not in text
-    assert b"ALGORITHMS[9] =" in program((term("smooth_warming_up"),)).script.text
-
-
 def test_without_a_calendar_a_program_is_always_right() -> None:
     one = program((term("gcra"), term("fixed_window", name="window")))
     assert one.packed(0) is one.packed(NOW)
@@ -82,24 +75,6 @@ def test_with_calendars_it_is_right_until_the_first_of_them_ends() -> None:
     last = one.packed(MONTHS[2] - 1)
     assert (last.start, last.end) == (MONTHS[2] - 86_400_000_000, MONTHS[2])
     assert last.program != now.program
-
-
-@pytest.mark.parametrize(
-    ("terms", "fast"),
-    [
-        ((term("token_bucket"), term("gcra", name="b"), term("leaky_bucket", name="c")), True),
-        ((term("fixed_window"), term("calendar_window", name="b")), True),
-        ((term("token_bucket", rate=3, period=7),), True),
-        ((term("token_bucket", initial="empty"),), False),
-        ((term("fixed_window", window_start="first_hit"),), False),
-        ((term("token_bucket", mode=Mode.SHADOW),), False),
-        ((term("leaky_bucket_queue"),), False),
-        ((term("token_bucket"), term("sliding_log", name="b")), False),
-        ((), False),
-    ],
-)
-def test_the_fast_path_is_for_full_buckets_and_aligned_windows(terms: tuple[Term, ...], fast: bool) -> None:
-    assert bool(program(terms).packed(NOW).fast) is fast
 
 
 def test_a_calendar_is_placed_by_the_moment_that_is_asked_about() -> None:

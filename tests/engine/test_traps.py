@@ -10,7 +10,7 @@ from redis.exceptions import ResponseError
 
 from ratelimits.engine import Stale, algorithm_from_json
 from tests.support.engine.expiring import ExpiringReplay
-from tests.support.engine.guards import NO_FAST_PATH, Edit, guarded_by
+from tests.support.engine.guards import Edit, guarded_by
 from tests.traces.traps import DEBT, TRAPS, Trap
 
 
@@ -31,6 +31,6 @@ def test_trap_where_states_expire(trap: Trap) -> None:
 
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)
 def test_it_springs_when_its_line_is_taken_out(trap: Trap, open_replay: Any, take_out: Callable[..., None]) -> None:
-    take_out(NO_FAST_PATH, edit_of(trap))
+    take_out(edit_of(trap))
     with pytest.raises((AssertionError, ResponseError, Stale)):
         trap.play(ExpiringReplay if trap.source == DEBT else open_replay)

@@ -65,12 +65,13 @@ def test_a_command_made_of_parts_is_the_whole_one(algorithm: str, op: Op) -> Non
         seconds = float("inf") if timeout < 0 else timeout / SECOND
         call = Call(one.program, (key,), (cost,), timeout=seconds, now=now, op=op, lease=".a", virtual=True)
         command, script = one.command(op, key, cost, now, timeout, "a")
-        whole = Command(KEYS, call).to("virtual", b"0")
+        whole_command = Command(KEYS, call)
+        whole = whole_command.to("virtual", b"0")
         if algorithm != "concurrency":
             # The other algorithms ignore the lease, which is the same for all requests.
             whole = whole.replace(bulks(b".a"), bulks(b"."))
         assert command == whole
-        assert script is one.program.script
+        assert script is whole_command.script
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -68,20 +68,20 @@ LEASES = {"algorithm": "concurrency", "capacity": 10_000, "lease_ttl": 86_400}
 MEMORY = [
     ({"algorithm": "fixed_window", **WINDOW}, 100, 88),
     ({"algorithm": "calendar_window", "capacity": 10_000, "calendar_unit": "month"}, 100, 88),
-    ({"algorithm": "sliding_window", **WINDOW, "sub_windows": 10}, 100, 120),
-    ({"algorithm": "sliding_window", **WINDOW, "sub_windows": 60}, 100, 192),
-    ({"algorithm": "sliding_log", **WINDOW}, 100, 776),
-    ({"algorithm": "sliding_log", **WINDOW}, 1000, 7408),
+    ({"algorithm": "sliding_window", **WINDOW, "sub_windows": 10}, 100, 192),
+    ({"algorithm": "sliding_window", **WINDOW, "sub_windows": 60}, 100, 480),
+    ({"algorithm": "sliding_log", **WINDOW}, 100, 920),
+    ({"algorithm": "sliding_log", **WINDOW}, 1000, 7880),
     ({"algorithm": "token_bucket", **LEVEL}, 100, 88),
     ({"algorithm": "token_bucket", **LEVEL, "rate": 0.9}, 100, 104),
     ({"algorithm": "gcra", **LEVEL}, 100, 88),
     ({"algorithm": "leaky_bucket", **LEVEL}, 100, 88),
     ({"algorithm": "leaky_bucket_queue", **LEVEL}, 100, 88),
-    ({"algorithm": "smooth_bursty", "rate": 5, "period": 1}, 100, 104),
-    ({"algorithm": "smooth_warming_up", "rate": 5, "period": 1, "warm_up": 10}, 100, 104),
-    (LEASES, 1, 312),
-    (LEASES, 100, 5544),
-    (LEASES, 1000, 136_016),
+    ({"algorithm": "smooth_bursty", "rate": 5, "period": 1}, 100, 120),
+    ({"algorithm": "smooth_warming_up", "rate": 5, "period": 1, "warm_up": 10}, 100, 136),
+    (LEASES, 1, 328),
+    (LEASES, 100, 3000),
+    (LEASES, 1000, 80_240),
 ]
 
 
@@ -95,8 +95,11 @@ def test_the_page_names_the_memory_that_a_key_takes(wire: Wire, rule: dict[str, 
     row = re.search(rf"^\| `{rule['algorithm']}` \|.*$", PAGE, re.MULTILINE)
     assert row is not None
     assert f"{told:,}" in row[0]
-    kept = bytes_of(wire, times, rule)
-    assert kept == told if jemalloc(wire) else kept < told * 1.5
+    if jemalloc(wire):
+        assert bytes_of(wire, times, rule) == told
+    else:
+        # Another allocator may give a string a larger block that was free. So take the smallest of three.
+        assert min(bytes_of(wire, times, rule) for _ in range(3)) < told * 1.5
 
 
 def test_a_log_of_a_thousand_entries_is_small(wire: Wire) -> None:

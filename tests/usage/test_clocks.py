@@ -7,7 +7,7 @@ import secrets
 import pytest
 from django.core import checks
 
-from ratelimits.engine import scripts
+from ratelimits.engine.assemble import scripts
 from ratelimits.engine.server import current_server
 from ratelimits.models import DurabilityGap, Report, ShardState
 from ratelimits.reports.closing.close import finalise, home_shard

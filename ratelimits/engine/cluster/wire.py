@@ -16,12 +16,12 @@ from redis.cluster import RedisCluster
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
 
+from ratelimits.engine.assemble.scripts import Script
 from ratelimits.engine.cluster.split import Reply, parts, slot_of, steps
 from ratelimits.engine.command import Command
 from ratelimits.engine.counting import Count
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.resp import Sendable, resp
-from ratelimits.engine.scripts import Script
 from ratelimits.engine.transport.breaker import Breaker, NodeNotSent, NodeUnanswered, SlotNotReached
 from ratelimits.engine.transport.connection import NotReached, Unanswered, Unavailable
 from ratelimits.engine.transport.wire import Wire

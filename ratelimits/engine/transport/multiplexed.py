@@ -19,8 +19,8 @@ import hiredis
 from redis.asyncio.connection import DefaultParser
 from redis.exceptions import InvalidResponse, NoScriptError, RedisError, ResponseError
 
+from ratelimits.engine.assemble.scripts import Script
 from ratelimits.engine.resp import Sendable, loading
-from ratelimits.engine.scripts import Script
 from ratelimits.engine.transport.connection import INFO, MORE, NotSent, Unanswered, failure, refuses_writes, run_of
 
 #: Maximum number of commands that are written and not answered. A server decides 128 commands in about 10 ms.

@@ -26,9 +26,9 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from ratelimits.conf import embedded
 from ratelimits.embedded.shared import own_url, shared_url
+from ratelimits.engine.assemble.scripts import Script
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.resp import Sendable, loading
-from ratelimits.engine.scripts import Script
 from ratelimits.engine.transport.connection import NotSent, Unanswered, exchange, greet
 from ratelimits.engine.transport.idle import IdleConnections, process
 from ratelimits.engine.transport.multiplexed import MAX_LOADS, Multiplexed

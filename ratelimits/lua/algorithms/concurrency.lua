@@ -2,17 +2,17 @@
 -- The lease ends when it is released, or when `lease_ttl` has passed. A lease that has ended may still be stored for
 -- some time.
 --
--- A limit has three Redis keys: `l.redis_key`, and the same name with two endings.
---   (no ending)    sorted set with a member for each lease: "number:permits:name". The score is the lease's expiry, in
---                  µs after `l.base`
---   ${by_name}     hash with a field for each name: "number:permits" of each lease with this name, separated by spaces
---   ${beyond_one}  sorted set for leases with several permits
--- A decision counts the permits that end before a moment. With the third key, the decision need not read each lease.
--- The first key counts one permit of each lease. The other permits of a lease are split into powers of two, for
--- example 5 = 1 + 4. Each power is a member of the third key: a letter ("A" is 1, "B" is 2, "C" is 4), the expiry (16
--- digits), ":", the number of the lease. All scores are 0. So Redis sorts the members by power and expiry, and can
--- count the members of a power up to an expiry.
--- The third key also has an empty member. Because of this member the third key exists as long as the first. A cluster
+-- A limit has two Redis keys: `l.redis_key`, and the same name with the ending ${details}.
+--   (no ending)  sorted set with a member for each lease. The score is the lease's expiry, in µs after `l.base`. Usually
+--                the member is "=name". This is a *plain* lease: it has one permit, and no other lease has its name. The
+--                member of any other lease is "number:permits:name"
+--   ${details}   sorted set about the leases that are not plain. All scores are 0, so Redis sorts the members by text.
+--                "@name:number:permits" finds the leases with a name.
+--                A decision counts the permits that end before a moment. With this key, it need not read each lease.
+--                The first key counts one permit of each lease. The other permits of a lease are split into powers of
+--                two, for example 5 = 1 + 4. Each power is a member: a letter ("A" is 1, "B" is 2, "C" is 4), the expiry
+--                (16 digits), ":", the number of the lease. So Redis can count the members of a power up to an expiry
+-- The second key also has an empty member. Because of this member the second key exists as long as the first. A cluster
 -- needs this: while it moves a slot, a server runs a script only if this server has all keys of the script.
 --
 -- Two more Redis keys let callers wait for a release. They exist only while callers wait. The script does not declare
@@ -21,23 +21,27 @@
 --   ${announced}   string: the number of callers that were refused and wait for a release
 --   ${freed}       list with an element for each caller that may try again. Callers take elements with BLPOP
 --
--- Entry: name, algorithm, expiry, last, `l.base`, `l.stored_permits`, `l.next_number`, `l.powers`.
--- Params: lease_ttl, -, -, -, -, capacity.
+--@params * lease_ttl - - - - capacity
+--@record leases I7 last i7 base I6 stored_permits I6 next_number I6 others I6 powers I7 oldest i7 newest
 -- Fields of a limit `l`:
 --   stored_permits   permits of all stored leases
 --   ended_permits    permits of the stored leases that have ended
 --   live_permits     permits of the leases that have not ended
 --   next_number      number of the next lease
---   powers           the sum of the powers of two that may be in the third key
---   lease            name of the request's leases
+--   others           the number of stored leases that are not plain
+--   powers           the sum of the powers of two that may be in the second key
+--   oldest           no stored lease ends before this time (µs after `base`)
+--   newest           the expiry of the stored lease that ends last; -1: not known
 --   is_new           true if the limit had no state, or the server has lost its leases
-do
-  local leases = {}
+
+-- Returns functions for leases that have ended or were released, and for leases of several permits. They are needed less
+-- often, so they are defined only when they are needed.
+local function lease_functions()
   -- Maximum number of ended leases that one charge removes.
   local MAX_REMOVED = 4
 
   local function permits_of(member)
-    return tonumber(string.match(member, '^%d+:(%d+):'))
+    return tonumber(string.match(member, '^%d+:(%d+):') or 1)
   end
 
   -- Splits `number` into powers of two, and calls `act` with the letter and the value of each power.
@@ -54,29 +58,22 @@ do
     local count = redis.call('ZCOUNT', l.redis_key, '-inf', int(t))
     for_each_power(l.powers, function(letter, power)
       local last = letter .. string.format('%016.0f', t) .. ';'
-      count = count + power * redis.call('ZLEXCOUNT', l.redis_key .. '${beyond_one}', '[' .. letter, '(' .. last)
+      count = count + power * redis.call('ZLEXCOUNT', l.redis_key .. '${details}', '[' .. letter, '(' .. last)
     end)
     return count
   end
 
-  function leases.initial(l)
-    l.base, l.next_number, l.powers, l.is_new = l.now, 1, 0, true
-    l.stored_permits, l.live_permits, l.ended_permits = 0, 0, 0
+  -- Counts the permits of the leases that have ended.
+  local function find_ended(l)
+    l.ended_permits = permits_ending_by(l, at - l.base)
+    -- A lease that was removed may have been the oldest one. Then `oldest` is too early.
+    if l.ended_permits == 0 then
+      l.oldest = tonumber(redis.call('ZRANGE', l.redis_key, 0, 0, 'WITHSCORES')[2])
+    end
   end
 
-  function leases.resolve(l, entry)
-    l.base, l.stored_permits, l.next_number, l.powers = entry[5] - l.shift, entry[6], entry[7], entry[8] or 0
-    -- The server may have evicted the set.
-    if l.stored_permits > 0 and redis.call('EXISTS', l.redis_key) == 0 then return leases.initial(l) end
-    l.ended_permits = permits_ending_by(l, l.now - l.base)
-    l.live_permits = l.stored_permits - l.ended_permits
-  end
-
-  function leases.check(l)
-    local capacity = l.params[6]
-    if l.cost > capacity then l.retry = NEVER return end
-    local need = l.live_permits + l.cost - capacity
-    if need <= 0 then l.ok = true return end
+  -- Returns the first moment at which `need` more permits have ended.
+  local function moment_with_permits(l, need)
     -- Find the first lease at whose expiry enough permits have ended. The leases are sorted by expiry. The rank
     -- of this lease is between `first` and `last`. It is below `need`, because each lease has at least one permit.
     need = need + l.ended_permits
@@ -99,12 +96,7 @@ do
       if first <= rank and rank < last then narrow(rank) end
     end
     while first < last do narrow(math.floor((first + last) / 2)) end
-    l.retry = expiry(last) + l.base - l.now
-    if l.announces then
-      local key = l.redis_key .. '${announced}'
-      redis.pcall('INCR', key)
-      redis.pcall('PEXPIRE', key, math.ceil(l.retry / 1000))
-    end
+    return expiry(last)
   end
 
   -- Wakes callers that wait for a release, at most one for each permit that was given back.
@@ -112,94 +104,93 @@ do
     local key, freed = l.redis_key .. '${announced}', l.redis_key .. '${freed}'
     local announced = redis.pcall('GET', key)
     if type(announced) ~= 'string' then return end
-    count = math.min(count, tonumber(announced), l.params[6])
+    count = math.min(count, tonumber(announced), l.capacity)
     for _ = 1, count do redis.pcall('RPUSH', freed, '1') end
-    redis.pcall('PEXPIRE', freed, math.ceil(l.params[1] / 1000))
+    redis.pcall('PEXPIRE', freed, math.ceil(l.lease_ttl / 1000))
     if redis.pcall('DECRBY', key, int(count)) == 0 then redis.pcall('DEL', key) end
   end
 
-  -- Calls `act` with each member that a lease has in the third key, and with the member's power of two.
+  -- Calls `act` with each member that a lease has in the second key, and with the member's power of two.
   local function for_each_member(number, count, expiry, act)
     for_each_power(count - 1, function(letter, power)
       act(letter .. string.format('%016.0f', expiry) .. ':' .. number, power)
     end)
   end
 
-  -- Removes one lease from all three keys.
+  -- Removes one lease.
   local function remove_lease(l, member, expiry)
-    local label, name = string.match(member, '^(%d+:%d+):(.*)$')
-    local number, count = string.match(label, '^(%d+):(%d+)$')
+    local number, count, name = string.match(member, '^(%d+):(%d+):(.*)$')
     redis.call('ZREM', l.redis_key, member)
-    for_each_member(number, tonumber(count), expiry, function(other_member)
-      redis.call('ZREM', l.redis_key .. '${beyond_one}', other_member)
-    end)
-    local left = {}
-    for other_label in string.gmatch(redis.call('HGET', l.redis_key .. '${by_name}', name) or '', '%S+') do
-      if other_label ~= label then left[#left + 1] = other_label end
+    if number then
+      l.others = l.others - 1
+      redis.call('ZREM', l.redis_key .. '${details}', '@' .. name .. ':' .. number .. ':' .. count)
+      for_each_member(number, tonumber(count), expiry, function(other_member)
+        redis.call('ZREM', l.redis_key .. '${details}', other_member)
+      end)
     end
-    if #left == 0 then
-      redis.call('HDEL', l.redis_key .. '${by_name}', name)
-    else
-      redis.call('HSET', l.redis_key .. '${by_name}', name, table.concat(left, ' '))
-    end
+    if l.others == 0 then l.powers = 0 end
     l.stored_permits = l.stored_permits - permits_of(member)
+    if expiry >= l.newest then l.newest = -1 end
   end
 
-  local function delete_all(l)
-    redis.call('UNLINK', l.redis_key, l.redis_key .. '${by_name}', l.redis_key .. '${beyond_one}')
-    l.stored_permits, l.ended_permits, l.powers = 0, 0, 0
-  end
-
-  -- Removes some of the ended leases, or all leases if all have ended. A charge removes more leases than it adds, so
-  -- the number of ended leases does not grow without limit.
+  -- Removes some of the ended leases. A charge removes more leases than it adds, so the number of ended leases does not
+  -- grow without limit.
   local function remove_ended(l)
-    if l.is_new or l.live_permits == 0 then delete_all(l) l.is_new = false end
-    if l.ended_permits == 0 then return end
-    local by = int(l.now - l.base)
+    local by = int(at - l.base)
     local ended = redis.call('ZRANGEBYSCORE', l.redis_key, '-inf', by, 'WITHSCORES', 'LIMIT', 0, MAX_REMOVED)
     for i = 1, #ended, 2 do
       l.ended_permits = l.ended_permits - permits_of(ended[i])
       remove_lease(l, ended[i], tonumber(ended[i + 1]))
     end
+    local oldest = redis.call('ZRANGE', l.redis_key, 0, 0, 'WITHSCORES')[2]
+    if oldest then l.oldest = tonumber(oldest) end
   end
 
+  -- Adds a lease that is not plain.
   local function add_lease(l, name, count, expiry)
     local label = int(l.next_number) .. ':' .. int(count)
-    local current = redis.call('HGET', l.redis_key .. '${by_name}', name)
-    if l.stored_permits == 0 then redis.call('ZADD', l.redis_key .. '${beyond_one}', 0, '') end
+    if l.stored_permits == 0 then
+      redis.call('ZADD', l.redis_key .. '${details}', 0, '')
+      l.oldest, l.newest, l.creates = expiry, expiry, true -- the keys are new, so they have no time to live
+    end
+    if expiry < l.oldest then l.oldest = expiry end
+    if l.newest >= 0 and expiry > l.newest then l.newest = expiry end
     redis.call('ZADD', l.redis_key, int(expiry), label .. ':' .. name)
+    redis.call('ZADD', l.redis_key .. '${details}', 0, '@' .. name .. ':' .. label)
     for_each_member(int(l.next_number), count, expiry, function(other_member, power)
-      redis.call('ZADD', l.redis_key .. '${beyond_one}', 0, other_member)
+      redis.call('ZADD', l.redis_key .. '${details}', 0, other_member)
       if l.powers % (2 * power) < power then l.powers = l.powers + power end
     end)
-    redis.call('HSET', l.redis_key .. '${by_name}', name, current and current .. ' ' .. label or label)
-    l.next_number = l.next_number + 1
+    l.next_number, l.others = l.next_number + 1, l.others + 1
     l.stored_permits, l.live_permits = l.stored_permits + count, l.live_permits + count
   end
 
-  function leases.charge(l)
-    remove_ended(l)
-    add_lease(l, l.lease, l.cost, l.now + l.params[1] - l.base)
-  end
-
   -- Returns two lists: the leases with the request's name that have not ended, the oldest first, and their expiries.
-  local function leases_of_name(l)
-    local out, expiries = {}, {}
-    for label in string.gmatch(redis.call('HGET', l.redis_key .. '${by_name}', l.lease) or '', '%S+') do
-      local member = label .. ':' .. l.lease
-      local expiry = tonumber(redis.call('ZSCORE', l.redis_key, member))
-      if expiry > l.now - l.base then
-        out[#out + 1] = member
-        expiries[#out] = expiry
-      end
+  local function leases_of_name(l, lease)
+    local out, expiries, numbers = {}, {}, {}
+    local function add(member, number)
+      local expiry = tonumber(redis.call('ZSCORE', l.redis_key, member) or -1)
+      if expiry <= at - l.base then return end
+      local place = #out + 1
+      while place > 1 and numbers[place - 1] > number do place = place - 1 end
+      table.insert(out, place, member)
+      table.insert(expiries, place, expiry)
+      table.insert(numbers, place, number)
+    end
+    add('=' .. lease, 0) -- a plain lease is older than others with its name
+    if l.others == 0 then return out, expiries end
+    local first, last = '[@' .. lease .. ':', '(@' .. lease .. ';'
+    for _, member in ipairs(redis.call('ZRANGE', l.redis_key .. '${details}', first, last, 'BYLEX')) do
+      local name, number, count = string.match(member, '^@(.*):(%d+):(%d+)$')
+      if name == lease then add(number .. ':' .. count .. ':' .. name, tonumber(number)) end
     end
     return out, expiries
   end
 
   -- Ends all leases with the request's name. Does not remove leases that have ended already: they count again if the
-  -- clock steps back before the next charge.
-  function leases.release(l)
-    local members, expiries = leases_of_name(l)
+  -- clock steps back before the next charge. Returns whether there was such a lease.
+  local function release(l, lease)
+    local members, expiries = leases_of_name(l, lease)
     local before = l.live_permits
     for i = 1, #members do
       l.live_permits = l.live_permits - permits_of(members[i])
@@ -209,15 +200,15 @@ do
     return #members > 0
   end
 
-  -- Gives back permits of the leases with the request's name, the newest lease first.
-  function leases.refund(l)
-    local left, members, expiries = l.cost, leases_of_name(l)
+  -- Gives back permits of the leases with the request's name, the newest lease first. Returns whether there were any.
+  local function refund(l, lease)
+    local left, members, expiries = l.cost, leases_of_name(l, lease)
     for i = #members, 1, -1 do
       local count = permits_of(members[i])
       if left > 0 then
         remove_lease(l, members[i], expiries[i])
         l.live_permits = l.live_permits - count
-        if count > left then add_lease(l, l.lease, count - left, expiries[i]) end
+        if count > left then add_lease(l, lease, count - left, expiries[i]) end
         left = math.max(left - count, 0)
       end
     end
@@ -225,30 +216,107 @@ do
     return left < l.cost
   end
 
-  function leases.standing(l)
-    local reset = 0
-    if l.live_permits > 0 then
-      reset = tonumber(redis.call('ZREVRANGE', l.redis_key, 0, 0, 'WITHSCORES')[2]) + l.base - l.now
+  return {
+    find_ended = find_ended, moment_with_permits = moment_with_permits, remove_ended = remove_ended,
+    add_lease = add_lease, release = release, refund = refund,
+  }
+end
+
+local leases = {}
+
+function leases.initial(l)
+  l.base, l.next_number, l.powers, l.is_new, l.oldest, l.newest = at, 1, 0, true, 0, -1
+  l.stored_permits, l.live_permits, l.ended_permits, l.others = 0, 0, 0, 0
+end
+
+function leases.resolve(l)
+  l.base, l.ended_permits, l.kept_until = l.base - l.shift, 0, l.expiry
+  if l.stored_permits > 0 then
+    -- The server may have evicted the set.
+    if call('EXISTS', l.redis_key) == 0 then
+      l.starts_anew = true
+    elseif l.oldest <= at - l.base then
+      lease_functions().find_ended(l.self)
     end
-    return math.max(l.params[6] - l.live_permits, 0), reset
   end
+  l.live_permits = l.stored_permits - l.ended_permits
+end
 
-  function leases.entry(l, last)
-    if l.is_new then remove_ended(l) end
-    local newest = redis.call('ZREVRANGE', l.redis_key, 0, 0, 'WITHSCORES')[2]
-    local life = newest and tonumber(newest) + l.base - l.now or 0
-    return {l.name, l.code, 0, last, l.base, l.stored_permits, l.next_number, l.powers}, life
-  end
-
-  function leases.keep(l, ttl)
-    if ttl then
-      for _, ending in ipairs({'', '${by_name}', '${beyond_one}'}) do
-        redis.call('PEXPIRE', l.redis_key .. ending, ttl)
-      end
+function leases.check(l)
+  local need = l.live_permits + l.cost - l.capacity
+  if l.cost > l.capacity then
+    l.retry = NEVER
+  elseif need <= 0 then
+    l.ok = true
+  else
+    local expiry
+    if l.others == 0 and l.ended_permits == 0 then
+      -- Each lease has one permit.
+      expiry = tonumber(call('ZRANGE', l.redis_key, int(need - 1), int(need - 1), 'WITHSCORES')[2])
+    end
+    if not expiry then
+      expiry = lease_functions().moment_with_permits(l.self, need)
+    end
+    l.retry = expiry + l.base - at
+    if l.announces then
+      redis.pcall('INCR', l.redis_key .. '${announced}')
+      redis.pcall('PEXPIRE', l.redis_key .. '${announced}', math.ceil(l.retry / 1000))
     end
   end
+end
 
-  leases.reset = delete_all
+function leases.charge(l)
+  if l.is_new or l.live_permits == 0 and l.stored_permits > 0 then
+    call('UNLINK', l.redis_key, l.redis_key .. '${details}')
+    l.stored_permits, l.ended_permits, l.others, l.powers, l.is_new = 0, 0, 0, 0, false
+  end
+  if l.ended_permits > 0 then
+    lease_functions().remove_ended(l.self)
+  end
+  local expiry, is_plain = at + l.lease_ttl - l.base, l.cost == 1 and l.others == 0
+  if is_plain and call('ZADD', l.redis_key, 'NX', int(expiry), '=' .. l.lease) == 1 then
+    if l.stored_permits == 0 then
+      call('ZADD', l.redis_key .. '${details}', 0, '')
+      l.oldest, l.newest, l.creates = expiry, expiry, true -- the keys are new, so they have no time to live
+    end
+    if expiry < l.oldest then l.oldest = expiry end
+    if l.newest >= 0 and expiry > l.newest then l.newest = expiry end
+    l.stored_permits, l.live_permits = l.stored_permits + 1, l.live_permits + 1
+  else
+    lease_functions().add_lease(l.self, l.lease, l.cost, expiry)
+  end
+end
 
-  ALGORITHMS[11] = leases
+function leases.refund(l)
+  l.undone = lease_functions().refund(l.self, l.lease)
+end
+
+function leases.release(l)
+  l.undone = lease_functions().release(l.self, l.lease)
+end
+
+function leases.standing(l)
+  l.remaining, l.reset = l.capacity - l.live_permits, 0
+  if l.remaining < 0 then l.remaining = 0 end
+  if l.stored_permits > 0 and l.newest < 0 then
+    l.newest = tonumber(call('ZREVRANGE', l.redis_key, 0, 0, 'WITHSCORES')[2])
+  end
+  if l.live_permits > 0 then l.reset = l.newest + l.base - at end
+end
+
+function leases.store(l)
+  if l.is_new then call('UNLINK', l.redis_key, l.redis_key .. '${details}') end
+  l.life = l.stored_permits > 0 and l.newest + l.base - at or 0
+end
+
+function leases.keep(l)
+  -- The expiry is in whole seconds. So a busy limit sets it once a second.
+  if l.expiry ~= l.kept_until or l.creates then
+    call('PEXPIRE', l.redis_key, ttl)
+    call('PEXPIRE', l.redis_key .. '${details}', ttl)
+  end
+end
+
+function leases.reset(l)
+  call('UNLINK', l.redis_key, l.redis_key .. '${details}')
 end

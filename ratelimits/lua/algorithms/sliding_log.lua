@@ -19,9 +19,8 @@
 -- The hash also has a field with an empty name. Because of this field the hash exists as long as the list does. A
 -- cluster needs this: while it moves a slot, a server runs a script only if this server has all keys of the script.
 --
--- Entry: name, algorithm, expiry, last, period, `l.base`, `l.in_list`, `l.in_tree`, `l.next_block`, `l.first_block`,
--- `l.ended_until`.
--- Params: period, -, -, -, -, capacity.
+--@params * period - - - - capacity
+--@record log I7 last I7 stored_period i7 base I6 in_list I6 in_tree I5 next_block I5 first_block i7 ended_until i7 stored_oldest I6 stored_ended
 -- A charge *ends* when a period has passed since it was made. Then its permits are free again. Fields of a limit `l`:
 --   in_list, in_tree             the permits in the list and in the tree
 --   ended_permits, ended_items   the permits and the items in the list that have ended
@@ -31,36 +30,48 @@
 --   first_live_block             the number of the oldest block with a charge that has not ended
 --   ended_until                  all charges up to this time have ended. This stays so if the period becomes longer
 --   cutoff                       all charges up to this time have ended, with the present period
+--   oldest, newest               the times of the oldest charge that has not ended, and of the newest; -1: not known
 --   is_new                       true if there was no state
-do
-  local log = {}
-  -- The number of charges in a block and of nodes below a node; the level of the top.
-  local SPREAD, TOP = 64, 3
+-- The record has `oldest` and `ended_in_tree` of the moment `last`, as `stored_oldest` and `stored_ended`. Before
+-- `oldest` has ended, a decision reads neither the list nor the tree.
 
-  -- Returns the time and the permits of an item of the list.
-  local function parse_item(text)
-    local colon = string.find(text, ':', 1, true)
-    if colon then return tonumber(string.sub(text, 1, colon - 1)), tonumber(string.sub(text, colon + 1)) end
-    return tonumber(text), 1
-  end
+-- The number of charges in a block and of nodes below a node; the level of the top.
+local SPREAD, TOP = 64, 3
 
-  local function format_item(t, count)
-    return count == 1 and int(t) or int(t) .. ':' .. int(count)
-  end
+-- Returns the time and the permits of an item of the list.
+local function parse_item(text)
+  local t = tonumber(text)
+  if t then return t, 1 end
+  local colon = string.find(text, ':', 1, true)
+  return tonumber(string.sub(text, 1, colon - 1)), tonumber(string.sub(text, colon + 1))
+end
+
+local function format_item(t, count)
+  return count == 1 and int(t) or int(t) .. ':' .. int(count)
+end
+
+-- Returns functions for the tree and for charges that have ended. They are needed rarely, so they are defined only when
+-- they are needed.
+local function log_functions()
+  local nodes = {} -- the nodes that were read or written, by field
 
   local function load_node(l, level, number)
-    local packed = redis.call('HGET', l.redis_key .. '${tree}', level .. ':' .. int(number))
+    local name = level .. ':' .. int(number)
+    if nodes[name] then return nodes[name] end
+    local packed = redis.call('HGET', l.redis_key .. '${tree}', name)
     if not packed then return nil end
     local node = cmsgpack.unpack(packed)
     for i = 3, #node, 2 do node[i] = node[i] + node[1] end
+    nodes[name] = node
     return node
   end
 
   local function store_node(l, level, number, node)
-    local first = node[1]
+    local name, first = level .. ':' .. int(number), node[1]
     for i = 3, #node, 2 do node[i] = node[i] - first end
-    redis.call('HSET', l.redis_key .. '${tree}', level .. ':' .. int(number), cmsgpack.pack(node))
+    redis.call('HSET', l.redis_key .. '${tree}', name, cmsgpack.pack(node))
     for i = 3, #node, 2 do node[i] = node[i] + first end
+    nodes[name] = node
   end
 
   -- Returns the number of the first node of the next lower level that belongs to this node.
@@ -157,107 +168,74 @@ do
       end
     end
     redis.call('HDEL', l.redis_key .. '${tree}', unpack(fields))
+    for _, name in ipairs(fields) do nodes[name] = nil end
   end
-
-  function log.initial(l)
-    l.base, l.in_list, l.live_permits, l.ended_items, l.ended_permits, l.is_new = l.now, 0, 0, 0, 0, true
-    l.in_tree, l.next_block, l.first_block, l.ended_until, l.ended_in_tree, l.first_live_block = 0, 0, 0, -1, 0, 0
-  end
-
-  function log.use_stored_params(l, entry) l.params[1] = entry[5] end
 
   -- Finds the charges that have ended. Does not remove them, because a refused request must change nothing.
-  function log.resolve(l, entry)
-    l.base, l.in_list, l.in_tree = entry[6] - l.shift, entry[7], entry[8] or 0
-    l.next_block, l.first_block, l.ended_until = entry[9] or 0, entry[10] or 0, entry[11] or -1
-    -- If the period was changed: charges that have ended under the old period do not count again under a longer one.
-    if entry[5] ~= l.params[1] then l.ended_until = math.max(l.ended_until, l.changed - l.base - entry[5]) end
-    l.cutoff = math.max(l.ended_until, l.now - l.base - l.params[1])
-    -- The server may have evicted the list or the tree.
-    if l.in_tree > 0 and redis.call('EXISTS', l.redis_key .. '${tree}') == 0 then
-      l.in_tree, l.next_block, l.first_block = 0, 0, 0
-    end
-    -- Count what has ended in the list.
-    l.ended_items, l.ended_permits = 0, 0
+  local function find_ended(l)
+    l.ended_items, l.ended_permits, l.oldest = 0, 0, -1
     -- Read one item first, because often no charge has ended. Then read 64 at a time.
     local size, more = 1, l.in_list > 0
     while more do
       local items = redis.call('LRANGE', l.redis_key, l.ended_items, l.ended_items + size - 1)
-      if #items == 0 and l.ended_items == 0 then l.in_list = 0 end
       more = #items == size
       for i = 1, #items do
         local t, count = parse_item(items[i])
-        if t > l.cutoff then more = false break end
+        if t > l.cutoff then
+          l.oldest, more = t, false
+          break
+        end
         l.ended_items, l.ended_permits = l.ended_items + 1, l.ended_permits + count
       end
       size = 64
     end
-    -- Count what has ended in the tree. The tree is older than the list. So if an item of the list has ended, all of
-    -- the tree has ended.
+    -- The tree is older than the list. So if an item of the list has ended, all of the tree has ended.
     l.ended_in_tree, l.first_live_block = l.in_tree, l.next_block
-    if l.ended_items == 0 and l.in_tree > 0 then l.ended_in_tree, l.first_live_block = by_time(l, l.cutoff) end
-    l.live_permits = l.in_list - l.ended_permits + l.in_tree - l.ended_in_tree
-  end
-
-  function log.check(l)
-    local capacity = l.params[6]
-    if l.cost > capacity then l.retry = NEVER return end
-    local need = l.live_permits + l.cost - capacity
-    if need <= 0 then l.ok = true return end
-    local t
-    if l.in_tree - l.ended_in_tree >= need then
-      t = by_sum(l, l.ended_in_tree + need)
-    else
-      need = need - (l.in_tree - l.ended_in_tree)
-      local at = l.ended_items
-      while need > 0 do
-        local items = redis.call('LRANGE', l.redis_key, at, at + 63)
-        if #items == 0 then error('the log of a limit is shorter than its count: reset the key') end
-        for i = 1, #items do
-          local count
-          t, count = parse_item(items[i])
-          need = need - count
-          if need <= 0 then break end
-        end
-        at = at + #items
-      end
+    if l.ended_items == 0 and l.in_tree > 0 then
+      l.ended_in_tree, l.first_live_block = by_time(l, l.cutoff)
+      if l.in_tree > l.ended_in_tree then l.oldest = by_sum(l, l.ended_in_tree + 1) end
     end
-    l.retry = t + l.base + l.params[1] - l.now
   end
 
-  local function delete_all(l) redis.call('UNLINK', l.redis_key, l.redis_key .. '${tree}') end
+  -- Returns the time of the charge with which the permits that have not ended reach `need`.
+  local function time_of_permit(l, need)
+    if l.in_tree - l.ended_in_tree >= need then return by_sum(l, l.ended_in_tree + need) end
+    need = need - (l.in_tree - l.ended_in_tree)
+    local at, t = l.ended_items
+    while need > 0 do
+      local items = redis.call('LRANGE', l.redis_key, at, at + 63)
+      if #items == 0 then error('the log of a limit is shorter than its count: reset the key') end
+      for i = 1, #items do
+        local count
+        t, count = parse_item(items[i])
+        need = need - count
+        if need <= 0 then break end
+      end
+      at = at + #items
+    end
+    return t
+  end
 
-  local function create_tree(l) redis.call('HSET', l.redis_key .. '${tree}', '', '') end
+  -- Returns the time of the newest charge.
+  local function time_of_newest(l)
+    if l.in_list > l.ended_permits then return (parse_item(redis.call('LINDEX', l.redis_key, -1))) end
+    return by_sum(l, l.in_tree)
+  end
 
+  -- Removes the charges that have ended.
   local function remove_ended(l)
-    if l.is_new then delete_all(l) l.is_new = false end
     if l.ended_items > 0 then
       redis.call('LTRIM', l.redis_key, l.ended_items, -1)
       l.in_list, l.ended_items, l.ended_permits = l.in_list - l.ended_permits, 0, 0
     end
     if l.next_block > 0 and l.ended_in_tree == l.in_tree then
       redis.call('UNLINK', l.redis_key .. '${tree}')
-      create_tree(l)
+      redis.call('HSET', l.redis_key .. '${tree}', '', '')
+      l.creates = true -- the key is new, so it has no time to live
+      nodes = {}
       l.in_tree, l.ended_in_tree, l.next_block, l.first_block, l.first_live_block = 0, 0, 0, 0, 0
     end
     remove_blocks(l, l.first_live_block)
-    l.ended_until = math.max(l.ended_until, l.now - l.base - l.params[1])
-  end
-
-  function log.charge(l)
-    remove_ended(l)
-    local t, count = l.now - l.base, l.cost
-    if l.now == l.last and l.in_list > 0 then
-      local tail, permits_there = parse_item(redis.call('LINDEX', l.redis_key, -1))
-      if tail == t then
-        redis.call('RPOP', l.redis_key)
-        count = count + permits_there
-      end
-    end
-    l.live_permits, l.in_list = l.live_permits + l.cost, l.in_list + l.cost
-    local items = redis.call('RPUSH', l.redis_key, format_item(t, count))
-    if items == 1 then create_tree(l) end
-    if items >= 2 * SPREAD then make_block(l) end
   end
 
   -- Gives back at most `left` permits of the charge that was made at the time `t` and is in the tree. Returns the
@@ -279,6 +257,7 @@ do
       -- Do not delete an empty node if later blocks belong to it.
       if sum == 0 and level < TOP and (number + 1) * SPREAD ^ level <= l.next_block then
         redis.call('HDEL', l.redis_key .. '${tree}', level .. ':' .. int(number))
+        nodes[level .. ':' .. int(number)] = nil
       else
         store_node(l, level, number, node)
       end
@@ -287,11 +266,13 @@ do
     return amount
   end
 
-  -- Gives back permits of the charge at `l.charged_at`. If this moment is not known, gives back the newest permits.
-  function log.refund(l)
+  -- Gives back permits of the charge at `charged_at`. If this moment is not known, gives back the newest permits. Returns
+  -- whether it has given back any.
+  local function refund(l, charged_at)
     -- Do not remove ended charges: they count again if the clock steps back before the next charge.
     local cost = math.min(l.cost, l.live_permits)
-    local left, charged_at = cost, l.charged_at > 0 and l.charged_at - l.base
+    local left = cost
+    charged_at = charged_at > 0 and charged_at - l.base
     local items = l.in_list > l.ended_permits and redis.call('LRANGE', l.redis_key, l.ended_items, -1) or {}
     for i = #items, 1, -1 do
       local t, count = parse_item(items[i])
@@ -316,35 +297,121 @@ do
     return left < cost
   end
 
-  function log.standing(l)
-    local reset = 0
-    if l.live_permits > 0 then
-      local newest
-      if l.in_list > l.ended_permits then
-        newest = parse_item(redis.call('LINDEX', l.redis_key, -1))
-      else
-        newest = by_sum(l, l.in_tree)
-      end
-      reset = newest + l.base + l.params[1] - l.now
+  return {
+    find_ended = find_ended, remove_ended = remove_ended, make_block = make_block, refund = refund,
+    time_of_permit = time_of_permit, time_of_newest = time_of_newest,
+  }
+end
+
+local log = {}
+
+function log.initial(l)
+  l.base, l.in_list, l.live_permits, l.ended_items, l.ended_permits, l.is_new = at, 0, 0, 0, 0, true
+  l.in_tree, l.next_block, l.first_block, l.ended_until, l.ended_in_tree, l.first_live_block = 0, 0, 0, -1, 0, 0
+  l.oldest, l.newest, l.stored_oldest, l.stored_ended, l.cutoff = -1, -1, 0, 0, -1
+end
+
+function log.stored_params(l)
+  l.period = l.stored_period
+end
+
+function log.resolve(l)
+  l.base, l.kept_until, l.newest = l.base - l.shift, l.expiry, -1
+  -- If the period was changed: charges that have ended under the old period do not count again under a longer one.
+  if l.stored_period ~= l.period then
+    local changed = moment_of_change(l.number, l.last, at)
+    l.ended_until = math.max(l.ended_until, changed - l.base - l.stored_period)
+  end
+  l.cutoff = at - l.base - l.period
+  if l.cutoff < l.ended_until then l.cutoff = l.ended_until end
+  -- The server may have evicted the list or the tree.
+  local tree, existing = l.redis_key .. '${tree}', l.in_list > 0 and 2 or 1
+  if l.in_list + l.in_tree > 0 and call('EXISTS', l.redis_key, tree) < existing then
+    if call('EXISTS', l.redis_key) == 0 then l.in_list = 0 end
+    if call('EXISTS', tree) == 0 then l.in_tree, l.next_block, l.first_block, l.has_lost_tree = 0, 0, 0, true end
+    l.stored_oldest = -1
+  end
+  if l.stored_oldest > l.cutoff then
+    l.oldest, l.ended_in_tree, l.ended_items, l.ended_permits = l.stored_oldest, l.stored_ended, 0, 0
+    l.first_live_block = l.first_block
+  else
+    log_functions().find_ended(l.self)
+  end
+  l.live_permits = l.in_list - l.ended_permits + l.in_tree - l.ended_in_tree
+end
+
+function log.check(l)
+  local need = l.live_permits + l.cost - l.capacity
+  if l.cost > l.capacity then
+    l.retry = NEVER
+  elseif need <= 0 then
+    l.ok = true
+  else
+    local t = l.oldest
+    if need > 1 then
+      t = log_functions().time_of_permit(l.self, need)
     end
-    return math.max(l.params[6] - l.live_permits, 0), reset
+    l.retry = t + l.base + l.period - at
   end
+end
 
-  function log.entry(l, last)
-    if l.is_new then remove_ended(l) end
-    local entry = {
-      l.name, l.code, 0, last, l.params[1], l.base, l.in_list, l.in_tree, l.next_block, l.first_block, l.ended_until,
-    }
-    return entry, l.params[1] + math.max(l.now - last, 0)
+function log.charge(l)
+  if l.is_new then call('UNLINK', l.redis_key, l.redis_key .. '${tree}') end
+  l.is_new = false
+  if l.ended_items > 0 or l.stored_oldest <= l.cutoff then
+    log_functions().remove_ended(l.self)
   end
-
-  function log.keep(l, ttl)
-    for _, key in ipairs({l.redis_key, l.redis_key .. '${tree}'}) do
-      if ttl then redis.call('PEXPIRE', key, ttl) else redis.call('PERSIST', key) end
+  l.ended_until = l.cutoff
+  local t, count = at - l.base, l.cost
+  if at == l.last and l.in_list > 0 then
+    local tail, permits_there = parse_item(call('LINDEX', l.redis_key, -1))
+    if tail == t then
+      call('RPOP', l.redis_key)
+      count = count + permits_there
     end
   end
+  if l.live_permits == 0 then l.oldest = t end
+  l.live_permits, l.in_list, l.newest = l.live_permits + l.cost, l.in_list + l.cost, t
+  local items = call('RPUSH', l.redis_key, format_item(t, count))
+  if items == 1 or l.has_lost_tree then
+    call('HSET', l.redis_key .. '${tree}', '', '')
+    l.creates = true -- the keys are new, so they have no time to live
+  end
+  if items >= 2 * SPREAD then
+    log_functions().make_block(l.self)
+  end
+  l.stored_oldest, l.stored_ended = l.oldest, l.ended_in_tree
+end
 
-  log.reset = delete_all
+function log.refund(l)
+  l.undone = log_functions().refund(l.self, charged_at)
+  l.stored_oldest, l.newest = -1, -1
+end
 
-  ALGORITHMS[8] = log
+function log.standing(l)
+  l.remaining, l.reset = l.capacity - l.live_permits, 0
+  if l.remaining < 0 then l.remaining = 0 end
+  if l.live_permits > 0 then
+    if l.newest < 0 then
+      l.newest = log_functions().time_of_newest(l.self)
+    end
+    l.reset = l.newest + l.base + l.period - at
+  end
+end
+
+function log.store(l)
+  if l.is_new then call('UNLINK', l.redis_key, l.redis_key .. '${tree}') end
+  l.stored_period, l.life = l.period, l.period + (at > l.last and at - l.last or 0)
+end
+
+function log.keep(l)
+  -- The expiry is in whole seconds. So a busy limit sets it once a second.
+  if l.expiry ~= l.kept_until or l.creates then
+    call('PEXPIRE', l.redis_key, ttl)
+    call('PEXPIRE', l.redis_key .. '${tree}', ttl)
+  end
+end
+
+function log.reset(l)
+  call('UNLINK', l.redis_key, l.redis_key .. '${tree}')
 end

@@ -2,129 +2,160 @@
 -- spent in a time of the length `width` (µs). The bucket for the time t has the index floor(t / width). When a new
 -- bucket begins, the oldest bucket leaves the window. The bucket before the window, number N+1, is partly outside and
 -- partly inside. If `weighted` is 1, its share that is inside is counted. Otherwise this bucket is not counted.
--- Entry: name, algorithm, expiry, last, width, index of the newest bucket, counts of N+1 buckets, the newest first.
--- Params: width, N, weighted (1 or 0), -, -, capacity.
--- Fields of a limit `l`: `counts` and `newest` are the counts now and the index of the newest bucket. `stored_counts`
--- and `stored_newest` are the same at the time of the last charge.
-do
-  local sliding = {}
+--@params * width buckets weighted - - capacity
+--@record counts I7 last I7 stored_width I7 stored_newest c# stored_counts
+-- The record has the moment of the last charge, the width, and the index of the newest bucket at that moment. Then it has
+-- the counts of N+1 buckets, the newest first, six bytes each.
+-- `counts` and `newest` are the counts now (in the same form) and the index of the newest bucket. `sum` is the number
+-- of permits in the N buckets that are fully inside.
 
-  function sliding.initial(l)
-    local counts = {}
-    for i = 1, l.params[2] + 1 do counts[i] = 0 end
-    l.counts, l.newest = counts, math.floor(l.now / l.params[1])
-    l.stored_counts, l.stored_newest = counts, l.newest
+-- Returns the count of a bucket; 1 is the newest.
+local function count_at(counts, number) return (struct.unpack('<I6', counts, 6 * number - 5)) end
+
+-- Returns the counts with another count of one bucket. A count has six bytes, so it is at most 2^47.
+local function with_count(counts, number, count)
+  local bytes = struct.pack('<I6', count < 140737488355328 and count or 140737488355328)
+  return string.sub(counts, 1, 6 * number - 6) .. bytes .. string.sub(counts, 6 * number + 1)
+end
+
+-- Returns the sum of the first counts.
+local function sum_of(counts, number)
+  local sum = 0
+  for i = 1, number do sum = sum + struct.unpack('<I6', counts, 6 * i - 5) end
+  return sum
+end
+
+-- Returns the counts after `steps` new buckets have begun.
+local function slide(counts, steps)
+  if steps <= 0 then return counts end
+  local zeros = math.min(6 * steps, #counts)
+  return string.rep('\0', zeros) .. string.sub(counts, 1, #counts - zeros)
+end
+
+-- Returns the counts for buckets of another width or another number. Adds each old count to the new bucket that
+-- contains the start of the old bucket. If this new bucket is outside of the window, adds the count to the oldest
+-- bucket inside.
+local function rebucket(counts, old_newest, old_width, newest, width, buckets, weighted)
+  local moved, packed = {}, {}
+  for i = 1, buckets + 1 do moved[i] = 0 end
+  for i = 1, #counts / 6 - (weighted == 1 and 0 or 1) do
+    local position = newest - math.floor((old_newest - i + 1) * old_width / width) + 1
+    position = math.max(1, math.min(position, buckets))
+    moved[position] = moved[position] + count_at(counts, i)
   end
+  for i = 1, buckets + 1 do packed[i] = struct.pack('<I6', math.min(moved[i], 140737488355328)) end
+  return table.concat(packed)
+end
 
-  -- Returns the counts after the newest bucket has changed from the index `from` to the index `newest`.
-  local function slide(counts, from, newest, size)
-    if newest <= from then return counts end
-    local moved = {}
-    for i = 1, size do moved[i] = counts[i - (newest - from)] or 0 end
-    return moved
-  end
+-- Returns the share of the bucket that is partly inside, rounded up.
+local function leaving_share(counts, width, buckets, at)
+  local leaving = count_at(counts, buckets + 1)
+  if leaving == 0 then return 0 end
+  local whole, part = muldiv(leaving, width - at % width, width)
+  return whole + (part > 0 and 1 or 0)
+end
 
-  function sliding.use_stored_params(l, entry) l.params[1], l.params[2] = entry[5], #entry[7] - 1 end
-
-  function sliding.resolve(l, entry)
-    local width, all_buckets = l.params[1], l.params[2] + 1
-    local counts, newest = entry[7], entry[6]
-    if l.shift > 0 then newest = math.floor(l.now / entry[5]) end
-    if entry[5] ~= width or #counts ~= all_buckets then
-      -- The width or the number of buckets has changed. Add each old count to the new bucket that contains the start
-      -- of the old bucket. If this new bucket is outside of the window, add the count to the oldest bucket inside.
-      local old_newest = math.floor(l.changed / entry[5])
-      counts = slide(counts, newest, old_newest, #counts)
-      local moved, new_newest = {}, math.floor(l.changed / width)
-      for i = 1, all_buckets do moved[i] = 0 end
-      for i = 1, #counts - (l.params[3] == 1 and 0 or 1) do
-        local position = new_newest - math.floor((old_newest - i + 1) * entry[5] / width) + 1
-        position = math.max(1, math.min(position, all_buckets - 1))
-        moved[position] = moved[position] + counts[i]
+-- Returns the first moment at which a cost fits that leaves `room` for other permits. `ahead` is the number of buckets
+-- by which the window will have moved. Then `inside` is the sum of the buckets that are fully inside, and `leaving` is
+-- the count of the bucket that is partly inside.
+local function moment_with_room(counts, sum, room, newest, width, buckets, weighted)
+  local inside = sum
+  for ahead = 0, buckets + 1 do
+    if ahead > 0 and ahead <= buckets then inside = inside - count_at(counts, buckets - ahead + 1) end
+    local leaving = weighted == 1 and ahead <= buckets and count_at(counts, buckets + 1 - ahead) or 0
+    if inside <= room then
+      local offset = 0
+      if inside + leaving > room then
+        local whole, part = muldiv(width, leaving - (room - inside), leaving)
+        offset = part > 0 and whole + 1 or whole
       end
-      counts, newest = moved, new_newest
-    end
-    l.stored_counts, l.stored_newest = counts, newest
-    l.newest = math.max(newest, math.floor(l.now / width))
-    l.counts = slide(counts, newest, l.newest, all_buckets)
-  end
-
-  -- Returns the number of permits in the window. The share of the bucket that is partly inside is rounded up.
-  local function spent(l)
-    local sum, counts, bucket_count = 0, l.counts, l.params[2]
-    for i = 1, bucket_count do sum = sum + counts[i] end
-    local leaving = counts[bucket_count + 1]
-    if l.params[3] == 1 and leaving > 0 then
-      local whole, part = muldiv(leaving, l.params[1] - l.now % l.params[1], l.params[1])
-      return sum + whole + (part > 0 and 1 or 0)
-    end
-    return sum
-  end
-
-  function sliding.check(l)
-    local width, bucket_count, weighted, capacity = l.params[1], l.params[2], l.params[3], l.params[6]
-    if l.cost > capacity then l.retry = NEVER return end
-    if spent(l) + l.cost <= capacity then l.ok = true return end
-    local counts, room = l.counts, capacity - l.cost
-    local inside = 0
-    for i = 1, bucket_count do inside = inside + counts[i] end
-    -- Find the first moment at which the cost fits. `ahead` is the number of buckets by which the window will have
-    -- moved. Then `inside` is the sum of the buckets that are fully inside, and `leaving` is the count of the bucket
-    -- that is partly inside.
-    for ahead = 0, bucket_count + 1 do
-      if ahead > 0 then inside = inside - (counts[bucket_count - ahead + 1] or 0) end
-      local leaving = weighted == 1 and counts[bucket_count + 1 - ahead] or 0
-      if inside <= room then
-        local offset = 0
-        if inside + leaving > room then
-          local whole, part = muldiv(width, leaving - (room - inside), leaving)
-          offset = part > 0 and whole + 1 or whole
-        end
-        l.retry = (l.newest + ahead) * width + offset - l.now
-        return
-      end
+      return (newest + ahead) * width + offset
     end
   end
+end
 
-  function sliding.charge(l)
-    l.counts[1] = l.counts[1] + l.cost
+local sliding = {}
+
+function sliding.initial(l)
+  l.counts, l.newest, l.sum = string.rep('\0', 6 * l.buckets + 6), math.floor(at / l.width), 0
+  l.stored_counts, l.stored_newest = l.counts, l.newest
+end
+
+function sliding.stored_params(l)
+  l.width, l.buckets = l.stored_width, #l.stored_counts / 6 - 1
+end
+
+function sliding.resolve(l)
+  if l.shift > 0 then l.stored_newest = math.floor(at / l.stored_width) end
+  if l.stored_width ~= l.width or #l.stored_counts ~= 6 * l.buckets + 6 then
+    local changed = moment_of_change(l.number, l.last, at)
+    local old_newest, newest = math.floor(changed / l.stored_width), math.floor(changed / l.width)
+    l.stored_counts = slide(l.stored_counts, old_newest - l.stored_newest)
+    l.stored_counts = rebucket(l.stored_counts, old_newest, l.stored_width, newest, l.width, l.buckets, l.weighted)
+    l.stored_newest = newest
   end
+  l.newest = (at - at % l.width) / l.width
+  if l.newest < l.stored_newest then l.newest = l.stored_newest end
+  l.counts = slide(l.stored_counts, l.newest - l.stored_newest)
+  l.sum = sum_of(l.counts, l.buckets)
+end
 
-  function sliding.refund(l)
-    local left, counts, counted = l.cost, l.counts, l.params[2] + l.params[3]
-    local first, last = 1, counted
-    if l.charged_at > 0 then
-      first = l.newest - math.floor(l.charged_at / l.params[1]) + 1
-      last = math.min(first, counted)
+function sliding.check(l)
+  if l.cost > l.capacity then
+    l.retry = NEVER
+  else
+    local spent = l.sum
+    if l.weighted == 1 then spent = spent + leaving_share(l.counts, l.width, l.buckets, at) end
+    if spent + l.cost <= l.capacity then
+      l.ok = true
+    else
+      local room = l.capacity - l.cost
+      l.retry = moment_with_room(l.counts, l.sum, room, l.newest, l.width, l.buckets, l.weighted) - at
     end
-    for i = math.max(first, 1), last do
-      local amount, stored_position = math.min(left, counts[i]), i - (l.newest - l.stored_newest)
-      counts[i], left = counts[i] - amount, left - amount
-      -- Also change the counts that will be stored. Their buckets are still those of the last charge, because the
-      -- clock may step back before the next charge.
-      if l.stored_counts ~= counts and stored_position > 0 then
-        l.stored_counts[stored_position] = l.stored_counts[stored_position] - amount
-      end
+  end
+end
+
+function sliding.charge(l)
+  l.counts, l.sum = with_count(l.counts, 1, count_at(l.counts, 1) + l.cost), l.sum + l.cost
+end
+
+function sliding.refund(l)
+  local left, counted = l.cost, l.buckets + l.weighted
+  local first, last = 1, counted
+  if charged_at > 0 then
+    first = l.newest - math.floor(charged_at / l.width) + 1
+    last = math.min(first, counted)
+  end
+  for i = math.max(first, 1), last do
+    local count, stored_position = count_at(l.counts, i), i - (l.newest - l.stored_newest)
+    local amount = math.min(left, count)
+    l.counts, left = with_count(l.counts, i, count - amount), left - amount
+    if i <= l.buckets then l.sum = l.sum - amount end
+    -- Also change the counts that will be stored. Their buckets are still those of the last charge, because the
+    -- clock may step back before the next charge.
+    if stored_position > 0 then
+      l.stored_counts = with_count(l.stored_counts, stored_position, count_at(l.stored_counts, stored_position) - amount)
     end
-    return left < l.cost
   end
+  l.undone = left < l.cost
+end
 
-  function sliding.standing(l)
-    local bucket_count = l.params[2]
-    local reset = 0
-    for i = 1, bucket_count + l.params[3] do
-      if l.counts[i] > 0 then
-        reset = (l.newest - i + 1 + bucket_count + l.params[3]) * l.params[1] - l.now
-        break
-      end
+function sliding.standing(l)
+  local spent = l.sum
+  if l.weighted == 1 then spent = spent + leaving_share(l.counts, l.width, l.buckets, at) end
+  l.remaining, l.reset = l.capacity - spent, 0
+  if l.remaining < 0 then l.remaining = 0 end
+  -- The first byte that is not 0 is in the newest bucket that is not empty.
+  local used = string.find(l.counts, '[^%z]')
+  if used then
+    local number = (used - 1 - (used - 1) % 6) / 6 + 1
+    if number <= l.buckets + l.weighted then
+      l.reset = (l.newest - number + 1 + l.buckets + l.weighted) * l.width - at
     end
-    return math.max(l.params[6] - spent(l), 0), reset
   end
+end
 
-  function sliding.entry(l, last)
-    if last == l.now then l.stored_counts, l.stored_newest = l.counts, l.newest end
-    return {l.name, l.code, 0, last, l.params[1], l.stored_newest, l.stored_counts}, (l.params[2] + 1) * l.params[1]
-  end
-
-  ALGORITHMS[7] = sliding
+function sliding.store(l)
+  if l.last == at then l.stored_counts, l.stored_newest = l.counts, l.newest end
+  l.stored_width, l.life = l.width, (l.buckets + 1) * l.width
 end

@@ -1,106 +1,117 @@
 -- fixed_window (5) and calendar_window (6): the state is a window and the number of permits spent in this window.
--- Entry: name, algorithm, expiry, last, start, length, count of permits.
--- Params of fixed_window: period; 1 if the first request opens the window, otherwise 0; three zeros; capacity.
--- Params of calendar_window: starts of four periods (the previous, the current and the next two); 0; capacity.
-do
-  local WINDOW = '<i7i7I7I6' -- the format of the payload; fast.lua also contains it
+-- Record: last, start, length, count of permits.
+--@params fixed_window period first_hit - - - capacity
+--@params calendar_window start_1 start_2 start_3 start_4 - capacity
+--@record window i7 last i7 stored_start I7 stored_length I6 stored_count
+-- Params of fixed_window: period; 1 if the first request opens the window, otherwise 0; capacity.
+-- Params of calendar_window: starts of four periods (the previous, the current and the next two); capacity.
+-- `l.keeps_window` is true if a receipt is settled: then the stored window is used as it is.
+local window = {}
 
-  local window = {}
+function window.stored_params(l)
+  l.keeps_window = l.shift == 0
+end
 
-  function window.pack(entry) return struct.pack(WINDOW, unpack(entry, 4, 7)) end
-
-  function window.unpack(raw, at) return struct.unpack(WINDOW, raw, at) end
-
-  -- Returns start and length of the window that contains the moment `t`. Returns nothing if `t` is not in one of the
-  -- three periods of the params.
-  local function around(l, t)
-    local params = l.params
-    if l.code == 5 then return t - t % params[1], params[1] end
-    for i = 1, 3 do
-      if t >= params[i] and t < params[i + 1] then return params[i], params[i + 1] - params[i] end
-    end
-  end
-
-  function window.initial(l)
-    l.count = 0
-    if l.code == 5 and l.params[2] == 1 then
-      l.start, l.length = l.now, 0
-    else
-      l.start, l.length = around(l, l.now)
-      if not l.start then l.stale = true end
-    end
-  end
-
-  -- Returns whether the rule has a window with this start and length.
-  local function aligned(l, start, length)
-    local params = l.params
-    if l.code == 5 then return length == params[1] and start % length == 0 end
-    for i = 1, 3 do
-      if params[i] == start then return params[i + 1] - start == length end
-    end
-  end
-
-  function window.use_stored_params(l) l.keeps_window = l.shift == 0 end
-
-  function window.resolve(l, entry)
-    local start, length, period = entry[5], entry[6], l.params[1]
-    l.count = entry[7]
-    if l.keeps_window then
-      -- Keep the stored window as it is.
-    elseif l.code == 5 and l.params[2] == 1 then
-      start = start - l.shift
-      if length ~= period and length > 0 then
+function window.resolve(l)
+  l.start, l.length, l.count = l.stored_start, l.stored_length, l.stored_count
+  if l.keeps_window then
+    -- Keep the stored window as it is.
+  elseif l.code == 5 then
+    if l.first_hit == 1 then
+      l.start = l.start - l.shift
+      if l.length ~= l.period and l.length > 0 then
         -- The rule's period has changed. An open window keeps its count and gets the new period. If the window would
         -- then have ended before the change, it starts at the moment of the change.
-        if l.changed >= start + length or l.count == 0 then length = 0 end
-        if length > 0 and l.changed >= start + period then start = l.changed end
-        length = length > 0 and period or 0
+        local changed = moment_of_change(l.number, l.last, at)
+        if changed >= l.start + l.length or l.count == 0 then l.length = 0 end
+        if l.length > 0 and changed >= l.start + l.period then l.start = changed end
+        l.length = l.length > 0 and l.period or 0
       end
     elseif l.shift > 0 then
-      start, length = around(l, l.now)
-    elseif not aligned(l, start, length) then
-      if l.changed < start + length then start, length = around(l, l.changed) else start = nil end
+      l.start, l.length = at - at % l.period, l.period
+    elseif l.length ~= l.period or l.start % l.length ~= 0 then
+      local changed = moment_of_change(l.number, l.last, at)
+      if changed < l.start + l.length then
+        l.start, l.length = changed - changed % l.period, l.period
+      else
+        l.start = nil
+      end
     end
-    if not start or l.now >= start + length then return window.initial(l) end
-    l.start, l.length = start, length
-  end
-
-  function window.check(l)
-    local capacity = l.params[6]
-    if l.cost > capacity then
-      l.retry = NEVER
-    elseif l.count + l.cost <= capacity then
-      l.ok = true
-    else
-      l.retry = l.start + l.length - l.now
+  elseif l.shift > 0 or not (l.start == l.start_2 and l.length == l.start_3 - l.start_2) then
+    -- Not the window in which the rule's second period ends. Look at all three periods.
+    local moment = at
+    if l.shift == 0 then
+      moment = moment_of_change(l.number, l.last, at)
+      if l.start == l.start_1 and l.length == l.start_2 - l.start_1
+        or l.start == l.start_3 and l.length == l.start_4 - l.start_3 then
+        moment = l.start
+      elseif moment >= l.start + l.length then
+        moment = nil
+      end
+    end
+    l.start = nil
+    if moment and moment >= l.start_1 and moment < l.start_4 then
+      l.start, l.length = l.start_1, l.start_2 - l.start_1
+      if moment >= l.start_2 then l.start, l.length = l.start_2, l.start_3 - l.start_2 end
+      if moment >= l.start_3 then l.start, l.length = l.start_3, l.start_4 - l.start_3 end
     end
   end
+  l.starts_anew = not l.start or at >= l.start + l.length
+end
 
-  function window.charge(l)
-    if l.length == 0 then l.start, l.length = l.now, l.params[1] end
-    l.count = math.min(l.count + l.cost, 140737488355328) -- 2^47, which fits into the six bytes of the payload
+function window.initial(l)
+  l.count = 0
+  if l.code == 6 then
+    l.start, l.length = l.start_1, l.start_2 - l.start_1
+    if at >= l.start_2 then l.start, l.length = l.start_2, l.start_3 - l.start_2 end
+    if at >= l.start_3 then l.start, l.length = l.start_3, l.start_4 - l.start_3 end
+    l.stale = at < l.start_1 or at >= l.start_4
+  elseif l.first_hit == 1 then
+    l.start, l.length = at, 0
+  else
+    l.start, l.length = at - at % l.period, l.period
   end
+end
 
-  function window.refund(l)
-    -- Give nothing back if the charge was in an earlier window.
-    if l.count == 0 or l.charged_at > 0 and l.charged_at < l.start then return false end
+function window.check(l)
+  if l.cost > l.capacity then
+    l.retry = NEVER
+  elseif l.count + l.cost <= l.capacity then
+    l.ok = true
+  else
+    l.retry = l.start + l.length - at
+  end
+end
+
+function window.charge(l)
+  if l.length == 0 then l.start, l.length = at, l.period end
+  l.count = l.count + l.cost
+  if l.count > 140737488355328 then l.count = 140737488355328 end -- 2^47, which fits into six bytes
+end
+
+function window.refund(l)
+  -- Give nothing back if the charge was in an earlier window.
+  if l.count > 0 and not (charged_at > 0 and charged_at < l.start) then
+    l.undone = true
     l.count = math.max(l.count - l.cost, 0)
-    return true
   end
+end
 
-  -- Lets the window have counted at least `cost` permits.
-  function window.restore(l) l.count = math.max(l.count, l.cost) end
+-- Lets the window have counted at least `cost` permits.
+function window.restore(l)
+  l.count = math.max(l.count, l.cost)
+end
 
-  function window.standing(l)
-    return math.max(l.params[6] - l.count, 0), l.count > 0 and l.start + l.length - l.now or 0
-  end
+function window.standing(l)
+  l.remaining, l.reset = l.capacity - l.count, 0
+  if l.remaining < 0 then l.remaining = 0 end
+  if l.count > 0 then l.reset = l.start + l.length - at end
+end
 
-  function window.entry(l, last)
-    -- Do not store an empty window that no request has opened: the rule may change to windows that the first request
-    -- opens.
-    if l.count == 0 and l.code == 5 and l.params[2] == 0 then return {l.name, l.code, 0, last, last, 0, 0}, 0 end
-    return {l.name, l.code, 0, last, l.start, l.length, l.count}, l.start + l.length - l.now
-  end
-
-  ALGORITHMS[5], ALGORITHMS[6] = window, window
+function window.store(l)
+  l.stored_start, l.stored_length, l.stored_count = l.start, l.length, l.count
+  -- Do not store an empty window that no request has opened: the rule may change to windows that the first request
+  -- opens.
+  if l.count == 0 and l.code == 5 and l.first_hit == 0 then l.stored_start, l.stored_length = l.last, 0 end
+  l.life = l.stored_start + l.stored_length - at
 end

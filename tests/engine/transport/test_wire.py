@@ -23,8 +23,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.embedded import EmbeddedServer as RunningServer
 from ratelimits.embedded import free_port
+from ratelimits.engine.assemble.scripts import Script, read
 from ratelimits.engine.resp import resp
-from ratelimits.engine.scripts import Script, read
 from ratelimits.engine.transport import idle, multiplexed
 from ratelimits.engine.transport.connection import NotSent, Unanswered, run_named
 from ratelimits.engine.transport.wire import Wire

@@ -9,41 +9,45 @@ from tests.traces.traps import AHEAD, BACK, NEVER, Trap
 
 #: A file of ratelimits/lua, a text in it, and its replacement.
 Edit = tuple[str, str, str]
-#: Switch the fast path off.
-NO_FAST_PATH: Edit = ("fast", "if ARGV[5] ~= '' then", "if false then")
 
-LIVES = "entry[3] = math.min(math.ceil((at + math.max(life, CLOCK_BACK)) / 1e6) + 1, 4294967295)"
-DRAIN = "    shrink_debt(l, l.now - from)\n  end"
-OWES, BEHIND = "    l.T, l.g = T, g", "\n  end\n\n  function level.refund"
-BORN = "last, l.must_write = at, not never and l.retry ~= NEVER"
-ADMITS = "if allowed and l.ok and l.cost > 0 then"
-NEWEST = "if readable and l.entry[4] > at and l.entry[4] <= now + CLOCK_BACK then at = l.entry[4] end"
-IMPOSSIBLE = "if l.cost > capacity then l.retry = NEVER return end"
+LIVES = "  local needed_until = at + (l.life > CLOCK_BACK and l.life or CLOCK_BACK)\n"
+EXPIRY = "(needed_until % 1e6 > 0 and 2 or 1)"
+DRAIN = "  local elapsed = at - from\n  if"
+OWES = "  l.T, l.g = T, g\n"
+BORN = "l.written = not never and l.retry ~= NEVER"
+ADMITS = "  if allowed and l.ok then\n--: do charge"
+NEWEST = "if l.last and l.last > at and l.last <= now + CLOCK_BACK then at = l.last end"
+IMPOSSIBLE = "if l.cost > l.capacity then"
 
 #: Write only fourteen digits of a number.
-_level_digits = ("level", "struct.pack(FRACTION, entry[4]", "struct.pack(FRACTION, tonumber(tostring(entry[4]))")
-_window_digits = ("window", "unpack(entry, 4, 7)", "entry[4], tonumber(tostring(entry[5])), entry[6], entry[7]")
-_log_digits = ("sliding_log", "last, l.params[1], l.base,", "last, l.params[1], tonumber(tostring(l.base)),")
-#: A time to live that rounds to 0, and one that ignores the debt.
-_no_life = ("decide", LIVES, "entry[3] = math.floor((at + life) / 1e6)")
-_short_life = ("decide", LIVES, "entry[3] = math.ceil((at + CLOCK_BACK) / 1e6) + 1")
-#: Refill only whole permits, only at whole seconds, or truncated.
-_floored = ("level", DRAIN, DRAIN.replace("l.now - from", "math.floor((l.now - from) / params[1]) * params[1]"))
-_seconds = (
-    "level",
-    DRAIN,
-    DRAIN.replace("l.now - from", "math.floor(l.now / 1e6) * 1e6 - math.floor(from / 1e6) * 1e6"),
+_level_digits = ("level", "  local from = l.last\n", "  local from = tonumber(tostring(l.last))\n")
+_window_digits = (
+    "window",
+    "l.start, l.length, l.count = l.stored_start, l.stored_length",
+    "l.start, l.length, l.count = tonumber(tostring(l.stored_start)), l.stored_length",
 )
-_cut = ("level", f"{OWES}{BEHIND}", f"    l.T = T{BEHIND}")
-_denied = ("decide", ADMITS, "if l.cost > 0 and l.retry ~= NEVER then")
-_sibling = ("decide", ADMITS, "if l.ok and l.cost > 0 then")
-_unborn = ("decide", BORN, "last, l.must_write = at, false")
-_born = ("decide", BORN, "last, l.must_write = at, true")
-_forgets = ("decide", "if entry and op ~= RESET then", "if entry and op ~= RESET and op ~= CHANGE then")
-_same_rate = ("level", "      l.T, l.g, l.m = stretch(l, entry)\n", "")
+_log_digits = ("sliding_log", "= l.base - l.shift, l.expiry", "= tonumber(tostring(l.base - l.shift)), l.expiry")
+#: A time to live that rounds to 0, and one that ignores the debt.
+_no_life = ("decide", LIVES + "  needed_until = (needed_until - needed_until % 1e6) / 1e6 + " + EXPIRY,
+            "  local needed_until = math.floor((at + l.life) / 1e6)")  # fmt: skip
+_short_life = ("decide", LIVES, "  local needed_until = at + CLOCK_BACK\n")
+#: Refill only whole permits, only at whole seconds, or truncated.
+_floored = ("level", DRAIN, DRAIN.replace("at - from", "math.floor((at - from) / l.q) * l.q"))
+_seconds = ("level", DRAIN, DRAIN.replace("at - from", "math.floor(at / 1e6) * 1e6 - math.floor(from / 1e6) * 1e6"))
+_cut = ("level", OWES, "  l.T = T\n")
+_denied = ("decide", ADMITS, ADMITS.replace("allowed and l.ok", "l.retry ~= NEVER"))
+_sibling = ("decide", ADMITS, ADMITS.replace("allowed and l.ok", "l.ok"))
+_unborn = ("decide", BORN, "l.written = false")
+_born = ("decide", BORN, "l.written = true")
+_forgets = ("decide", "if l.last then l.written = true end\n", "--: do initial\nl.written = true\n")
+_same_rate = (
+    "level",
+    "    l.T, l.g, l.m = stretch(l.T, l.g, l.m, l.stored_q, l.stored_r, l.stored_n, l.q, l.r, l.n)\n",
+    "",
+)
 _clamp = ("decide", NEWEST, "")
-_jump = ("decide", NEWEST, NEWEST.replace(" and l.entry[4] <= now + CLOCK_BACK", ""))
-_put_right = ("decide", "if last > at then l.shift, last = last - at, at end", "")
+_jump = ("decide", NEWEST, NEWEST.replace(" and l.last <= now + CLOCK_BACK", ""))
+_put_right = ("decide", "if l.last > at then l.shift, l.last = l.last - at, at end", "")
 
 _BY_NAME: dict[str, Edit] = {
     "a moment of sixteen digits keeps its last": _level_digits,
@@ -66,11 +70,15 @@ _BY_NAME: dict[str, Edit] = {
     "a refusal remembers that the clock was put right": _put_right,
 }
 _NEVER = {
-    "level": ("level", "if cost > max_cost(l) then l.retry = NEVER return end", ""),
-    "window": ("window", "if l.cost > capacity then\n      l.retry = NEVER\n    elseif", "if"),
-    "sliding_window": ("sliding_window", IMPOSSIBLE, ""),
-    "sliding_log": ("sliding_log", IMPOSSIBLE, ""),
-    "concurrency": ("concurrency", IMPOSSIBLE, ""),
+    "level": (
+        "level",
+        "if l.cost > (l.code == 4 and l.capacity > 0 and l.capacity + 1 or l.capacity) then",
+        "if false then",
+    ),
+    "window": ("window", IMPOSSIBLE, "if false then"),
+    "sliding_window": ("sliding_window", IMPOSSIBLE, "if false then"),
+    "sliding_log": ("sliding_log", IMPOSSIBLE, "if false then"),
+    "concurrency": ("concurrency", IMPOSSIBLE, "if false then"),
 }
 
 

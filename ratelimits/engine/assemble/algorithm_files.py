@@ -1,0 +1,140 @@
+"""Read the Lua files of the algorithms: their functions, the names of their params, and the forms of their records."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+
+from ratelimits.algorithms.base import Algorithm, Params
+from ratelimits.engine.assemble import scripts
+
+_SIZES = re.compile(r"[iI](\d+)|d")
+_FUNCTION = re.compile(r"^function (\w+)\.(\w+)\(.*?\)\n(.*?)^end\n", re.MULTILINE | re.DOTALL)
+_PARAMS = re.compile(r"^--@params (\S+) (.*)$", re.MULTILINE)
+_RECORD = re.compile(r"^--@record (\w+) ([^|\n]*)(?:\| (.*))?$", re.MULTILINE)
+#: Lines that are no part of a script: the table of the functions, and the directives.
+_LEFT_OUT = re.compile(r"local \w+ = \{\}$|--@")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordForm:
+    """A form of a record.
+
+    format  the struct format of the payload. "c#" at its end stands for bytes of any number
+    names   the fields in the payload, in order
+    fixed   fields that are not in the payload, with their values
+    size    size of the payload in bytes, without the bytes of "c#"
+    """
+
+    format: str
+    names: tuple[str, ...]
+    fixed: dict[str, str]
+    size: int
+
+    @property
+    def varies(self) -> bool:
+        """Return whether payloads of this form have different sizes."""
+        return self.format.endswith("c#")
+
+    @property
+    def conditions(self) -> list[str]:
+        """Return the conditions under which a state can be written in this form."""
+        small = [name for size, name in zip(_SIZES.findall(self.format), self.names, strict=False) if size == "4"]
+        known = [f"l.{name} == {value}" for name, value in self.fixed.items()]
+        return [*known, *(f"l.{name} < 4294967296" for name in small)]
+
+
+@dataclass(frozen=True)
+class AlgorithmFile:
+    """The Lua file of an algorithm.
+
+    preamble  the file's local functions, which its sections call
+    shared    the fields of a limit that these functions use
+    sections  the bodies of the functions that are inserted into the script
+    """
+
+    name: str
+    preamble: str
+    shared: frozenset[str]
+    sections: dict[str, str]
+    params: dict[str, tuple[str, ...]]
+    forms: dict[str, RecordForm]
+
+    def params_of(self, algorithm: type[Algorithm]) -> tuple[str, ...]:
+        """Return the names of all params of an algorithm; "-" for a param that the script does not need."""
+        return self.params.get(algorithm.id) or self.params["*"]
+
+    def form(self, name: str) -> RecordForm:
+        """Return a form of a record. The name may end with a size in bytes, for the part with the format "c#"."""
+        name, _colon, size = name.partition(":")
+        form = self.forms[name]
+        if not size:
+            return form
+        return replace(form, format=form.format.replace("c#", f"c{size}"), size=form.size + int(size))
+
+    def section(self, name: str) -> str:
+        """Return the body of a function; "" if the file does not have it."""
+        if name == "release_or_refund":
+            name = "release" if "release" in self.sections else "refund"
+        return self.sections.get(name, "")
+
+
+def _forms(text: str) -> dict[str, RecordForm]:
+    forms = {}
+    for name, fields, fixed in _RECORD.findall(text):
+        words = fields.split()
+        form = "".join(words[::2])
+        size = sum(int(found[1] or 8) for found in _SIZES.finditer(form))
+        forms[name] = RecordForm(form, tuple(words[1::2]), dict(pair.split("=") for pair in fixed.split()), size)
+    return forms
+
+
+def _fields(names: tuple[str, ...]) -> str:
+    return ", ".join(f"l.{name}" for name in names)
+
+
+def _read(forms: dict[str, RecordForm]) -> str:
+    """Return the section that reads a record of any form: `size` bytes of `raw`, from the position `from`."""
+    lines: list[str] = []
+    for form in forms.values():
+        rest = f"c' .. (size - {form.size})" if form.varies else "'"
+        lines.append(f"{'elseif' if lines else 'if'} size {'>' if form.varies else '=='} {form.size} then")
+        lines.append(f"  {_fields(form.names)} = read_struct('<{form.format.removesuffix('c#')}{rest}, raw, from)")
+        if form.fixed:
+            lines.append(f"  {_fields(tuple(form.fixed))} = {', '.join(form.fixed.values())}")
+    return "\n".join([*lines, "end\n"])
+
+
+def _pack(forms: dict[str, RecordForm]) -> str:
+    """Return the section that makes the payload of a record, in the first form that can hold the state."""
+    lines: list[str] = []
+    for form in forms.values():
+        names, rest = (form.names[:-1], f" .. l.{form.names[-1]}") if form.varies else (form.names, "")
+        write = f"l.payload = write_struct('<{form.format.removesuffix('c#')}', {_fields(names)}){rest}"
+        if form.conditions:
+            lines += [f"{'elseif' if lines else 'if'} {' and '.join(form.conditions)} then", f"  {write}"]
+        else:
+            lines += ["else", f"  {write}", "end"] if lines else [write]
+    return "\n".join([*lines, ""])
+
+
+@cache
+def algorithm_file(algorithm: type[Algorithm]) -> AlgorithmFile:
+    """Return the Lua file of an algorithm, together with the files that it builds on."""
+    endings = {**algorithm.storage.endings, **algorithm.storage.optional}
+    text = "\n".join(scripts.text(f"algorithms/{name}", endings) for name in (*algorithm.builds_on, algorithm.script))
+    forms = _forms(scripts.text(f"algorithms/{algorithm.script}"))
+    sections = {name: body for _table, name, body in _FUNCTION.findall(text)}
+    sections |= {"read": _read(forms), "pack": _pack(forms)}
+    lines = [line for line in _FUNCTION.sub("", text).split("\n") if not _LEFT_OUT.match(line)]
+    preamble = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
+    params = {name: tuple(words.split()) for name, words in _PARAMS.findall(text)}
+    shared = frozenset(re.findall(r"\bl\.(\w+)", preamble))
+    return AlgorithmFile(algorithm.script, preamble, shared, sections, params, forms)
+
+
+def params_of(algorithm: type[Algorithm], params: Params) -> Params:
+    """Return the params that the script gets, out of all params of a limit."""
+    names = algorithm_file(algorithm).params_of(algorithm)
+    return tuple(value for name, value in zip(names, params, strict=True) if name != "-")

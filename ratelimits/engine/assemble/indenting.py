@@ -1,0 +1,28 @@
+"""Indent the text of a script, so that people can read it."""
+
+from __future__ import annotations
+
+import re
+
+#: Strings and comments, whose words do not count.
+_IGNORED = re.compile(r"'[^'\n]*'|--.*")
+_OPENS = re.compile(r"\b(?:function|do|then|else|repeat)\b|[({]")
+_CLOSES = re.compile(r"\b(?:end|until|elseif|else)\b|[)}]")
+#: The closing words with which a line begins.
+_FIRST = re.compile(r"(?:(?:end|until|elseif|else)\b|[)}\s])*")
+#: A line that continues the line before.
+_CONTINUES = re.compile(r"(?:and|or) |\.\. ")
+
+
+def indented(source: str) -> str:
+    """Return the text of a script, indented by two spaces for each open block."""
+    out: list[str] = []
+    depth = 0
+    for line in source.strip("\n").split("\n"):
+        text = line.strip()
+        code = _IGNORED.sub("", text).strip()
+        first = _FIRST.match(code)
+        here = depth - len(_CLOSES.findall(first[0] if first else "")) + bool(_CONTINUES.match(code))
+        out.append("  " * here + text)
+        depth += len(_OPENS.findall(code)) - len(_CLOSES.findall(code))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(out)) + "\n"

@@ -1,0 +1,104 @@
+"""Give names to the fields of a limit in the text of a script."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ratelimits.engine.assemble.algorithm_files import AlgorithmFile, RecordForm, algorithm_file
+from ratelimits.engine.assemble.shape import LimitShape, Shape
+
+#: A field of a limit.
+_FIELD = re.compile(r"\bl\.([a-z_][a-z_0-9]*)", re.IGNORECASE)
+
+
+class LimitText:
+    """A limit in the text of a script: gives names to its fields."""
+
+    def __init__(self, number: int, shape: LimitShape, call: Shape, *, in_table: bool) -> None:
+        self.number, self.shape = number, shape
+        self.file: AlgorithmFile = algorithm_file(shape.algorithm)
+        #: Whether the fields are in a table. Otherwise they are local variables.
+        self.in_table = in_table
+        #: The table of the limit, if there is one all the time.
+        self.table = f"l_{number}"
+        self.params = tuple(name for name in self.file.params_of(shape.algorithm) if name != "-")
+        timeout = "0" if call.at_once else self.name("timeout") if shape.waits else "timeout"
+        #: When the state is restored: a number, or a field that has this number.
+        self.lasting = str(shape.lasting)
+        #: Fields with a known value.
+        self.known = {
+            "number": str(number),
+            "code": str(shape.algorithm.code),
+            "slot": str(shape.slot),
+            "timeout": timeout,
+            "lease": f"ARGV[{5 + call.meters}]" if call.lease else "ARGV[1]",
+            "announces": "true" if call.announces else "false",
+        }
+        if shape.own_key:
+            self.known["redis_key"] = f"KEYS[{shape.own_key}]"
+        self.used: dict[str, None] = {}
+
+    def name(self, field: str) -> str:
+        """Return the name of a field of this limit."""
+        return f"{self.table}.{field}" if self.in_table else f"{field}_{self.number}"
+
+    def bind(self, text: str) -> str:
+        """Return a text in which each `l.x` is a local variable, a known value, or a field of the limit's table."""
+
+        if "l." not in text:
+            return text
+
+        def name(found: re.Match[str]) -> str:
+            field = found[1]
+            if field in self.known:
+                return self.known[field]
+            self.used[field] = None
+            return self.name(field)
+
+        return _FIELD.sub(name, text)
+
+    @property
+    def form(self) -> RecordForm:
+        """Return the usual form of the limit's record."""
+        return self.file.form(self.shape.form)
+
+    def lines(self, section: str) -> Iterator[str]:
+        """Yield the lines of a section of the algorithm.
+
+        If a line passes the limit itself (`l.self`) to a function, the fields are put into a table for this time. The
+        comments with "--table" and "--fields" are replaced when all fields are known.
+        """
+        text = self.section(section).rstrip("\n")
+        if "l.self" not in text:
+            yield self.bind(text)
+            return
+        for line in text.split("\n"):
+            if "l.self" not in line:
+                yield self.bind(line)
+            elif self.in_table:
+                yield self.bind(line.replace("l.self", self.table))
+            else:
+                yield f"--table {self.number}"
+                yield self.bind(line.replace("l.self", "self"))
+                yield f"--fields {self.number}"
+
+    def declared(self) -> list[str]:
+        """Return the fields that need a declaration as local variables."""
+        return [name for name in self.used if name not in {"name", "cost", "timeout", *self.params}]
+
+    def filled(self, line: str) -> str:
+        """Return the Lua text for a line that was kept until all fields of the limit are known."""
+        if line.startswith("--locals"):
+            return f"local {', '.join(map(self.name, self.declared()))}"
+        shared = self.file.shared
+        if line.startswith("--fields"):
+            fields = [field for field in self.declared() if field in shared]
+            return f"{', '.join(map(self.name, fields))} = {', '.join(f'self.{field}' for field in fields)}"
+        values = [f"redis_key = {self.known['redis_key']}"]
+        values += [f"{field} = {self.name(field)}" for field in (*self.used, "cost", *self.params) if field in shared]
+        return f"local self = {{{', '.join(dict.fromkeys(values))}}}"
+
+    def section(self, name: str) -> str:
+        """Return the Lua text of a section of the algorithm; "" if the algorithm does not have it."""
+        return self.file.section(name)

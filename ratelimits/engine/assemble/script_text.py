@@ -1,0 +1,247 @@
+"""Make the text of a script from the template lua/decide.lua and the files of the algorithms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from ratelimits.engine.assemble import scripts
+from ratelimits.engine.assemble.limit_text import LimitText
+from ratelimits.engine.assemble.shape import Shape, renews
+from ratelimits.engine.assemble.states import StateLines
+from ratelimits.engine.keys import SHARD_KEYS
+
+
+class ScriptText(StateLines):
+    """Writes the text of one script."""
+
+    def __init__(self, shape: Shape, *, in_tables: bool) -> None:
+        super().__init__(shape, in_tables=in_tables)
+        self.files = {limit.file.name: limit.file for limit in self.limits}
+        self.values = self._values()
+
+    def _values(self) -> dict[str, str]:
+        shape = self.shape
+        keys = [f"KEYS[{number}]" for number in range(1, shape.heads + 1)]
+        states = [f"KEYS[{number}]" for number in self.state_keys]
+        request = "<" + "d" * (7 + shape.costs)
+        return {
+            "costs": "".join(f", cost_of_{number}" for number in range(1, shape.costs + 1)),
+            "request": request,
+            "mget": ", ".join([*keys, *states]),
+            "head_count": str(shape.heads),
+            "heads_differ": " or ".join(f"got[{n}] ~= ARGV[2]" for n in range(1, shape.heads + 1)),
+            "receipt_key": f"KEYS[{shape.open_key + 1 if shape.meters else shape.open_key}]",
+            **SHARD_KEYS,
+        }
+
+    def expand(self, lines: Sequence[str], limit: LimitText | None = None) -> Iterator[str]:
+        """Yield the lines of a script. Follow the directives in these lines of the template."""
+        number = 0
+        while number < len(lines):
+            line = lines[number].rstrip("\n")
+            number += 1
+            if not line.startswith("--: "):
+                yield self.bound(scripts.filled(line, self.values), limit)
+                continue
+            word, _space, argument = line[4:].partition(" ")
+            if word == "do":
+                yield from self.do(argument, limit)
+                continue
+            block, other, number = _block(lines, number)
+            if word == "for":
+                yield from self.for_limits(block)
+            elif argument == "limit enforced":
+                assert limit is not None
+                yield from self.for_enforced(block, limit)
+            elif self.holds(argument):
+                yield from self.expand(block, limit)
+            else:
+                yield from self.expand(other, limit)
+
+    def bound(self, text: str, limit: LimitText | None) -> str:
+        return limit.bind(text) if limit is not None else text
+
+    def holds(self, condition: str) -> bool:
+        name = condition.removeprefix("not ")
+        return self.flags[name] is (name == condition)
+
+    def for_limits(self, block: Sequence[str]) -> Iterator[str]:
+        for limit in self.limits:
+            yield from self.expand(block, limit)
+
+    def for_enforced(self, block: Sequence[str], limit: LimitText) -> Iterator[str]:
+        if not limit.shape.shadow:
+            yield from self.expand(block, limit)
+
+    def do(self, name: str, limit: LimitText | None) -> Iterator[str]:
+        special: Callable[[], Iterator[str]] | None = getattr(self, f"do_{name}", None)
+        if special is not None and limit is None:
+            yield from special()
+        else:
+            assert limit is not None
+            yield from self.section(name, limit)
+
+    def section(self, name: str, limit: LimitText) -> Iterator[str]:
+        if name == "after_resolve":
+            parts = "".join(map(limit.section, ("resolve", "initial")))
+            if "l.starts_anew" in parts:
+                yield limit.bind("if l.starts_anew then")
+                yield from self.section("initial", limit)
+                yield "end"
+            if "l.stale" in parts:
+                yield limit.bind("if l.stale then return write_struct('<i8i8', -2, now) end")
+            return
+        if name == "lost":
+            yield from map(limit.bind, self.lost(limit))
+            return
+        if name == "renew":
+            if renews(self.shape):
+                yield limit.bind(f"if {limit.lasting} > 0 then l.written, l.removed = true, true end")
+            return
+        yield from super().section(name, limit)
+
+    def lost(self, limit: LimitText) -> Iterator[str]:
+        """Yield the lines that find out whether Redis has lost the state of a lasting limit."""
+        op, lasting = self.shape.op, limit.lasting
+        if lasting == "0" or op not in ("try", "restore", "reset"):
+            return
+        yield f"if {lasting} > 0 then"
+        if self.shape.virtual:
+            yield f"l.lost = {lasting} >= 2 and not l.last"
+        else:
+            first = "(not l.last or marks >= 2) and " if op == "try" else ""
+            yield f"l.lost = {first}is_lost({lasting} >= 2, l.last and l.last + l.shift, l.start, now)"
+        if op == "try":
+            yield "if l.lost then return write_struct('<i8i8', -3, now) end"
+        yield "end"
+
+    # -- parts of the template that are written here --------------------------------------------------------------
+
+    def do_preamble(self) -> Iterator[str]:
+        yield f"local rules_at = {self._rules_at()} -- where the rules of the limits are in ARGV[4]"
+        yield from self.functions()
+
+    def functions(self) -> Iterator[str]:
+        """Yield the functions that the other parts of the script call."""
+        yield "local at -- the moment of the decision"
+        yield from scripts.text("rules").splitlines()
+        if self.flags["counts"]:
+            yield from scripts.text("usage").splitlines()
+        if self.flags["counts"] or self.flags["heads"]:
+            yield from self.expand(scripts.text("heads").splitlines())
+        if self.files:
+            yield from scripts.text("records").splitlines()
+            yield from scripts.text("numbers").splitlines()
+            for file in self.files.values():
+                yield file.preamble
+        if self.flags["lasting"] and self.flags["heads"]:
+            yield from self.expand(scripts.text("lasting").splitlines())
+
+    def do_ledger(self) -> Iterator[str]:
+        for name in ("run", "batch", "usage_new"):
+            yield from scripts.text(name).splitlines()
+
+    @staticmethod
+    def _program_fields(limit: LimitText) -> tuple[str, list[str]]:
+        """Return the format of the limit's numbers in ARGV[4], and the names of its fields."""
+        fields = ["name", *(["timeout"] if limit.shape.waits else []), *limit.params]
+        return "I4" + "d" * (len(fields) - 1), fields
+
+    def _rules_at(self) -> int:
+        return sum(4 + 8 * (limit.shape.waits + len(limit.params)) for limit in self.limits) + 1 - 16
+
+    def do_limits(self) -> Iterator[str]:
+        if not self.limits:
+            return
+        fields = [self._program_fields(limit) for limit in self.limits]
+        in_locals = [(limit, *one) for limit, one in zip(self.limits, fields, strict=True) if not limit.in_table]
+        if len(in_locals) == len(self.limits):
+            names = [limit.name(name) for limit, _form, names in in_locals for name in names]
+            yield f"local {', '.join(names)} = read_struct('<{''.join(form for form, _names in fields)}', ARGV[4])"
+        place = 1
+        for limit, (form, names) in zip(self.limits, fields, strict=True):
+            number, cost = limit.number, f"cost_of_{limit.shape.slot}"
+            if limit.in_table:
+                own = f", redis_key = KEYS[{limit.shape.own_key}]" if limit.shape.own_key else ""
+                values = f"cost = {cost}{own}"
+                yield f"local {limit.table} = {{{values}}}"
+            if limit.in_table or len(in_locals) < len(self.limits):
+                start = "" if limit.in_table else "local "
+                targets = ", ".join(limit.name(name) for name in names)
+                yield f"{start}{targets} = read_struct('<{form}', ARGV[4], {place})"
+            if not limit.in_table:
+                yield f"local {limit.name('cost')} = {cost}"
+                yield f"--locals {number}"
+            place += 4 + 8 * (len(names) - 1)
+
+    def do_count(self) -> Iterator[str]:
+        shape, open_key = self.shape, f"KEYS[{self.shape.open_key}]"
+        meters = [(number, f"ARGV[{4 + number}]", f"cost_of_{number}") for number in range(1, shape.meters + 1)]
+        yield "local new = 0"
+        if shape.op == "settle":
+            for _meter, counter, cost in meters:
+                yield f"new = new + {self.settled(open_key, counter, cost)}"
+        else:
+            yield "if allowed then"
+            for meter, counter, cost in meters:
+                yield f"new = new + usage_add({open_key}, {counter}, {cost}, 1)"
+                for limit in self.limits:
+                    if limit.shape.shadow and limit.shape.slot == meter:
+                        added = f"usage_add({open_key}, counter_of_rule('s', {counter}, l.number), {cost}, 1)"
+                        yield limit.bind(f"if not l.ok then new = new + {added} end")
+            yield "else"
+            for _meter, counter, cost in meters:
+                yield f"new = new + usage_add({open_key}, counter_of_rule('d', {counter}, binding), {cost}, 1)"
+            yield "end"
+        yield from self.counted(open_key)
+
+    def settled(self, open_key: str, counter: str, cost: str) -> str:
+        """Return the expression that counts a settled cost, and gives the number of new counters."""
+        kind = "'r'" if self.shape.whole else f"({cost} < 0 and 'r' or 'a')"
+        return f"usage_add({open_key}, {kind} .. string.sub({counter}, 2), math.abs({cost}), {int(self.shape.whole)})"
+
+    def counted(self, open_key: str) -> Iterator[str]:
+        """Yield the lines that follow the counting."""
+        run = "run or string.match(ARGV[2], ' (.*)$')"
+        yield f"if new > 0 then ledger().count_new({open_key}, ARGV[1], {run}, now, new) end"
+
+    def do_reply(self) -> Iterator[str]:
+        values = "1, allowed and 1 or 0, binding, remaining, retry, reset, allowed and wait or 0, at, now"
+        for limit in self.limits:
+            values += limit.bind(", l.ok and 1 or 0, l.remaining, l.reset")
+        yield f"return write_struct('<{'i8' * (9 + 3 * len(self.limits))}', {values})"
+
+    def whole(self) -> str:
+        """Return the text of the script."""
+        lines = list(self.expand(scripts.text("decide").splitlines()))
+        for place, line in enumerate(lines):
+            if line.startswith(("--locals ", "--table ", "--fields ")):
+                lines[place] = self.limits[int(line.split()[1]) - 1].filled(line)
+        return "\n".join(lines) + "\n"
+
+    @property
+    def locals(self) -> int:
+        """Return the approximate number of local variables of the script's main function."""
+        functions = sum(len(re.findall(r"^local ", file.preamble, re.MULTILINE)) for file in self.files.values())
+        of_limits = sum(1 if limit.in_table else len(limit.used) for limit in self.limits)
+        return 45 + functions + self.shape.costs + 3 * len(self.state_keys) + of_limits
+
+
+def _block(lines: Sequence[str], start: int) -> tuple[list[str], list[str], int]:
+    """Return the lines of a block, the lines after its "else", and the number of the line after its "end"."""
+    parts: tuple[list[str], list[str]] = [], []
+    part, depth, number = 0, 1, start
+    while True:
+        line = lines[number]
+        number += 1
+        if line.startswith(("--: if ", "--: for ")):
+            depth += 1
+        elif line.startswith("--: end"):
+            depth -= 1
+            if depth == 0:
+                return *parts, number
+        elif line.startswith("--: else") and depth == 1:
+            part = 1
+            continue
+        parts[part].append(line)

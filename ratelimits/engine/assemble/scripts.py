@@ -1,0 +1,57 @@
+"""Make the Lua scripts. A script contains only those files of ratelimits/lua that it needs.
+
+The Lua files contain no parts of Redis keys. They contain placeholders such as "${open}" instead. This module replaces
+the placeholders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from ratelimits.engine.keys import SHARD_KEYS
+
+_DIRECTORY = files("ratelimits") / "lua"
+_PLACEHOLDER = re.compile(r"\$\{(\w+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """The text of a script, and its SHA-1 in hexadecimal. The server finds a loaded script by the SHA-1."""
+
+    text: bytes
+    sha: bytes
+
+
+@cache
+def read(*names: str) -> Script:
+    """Return the script made of these files of ratelimits/lua, in this order."""
+    return script("\n".join(text(name) for name in names))
+
+
+def text(name: str, key_parts: Mapping[str, str] = SHARD_KEYS) -> str:
+    """Return a file of ratelimits/lua, with each "${name}" replaced by `key_parts[name]`, if it is there."""
+    return filled(_file(name), key_parts)
+
+
+@cache
+def _file(name: str) -> str:
+    return (_DIRECTORY / f"{name}.lua").read_text()
+
+
+def filled(source: str, parts: Mapping[str, str]) -> str:
+    """Return a text with each "${name}" replaced by `parts[name]`, if it is there."""
+    if "${" not in source:
+        return source
+    return _PLACEHOLDER.sub(lambda found: parts.get(found[1], found[0]), source)
+
+
+@cache
+def script(source: str) -> Script:
+    """Return the script with this text."""
+    encoded = source.encode()
+    return Script(encoded, hashlib.sha1(encoded, usedforsecurity=False).hexdigest().encode())

@@ -1,0 +1,83 @@
+"""The shape of a call: everything about it that does not change from one request to the next."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ratelimits.algorithms.base import Algorithm
+
+
+class LimitShape(NamedTuple):
+    """What a script knows about one limit. Numbers of KEYS begin at 1.
+
+    form       the name of the record's form; "" if the size of the record varies
+    slot       the position of the cost, from 1
+    state_key  the number of the Redis key with the limit's record
+    own_key    the number of the limit's first own key; 0 if it has none
+    waits      whether the limit has its own longest wait
+    lasting    1 if the state is restored when Redis may have lost it; 2 if also when there is no state; otherwise 0
+    """
+
+    algorithm: type[Algorithm]
+    form: str
+    shadow: bool
+    slot: int
+    state_key: int
+    own_key: int
+    waits: bool
+    lasting: int = 0
+
+
+class Shape(NamedTuple):
+    """What a script knows about a call.
+
+    op         the operation, such as "try" or "peek"
+    heads      the number of heads
+    costs      the number of costs
+    meters     the number of meters
+    open_key   the number of the Redis key `open`
+    virtual    whether the clock is virtual, so that nothing expires
+    at_once    whether a request that would have to wait is refused
+    whole      whether a whole receipt is refunded
+    lease      whether the call names its leases
+    announces  whether a caller that is refused waits until a lease is released
+    general    whether the script is a general one (general.py)
+    """
+
+    op: str
+    limits: tuple[LimitShape, ...]
+    heads: int
+    costs: int
+    meters: int
+    open_key: int
+    virtual: bool
+    at_once: bool
+    whole: bool
+    lease: bool
+    announces: bool
+    general: bool = False
+
+
+def flags(shape: Shape) -> dict[str, bool]:
+    """Return the names that lua/decide.lua uses in conditions, and whether they hold for a shape."""
+    op = shape.op
+    return {
+        "stored": bool(shape.limits or shape.heads or shape.general),
+        "heads": shape.heads > 0,
+        "virtual": shape.virtual,
+        "receipt": op == "settle",
+        "decides": op in ("try", "peek"),
+        "whole": shape.whole,
+        "lasting": shape.general or any(limit.lasting for limit in shape.limits),
+        "stores": op not in ("peek", "reset") or renews(shape),
+        "counts": shape.meters > 0 and op in ("try", "settle"),
+        **{
+            name: op == name
+            for name in ("try", "peek", "create", "change", "refund", "release", "settle", "reset", "restore")
+        },
+    }
+
+
+def renews(shape: Shape) -> bool:
+    """Return whether a reset writes a new state: without one, a lasting limit would be restored."""
+    return shape.op == "reset" and (shape.general or any(limit.lasting for limit in shape.limits))

@@ -1,0 +1,185 @@
+"""Write the lines of a script that read and write packed states (lua/records.lua describes them)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ratelimits.engine.assemble.limit_text import LimitText
+from ratelimits.engine.assemble.shape import Shape, flags, renews
+
+#: The most values that are read or written by one call of struct. A Lua function has at most 250 registers.
+_MOST_VALUES = 180
+
+
+def common_form(limits: Sequence[LimitText]) -> tuple[str, int] | None:
+    """Return format and size of a packed state that contains only these limits; None if there is no such form."""
+    if not all(limit.shape.form for limit in limits):
+        return None
+    records = [limit.form for limit in limits]
+    if sum(4 + len(record.names) for record in records) > _MOST_VALUES:
+        return None
+    form = "<I4" + "".join(f"I4BI2I4{record.format}" for record in records)
+    return form, 4 + sum(11 + record.size for record in records)
+
+
+def _fields(limit: LimitText) -> str:
+    """Return the fields of a record from its expiry on, separated by commas."""
+    return ", ".join(["l.expiry", *(f"l.{name}" for name in limit.form.names)])
+
+
+class StateLines:
+    """The limits of a script, and the lines that read and write their states."""
+
+    def __init__(self, shape: Shape, *, in_tables: bool) -> None:
+        self.shape = shape
+        self.limits = [
+            LimitText(number, limit, shape, in_table=in_tables) for number, limit in enumerate(shape.limits, 1)
+        ]
+        self.flags = flags(shape)
+
+    def section(self, name: str, limit: LimitText) -> Iterator[str]:
+        """Yield the lines of a section of the limit's algorithm."""
+        if limit.section(name):
+            yield "do"
+            yield from limit.lines(name)
+            yield "end"
+
+    @property
+    def state_keys(self) -> list[int]:
+        """Return the numbers of the Redis keys with records."""
+        return sorted({limit.state_key for limit in self.shape.limits})
+
+    def of_state(self, key: int) -> list[LimitText]:
+        return [limit for limit in self.limits if limit.shape.state_key == key]
+
+    def do_states(self) -> Iterator[str]:
+        for number, key in enumerate(self.state_keys, 1):
+            yield from self.read_state(number, key)
+
+    def read_state(self, number: int, key: int) -> Iterator[str]:
+        """Yield the lines that read one packed state."""
+        limits, reset = self.of_state(key), self.flags["reset"]
+        raw = f"raw_{number}"
+        yield f"local {raw}, fits_{number}, latest_{number} = got[{self.shape.heads + number}], false, 0"
+        yield f"if not {raw} and call('EXISTS', KEYS[{key}]) == 1 then"
+        yield f"call('DEL', KEYS[{key}])" if reset else f"return corrupt(KEYS[{key}])"
+        yield "end"
+        one = common_form(limits)
+        if one is not None and not reset:
+            form, size = one
+            yield f"if {raw} and #{raw} >= {size} then"
+            yield "-- Read all records at once, if they are the first ones and have their usual forms."
+            heads = [f"n{i}, c{i}, s{i}" for i in range(len(limits))]
+            yield f"local {', '.join(heads)}"
+            reads, tests = [f"latest_{number}"], []
+            for i, limit in enumerate(limits):
+                reads += [heads[i], limit.bind(_fields(limit))]
+                name, code = limit.name("name"), limit.known["code"]
+                tests.append(f"n{i} == {name} and c{i} == {code} and s{i} == {limit.form.size}")
+            yield f"{', '.join(reads)} = read_struct('{form}', {raw})"
+            yield f"if {' and '.join(tests)} then"
+            yield f"fits_{number} = true"
+            for limit in limits:
+                alive = "l.has_record = true"
+                if limit.form.fixed:
+                    names = ", ".join(f"l.{name}" for name in limit.form.fixed)
+                    alive += f" {names} = {', '.join(limit.form.fixed.values())}"
+                dead = "" if self.shape.virtual else "if l.expiry * 1e6 <= now then l.last = nil else "
+                yield limit.bind(f"{dead}{alive}{' end' if dead else ''}")
+            yield "end"
+            yield "end"
+        yield f"if {raw} and not fits_{number} then"
+        yield f"local starts = scan({raw})"
+        yield "if not starts then"
+        if reset:
+            yield f"call('DEL', KEYS[{key}])"
+            yield f"{raw}, starts = false, {{}}"
+        else:
+            yield f"return corrupt(KEYS[{key}])"
+        yield "end"
+        for limit in limits:
+            yield from self.read_record(limit, raw, "starts[l.name]", f"KEYS[{key}]")
+        yield "end"
+
+    def read_record(self, limit: LimitText, raw: str, start: str, key: str) -> Iterator[str]:
+        """Yield the lines that read one record, wherever it is in the packed state."""
+        yield "do"
+        yield limit.bind(f"local raw, pos = {raw}, {start}")
+        yield limit.bind("l.last = nil")
+        yield "if pos then"
+        yield "local _, code, size, expiry, from = read_struct('<I4BI2I4', raw, pos)"
+        yield "if true then" if self.shape.virtual else "if expiry * 1e6 > now then"
+        yield limit.bind("l.has_record, l.expiry = true, expiry")
+        if not self.flags["reset"]:
+            yield limit.bind("if code == l.code then")
+            yield from self.section("read", limit)
+            yield limit.bind(f"if not l.last then return corrupt({key}) end")
+            yield "end"
+        yield "end"
+        yield "end"
+        yield "end"
+
+    def do_write_states(self) -> Iterator[str]:
+        for number, key in enumerate(self.state_keys, 1):
+            yield from self.write_state(number, key)
+
+    def write_state(self, number: int, key: int) -> Iterator[str]:
+        """Yield the lines that write one packed state."""
+        limits = self.of_state(key)
+        raw = f"raw_{number}"
+        changed = "l.removed" if self.flags["reset"] else "l.written"
+        yield f"if {' or '.join(limit.bind(changed) for limit in limits)} then"
+        yield "local value, latest"
+        one = common_form(limits)
+        if one is not None and not self.flags["reset"]:
+            form, size = one
+            usual = [f"(fits_{number} or not {raw})"]
+            values = ["latest"]
+            for limit in limits:
+                usual += map(limit.bind, ["l.written", *limit.form.conditions])
+                values.append(limit.bind(f"l.name, l.code, {limit.form.size}, {_fields(limit)}"))
+            yield f"if {' and '.join(usual)} then"
+            yield f"latest = latest_{number}"
+            for limit in limits:
+                yield limit.bind("if l.expiry > latest then latest = l.expiry end")
+            yield f"value = write_struct('{form}', {', '.join(values)})"
+            yield f"if {raw} and #{raw} > {size} then value = value .. string.sub({raw}, {size + 1}) end"
+            yield "else"
+        yield "local names, records = {}, {}"
+        for limit in limits:
+            yield limit.bind(f"if {changed} then")
+            yield from self.new_record(limit)
+            yield "end"
+        yield f"value, latest = rewrite({raw}, names, records, {self.moment})"
+        if one is not None and not self.flags["reset"]:
+            yield "end"
+        yield from self.set_state(f"KEYS[{key}]")
+        yield "end"
+
+    @property
+    def moment(self) -> str:
+        """Return the moment until which expired records are left out."""
+        return "-1" if self.shape.virtual else "now"
+
+    def new_record(self, limit: LimitText) -> Iterator[str]:
+        """Yield the lines that add the limit's record to `names` and `records`."""
+        if self.flags["reset"]:
+            yield limit.bind("records[l.name] = false")
+            if not renews(self.shape):
+                return
+            yield limit.bind("if l.written then")
+        yield from self.section("pack", limit)
+        yield limit.bind("names[#names + 1] = l.name")
+        yield limit.bind(
+            "records[l.name] = write_struct('<I4BI2I4', l.name, l.code, #l.payload, l.expiry) .. l.payload"
+        )
+        if self.flags["reset"]:
+            yield "end"
+
+    def set_state(self, key: str) -> Iterator[str]:
+        """Yield the lines that write a packed state, `value`."""
+        yield f"if not value then call('DEL', {key})"
+        if self.shape.virtual:
+            yield f"else call('SET', {key}, value) end"
+        else:
+            yield f"else call('SET', {key}, value, 'PX', latest * 1000 - (now - now % 1000) / 1000) end"

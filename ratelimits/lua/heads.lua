@@ -1,0 +1,42 @@
+-- Functions for the version of the rules and the run of the server, and for full batches of usage. They are needed
+-- rarely, so each of them defines what it needs only when it is called.
+local run -- the run of the server, once it is known
+
+local function ledger()
+--: do ledger
+  return {server_run = server_run, seal = batch_seal, count_new = usage_new}
+end
+
+-- Stores the caller's version and the server's run in the heads that differ. Returns the newest version if the caller's
+-- rules are too old; then changes nothing. A head is "<version of the rules> <run>".
+local function update_heads(got, now, versioned)
+  local ledger = ledger()
+  local expected_version, expected_run = string.match(ARGV[2], '^(%d+) (.*)$')
+  local new_versions, new_runs, asked_server = {}, {}, false
+  run = expected_run
+  for i = 1, ${head_count} do
+    if got[i] ~= ARGV[2] then
+      local stored_version, stored_run = string.match(got[i] or '', '^(%d+) (.*)$')
+      stored_version = tonumber(stored_version or 0)
+--: if decides
+      -- A receipt can be refunded or settled even if the rules have changed since.
+      if versioned and tonumber(expected_version) < stored_version then return stored_version end
+--: end
+--: if not virtual
+      if stored_run ~= run and not asked_server then
+        -- The caller asked for the run when it connected. While the connection stays open, the run can change.
+        run, asked_server = ledger.server_run(), true
+      end
+--: end
+      if tonumber(expected_version) > stored_version or stored_run ~= run then
+        new_versions[i] = math.max(tonumber(expected_version), stored_version)
+      end
+      if stored_run ~= run then new_runs[i] = true end
+    end
+  end
+  for i, version in pairs(new_versions) do
+    -- Seal the open batch of an earlier run. If that run has lost counts, they were all in this batch.
+    if new_runs[i] then ledger.seal(string.sub(KEYS[i], 1, -1 - #'${head}'), now, run, ARGV[1]) end
+    call('SET', KEYS[i], string.format('%.0f', version) .. ' ' .. run)
+  end
+end

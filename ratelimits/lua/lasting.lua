@@ -1,0 +1,24 @@
+-- Finds out whether Redis has lost the state of a lasting limit.
+
+local data_since -- the time (µs) since which the states of limits are known not to be older than this run
+
+-- Returns whether the state of a lasting limit must be restored: there is no state although the limit needs one, or Redis
+-- may have lost what the limit has counted in its window. That is so if the shard's data is younger than the window, and
+-- the state does not exist or is older than the data. `meta` says how old the data is: it begins when a lasting limit is
+-- decided for the first time in a run, or after all keys were deleted.
+-- `needs_state` says whether the limit needs a state, `last` is the moment of its last charge (nil: there is no state),
+-- `start` is the start of its window.
+local function is_lost(needs_state, last, start, now)
+  if not data_since then
+    local meta, run = string.sub(KEYS[1], 1, -1 - #'${head}') .. '${meta}', run or string.match(ARGV[2], ' (.*)$')
+    local stored = redis.call('HMGET', meta, 'data_run', 'data_since')
+    -- If the clock has stepped back, no state would be as new as the data.
+    if stored[1] ~= run or tonumber(stored[2]) > now then
+      stored[2] = int(now)
+      redis.call('HSET', meta, 'data_run', run, 'data_since', stored[2])
+    end
+    data_since = tonumber(stored[2])
+  end
+  if not last then return needs_state or data_since > start end
+  return data_since > start and last < data_since
+end

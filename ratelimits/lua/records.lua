@@ -1,0 +1,50 @@
+-- Functions for packed states. A packed state begins with its expiry in seconds, '<I4'. Then it has a record for each
+-- limit. A record has a header, '<I4BI2I4': name of the limit (crc32), code of the algorithm, size, expiry in seconds.
+-- The payload follows: `size` bytes in the algorithm's format.
+
+-- Returns a table from the name of each record to its position; nil if `raw` is not a packed state.
+-- Accepts the code of an unknown algorithm: a newer version of the app may have written this record.
+local function scan(raw)
+  local starts, pos = {}, 5
+  while pos + 10 <= #raw do
+    local name, code, size = struct.unpack('<I4BI2', raw, pos)
+    if code < 1 then return nil end
+    starts[name] = pos
+    pos = pos + 11 + size
+  end
+  return pos == #raw + 1 and starts or nil
+end
+
+-- Returns a packed state with other records, and its expiry in seconds. `records` has for a name the new record as
+-- bytes, or false if the record is to be removed. New records are appended in the order of `names`. Leaves out records
+-- that have expired at `now`. Returns nil if no record is left.
+local function rewrite(raw, names, records, now)
+  local out, latest, pos = {}, 0, 5
+  local function keep(record, expiry)
+    if expiry * 1e6 > now then
+      out[#out + 1] = record
+      if expiry > latest then latest = expiry end
+    end
+  end
+  while raw and pos < #raw do
+    local name, _, size, expiry = struct.unpack('<I4BI2I4', raw, pos)
+    local record = records[name]
+    if record == nil then
+      keep(string.sub(raw, pos, pos + 10 + size), expiry)
+    elseif record then
+      keep(record, struct.unpack('<I4', record, 8))
+    end
+    records[name] = false
+    pos = pos + 11 + size
+  end
+  for _, name in ipairs(names) do
+    if records[name] then keep(records[name], struct.unpack('<I4', records[name], 8)) end
+  end
+  if #out == 0 then return nil end
+  return struct.pack('<I4', latest) .. table.concat(out), latest
+end
+
+-- Returns the error for a state that cannot be read.
+local function corrupt(key)
+  return redis.error_reply('CORRUPT the state at ' .. key .. ' cannot be read: reset or delete it')
+end

@@ -1,0 +1,15 @@
+-- Functions that read the rule of a limit: the end of ARGV[4] has '<dI4I4' for each limit.
+
+-- Returns the moment from which the limit's params hold: not before the last charge, and not after the decision.
+local function moment_of_change(number, last, at)
+  local since = struct.unpack('<d', ARGV[4], rules_at + 16 * number)
+  if since == 0 or since > at then return at end
+  return since > last and since or last
+end
+
+-- Returns the name of a counter that names the rule of a limit. `counter` is that of an admitted request.
+local function counter_of_rule(kind, counter, number)
+  local _, rule, version = struct.unpack('<dI4I4', ARGV[4], rules_at + 16 * number)
+  local where, who = string.match(counter, '^a(|%d+|%d+|[^|]*|)%d+|%d+(|.*)$')
+  return string.format('%s%s%.0f|%.0f%s', kind, where, rule, version, who)
+end
