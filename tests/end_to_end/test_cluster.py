@@ -447,7 +447,7 @@ def test_a_monthly_limit_outlives_the_data_of_all_nodes(
 ) -> None:
     begin_afresh(monkeypatch)
     rule("monthly", "calendar_window", capacity=5, key_kind="user")
-    rule("wide", "fixed_window", capacity=1000, period=10**9, key_kind="ip")
+    rule("wide", "fixed_window", capacity=1000, period=10**8, key_kind="ip")
     who = Identity(user="user:1", account=f"account:{ACCOUNT}", address=elsewhere(cluster)[0])
 
     def allowed() -> bool:
@@ -458,7 +458,7 @@ def test_a_monthly_limit_outlives_the_data_of_all_nodes(
     for client in cluster.clients:
         client.flushall()
     assert [allowed() for _ in range(4)] == [True, True, False, False]
-    wide = limit("fixed_window", name="wide", key=who.address or "", capacity=1000, period=10**9)
+    wide = limit("fixed_window", name="wide", key=who.address or "", capacity=1000, period=10**8)
     assert engine.peek([wide]).remaining == 998
 
 
