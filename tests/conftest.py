@@ -207,7 +207,7 @@ def _empty_server(_steward: redis.Redis) -> None:
 
 @pytest.fixture(autouse=True)
 def _few_scripts() -> None:
-    """Let a test find room for new scripts, as in a process of its own. The tests together make more than the maximum."""
+    """Let a test find room for new scripts: the tests of a worker together make more than the maximum."""
     from ratelimits.engine.assemble import _MAX_SCRIPTS, assembled
 
     if assembled.cache_info().currsize > _MAX_SCRIPTS // 2:
