@@ -59,6 +59,33 @@ from django.core.management import execute_from_command_line
 execute_from_command_line(sys.argv)
 """
 
+_EARLIER = """\
+from importlib import import_module
+
+# The app's first migration without the column `lasting`, as if a later migration had added it.
+FIRST = import_module("ratelimits.migrations.0001_initial").Migration
+LASTING = [
+    (operation.name, *operation.fields.pop(place))
+    for operation in FIRST.operations
+    for place, (name, _) in enumerate(getattr(operation, "fields", []))
+    if name == "lasting"
+]
+"""
+_EARLIER_MIGRATIONS = {
+    "__init__.py": _EARLIER,
+    "0001_initial.py": "from earlier import FIRST as Migration\n",
+    "0002_lasting.py": """\
+from django.db import migrations
+
+from earlier import LASTING
+
+
+class Migration(migrations.Migration):
+    dependencies = [("ratelimits", "0001_initial")]
+    operations = [migrations.AddField(*column) for column in LASTING]
+""",
+}
+
 
 class Project:
     """A project with one app, `shop`, and one view, `/hello/`, that QuotaThrottle guards."""
@@ -92,6 +119,12 @@ class Project:
 
             with psycopg.connect(self.servers.url_of_database("postgres"), autocommit=True) as connection:
                 connection.execute(f'CREATE DATABASE "{self.database(name)["NAME"]}"')
+
+    def add_earlier_version(self) -> None:
+        """Let the tables of the app be made in two steps: those of an earlier version, then those of today."""
+        for name, text in _EARLIER_MIGRATIONS.items():
+            self.write(f"earlier/{name}", text)
+        self.settings["MIGRATION_MODULES"] = {"ratelimits": "earlier"}
 
     def write(self, path: str, text: str) -> None:
         """Write a file of the project."""

@@ -62,9 +62,10 @@ show()
 def project(tmp_path: Path, servers: TestServers) -> Project:
     made = Project(tmp_path, servers)
     made.create_database("default")
+    made.add_earlier_version()
     made.write("shop/migrations/__init__.py", "")
     for name, body, dependency in (
-        ("0001_rules", _FIRST, '("ratelimits", "0009_allotments")'),
+        ("0001_rules", _FIRST, '("ratelimits", "0001_initial")'),
         ("0002_rules", _SECOND, '("shop", "0001_rules")'),
     ):
         made.write(f"shop/migrations/{name}.py", _MIGRATION.format(body=body, dependencies=dependency))
