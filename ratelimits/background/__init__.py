@@ -24,8 +24,8 @@ PAUSE, PAUSE_FACTOR = 0.1, 9
 class Background:
     """Does `work` every `seconds()` in a daemon thread, which the first `start` begins.
 
-    When the process ends, the thread does `last`. The last work of several threads begins in the order of `turn`. In a
-    forked child there is no thread until `start` is called again.
+    When the process ends, the thread does `last`. The last work of several threads begins in the order of `end_order`.
+    In a forked child there is no thread until `start` is called again.
     """
 
     def __init__(
@@ -35,17 +35,17 @@ class Background:
         work: Callable[[], None],
         last: Callable[[], None] | None = None,
         *,
-        turn: int = 0,
+        end_order: int = 0,
     ) -> None:
         self._name = name
         self._seconds = seconds
         self._work = work
         self._last = last or work
-        self.turn = turn
+        self.end_order = end_order
         self._begin()
         os.register_at_fork(after_in_child=self._begin)
         _all.append(self)
-        _all.sort(key=lambda background: background.turn)
+        _all.sort(key=lambda background: background.end_order)
 
     def _begin(self) -> None:
         self.running = False
@@ -86,7 +86,7 @@ class Background:
     def finish(self) -> threading.Event | None:
         """Let the thread do the last work at once.
 
-        Return an event that is set afterwards; None if there is no thread.
+        Return an event that is set afterwards. Return None if there is no thread.
         """
         if not self.running:
             return None

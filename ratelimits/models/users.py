@@ -34,9 +34,10 @@ protect.lazy_sub_objs = set_null.lazy_sub_objs = True  # type: ignore[attr-defin
 
 
 def _rows(field: Any, rows: Any, using: str) -> Any:
-    """Return the query for the rows. It runs in the database of the app's tables."""
+    """Return the query for the rows that name the user. It runs in the database that contains these rows."""
     if using != router.db_for_write(field.remote_field.model):
-        return rows  # The user is a copy in another database. The rows that name the copy are there too.
+        # Users are written to another database, so this row is a copy. Rows that name the copy are beside it.
+        return rows
     # The admin's query also joins the users. No query can join tables of two databases.
     return rows.using(conf.DATABASE).select_related(None)
 

@@ -200,7 +200,7 @@ class Sender:
         self._more = more
         self._server = server
         self._on_version = on_version
-        self._background = Background("ratelimits-denied", lambda: INTERVAL, self._send, self._send_last, turn=2)
+        self._background = Background("ratelimits-denied", lambda: INTERVAL, self._send, self._send_last, end_order=2)
         self.start = self._background.start
         self.flush = self._background.run
         os.register_at_fork(after_in_child=cache.clear)

@@ -221,7 +221,9 @@ _lock = threading.Lock()
 _all: WeakSet[PrefetchedPermits] = WeakSet()
 #: Fetched permits that may have to be given back.
 _returnable: list[tuple[PrefetchedPermits, _Fetched]] = []
-_background = Background("ratelimits-prefetch", lambda: INTERVAL, give_back, lambda: give_back(everything=True), turn=3)
+_background = Background(
+    "ratelimits-prefetch", lambda: INTERVAL, give_back, lambda: give_back(everything=True), end_order=3
+)
 
 
 def _forked() -> None:

@@ -53,10 +53,11 @@ class TotalKey(NamedTuple):
 _lock = threading.Lock()
 #: Each value is a list: requests, units, written requests, written units.
 _totals: dict[TotalKey, list[int]] = {}
-#: Maximum number of totals after they were written. Above this number, the process forgets all written totals and
-#: continues under a new process name.
+#: Maximum number of totals that stay in memory after a write. If there are more, the process forgets all written totals
+#: and continues under a new process name.
 MAX_WRITTEN = 50_000
-#: Maximum number of totals while they cannot be written. When this number is reached, all new accounts share a total.
+#: Maximum number of totals. When it is reached, no new total is made for admitted requests. For each other kind, the
+#: requests that would need a new total share one total for each meter and bin.
 MAX_UNWRITTEN = 200_000
 #: Admitted requests that are not added to the totals yet: account, costs, moment (µs since 1970 UTC).
 _new_admissions: deque[tuple[str | None, Mapping[str, int], int]] = deque()
@@ -96,7 +97,7 @@ def _add(total_key: TotalKey, cost: int, requests: int = 1) -> None:
     if total is None:
         if len(_totals) >= MAX_UNWRITTEN:
             if total_key.kind == "admitted":
-                return  # reports only check that the ledger has at least the counted requests, so this is safe
+                return  # Reports only check that the ledger has at least the counted requests. So this is safe.
             total_key = total_key._replace(account="", key="anonymous")
         total = _totals.setdefault(total_key, [0, 0, 0, 0])
     total[0] += requests
@@ -230,4 +231,4 @@ def _start() -> None:
         _background.start()
 
 
-_background = Background("ratelimits-process-totals", lambda: conf.PROCESS_TOTALS_INTERVAL, write, turn=1)
+_background = Background("ratelimits-process-totals", lambda: conf.PROCESS_TOTALS_INTERVAL, write, end_order=1)

@@ -104,5 +104,5 @@ def _start() -> None:
         _background.start()
 
 
-_background = Background("ratelimits-recorder", lambda: INTERVAL, write, turn=4)
+_background = Background("ratelimits-recorder", lambda: INTERVAL, write, end_order=4)
 os.register_at_fork(after_in_child=clear)

@@ -1,4 +1,4 @@
-"""Read how much usage of a key the ledger has, for rules that start with this usage."""
+"""Read how much usage of a key the ledger has. Under some rules, a key continues with this usage, not at zero."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ratelimits.conf import conf
 from ratelimits.models.ledger import Line
 
 
-class LedgerUsage(NamedTuple):
-    """The usage of a key in a meter in a span of time.
+class LedgerQuery(NamedTuple):
+    """Which usage to read: of one key (or account), in one meter, in one span of time.
 
     account, key     the account, and the API key or user; "" for all keys of the account
     billing_periods  starts of the account's billing periods that overlap the span, in µs since 1970 UTC
@@ -27,12 +27,12 @@ class LedgerUsage(NamedTuple):
     end: int
 
 
-def read(usage: LedgerUsage) -> int:
+def read(query: LedgerQuery) -> int:
     """Return the number of units that were admitted and not refunded."""
-    periods = [start // MICROSECONDS for start in usage.billing_periods]
-    lines = Line.objects.using(conf.DATABASE).filter(account=usage.account, period__in=periods, meter=usage.meter)
-    lines = lines.filter(bin__gte=usage.start // MICROSECONDS, bin__lt=usage.end // MICROSECONDS)
-    if usage.key:
-        lines = lines.filter(key=usage.key)
+    periods = [start // MICROSECONDS for start in query.billing_periods]
+    lines = Line.objects.using(conf.DATABASE).filter(account=query.account, period__in=periods, meter=query.meter)
+    lines = lines.filter(bin__gte=query.start // MICROSECONDS, bin__lt=query.end // MICROSECONDS)
+    if query.key:
+        lines = lines.filter(key=query.key)
     sums = lines.aggregate(admitted=Sum("admitted_units"), refunded=Sum("refunded_units"))
     return max((sums["admitted"] or 0) - (sums["refunded"] or 0), 0)

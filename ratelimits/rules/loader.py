@@ -122,16 +122,16 @@ class Loader:
         """Return a snapshot that contains these rows about keys."""
         return await self._await(self._submit_missing(missing))
 
-    def used(self, usage: ledger.LedgerUsage) -> int:
-        """Return how much of this usage the ledger has. Raise RulesUnavailable if the database cannot be asked."""
-        return self._wait(self._submit(self._used, usage))
+    def used(self, query: ledger.LedgerQuery) -> int:
+        """Return the used units that the ledger has. Raise RulesUnavailable if the database cannot be asked."""
+        return self._wait(self._submit(self._used, query))
 
-    async def aused(self, usage: ledger.LedgerUsage) -> int:
+    async def aused(self, query: ledger.LedgerQuery) -> int:
         """Do the same as `used`, in async code."""
-        return await self._await(self._submit(self._used, usage))
+        return await self._await(self._submit(self._used, query))
 
-    def _used(self, usage: ledger.LedgerUsage) -> int:
-        return self._query(lambda: ledger.read(usage))
+    def _used(self, query: ledger.LedgerQuery) -> int:
+        return self._query(lambda: ledger.read(query))
 
     def forget(self) -> None:
         """Forget all rules. The next use reads everything."""

@@ -1,7 +1,8 @@
 """Throttle classes with the names and the API of Django REST framework's own classes, decided by Redis.
 
-Rates are written in code or in DEFAULT_THROTTLE_RATES, so no row of the database is needed, and no query is made. All
-these throttles of a view are decided together, in one call: a request is charged under all of them or under none.
+Rates are written in code or in DEFAULT_THROTTLE_RATES. So the classes need no row of the database and make no query.
+If a view has several of these throttles, one call decides them together: a request is charged under all of them or
+under none.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ from ratelimits.throttling.deciding import check_limits
 if TYPE_CHECKING:
     from rest_framework.views import APIView  # Not at runtime: `views` imports the throttle classes itself.
 
-#: The attribute of a request that contains the outcomes for its throttles.
+#: The attribute of a request that contains the outcomes of its throttles.
 _OUTCOMES = "_ratelimits_outcomes"
 
 
 class _Counted(NamedTuple):
-    """What one throttle counts for a request: the counter, the rate, and the name that clients see."""
+    """What one throttle counts for a request: the cache key, the rate, and the name that clients see.
+
+    `duration` is in seconds. At most `num_requests` requests are admitted in this time.
+    """
 
     cache_key: str
     num_requests: int
@@ -47,14 +51,14 @@ class _Counted(NamedTuple):
 class _Outcome(NamedTuple):
     """The result of one throttle.
 
-    admits   whether its own rate admits the request
-    allowed  whether all throttles together admit the request
-    wait     what `SimpleRateThrottle.wait` returns, in seconds
-    answer   the answer to the request
+    self_admits  whether the rate of this throttle admits the request
+    all_admit    whether all throttles of the view admit the request
+    wait         what `SimpleRateThrottle.wait` returns, in seconds
+    answer       the answer to the request
     """
 
-    admits: bool
-    allowed: bool
+    self_admits: bool
+    all_admit: bool
     wait: float | None
     answer: Answer
 
@@ -63,17 +67,19 @@ _Outcomes = dict[_Counted, _Outcome]
 
 
 class SimpleRateThrottle(throttling.SimpleRateThrottle):
-    """The base class: a subclass says in `get_cache_key` whose requests are counted together.
+    """The base class. `get_cache_key` of a subclass says which requests are counted together.
 
-    `rate` is a text such as "10/s", "100 per day" or "10/5min". In any interval of this length, at most this number of
-    requests is admitted. The server's clock decides, unless `timer` is set.
+    `rate` is a text such as "10/s", "100 per day" or "10/5min". The last one means: at most ten requests are admitted
+    in any interval of five minutes. The Redis server's clock decides, unless `timer` is set.
     """
 
     num_requests: int | None = None
     duration: float | None = None
-    #: None, or a callable that returns seconds since 1970 UTC. Set it in tests.
+    #: A callable that returns the present moment in seconds since 1970 UTC. Tests can set it. If it is None, the Redis
+    #: server gives the moment.
     timer: Callable[[], float] | None = None  # type: ignore[assignment]
-    #: The list in which another throttle collects what all throttles of the view count; None if no throttle does this.
+    #: Another throttle sets this list if it only asks what this throttle counts. `allow_request` then adds to the list
+    #: and decides nothing. Otherwise this is None.
     _collected: list[_Counted] | None = None
     _outcome: _Outcome | None = None
 
@@ -85,24 +91,25 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
             return api_settings.DEFAULT_THROTTLE_RATES
 
     def parse_rate(self, rate: str | None) -> tuple[int | None, float | None]:  # type: ignore[override]
-        """Return the number of requests, and the length of time in seconds. Return (None, None) for no rate.
+        """Return the number of requests, and the length of time in seconds. Return (None, None) if `rate` is None.
 
-        Raise ImproperlyConfigured for a text that is not a rate.
+        Raise ImproperlyConfigured if the text is not a rate.
         """
         if rate is None:
             return None, None
         try:
             permits, period = typed_rates.rate(str(rate), m_is_minute=True)
             if permits % 1:
-                raise ValueError(f"“{rate}” has a part of a request: write a whole number, such as 1/2s for 0.5/s.")
+                raise ValueError(f"“{rate}” is not a whole number of requests: write one, such as 1/2s for 0.5/s.")
         except ValueError as error:
             raise ImproperlyConfigured(f"{type(self).__module__}.{type(self).__qualname__}: {error}") from error
         return int(permits), float(period) if period % 1 else int(period)
 
     def get_ident(self, request: Request) -> str:
-        """Return the client's address. NUM_PROXIES says which entries of X-Forwarded-For are trusted; None: none.
+        """Return the client's address. For an IPv6 address, return its /64 network, which is counted as one client.
 
-        All IPv6 addresses of a /64 network are the same client.
+        The settings NUM_PROXIES and TRUSTED_PROXIES say which proxies are trusted, and so which entries of the header
+        X-Forwarded-For are read. If neither is set, the header is not read.
         """
         return address_of(getattr(request, "_request", request)).removeprefix("ip:")
 
@@ -110,8 +117,8 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         """Return whether this throttle admits the request.
 
         The first throttle of a view also decides for the view's other throttles of this module. Raise QuotaUnavailable
-        if Redis does not answer and FAILURE_POLICY is "deny". If the project has its own response to refused requests,
-        raise QuotaRefused after a refusal: the view answers it with this response.
+        if Redis does not answer and FAILURE_POLICY is "deny". If the project has its own response to refused requests
+        (REFUSAL_RESPONSE), raise QuotaRefused after a refusal. The view answers this error with the project's response.
         """
         if self.rate is None or self.num_requests is None or self.duration is None:
             return True
@@ -123,22 +130,23 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
             self._collected.append(counted)
             return True
         self._outcome = outcome = self._outcome_of(counted, request, view)
-        if not outcome.admits:
+        if not outcome.self_admits:
             admitted = self.throttle_failure()
             if not admitted and conf.REFUSAL_RESPONSE is not None:
                 raise_refusal(getattr(request, "_request", request), outcome.answer, view)
             return admitted
-        return self.throttle_success() if outcome.allowed else True
+        # If only another throttle refuses the request, that throttle returns False, and this one returns True.
+        return self.throttle_success() if outcome.all_admit else True
 
     def throttle_success(self) -> bool:
-        """Return True. This is called if the request is admitted and charged, so that a subclass can note it."""
+        """Return True. `allow_request` calls this method if the request is admitted and charged."""
         return True
 
     def wait(self) -> float | None:
         """Return the number of seconds after which the client should send its next request.
 
-        After a refusal this is the time until the same request would be admitted; None if it can never be admitted.
-        Otherwise it is the pause between requests with which the client is not refused.
+        After a refusal, this is the time until the same request would be admitted. Return None if it can never be
+        admitted. Otherwise it is a pause: a client that waits this long between its requests is not refused.
         """
         if self._outcome is not None:
             return self._outcome.wait
@@ -150,10 +158,11 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         attributes: dict[str, Any] = getattr(request, "__dict__", {})
         outcomes: _Outcomes | None = attributes.get(_OUTCOMES)
         if outcomes is None:
-            together = [counted, *_counted_by_others(request, view)]
+            together = [counted, *_counted_by_all(request, view)]
             outcomes = attributes[_OUTCOMES] = self._decide(list(dict.fromkeys(together)), request, view)
         outcome = outcomes.pop(counted, None)
-        # A throttle that is asked twice, or that counts something else now, is decided alone.
+        # There is no outcome if this throttle was asked before, or if it did not count the same in `_counted_by_all`.
+        # Then decide this throttle alone.
         return outcome if outcome is not None else self._decide([counted], request, view)[counted]
 
     def _decide(self, together: list[_Counted], request: Request, view: APIView) -> _Outcomes:
@@ -179,10 +188,11 @@ class ScopedRateThrottle(throttling.ScopedRateThrottle, SimpleRateThrottle):
     """Limits each user and address under the rate of the view's `throttle_scope`. Without a scope it limits nothing."""
 
 
-def _counted_by_others(request: Request, view: APIView) -> list[_Counted]:
-    """Return what the throttles of a view count for a request, in their order.
+def _counted_by_all(request: Request, view: APIView) -> list[_Counted]:
+    """Return what each throttle of a view counts for a request, in the order of the throttles.
 
-    Each throttle runs its whole `allow_request`, because subclasses may choose their rate there.
+    The throttle that asks is among them. Each throttle runs its whole `allow_request`, because subclasses may choose
+    their rate there.
     """
     collected: list[_Counted] = []
     get_throttles = getattr(view, "get_throttles", None)
@@ -203,8 +213,8 @@ def _limits(together: Iterable[_Counted]) -> Iterator[Limit]:
             raise ImproperlyConfigured(
                 f"The rate of the throttle {shown(counted.name)} is not valid: {error}"
             ) from error
-        # A counter belongs to its cache key, and keeps its count if the rate changes. Only if a view has several rates
-        # with one cache key, the second rate and each further one have a counter of their own.
+        # A counter belongs to its cache key, and keeps its count if the rate changes. But if a view has several rates
+        # with the same cache key, the second rate and each further one have their own counters.
         name = f"{counted.num_requests}/{counted.duration}" if counted.cache_key in cache_keys else ""
         cache_keys.add(counted.cache_key)
         yield Limit(ledger_name(f"throttle:{counted.cache_key}"), algorithm, name)

@@ -1,3 +1,3 @@
-"""Validation of rules and overrides together with other rows. Each message is at the field that it is about."""
+"""Check that a rule or an override is valid, by itself and beside the other rows. Each message is at its field."""
 
 from __future__ import annotations

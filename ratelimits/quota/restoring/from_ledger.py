@@ -3,9 +3,9 @@
 Two kinds of rules need this. If Redis may have lost its data, a lasting rule continues with the usage that the ledger
 has of its window. A rule that starts from the ledger does so at each key's first request.
 
-The deciding script notices that a count is missing, or older than the data of the server, and decides nothing. Then the
-ledger is read, and the script raises the count to this usage, unless another process has done so before. After that the
-request is decided.
+The deciding script notices that a count is missing, or older than the data of the server. Then it does not decide.
+This module reads the ledger and lets the script raise the count to the usage in the ledger, unless another process has
+done so before. After that the request is decided.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.quota.prepared import Prepared
 from ratelimits.rules import Snapshot
-from ratelimits.rules.ledger import LedgerUsage
+from ratelimits.rules.ledger import LedgerQuery
 from ratelimits.rules.selection import AppliedRule
 
 #: Length of a bin of usage, in µs.
@@ -37,10 +37,13 @@ _KINDS = ("user:", "api_key:", "account:")
 
 
 class _Count(NamedTuple):
-    """The count of a limit that may have to be restored. `usage` is None if the ledger knows nothing of the key."""
+    """The count of a limit that may have to be restored.
+
+    `query` says which usage to read. It is None if the ledger cannot know this usage. The usage is then taken as 0.
+    """
 
     term: Term
-    usage: LedgerUsage | None
+    query: LedgerQuery | None
 
 
 def restore(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapshot) -> None:
@@ -49,7 +52,7 @@ def restore(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapsh
     Raise RulesUnavailable if the ledger cannot be read, and NotSent or Unavailable if Redis cannot be asked.
     """
     counts = list(_counts(call, prepared, identity, snapshot))
-    units = [0 if count.usage is None else rules.used(count.usage) for count in counts]
+    units = [0 if count.query is None else rules.used(count.query) for count in counts]
     try:
         decide_call(current_server(), _raising(call, counts, units))
     except Unanswered as error:
@@ -60,7 +63,7 @@ def restore(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapsh
 async def arestore(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapshot) -> None:
     """Do the same as `restore`, in async code."""
     counts = list(_counts(call, prepared, identity, snapshot))
-    units = [0 if count.usage is None else await rules.aused(count.usage) for count in counts]
+    units = [0 if count.query is None else await rules.aused(count.query) for count in counts]
     try:
         await adecide_call(current_server(), _raising(call, counts, units))
     except Unanswered as error:
@@ -68,7 +71,7 @@ async def arestore(call: Call, prepared: Prepared, identity: Identity, snapshot:
 
 
 def _raising(call: Call, counts: list[_Count], units: list[int]) -> Call:
-    """Return the call that lets each count be at least so many units."""
+    """Return the call that raises each count to at least its number of `units`."""
     used = sorted({count.term.key for count in counts})
     terms = [replace(count.term, key=used.index(count.term.key), slot=slot) for slot, count in enumerate(counts)]
     keys = tuple(call.keys[key] for key in used)
@@ -78,10 +81,10 @@ def _raising(call: Call, counts: list[_Count], units: list[int]) -> Call:
 def _counts(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapshot) -> Iterator[_Count]:
     for rule, term in zip(prepared.rules, call.program.terms, strict=True):
         if rule.lasting:
-            yield _Count(term, _usage(rule, call.keys[term.key], identity, snapshot))
+            yield _Count(term, _query(rule, call.keys[term.key], identity, snapshot))
 
 
-def _usage(rule: AppliedRule, key: str, identity: Identity, snapshot: Snapshot) -> LedgerUsage | None:
+def _query(rule: AppliedRule, key: str, identity: Identity, snapshot: Snapshot) -> LedgerQuery | None:
     span = rule.algorithm.valid_span(clock.now())
     if identity.account is None or span is None or not key.startswith(_KINDS):
         return None  # The ledger knows usage by account.
@@ -91,4 +94,4 @@ def _usage(rule: AppliedRule, key: str, identity: Identity, snapshot: Snapshot) 
         start = max(start, rule.counts_since - rule.counts_since % _BIN)
     in_ledger = "" if key.startswith("account:") else key
     periods = snapshot.billing(identity.account).boundaries[:2]
-    return LedgerUsage(identity.account_id, in_ledger, rule.meter, periods, start, end)
+    return LedgerQuery(identity.account_id, in_ledger, rule.meter, periods, start, end)

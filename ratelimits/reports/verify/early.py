@@ -27,7 +27,7 @@ _EXPLAIN = (
 
 
 class _ReportEnd(NamedTuple):
-    """The last batch of a shard that a report contains, and the end of the report's period.
+    """For one shard: the last batch that a report contains, and the end of this report's period.
 
     `position` is the number of this batch in the shard's chain. `period_end` is in µs since 1970 UTC."""
 
@@ -86,7 +86,7 @@ def _late_batches(using: str, source: str, shard: int, ends: list[_ReportEnd]) -
     A batch is late if it was opened before the end of a period, but arrived after the period's report was finalised.
     """
     batches = Batch.objects.using(source).filter(shard=shard, first_position__gt=ends[0].position)
-    # Leave out batches that were accepted from quarantine: no server opened them.
+    # Leave out batches that were accepted from quarantine: their `opened_at` was set when they were accepted.
     batches = batches.exclude(incarnation__startswith="quarantine-").order_by("first_position")
     columns = ("shard", "incarnation", "seq", "first_position", "opened_at", "sealed_at")
     first_error, more, passed, latest = "", 0, 0, ends[0]
