@@ -115,7 +115,14 @@ class Verification:
         read_digests = cache(lambda: digests_without_history(using))
         for manifest in self._manifests:
             checked["manifests"] += 1
-            findings = compare(using, manifest, *sources, checked=checked, digests_without_history=read_digests)
+            findings = compare(
+                using,
+                manifest,
+                *sources,
+                checked=checked,
+                digests_without_history=read_digests,
+                progress=self._progress,
+            )
             yield f"the manifest of {manifest['month']}", findings
         findings = self._verify_reports(ReportVerifier(using, *sources, checked=checked))
         lines = ReportLine.objects.using(using).filter(report__in=self._chosen_reports())

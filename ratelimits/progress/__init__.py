@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from threading import Lock
 from time import monotonic
 from typing import NamedTuple, TypeVar
 
@@ -31,8 +32,24 @@ class Progress:
         self.stages: list[Stage] = []
 
     def begin(self, what: str, total: int | None, done: Callable[[], int]) -> None:
-        """Begin a stage; the arguments are the fields of `Stage`. The stage before it has ended."""
-        self.stages.append(Stage(what, total, done, monotonic()))
+        """Begin a stage; the arguments are the fields of `Stage`. The stage before it has ended.
+
+        A stage without things (`total` is 0) is left out.
+        """
+        if total != 0:
+            self.stages.append(Stage(what, total, done, monotonic()))
+
+    def counter(self, what: str, total: int | None) -> Callable[[int], None]:
+        """Begin a stage. Return a function that adds to the number of things done; any thread may call it."""
+        count, lock = 0, Lock()
+
+        def add(things: int) -> None:
+            nonlocal count
+            with lock:
+                count += things
+
+        self.begin(what, total, lambda: count)
+        return add
 
     def counted(self, what: str, things: Iterable[Thing], total: int | None = None) -> Iterator[Thing]:
         """Begin a stage and yield its things. A thing is done when the next one is asked for."""

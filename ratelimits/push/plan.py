@@ -18,6 +18,7 @@ from django.utils import timezone
 
 from ratelimits.conf import conf
 from ratelimits.models import PushDelivery, PushedReport, PushReceiver, Report
+from ratelimits.progress import Progress
 from ratelimits.push.receivers import Receiver
 from ratelimits.reports.exports.billing import second
 from ratelimits.reports.periods import SECOND, moment, month_of, month_window
@@ -37,14 +38,16 @@ _MAX_CUSTOMER = 255
 State = PushDelivery.State
 
 
-def plan(receiver: Receiver, now: datetime | None = None) -> int:
-    """Plan all reports that `unplanned` returns; return the number of their lines.
+def plan(receiver: Receiver, now: datetime | None = None, progress: Progress | None = None) -> int:
+    """Plan all reports that `unplanned` returns; return the number of their lines. `progress` counts the reports.
 
     Some reports cannot be planned, for example because CUSTOMER raises an error. They are logged and skipped, and the
     next call tries them again.
     """
     now = now or timezone.now()
     lines, last = 0, 0
+    total = unplanned(receiver).count() if progress is not None else None
+    count = (progress or Progress()).counter(f"reports for {receiver.name}", total)
     while True:
         with transaction.atomic(using=conf.DATABASE, durable=True):
             PushReceiver.lock(conf.DATABASE, receiver.name)
@@ -61,6 +64,7 @@ def plan(receiver: Receiver, now: datetime | None = None) -> int:
                         "Report %r cannot be pushed to %s; other reports are pushed", str(report), receiver.name
                     )
                 last = report.pk
+                count(1)
             crash.reached("push:planned")
         crash.reached("push:plan-committed")
         if len(reports) < REPORTS:

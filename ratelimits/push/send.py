@@ -25,6 +25,7 @@ from django.utils import timezone
 from ratelimits.conf import conf
 from ratelimits.models import PushDelivery, PushReceiver
 from ratelimits.posting import Connection
+from ratelimits.progress import Progress
 from ratelimits.push.receivers import Receiver
 from ratelimits.push.service import NoneAccepted, OutcomeUnknown, PushFailed, PushOutcome
 from ratelimits.usage import crash
@@ -54,17 +55,27 @@ class Claimed:
     never_sent: frozenset[int]
 
 
-def send(receiver: Receiver, now: datetime | None = None, *, max_seconds: float | None = None) -> Counter[str]:
+def send(
+    receiver: Receiver,
+    now: datetime | None = None,
+    *,
+    max_seconds: float | None = None,
+    progress: Progress | None = None,
+) -> Counter[str]:
     """Send deliveries until none is due, a failure pauses the receiver, or `max_seconds` have passed.
 
-    Return how many deliveries changed to each state.
+    Return how many deliveries changed to each state. `progress` gets a stage that counts them.
     """
     begin, last_give_up = monotonic(), float("-inf")
     changed: Counter[str] = Counter()
+    total = waiting(receiver, now or timezone.now()).count() if progress is not None else None
+    count = (progress or Progress()).counter(f"deliveries to {receiver.name}", total)
     while max_seconds is None or monotonic() - begin < max_seconds:
         if monotonic() - last_give_up > _GIVE_UP_INTERVAL:
             last_give_up = monotonic()
-            changed.update(give_up(receiver, now or timezone.now()))
+            given_up = give_up(receiver, now or timezone.now())
+            changed.update(given_up)
+            count(given_up.total())
         claimed = _claim(receiver, now or timezone.now())
         if claimed is None:
             break
@@ -75,7 +86,9 @@ def send(receiver: Receiver, now: datetime | None = None, *, max_seconds: float 
             _pause(receiver, claimed, failure, now or timezone.now())
             break
         crash.reached("push:answered")
-        changed.update(_record(receiver, claimed, outcome, now or timezone.now()))
+        recorded = _record(receiver, claimed, outcome, now or timezone.now())
+        changed.update(recorded)
+        count(recorded.total())
         crash.reached("push:marked")
     return changed
 

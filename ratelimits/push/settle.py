@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from ratelimits.conf import conf
 from ratelimits.models import PushDelivery, PushReceiver
+from ratelimits.progress import Progress
 from ratelimits.push.plan import rendered
 from ratelimits.push.receivers import Receiver
 from ratelimits.reports.statements import version_rows
@@ -21,6 +22,8 @@ State = PushDelivery.State
 OPEN = (State.REFUSED, State.UNSURE, State.EXPIRED)
 #: The states in which a person may settle a delivery.
 _CAN_BE_SETTLED = (*OPEN, State.SKIPPED)
+#: Maximum number of deliveries that one statement writes.
+_CHUNK = 500
 
 
 class Settlement(StrEnum):
@@ -39,12 +42,19 @@ class NotSettledError(ValueError):
 
 
 def settle(
-    receiver: Receiver, lines: Collection[str], decision: Settlement, by: str, reason: str, now: datetime | None = None
+    receiver: Receiver,
+    lines: Collection[str],
+    decision: Settlement,
+    by: str,
+    reason: str,
+    now: datetime | None = None,
+    progress: Progress | None = None,
 ) -> int:
     """Settle the deliveries of these lines; return their number.
 
     With AGAIN, an event that the receiver certainly does not have is made again. The new event has the same identity,
     and the customer that CUSTOMER returns now. A delivery whose account still has no customer does not change.
+    `progress` gets two stages for these deliveries.
 
     Raises NotSettledError, and settles nothing, if the decision does not fit one of the deliveries.
     """
@@ -64,7 +74,7 @@ def settle(
             if decision == Settlement.ACCEPTED and row.state != State.UNSURE:
                 raise NotSettledError(f"{state}, so it was never accepted.")
         if decision == Settlement.AGAIN:
-            return _send_again(receiver, chosen, now, note)
+            return _send_again(receiver, chosen, now, note, progress or Progress())
         return rows.update(state=State(decision.value), settled_at=now, note=note)
 
 
@@ -74,10 +84,13 @@ def lines_in(receiver: Receiver, state: str) -> list[str]:
     return list(rows.order_by("pk").values_list("line_id", flat=True))
 
 
-def _send_again(receiver: Receiver, chosen: Sequence[PushDelivery], now: datetime, note: str) -> int:
+def _send_again(
+    receiver: Receiver, chosen: Sequence[PushDelivery], now: datetime, note: str, progress: Progress
+) -> int:
     """Mark the deliveries `chosen`, sorted by report, to be sent again; return how many were marked."""
     waiting = []
-    for report, group in groupby(chosen, key=lambda row: row.report):
+    counted = progress.counted(f"deliveries to {receiver.name}", chosen, len(chosen))
+    for report, group in groupby(counted, key=lambda row: row.report):
         rows = {row.line_id: row for row in group}
         # An event that may have been accepted keeps its text, so that the receiver can recognise the event.
         to_rebuild = {line_id for line_id, row in rows.items() if row.unsure_since is None}
@@ -93,5 +106,9 @@ def _send_again(receiver: Receiver, chosen: Sequence[PushDelivery], now: datetim
     if chosen and not waiting:
         raise NotSettledError(f"{receiver.name} still has no customer for the account of any of these lines.")
     columns = ["customer", "event", "state", "due_at", "note", "unsure_since", "together"]
-    PushDelivery.objects.using(conf.DATABASE).bulk_update(waiting, columns, batch_size=500)
+    written = progress.counter("written deliveries", len(waiting))
+    for begin in range(0, len(waiting), _CHUNK):
+        chunk = waiting[begin : begin + _CHUNK]
+        PushDelivery.objects.using(conf.DATABASE).bulk_update(chunk, columns)
+        written(len(chunk))
     return len(waiting)

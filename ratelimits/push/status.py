@@ -12,6 +12,7 @@ from django.db.models import Count, Exists, OuterRef, QuerySet, Sum
 
 from ratelimits.conf import conf
 from ratelimits.models import Account, PushDelivery, PushReceiver, Report
+from ratelimits.progress import Progress
 from ratelimits.push.plan import deliveries, unplanned
 from ratelimits.push.receivers import Receiver
 from ratelimits.push.settle import OPEN
@@ -57,19 +58,19 @@ class PushStatus:
         return bool(self.open or self.failing or self.former)
 
 
-def status(receiver: Receiver, now: datetime) -> PushStatus:
-    """Return the state of a receiver."""
+def status(receiver: Receiver, now: datetime, progress: Progress | None = None) -> PushStatus:
+    """Return the state of a receiver. `progress` gets a stage that counts the reports that are tried."""
     rows = PushDelivery.objects.using(conf.DATABASE).filter(receiver=receiver.name)
     sums = rows.order_by("state").values_list("state").annotate(Count("pk"), Sum("overage"))
     state = PushReceiver.objects.using(conf.DATABASE).filter(name=receiver.name).first()
     paused = state.paused_until if state is not None else None
+    tried = list(unplanned(receiver)[:_MAX_TRIED])
+    tried_reports = (progress or Progress()).counted(f"unplanned reports for {receiver.name}", tried, len(tried))
     return PushStatus(
         name=receiver.name,
         counts={name: (count, overage) for name, count, overage in sums},
         unplanned=unplanned(receiver).count(),
-        failing=[
-            (report, why) for report in unplanned(receiver)[:_MAX_TRIED] if (why := _failure(receiver, report, now))
-        ],
+        failing=[(report, why) for report in tried_reports if (why := _failure(receiver, report, now))],
         paused=paused if paused is not None and paused > now else None,
         error=state.error if state is not None else "",
         open=rows.filter(state__in=OPEN).select_related("report"),
@@ -92,12 +93,17 @@ def _former(rows: QuerySet[PushDelivery]) -> list[FormerName]:
     ]
 
 
-def preview(receiver: Receiver, now: datetime) -> Iterator[tuple[PushDelivery, bool]]:
-    """Yield each delivery that waits or would be planned, and whether it would be sent now. Write nothing."""
+def preview(receiver: Receiver, now: datetime, progress: Progress) -> Iterator[tuple[PushDelivery, bool]]:
+    """Yield each delivery that waits or would be planned, and whether it would be sent now. Write nothing.
+
+    `progress` gets two stages: waiting deliveries, and reports that would be planned.
+    """
     rows = PushDelivery.objects.using(conf.DATABASE).filter(receiver=receiver.name, state=State.WAITING)
-    for row in rows.select_related("report").order_by("pk").iterator():
+    waiting = rows.select_related("report").order_by("pk").iterator()
+    for row in progress.counted(f"deliveries to {receiver.name}", waiting, rows.count()):
         yield _preview_row(receiver, row, now)
-    for report in unplanned(receiver).iterator():
+    reports = unplanned(receiver)
+    for report in progress.counted(f"reports for {receiver.name}", reports.iterator(), reports.count()):
         if _failure(receiver, report, now):
             continue
         for row in deliveries(receiver, report, now):

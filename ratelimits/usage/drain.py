@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -27,6 +27,7 @@ from ratelimits.engine.assemble import scripts
 from ratelimits.engine.server import Server, current_server, on_each
 from ratelimits.engine.transport.connection import run_named
 from ratelimits.models.ledger import Batch, QuarantinedBatch, ShardState
+from ratelimits.progress import Progress
 from ratelimits.usage import crash, gaps, watermark
 from ratelimits.usage.apply import BatchOutcome, apply, quarantine
 from ratelimits.usage.fence import fence
@@ -60,21 +61,23 @@ class Drained:
     #: until its restart.) If a shard's earlier run is among them, the server of that run did not restart. The shard was
     #: moved to another node, and lost nothing.
     live_runs: set[str] = field(default_factory=set)
+    #: Is called with 1 after each batch, for the progress.
+    count: Callable[[int], None] = lambda _batches: None
 
     @property
     def batches(self) -> int:
         return self.outcomes[BatchOutcome.APPLIED]
 
 
-def drain(now: int | None = None) -> Drained:
+def drain(now: int | None = None, progress: Progress | None = None) -> Drained:
     """Write every pending batch to the ledger and advance the watermarks; in a cluster, server by server.
 
     A watermark is the moment before which all usage of a shard is in the ledger.
 
-    `now` is µs since 1970 UTC, by default this machine's clock. Raise NotFencedError if the server could still lose the
-    batches that were read. Raise redis.exceptions.RedisError if the server does not answer, or if it refuses a shard.
-    In the second case all other shards were drained. After any error, the next drain writes the batches that are not in
-    the ledger yet.
+    `now` is µs since 1970 UTC, by default this machine's clock. `progress` gets a stage for each server, which counts
+    the batches. Raise NotFencedError if the server could still lose the batches that were read. Raise
+    redis.exceptions.RedisError if the server does not answer, or if it refuses a shard. In the second case all other
+    shards were drained. After any error, the next drain writes the batches that are not in the ledger yet.
     """
     server, using, drained = current_server(), conf.DATABASE, Drained()
     shards = range(server.keyspace.shards)
@@ -84,7 +87,9 @@ def drain(now: int | None = None) -> Drained:
         )
     try:
         on_each(
-            server, shards, lambda _client, server_shards: _drain_server(server, using, server_shards, drained, now)
+            server,
+            shards,
+            lambda _client, server_shards: _drain_server(server, using, server_shards, drained, now, progress),
         )
     finally:
         for shard, error in drained.refused.items():
@@ -108,11 +113,16 @@ def _live_runs(server: Server, listing_run: str, states: Iterable[ShardState]) -
     return runs
 
 
-def _drain_server(server: Server, using: str, shards: list[int], drained: Drained, now: int | None) -> None:
+def _drain_server(
+    server: Server, using: str, shards: list[int], drained: Drained, now: int | None, progress: Progress | None
+) -> None:
     while True:
         listed = read_pending(server, shards, drained.refused, now)
         if not listed:
             return
+        if progress is not None:
+            drained.count = progress.counter("batches", sum(pending.count for pending in listed))
+            progress = None
         crash.reached("drain:listed")
         if len({pending.run for pending in listed}) > 1:
             continue  # The server restarted between two replies.
@@ -211,7 +221,7 @@ def _drain_lanes(server: Server, using: str, with_batches: list[Pending], draine
     count = min(_LANES if parallel else 1, len(with_batches))
     if count < 2:
         return _drain_lane(server, using, with_batches, drained)
-    lanes = [Drained(fsync=drained.fsync, live_runs=drained.live_runs) for _number in range(count)]
+    lanes = [Drained(fsync=drained.fsync, live_runs=drained.live_runs, count=drained.count) for _number in range(count)]
 
     def drain_lane(number: int) -> bool:
         try:
@@ -256,6 +266,7 @@ def _drain_shards(server: Server, using: str, batches: Iterable[_Read], drained:
         except ResponseError as error:
             drained.refused[pending.shard] = error
             continue
+        drained.count(1)
         crash.reached("drain:dropped")
         if read.last:
             if pending.count > len(pending.batches) or _is_of_earlier_run(read):

@@ -23,6 +23,7 @@ from ratelimits.models.status.totals import (
     RuleTotal,
     SpanTotal,
 )
+from ratelimits.progress import Progress
 
 #: Age in seconds at which totals are deleted, by length of span. One page shows 24 hours, another shows 30 days.
 KEPT = {QUARTER: 25 * HOUR, HOUR: 25 * HOUR, SIX_HOURS: 25 * HOUR, DAY: 31 * DAY, FIVE_DAYS: 31 * DAY}
@@ -57,28 +58,28 @@ def add(using: str, ranges: Iterable[tuple[int, int]], now: int) -> None:
     _add_where(using, f"({where})", [bound for pair in pairs for bound in pair], now)
 
 
-def _add_where(using: str, where: str, values: Sequence[Any], now: int) -> None:
+def _add_where(using: str, where: str, values: Sequence[Any], now: int, progress: Progress | None = None) -> None:
     connection = connections[using]
     quote = connection.ops.quote_name
     lines, sums = quote(Line._meta.db_table), [quote(name) for name in SUMS]
-    for model, spans, names in _TABLES:
+    kinds = [(model, span, counters, names) for model, spans, names in _TABLES for span, counters in spans.items()]
+    for model, span, counters, names in (progress or Progress()).counted("kinds of totals", kinds, len(kinds)):
         table, subject = quote(model._meta.db_table), [quote(name) for name in names]
         set_sums = ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in sums)
-        for span, counters in spans.items():
-            # Change rows in sorted order. Two transactions then lock rows in the same order, so they cannot deadlock.
-            start = f"{quote('bin')} / {span} * {span}"
-            new_sums = [f"SUM({quote(name)})" if name in counters else "0" for name in SUMS]
-            statement = (
-                f"INSERT INTO {table} ({quote('span')}, {quote('start')}, {', '.join([*subject, *sums])})"  # noqa: S608
-                f" SELECT {span}, {start}, {', '.join([*subject, *new_sums])}"
-                f" FROM {lines} WHERE {where} AND {quote('bin')} >= %s"
-                f" GROUP BY {', '.join([start, *subject])}"
-                f" HAVING {' + '.join(new_sums)} > 0"
-                f" ORDER BY {', '.join([start, *subject])}"
-                f" ON CONFLICT ({quote('span')}, {quote('start')}, {', '.join(subject)}) DO UPDATE SET {set_sums}"
-            )
-            with connection.cursor() as cursor:
-                cursor.execute(statement, [*values, first_start(span, now)])
+        # Change rows in sorted order. Two transactions then lock rows in the same order, so they cannot deadlock.
+        start = f"{quote('bin')} / {span} * {span}"
+        new_sums = [f"SUM({quote(name)})" if name in counters else "0" for name in SUMS]
+        statement = (
+            f"INSERT INTO {table} ({quote('span')}, {quote('start')}, {', '.join([*subject, *sums])})"  # noqa: S608
+            f" SELECT {span}, {start}, {', '.join([*subject, *new_sums])}"
+            f" FROM {lines} WHERE {where} AND {quote('bin')} >= %s"
+            f" GROUP BY {', '.join([start, *subject])}"
+            f" HAVING {' + '.join(new_sums)} > 0"
+            f" ORDER BY {', '.join([start, *subject])}"
+            f" ON CONFLICT ({quote('span')}, {quote('start')}, {', '.join(subject)}) DO UPDATE SET {set_sums}"
+        )
+        with connection.cursor() as cursor:
+            cursor.execute(statement, [*values, first_start(span, now)])
 
 
 def expire(using: str, now: int) -> int:
@@ -90,8 +91,11 @@ def expire(using: str, now: int) -> int:
     return count
 
 
-def rebuild(using: str, now: int) -> None:
-    """Delete all totals, and calculate them again from the lines that were tallied. Drains wait meanwhile."""
+def rebuild(using: str, now: int, progress: Progress | None = None) -> None:
+    """Delete all totals, and calculate them again from the lines that were tallied. Drains wait meanwhile.
+
+    `progress` gets a stage that counts the kinds of totals.
+    """
     with transaction.atomic(using=using, durable=True):
         states = ShardState.objects.using(using)
         if connections[using].features.has_select_for_update:
@@ -108,4 +112,4 @@ def rebuild(using: str, now: int) -> None:
             f" ON {state_table}.{shard} = {batch_table}.{shard}"
             f" WHERE {batch_table}.{position} > {state_table}.{tallied})"
         )
-        _add_where(using, is_tallied, [], now)
+        _add_where(using, is_tallied, [], now, progress)

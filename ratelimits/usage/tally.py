@@ -16,6 +16,7 @@ from django.db.models import F, Max, Q, Sum
 from ratelimits.conf import conf
 from ratelimits.models import Batch, Line, PeriodUsage, ShardState
 from ratelimits.models.kept import period_ends
+from ratelimits.progress import Progress
 from ratelimits.usage import crash, span_totals
 
 _SUMS = ("admitted_requests", "admitted_units", "denied_requests", "shadow_requests", "refunded_units")
@@ -23,11 +24,15 @@ _SUMS = ("admitted_requests", "admitted_units", "denied_requests", "shadow_reque
 _CHUNK = 32
 
 
-def tally() -> int:
-    """Add all batches that are not tallied yet to the totals. Return the number of these batches."""
+def tally(progress: Progress | None = None) -> int:
+    """Add all batches that are not tallied yet to the totals. Return the number of these batches.
+
+    `progress` gets a stage that counts the shards.
+    """
     using, count = conf.DATABASE, 0
     untallied = ShardState.objects.using(using).filter(position__gt=F("tallied"))
-    for shard in list(untallied.values_list("shard", flat=True)):
+    shards = list(untallied.values_list("shard", flat=True))
+    for shard in (progress or Progress()).counted("shards", shards, len(shards)):
         while tallied := _tally_shard(using, shard):
             count += tallied
     return count

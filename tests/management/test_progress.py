@@ -11,19 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.core.management.base import BaseCommand
 from django.core.management.color import no_style
 
 from ratelimits.as_code import dump, to_text
 from ratelimits.management.progress import shown
 from ratelimits.models import ShardState
+from ratelimits.usage.seal import seal
 from tests.support.reports.invoices import account, spend
 from tests.support.rows import rule as make_rule
-from tests.support.terminal import Terminal
-from tests.support.usage.traffic import at, flow, opened_late
-
-_BAR = "━"
+from tests.support.terminal import BAR, Terminal, on_a_terminal, plain, stages
+from tests.support.usage.traffic import at, opened_late
 
 
 @pytest.fixture(autouse=True)
@@ -35,10 +33,6 @@ def _terminal_of_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
-
-
-def plain(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
 
 
 def command(stdout: Any, stderr: Any) -> BaseCommand:
@@ -72,7 +66,7 @@ def test_a_person_sees_how_much_is_done_and_how_fast_and_when_it_ends() -> None:
     terminal = Terminal()
     work(io.StringIO(), terminal.file)
     text = plain(terminal.read())
-    assert _BAR in text
+    assert BAR in text
     assert re.search(r"things .*2/4 \d+\.\d/s ", text)
     assert re.search(r"things .*4/4 \d+\.\d/s 0:00:0\d", text)
 
@@ -117,21 +111,20 @@ def test_an_error_ends_the_progress() -> None:
     assert "ratelimits-progress" not in {thread.name for thread in threading.enumerate()}
 
 
-def on_a_terminal(name: str, *arguments: str, **options: Any) -> str:
-    terminal = Terminal()
-    call_command(name, *arguments, stdout=io.StringIO(), stderr=terminal.file, **options)
-    return plain(terminal.read())
-
-
 @pytest.mark.django_db(transaction=True)
 def test_each_long_command_shows_its_stages(tmp_path: Path) -> None:
     make_rule()
     spend(account(included=5), "2025-01-10T12:00", cost=7)
     opened_late()
-    flow()
+    seal()
+    assert stages(on_a_terminal("ratelimits_drain", rebuild_totals=True)) == {"batches", "shards", "kinds of totals"}
     ShardState.objects.update(watermark=at("2025-02-02"))
     assert "accounts" in on_a_terminal("ratelimits_finalise")
-    assert stages(on_a_terminal("ratelimits_verify")) == {"ledger lines", "totals", "deliveries", "report lines"}
+    assert stages(on_a_terminal("ratelimits_verify")) == {"ledger lines", "totals", "report lines"}
+    manifest = tmp_path / "manifest.json"
+    in_manifest = stages(on_a_terminal("ratelimits_manifest", "2025-01", output=manifest))
+    assert in_manifest == {"totals of reports", "edits", "batches"}
+    assert stages(on_a_terminal("ratelimits_verify", manifest=[manifest])) > {"totals of reports", "edits"}
     assert stages(on_a_terminal("ratelimits_archive", str(tmp_path), before="2025-02")) == {"shards"}
     assert stages(on_a_terminal("ratelimits_archive", str(tmp_path), restore=True)) == {"archives"}
     rule, trace = tmp_path / "rule.json", tmp_path / "trace.jsonl"
@@ -142,8 +135,3 @@ def test_each_long_command_shows_its_stages(tmp_path: Path) -> None:
     assert stages(on_a_terminal("ratelimits_rules", "diff", str(rules))) == {"rules"}
     assert stages(on_a_terminal("ratelimits_rules", "load", str(rules))) == {"rules"}
     assert "2/2" in on_a_terminal("ratelimits_simulate", rule=str(rule), trace=str(trace), summary=True)
-
-
-def stages(text: str) -> set[str]:
-    """Return the names in front of the bars."""
-    return set(re.findall(rf"^([a-z ]+?) +[{_BAR}╸]", text.replace("\r", "\n"), re.MULTILINE))

@@ -18,6 +18,7 @@ from ratelimits.models import Account, PushDelivery, PushedReport, PushReceiver
 from tests.admin.test_usage import text, url
 from tests.push.fakes import Fake
 from tests.push.test_push import october, states
+from tests.support.terminal import on_a_terminal, stages
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("few_shards")]
 
@@ -53,6 +54,27 @@ def test_the_command_sends_and_says_what_became_of_it(fakes: dict[str, Fake]) ->
     assert failed.value.returncode == 1
     assert out.getvalue().count("Stripe accepts no event that is older than 35 days") == 2
     assert len(fakes["lago"].taken) == 2
+
+
+def test_a_terminal_shows_how_much_was_planned_sent_and_settled(
+    fakes: dict[str, Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    october(lines=2)
+    fakes["lago"].unknown = {"requests"}
+    about: dict[str, Any] = {"receiver": "lago"}
+    dry = stages(on_a_terminal("ratelimits_push", dry_run=True, **about))
+    assert dry == {"reports for lago", "unplanned reports for lago"}
+    assert "unplanned reports for lago" in on_a_terminal("ratelimits_push", status=True, **about)
+    with pytest.raises(CommandError, match="need a person's decision"):
+        on_a_terminal("ratelimits_push", **about)
+    fakes["lago"].unknown = set()
+    settled = about | {"settle": "again", "all": "refused", "by": "ada", "reason": "the meter exists now"}
+    assert stages(on_a_terminal("ratelimits_push", **settled)) == {"deliveries to lago", "written deliveries"}
+    sent = on_a_terminal("ratelimits_push", **about)
+    assert stages(sent) == {"deliveries to lago"}
+    assert re.search(r"deliveries to lago .*2/2 ", sent)
 
 
 def test_the_state_is_told_without_sending(fakes: dict[str, Fake]) -> None:

@@ -8,6 +8,7 @@ from redis.exceptions import RedisError
 
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.progress import shown
 from ratelimits.usage import span_totals
 from ratelimits.usage.drain import drain
 from ratelimits.usage.fence import NotFencedError
@@ -32,8 +33,8 @@ class Command(ExplainedCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            with noted(Task.DRAIN):
-                drained = drain()
+            with noted(Task.DRAIN), shown(self) as progress:
+                drained = drain(progress=progress)
         except NotFencedError as error:
             raise CommandError(str(error)) from error
         except RedisError as error:
@@ -43,6 +44,7 @@ class Command(ExplainedCommand):
             if outcome.name not in ("APPLIED", "KNOWN"):
                 self.stdout.write(self.style.WARNING(f"{outcome.name.lower()}: {count}"))
         if options["rebuild_totals"]:
-            tally()
-            span_totals.rebuild(conf.DATABASE, int(time.time()))
+            with shown(self) as progress:
+                tally(progress)
+                span_totals.rebuild(conf.DATABASE, int(time.time()), progress)
             self.stdout.write("The totals of the status page were computed again.")

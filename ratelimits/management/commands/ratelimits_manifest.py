@@ -8,6 +8,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.progress import shown
 from ratelimits.reports.verify.manifest import build
 
 
@@ -26,7 +27,8 @@ class Command(ExplainedCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            manifest = build(conf.DATABASE, options["month"])
+            with shown(self) as progress:
+                manifest = build(conf.DATABASE, options["month"], progress)
         except ValueError as error:
             raise CommandError(str(error)) from error
         if not manifest["signature"]:

@@ -8,6 +8,7 @@ from django.utils import timezone
 
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.progress import shown
 from ratelimits.push import receivers
 from ratelimits.push.plan import plan
 from ratelimits.push.receivers import Receiver
@@ -64,13 +65,13 @@ class Command(ExplainedCommand):
             for receiver in chosen:
                 self._preview(receiver, now)
             return
-        if not options["status"]:
-            for receiver in chosen:
-                plan(receiver)
+        with shown(self) as progress:
+            for receiver in chosen if not options["status"] else ():
+                plan(receiver, progress=progress)
                 if options["now"]:
                     resume(receiver, timezone.now())
-                send(receiver)
-        statuses = [status(receiver, timezone.now()) for receiver in chosen]
+                send(receiver, progress=progress)
+            statuses = [status(receiver, timezone.now(), progress) for receiver in chosen]
         for push_status in statuses:
             self._show(push_status)
         if any(push_status.needs_a_person for push_status in statuses):
@@ -108,13 +109,15 @@ class Command(ExplainedCommand):
 
     def _preview(self, receiver: Receiver, now: datetime) -> None:
         count = 0
-        for row, would_be_sent in preview(receiver, now):
-            count += would_be_sent
-            if would_be_sent:
-                self.stdout.write(row.event)
-            else:
-                self.stderr.write(f"not sent: {row.line_id} ({row.report}): {row.note or row.get_state_display()}")
-        for report, why in status(receiver, now).failing:
+        with shown(self, alone=True) as progress:
+            for row, would_be_sent in preview(receiver, now, progress):
+                count += would_be_sent
+                if would_be_sent:
+                    self.stdout.write(row.event)
+                else:
+                    self.stderr.write(f"not sent: {row.line_id} ({row.report}): {row.note or row.get_state_display()}")
+            failing = status(receiver, now, progress).failing
+        for report, why in failing:
             self.stderr.write(f"cannot be pushed: {report}: {why}")
         self.stderr.write(f"{receiver.name}: {count:,} events would be sent.")
 
@@ -127,8 +130,10 @@ class Command(ExplainedCommand):
         if bool(options["line"]) == bool(options["all"]):
             raise CommandError("--settle needs either --line or --all.")
         lines = options["line"] or lines_in(receiver, options["all"])
+        decision, by, reason = Settlement(options["settle"]), options["by"], options["reason"]
         try:
-            count = settle(receiver, lines, Settlement(options["settle"]), options["by"], options["reason"])
+            with shown(self) as progress:
+                count = settle(receiver, lines, decision, by, reason, progress=progress)
         except NotSettledError as error:
             raise CommandError(str(error)) from error
         self.stdout.write(f"{receiver.name}: {count:,} lines are {options['settle']}.")

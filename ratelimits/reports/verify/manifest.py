@@ -20,6 +20,7 @@ from django.db.models import Count, Max
 from ratelimits import signatures
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment, ArchivedRange, Batch, KeptPeriod, PeriodUsage, Report, ShardState
+from ratelimits.progress import Progress
 from ratelimits.reports.periods import SECOND, iso, month_window, starts_in
 from ratelimits.reports.terms import TermsBook
 from ratelimits.reports.verify import manifest_conditional, manifest_sections
@@ -57,19 +58,19 @@ _MAY_DISAPPEAR: dict[str, Callable[[str, str, str], bool]] = {
 }
 
 
-def build(using: str, month: str) -> dict[str, Any]:
+def build(using: str, month: str, progress: Progress | None = None) -> dict[str, Any]:
     """Return the signed manifest of a month like "2026-10".
 
-    Raises ValueError if `month` is not a month.
+    `progress` gets the stages that can take long. Raises ValueError if `month` is not a month.
     """
     columns = _columns()
     for _try in range(_TRIES):
         before = _newest(using)
-        listed = _sections(using, month, columns)
+        listed = _sections(using, month, columns, progress)
         if _newest(using) == before:
             break  # Otherwise a report was finalised meanwhile, and some sections may not have it: read again.
     states = list(ShardState.objects.using(using).order_by("shard"))
-    history = manifest_sections.history(using)
+    history = manifest_sections.history(using, progress=progress)
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "month": month,
@@ -81,7 +82,7 @@ def build(using: str, month: str) -> dict[str, Any]:
         "columns": columns,
         "history": history,
         "without_history": manifest_sections.digests_without_history(using),
-        "conditional": manifest_conditional.build(using, month, states, history),
+        "conditional": manifest_conditional.build(using, month, states, history, progress),
         "totals": _month_totals(listed["reports"]),
         **listed,
     }
@@ -110,18 +111,19 @@ def _newest(using: str) -> dict[str, Any]:
     }
 
 
-def _sections(using: str, month: str, columns: Mapping[str, list[str]]) -> dict[str, dict[str, Any]]:
+def _sections(
+    using: str, month: str, columns: Mapping[str, list[str]], progress: Progress | None
+) -> dict[str, dict[str, Any]]:
     start, end = month_window(month)
+    delivery_columns = columns.get("deliveries", manifest_sections.OUTCOME)
     return {
-        "reports": dict(manifest_sections.reports(using, month, start, end)),
+        "reports": dict(manifest_sections.reports(using, month, start, end, progress)),
         **{
             section: rows_of(table.rows(using, start, end), table.name, columns[section])
             for section, table in TABLES.items()
         },
-        "deliveries": dict(
-            manifest_sections.deliveries(using, month, start, end, columns.get("deliveries", manifest_sections.OUTCOME))
-        ),
-        "process_totals": dict(manifest_sections.process_totals(using, start, end)),
+        "deliveries": dict(manifest_sections.deliveries(using, month, start, end, delivery_columns, progress)),
+        "process_totals": dict(manifest_sections.process_totals(using, start, end, progress)),
     }
 
 
@@ -190,12 +192,14 @@ def compare(
     *sources: str,
     checked: Counter[str] | None = None,
     digests_without_history: Callable[[], Mapping[str, str]] | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[str]:
     """Yield a sentence for each difference between the database and a manifest.
 
     `sources` are the aliases of the databases that contain the ledger's batches, by default `using`. The numbers of
     compared entries are added to `checked`. `digests_without_history` is called instead of
     `manifest_sections.digests_without_history`. So a caller with several manifests can read these digests only once.
+    `progress` gets the stages that can take long.
     """
     month, checked = manifest["month"], Counter() if checked is None else checked
     if error := signatures.error_of(_signed_text(manifest), manifest["signature"]):
@@ -220,7 +224,7 @@ def compare(
                 " version of ratelimits does not have: use the version that wrote the manifest"
             )
             return
-    sections = _sections(using, month, columns)
+    sections = _sections(using, month, columns, progress)
     for section, entry_name in _ENTRY_NAMES.items():
         listed, current = manifest[section], sections[section]
         for name in sorted(listed.keys() | current.keys()):
@@ -233,12 +237,16 @@ def compare(
             elif listed[name] != current[name]:
                 yield f"{entry_name} {name} differs from the manifest of {month}"
     read_digests = digests_without_history or partial(manifest_sections.digests_without_history, using)
-    yield from _compare_history(using, manifest, read_digests(), checked)
+    yield from _compare_history(using, manifest, read_digests(), checked, progress)
     yield from manifest_conditional.compare(using, manifest, sources or (using,), checked)
 
 
 def _compare_history(
-    using: str, manifest: dict[str, Any], without_history: Mapping[str, str], checked: Counter[str]
+    using: str,
+    manifest: dict[str, Any],
+    without_history: Mapping[str, str],
+    checked: Counter[str],
+    progress: Progress | None,
 ) -> Iterator[str]:
     """Yield an error for each model of the configuration whose history was changed after the manifest.
 
@@ -246,7 +254,7 @@ def _compare_history(
     before the manifest.
     """
     month, listed = manifest["month"], manifest["history"]
-    current = manifest_sections.history(using, listed)
+    current = manifest_sections.history(using, listed, progress)
     for name in sorted(listed):
         checked["entries of manifests"] += 1
         if missing := set(listed[name]["columns"]) - set(current.get(name, {}).get("columns", ())):

@@ -16,6 +16,7 @@ from typing import Any
 
 from ratelimits.engine.server import may_move
 from ratelimits.models import Account, ArchivedRange, Batch, DurabilityGap, GapKind, KeptPeriod, ShardState
+from ratelimits.progress import Progress
 from ratelimits.reports.build import CHUNK
 from ratelimits.reports.periods import SECOND, month_window
 from ratelimits.reports.verify import manifest_sections
@@ -27,15 +28,19 @@ _MAX_CLOCK_DIFFERENCE = timedelta(hours=1)
 
 
 def build(
-    using: str, month: str, states: Sequence[ShardState], history: Mapping[str, dict[str, Any]]
+    using: str,
+    month: str,
+    states: Sequence[ShardState],
+    history: Mapping[str, dict[str, Any]],
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Return the conditional part of a manifest. `history` is the section `history` of the manifest."""
     start, end = month_window(month)
     return {
         "states": {str(state.shard): [state.run, state.watermark, state.ahead] for state in states},
-        "batches": dict(_batches(using, end)),
+        "batches": dict(_batches(using, end, progress)),
         "archived_at": _archived_at(using),
-        "process_names": dict(manifest_sections.process_names(using, start, end)),
+        "process_names": dict(manifest_sections.process_names(using, start, end, progress)),
         "kept_versions": _kept_versions(using, start, end),
         "newer_than_history": manifest_sections.newer_than_history(using, history),
     }
@@ -120,14 +125,15 @@ def _may_have_new_run(using: str, sources: Sequence[str], state: ShardState, pos
     return may_move()
 
 
-def _batches(using: str, end: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def _batches(using: str, end: int, progress: Progress | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the batches of each shard: their fences, and a digest of the times at which they were written.
 
     A fence says how the drain made sure that Redis had saved the batch. Batches that were sealed after `end` (µs)
     have a separate digest, because compaction may still join them.
     """
     columns = ("shard", "first_position", "position", "fence", "sealed_at", "applied_at")
-    rows = Batch.objects.using(using).order_by("shard", "position").values_list(*columns, named=True).iterator(CHUNK)
+    batches_of_ledger = Batch.objects.using(using).order_by("shard", "position").values_list(*columns, named=True)
+    rows = manifest_sections.counted(progress, "batches", batches_of_ledger)
     for shard, group in groupby(rows, key=attrgetter("shard")):
         fences: list[list[Any]] = []
         written = []

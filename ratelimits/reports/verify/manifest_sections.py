@@ -28,6 +28,7 @@ from ratelimits.models import (
 )
 from ratelimits.models.ledger import moment
 from ratelimits.models.raw.adoption import MODELS, never_recorded, with_newest_record
+from ratelimits.progress import Progress
 from ratelimits.reports.build import CHUNK, in_order
 from ratelimits.reports.periods import SECOND, iso, starts_in
 from ratelimits.reports.rows import report_id
@@ -91,7 +92,15 @@ TABLES = {
 }
 
 
-def reports(using: str, month: str, start: int, end: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def counted(progress: Progress | None, what: str, rows: QuerySet[Any]) -> Iterator[Any]:
+    """Yield the rows. If `progress` is given, it gets a stage that counts them."""
+    found = rows.iterator(CHUNK)
+    return found if progress is None else progress.counted(what, found, rows.count())
+
+
+def reports(
+    using: str, month: str, start: int, end: int, progress: Progress | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the name of each report of the month, with the report's digest and totals."""
     rows = Report.objects.using(using).filter(period_start__gte=start, period_start__lt=end)
     # Read the reports before their lines, so that no report is listed without its lines.
@@ -99,7 +108,9 @@ def reports(using: str, month: str, start: int, end: int) -> Iterator[tuple[str,
     within = {"report__period_start__gte": start, "report__period_start__lt": end}
     sums = ReportLine.objects.using(using).filter(**within).values_list("report", "meter").order_by()
     totals: dict[int, dict[str, list[int]]] = {}
-    for report, meter, *counts in sums.annotate(*(Sum(name) for name in _TOTALS)).iterator(CHUNK):
+    for report, meter, *counts in counted(
+        progress, "totals of reports", sums.annotate(*(Sum(name) for name in _TOTALS))
+    ):
         totals.setdefault(report, {})[meter] = counts
     for row in listed:
         if starts_in(month, row.period_start, row.timezone):
@@ -121,12 +132,18 @@ def _name(report: Report) -> str:
 
 
 def deliveries(
-    using: str, month: str, start: int, end: int, columns: Sequence[str] = DELIVERY
+    using: str,
+    month: str,
+    start: int,
+    end: int,
+    columns: Sequence[str] = DELIVERY,
+    progress: Progress | None = None,
 ) -> Iterator[tuple[str, str]]:
     """Yield a digest of the deliveries for each report of the month and each billing system."""
     within = {"report__period_start__gte": start, "report__period_start__lt": end}
     rows = PushDelivery.objects.using(using).filter(**within).order_by("report_id", "line_id")
-    events = groupby(rows.values_list("report_id", "receiver_id", *columns).iterator(CHUNK), key=itemgetter(0))
+    values_of_rows = counted(progress, "deliveries", rows.values_list("report_id", "receiver_id", *columns))
+    events = groupby(values_of_rows, key=itemgetter(0))
     planned = PushedReport.objects.using(using).filter(**within).order_by("report_id").select_related("report")
     next_events = next(events, None)
     for pk, group in groupby(planned.iterator(CHUNK), key=lambda pushed: pushed.report_id):
@@ -165,7 +182,9 @@ def unsettled(using: str, start: int, end: int) -> int:
     return PushDelivery.objects.using(using).filter(**within).exclude(state__in=_SETTLED).count()
 
 
-def history(using: str, listed: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
+def history(
+    using: str, listed: dict[str, Any] | None = None, progress: Progress | None = None
+) -> dict[str, dict[str, Any]]:
     """Return a digest of the history of each model of the configuration, up to its newest record.
 
     `listed` is this section of an earlier manifest. If `listed` is given, make the digests from the same records and
@@ -173,6 +192,8 @@ def history(using: str, listed: dict[str, Any] | None = None) -> dict[str, dict[
     fixtures (`dumpdata`) have no more digits.
     """
     section = {}
+    total = sum(model.history.using(using).count() for model in MODELS) if progress is not None else None
+    count = (progress or Progress()).counter("edits", total)
     for model in MODELS:
         name = str(model._meta.model_name)
         records: Any = model.history.using(using)
@@ -187,6 +208,7 @@ def history(using: str, listed: dict[str, Any] | None = None) -> dict[str, dict[
         for row in records.filter(pk__lte=newest).order_by("pk").values_list(*columns).iterator(CHUNK):
             values = [_in_milliseconds(value) for value in row] if precision else row
             digest.update(digest_of(values).encode())
+            count(1)
         section[name] = {"newest": newest, "columns": columns, "digest": digest.hexdigest(), **precision}
     return section
 
@@ -266,7 +288,7 @@ def _text(value: Any) -> str:
     return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else str(value)
 
 
-def process_totals(using: str, start: int, end: int) -> Iterator[tuple[str, str]]:
+def process_totals(using: str, start: int, end: int, progress: Progress | None = None) -> Iterator[tuple[str, str]]:
     """Yield a digest of the process totals for each kind and day.
 
     The totals are first summed over all processes, because old totals are stored only as such sums.
@@ -275,14 +297,14 @@ def process_totals(using: str, start: int, end: int) -> Iterator[tuple[str, str]
     rows = ProcessTotal.objects.using(using).filter(bin__gte=start // SECOND, bin__lt=end // SECOND)
     sums = rows.values_list(*columns).order_by(*in_order(using, *columns)).annotate(Sum("requests"), Sum("units"))
     digests: dict[tuple[str, int], Any] = {}
-    for row in sums.iterator(CHUNK):
+    for row in counted(progress, "process totals", sums):
         kind, start_of_bin = row[:2]
         digests.setdefault((kind, day_of(start_of_bin)), hashlib.sha256()).update(digest_of(row).encode())
     for (kind, day), digest in digests.items():
         yield f"{kind} {iso(day * SECOND)}", digest.hexdigest()
 
 
-def process_names(using: str, start: int, end: int) -> Iterator[tuple[str, str]]:
+def process_names(using: str, start: int, end: int, progress: Progress | None = None) -> Iterator[tuple[str, str]]:
     """Yield a digest of the process totals with their process names, for each kind and day.
 
     Leave out each kind and day whose totals will later be summed over all processes.
@@ -291,7 +313,7 @@ def process_names(using: str, start: int, end: int) -> Iterator[tuple[str, str]]
     rows = ProcessTotal.objects.using(using).filter(bin__gte=start // SECOND, bin__lt=end // SECOND)
     unsummed: set[tuple[str, int]] = set()
     digests: dict[tuple[str, int], Any] = {}
-    for row in rows.order_by(*in_order(using, *columns)).values_list(*columns).iterator(CHUNK):
+    for row in counted(progress, "process names", rows.order_by(*in_order(using, *columns)).values_list(*columns)):
         kind, start_of_bin, *_subject, process = row
         kind_and_day = kind, day_of(start_of_bin)
         digests.setdefault(kind_and_day, hashlib.sha256()).update(digest_of(row).encode())
