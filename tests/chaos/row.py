@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import NamedTuple
 
-_TABLE = re.compile(r"(<!-- faults -->\n).*?(<!-- /faults -->)", re.DOTALL)
-_HEAD = (
-    "| fault | requests | exceptions | refused by policy | longest, s | above the limit | usage lost | usage doubled"
-    " | replies lost | back after, s |\n|---|---|---|---|---|---|---|---|---|---|\n"
+from tests.support import page_tables
+
+_HEADS = (
+    "fault",
+    "requests",
+    "exceptions",
+    "refused by policy",
+    "longest, s",
+    "above the limit",
+    "usage lost",
+    "usage doubled",
+    "replies lost",
+    "back after, s",
 )
 
 
@@ -40,12 +48,19 @@ class Row(NamedTuple):
 
 def write(page: Path, rows: list[Row]) -> None:
     """Replace the table of the page by these rows."""
-    lines = "".join(
-        f"| {one.fault} | {one.sent:,} | {one.errors} | {one.denied:,} | {one.worst:.2f} | {one.over} | {one.lost}"
-        f" | {one.doubled} | {one.unknown} | {one.back:.2f} |\n"
+    cells = [
+        (
+            one.fault,
+            f"{one.sent:,}",
+            f"{one.errors}",
+            f"{one.denied:,}",
+            f"{one.worst:.2f}",
+            f"{one.over}",
+            f"{one.lost}",
+            f"{one.doubled}",
+            f"{one.unknown}",
+            f"{one.back:.2f}",
+        )
         for one in rows
-    )
-    text, found = _TABLE.subn(lambda old: old[1] + _HEAD + lines + old[2], page.read_text())
-    if not found:
-        raise ValueError(f"{page} has no place for the table: it needs <!-- faults --> and <!-- /faults -->")
-    page.write_text(text)
+    ]
+    page_tables.write(page, "faults", _HEADS, cells)

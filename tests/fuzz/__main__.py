@@ -1,33 +1,49 @@
-"""Feed random inputs to what reads them: `python -m tests.fuzz [--inputs 100000] [name of a target …]`.
+"""Feed random inputs to what reads them: `python -m tests.fuzz [--inputs 10000000] [name of a parser …]`.
 
-It needs atheris (`pip install atheris`), which chooses inputs that reach new lines. Ends with status 1 at the first
-input that raises an unexpected exception or takes more than ten seconds; the input is in the file that is named last.
+It needs atheris (`pip install atheris`), which chooses inputs that reach new lines. The inputs are divided evenly among
+the parsers. A parser ends at its first crash (an exception that it does not declare) or hang (ten seconds for one
+input). Then the status is 1, and the input is in the folder that is named. `--write` writes the table into a page.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import os
-import subprocess
 import sys
 import tempfile
 import time
+from contextlib import redirect_stderr
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from tests.support import page_tables
+
+if TYPE_CHECKING:
+    from tests.fuzz.targets import Target
 
 
-def _fuzz(name: str, inputs: int, folder: Path) -> None:
-    """Feed one target. Does not return: libFuzzer ends the process."""
-    atheris: Any = import_module("atheris")
+class Result(NamedTuple):
+    """What became of the inputs of one parser. `broken` means that the process ended without a known reason."""
 
-    with atheris.instrument_imports(include=["ratelimits"]):
-        import django
+    parser: str
+    inputs: int
+    crashes: int
+    hangs: int
+    seconds: float
+    broken: bool = False
 
-        django.setup()
-        from tests.fuzz.targets import TARGETS
+    def cells(self) -> tuple[str, ...]:
+        """Return the line of a table."""
+        return (self.parser, f"{self.inputs:,}", f"{self.crashes:,}", f"{self.hangs:,}", f"{self.seconds:,.0f}")
 
-    target = next(target for target in TARGETS if target.name == name)
+
+def _fuzz(atheris: Any, target: Target, inputs: int, folder: Path) -> NoReturn:
+    """Feed one parser in this process. libFuzzer ends the process; the end of its log says how."""
+    log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
     for number, text in enumerate(target.valid):
         (folder / f"valid-{number}").write_bytes(text)
     options = [
@@ -37,44 +53,61 @@ def _fuzz(name: str, inputs: int, folder: Path) -> None:
         "-verbosity=0",
         f"-artifact_prefix={folder}/",
     ]
-    atheris.Setup([sys.argv[0], *options, str(folder)], target.feed)
-    atheris.Fuzz()
+    with target.around():
+        atheris.Setup([sys.argv[0], *options, str(folder)], target.feed)
+        atheris.Fuzz()
+    os._exit(1)
+
+
+def _result(atheris: Any, target: Target, inputs: int, folder: Path) -> Result:
+    """Feed one parser in a process of its own."""
+    started = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        _fuzz(atheris, target, inputs, folder)
+    os.waitpid(child, 0)  # The status says nothing: at the end, Python may be stopped while its threads run.
+    seconds = time.monotonic() - started
+    names = [file.name for file in folder.iterdir()]
+    crashes = sum(name.startswith(("crash-", "oom-")) for name in names)
+    hangs = sum(name.startswith("timeout-") for name in names)
+    broken = not crashes + hangs and f"Done {inputs}" not in (folder / "log").read_text(errors="replace")
+    return Result(target.name, inputs, crashes, hangs, seconds, broken)
 
 
 def main() -> int:
-    """Feed each target in a process of its own, and print a line for each."""
+    """Feed each parser, and print a line for each."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("targets", nargs="*")
-    parser.add_argument("--inputs", type=int, default=100_000, help="inputs for each target")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("parsers", nargs="*")
+    parser.add_argument("--inputs", type=int, default=2_000_000, help="inputs for all parsers together")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the table into this page")
     arguments = parser.parse_args()
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
-    if arguments.one:
-        _fuzz(arguments.one, arguments.inputs, arguments.folder)
-    import django
+    atheris: Any = import_module("atheris")
 
-    django.setup()
-    from tests.fuzz.targets import TARGETS
+    # atheris prints the name of each module.
+    with redirect_stderr(io.StringIO()), atheris.instrument_imports(include=["ratelimits"]):
+        import django
 
-    total, failed = 0, 0
-    for target in TARGETS:
-        if arguments.targets and target.name not in arguments.targets:
-            continue
-        started = time.monotonic()
+        django.setup()
+        from tests.fuzz.targets import TARGETS
+
+    targets = [target for target in TARGETS if not arguments.parsers or target.name in arguments.parsers]
+    each = -(-arguments.inputs // len(targets))
+    results = []
+    for target in targets:
         folder = Path(tempfile.mkdtemp(prefix="ratelimits-fuzz-"))
-        command = [sys.executable, "-m", "tests.fuzz", "--one", target.name, "--inputs", str(arguments.inputs)]
-        done = subprocess.run([*command, "--folder", str(folder)], capture_output=True, text=True, check=False)
-        # The status says nothing: at the end, Python may be stopped while its threads run.
-        faults = [file.name for file in folder.iterdir() if file.name.startswith(("crash-", "timeout-", "oom-"))]
-        is_done = f"Done {arguments.inputs}" in done.stderr and not faults
-        total, failed = total + arguments.inputs, failed + (not is_done)
-        result = "ok" if is_done else f"FAILED, see {folder}\n{done.stderr[-3000:]}"
-        print(
-            f"{target.name:28} {arguments.inputs:12,} inputs {time.monotonic() - started:7.1f} s  {result}", flush=True
-        )
-    print(f"{total:,} inputs, {failed} targets failed")
-    return 1 if failed else 0
+        result = _result(atheris, target, each, folder)
+        results.append(result)
+        failed = result.broken or result.crashes or result.hangs
+        print("{:32} {:>12} inputs {:>3} crashes {:>3} hangs {:>8} s".format(*result.cells()), flush=True)
+        if failed:
+            print(f"see {folder}\n{(folder / 'log').read_text(errors='replace')[-3000:]}", flush=True)
+    total = Result("all", *(sum(column) for column in list(zip(*results, strict=True))[1:]))
+    print("{:32} {:>12} inputs {:>3} crashes {:>3} hangs {:>8} s".format(*total.cells()))
+    if arguments.write:
+        heads = ("parser", "inputs", "crashes", "hangs", "seconds")
+        page_tables.write(arguments.write, "fuzz", heads, [result.cells() for result in (*results, total)])
+    return 1 if total.broken or total.crashes or total.hangs else 0
 
 
 if __name__ == "__main__":

@@ -8,13 +8,14 @@ import json
 import tempfile
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from django.core.exceptions import ValidationError
-from django.test import RequestFactory, override_settings
+from django.http import HttpRequest
+from django.test import override_settings
 from rest_framework.exceptions import ValidationError as RefusedValue
 
 from ratelimits import as_code
@@ -33,6 +34,7 @@ from ratelimits.row_files.tables import TABLES
 from ratelimits.simulate.lines import Reader, decoded, objects, read_rules
 from ratelimits.usage.packet import Unreadable, packet, unescaped, values
 from ratelimits.usage.retention import archive
+from tests.support.servers import memory_folder
 
 _RULE = {"algorithm": "token_bucket", "capacity": 10, "rate": "5", "period": 1}
 
@@ -43,12 +45,14 @@ class Target(NamedTuple):
     read     reads an input
     refused  the errors by which `read` refuses an input. Any other exception is a fault
     valid    inputs that are read without an error
+    around   returns a context in which inputs are read. It is entered once for many inputs
     """
 
     name: str
     read: Callable[[bytes], object]
     refused: tuple[type[Exception], ...]
     valid: tuple[bytes, ...]
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def feed(self, data: bytes) -> None:
         """Read an input that may be refused."""
@@ -66,13 +70,23 @@ def _trace(data: bytes) -> None:
         reader.line(value)
 
 
+#: One object for all inputs, because Django REST framework takes long to make it.
+_query = cache(UsageQuery)
+
+
 def _cursor(text: str) -> None:
-    UsageQuery(data={"window": "hour", "cursor": text}).is_valid(raise_exception=True)
+    query = _query()
+    query.validate_cursor(query.fields["cursor"].run_validation(text))
+
+
+def _trusted_proxies() -> AbstractContextManager[object]:
+    return override_settings(RATELIMITS={"TRUSTED_PROXIES": ["10.0.0.0/8"], "ADDRESS_HEADER": "X-Forwarded-For"})
 
 
 def _forwarded(text: str) -> None:
-    with override_settings(RATELIMITS={"TRUSTED_PROXIES": ["10.0.0.0/8"], "ADDRESS_HEADER": "X-Forwarded-For"}):
-        address = address_of(RequestFactory(HTTP_X_FORWARDED_FOR=text, REMOTE_ADDR="10.0.0.1").get("/"))
+    request = HttpRequest()
+    request.META = {"HTTP_X_FORWARDED_FOR": text, "REMOTE_ADDR": "10.0.0.1"}
+    address = address_of(request)
     assert address.startswith("ip:")
     assert len(address) < 60
 
@@ -86,7 +100,7 @@ def _batch(data: bytes) -> None:
 
 @cache
 def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="ratelimits-fuzz-"))
+    return Path(tempfile.mkdtemp(prefix="ratelimits-fuzz-", dir=memory_folder()))
 
 
 def _archive(data: bytes) -> None:
@@ -180,6 +194,7 @@ TARGETS = (
         lambda data: _forwarded(_text(data)),
         (),
         (b"203.0.113.9, 10.0.0.7", b"[2001:db8::1]:80"),
+        _trusted_proxies,
     ),
     Target(
         "a cursor",

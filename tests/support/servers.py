@@ -34,7 +34,7 @@ def server_binary(kind: str) -> Path:
     raise ValueError(f"{kind!r} is not one of {', '.join(REDIS_SERVERS)}, redis7")
 
 
-def _memory() -> Path | None:
+def memory_folder() -> Path | None:
     """Return a folder in memory, where an fsync takes no time; None if it has too little space."""
     memory = Path("/dev/shm")
     return memory if memory.is_dir() and shutil.disk_usage(memory).free > MEMORY else None
@@ -48,7 +48,7 @@ class TestServers:
     def __init__(self, redis: str, database: str) -> None:
         if database not in DATABASES:
             raise ValueError(f"{database!r} is not one of {', '.join(DATABASES)}")
-        self.directory = Path(tempfile.mkdtemp(prefix="ratelimits-tests-", dir=_memory()))
+        self.directory = Path(tempfile.mkdtemp(prefix="ratelimits-tests-", dir=memory_folder()))
         self.redis_kind, self.database_kind = redis, database
         self.redis = EmbeddedServer(self.directory / redis, aof=True, binary=server_binary(redis))
         if database == "postgres":
