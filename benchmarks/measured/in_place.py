@@ -76,9 +76,12 @@ def drf_request(user: int = 42) -> Request:
     return request
 
 
-def asked(name: str) -> Callable[[], object]:
-    """Return a function that calls the throttle as DRF does: a new instance for each request."""
-    request, view = drf_request(crc32(name.encode())), VIEWS[name][1]()
+def asked(name: str, user: int | None = None) -> Callable[[], object]:
+    """Return a function that calls the throttle as DRF does: a new instance for each request.
+
+    `name` is the name of the view. `user` is the user's id; by default each view has its own user.
+    """
+    request, view = drf_request(crc32(name.encode()) if user is None else user), VIEWS[name][1]()
     view.headers = {}
     return lambda: QuotaThrottle().allow_request(request, view)
 

@@ -1,4 +1,4 @@
-"""Compare throttles in pairs: the drop-in classes with DRF's own ones, and QuotaThrottle with and without metrics.
+"""Compare throttles in pairs: drop-in classes with DRF's own; QuotaThrottle with and without metrics or lasting rules.
 
     python -m benchmarks.pairs.throttles [--out DIR]
 
@@ -24,11 +24,16 @@ PAIRS = {
     "three": ("three drop-in throttles, 10 requests a minute", "three of DRF's own throttles"),
     "prometheus": ("QuotaThrottle, 3 rules, with metrics for Prometheus", "without metrics"),
     "opentelemetry": ("QuotaThrottle, 3 rules, with OpenTelemetry's metrics and spans", "without both"),
+    "lasting": ("QuotaThrottle, a monthly limit that outlives Redis", "a monthly limit that does not"),
+    "noise": ("QuotaThrottle, a monthly limit that does not outlive Redis", "the same limit of another user"),
 }
 #: By pair: the number of throttles of the view, and the number of requests in the last minute that each remembers.
 _RATED = {"one": (1, 10), "many": (1, 1000), "three": (3, 10)}
 #: How many times the time of DRF's own throttles the drop-in throttles may take.
-MAX_TIMES = {"one": 1.5, "many": 1.5, "three": 1.0}
+MAX_TIMES = {"one": 1.5, "many": 1.5, "three": 1.0, "lasting": 1.02}
+
+#: By case: whether its monthly limit outlives Redis.
+_MONTHS = {"lasting": True, "lasting beside": False, "noise": False, "noise beside": False}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ours.save_rules()
         servers.pin(core)
         about = report.machine(redis_server.url, ("prometheus-client", "opentelemetry-sdk"))
-        timed = interleaved([*_rated(), *_watched()], options.rounds, options.calls)
+        timed = interleaved([*_rated(), *_watched(), *_lasting()], options.rounds, options.calls)
     results = {name: _pair(timed[name], timed[f"{name} beside"]) for name in PAIRS}
     claims = [
         report.Claim(f"{PAIRS[name][0]}, × {PAIRS[name][1]}", bound, results[name]["times"])
@@ -143,6 +148,26 @@ def _watched() -> list[Case]:
             Case(name, name, "ours", ask, before=observed_by(observe)),
             Case(f"{name} beside", f"{name} beside", "ours", ask, before=observed_by()),
         ]
+    return cases
+
+
+def _lasting() -> list[Case]:
+    """Return the cases of a monthly limit, alone and in its plan: one outlives Redis, the others do not."""
+    from benchmarks.measured import in_place, ours
+    from ratelimits import rules
+    from ratelimits.models import Plan, PlanMembership
+
+    cases = []
+    for number, (name, lasting) in enumerate(_MONTHS.items(), 4001):
+        slug = name.replace(" ", "-")
+        plan = Plan.objects.create(name=name, slug=slug)
+        PlanMembership.objects.create(key=f"user:{number}", plan=plan)
+        rule = ours.row(slug, "month", "*", plan=plan, lasting=lasting)
+        rule.full_clean()
+        rule.save()
+        # These users have no other rules: no rule names the scope of this view.
+        cases.append(Case(name, name, "ours", in_place.asked("unlimited", number)))
+    rules.forget()
     return cases
 
 
