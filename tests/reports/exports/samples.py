@@ -69,6 +69,7 @@ AWKWARD = (
     "internal:Sheet1!A1",
     "{=1+1}",
     '<r><t>1</t></r></is></c><c r="B2"><f>1+1</f></c><c><is><r></r>',
+    '</t></is></c><c r="B2"><f>1+1</f></c><c><is><t>',
     'a "quoted", text; & <b>',
     "line\nbreak",
     "another\r=1+1",

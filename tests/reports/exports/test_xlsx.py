@@ -11,7 +11,7 @@ import openpyxl
 import pytest
 from openpyxl.utils.escape import unescape
 
-from ratelimits.reports.exports import FORMATS, xlsx
+from ratelimits.reports.exports import FORMATS, cells, workbook
 from ratelimits.reports.rows import COLUMNS, PROVISIONAL, QUANTITIES, Row
 from tests.reports.exports.samples import AWKWARD, ROW, awkward, rows
 
@@ -26,7 +26,7 @@ def opened(*found: Row) -> Any:
     return openpyxl.load_workbook(io.BytesIO(written(found)), rich_text=False)
 
 
-def cells(sheet: Any, row: int) -> dict[str, Any]:
+def line_of(sheet: Any, row: int) -> dict[str, Any]:
     return dict(zip(COLUMNS, sheet[row], strict=True))
 
 
@@ -46,7 +46,7 @@ def test_every_column_is_wide_enough_for_its_name() -> None:
 
 
 def test_numbers_are_numbers_and_moments_are_dates_that_read_as_in_the_csv() -> None:
-    line = cells(opened(ROW._replace(overage_quantity=-3)).worksheets[0], 2)
+    line = line_of(opened(ROW._replace(overage_quantity=-3)).worksheets[0], 2)
     assert {name: line[name].value for name in QUANTITIES} == {
         name: -3 if name == "overage_quantity" else getattr(ROW, name) for name in QUANTITIES
     }
@@ -58,7 +58,7 @@ def test_numbers_are_numbers_and_moments_are_dates_that_read_as_in_the_csv() -> 
 def test_all_that_may_be_typed_is_text_and_comes_back_as_it_was() -> None:
     sheet, _totals = opened(*awkward()).worksheets
     for number, text in enumerate(AWKWARD, 2):
-        line = cells(sheet, number)
+        line = line_of(sheet, number)
         for name in ("account", "key", "rule", "plan", "durability_gap"):
             assert (unescape(line[name].value), line[name].data_type) == (text, "s")
             assert line[name].hyperlink is None
@@ -89,20 +89,20 @@ def test_nothing_in_the_file_is_a_formula_or_a_link() -> None:
     ],
 )
 def test_what_a_spreadsheet_would_round_or_not_open_is_text(column: str, value: Any, shown: Any) -> None:
-    assert cells(opened(ROW._replace(**{column: value})).worksheets[0], 2)[column].value == shown
+    assert line_of(opened(ROW._replace(**{column: value})).worksheets[0], 2)[column].value == shown
 
 
 def test_a_text_too_long_for_a_cell_says_that_it_was_cut() -> None:
     fits, long = "😀" * 16_383, "😀" * 16_384
     sheet, _totals = opened(ROW._replace(durability_gap=fits), ROW._replace(durability_gap=long)).worksheets
-    assert cells(sheet, 2)["durability_gap"].value == fits
-    cut = cells(sheet, 3)["durability_gap"].value
+    assert line_of(sheet, 2)["durability_gap"].value == fits
+    cut = line_of(sheet, 3)["durability_gap"].value
     assert cut.endswith("😀 … (cut: the CSV has all of it)")
-    assert len(cut.encode("utf-16-le")) // 2 in (xlsx.CELL - 1, xlsx.CELL)
+    assert len(cut.encode("utf-16-le")) // 2 in (cells.CELL - 1, cells.CELL)
 
 
 def test_what_a_sheet_has_no_room_for_goes_on_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xlsx, "SHEET_ROWS", 11)
+    monkeypatch.setattr(workbook, "SHEET_ROWS", 11)
     book = opened(*rows(25))
     assert [(sheet.title, sheet.max_row) for sheet in book.worksheets] == [
         ("Report", 11),
@@ -111,13 +111,13 @@ def test_what_a_sheet_has_no_room_for_goes_on_in_the_next(monkeypatch: pytest.Mo
         ("Report 3", 6),
     ]
     lines = [sheet for sheet in book.worksheets if sheet.title != "Totals"]
-    keys = [cells(sheet, row)["key"].value for sheet in lines for row in range(2, sheet.max_row + 1)]
+    keys = [line_of(sheet, row)["key"].value for sheet in lines for row in range(2, sheet.max_row + 1)]
     assert keys == [row.key for row in rows(25)]
     assert all(sheet.freeze_panes == "A2" for sheet in book.worksheets)
 
 
 def test_a_full_last_sheet_is_followed_by_no_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xlsx, "SHEET_ROWS", 11)
+    monkeypatch.setattr(workbook, "SHEET_ROWS", 11)
     assert opened(*rows(20)).sheetnames == ["Report", "Totals", "Report 2"]
 
 
@@ -160,7 +160,7 @@ def test_a_total_keeps_every_digit_and_its_account_is_no_formula() -> None:
 
 
 def test_totals_that_a_sheet_has_no_room_for_go_on_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xlsx, "SHEET_ROWS", 11)
+    monkeypatch.setattr(workbook, "SHEET_ROWS", 11)
     found = [row._replace(account=f"a{number:02d}") for number, row in enumerate(rows(15))]
     assert opened(*found).sheetnames == ["Report", "Totals", "Report 2", "Totals 2"]
     assert [row[0] for row in totals(*found) if row[0] != "account"] == [row.account for row in found]

@@ -1,0 +1,214 @@
+"""Write tables as an Excel workbook. Equal tables give equal bytes.
+
+XlsxWriter makes the workbook with the header of each sheet. The rows below the headers are written here, because
+XlsxWriter would need many times as long for them. A cell contains a number, a date in UTC or a text, never a formula or
+a link.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from shutil import copyfileobj
+from types import TracebackType
+from typing import Any, BinaryIO, NamedTuple, Self
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+
+from ratelimits.reports.exports import cells
+from ratelimits.reports.exports.chunks import SIZE
+
+#: Maximum number of rows of a sheet, including the header.
+SHEET_ROWS = 1_048_576
+#: The height of a line and the maximum height of a row, in points.
+LINE_HEIGHT, _MAX_HEIGHT = 15, 409
+#: The creation date in every file, so that equal rows give equal bytes: the first day that ZIP supports.
+_CREATED = datetime(1980, 1, 1)  # noqa: DTZ001
+#: The date and the permissions of each file in the workbook, which is a ZIP file.
+_DATE, _PERMISSIONS = (1980, 1, 31, 0, 0, 0), 0o100600 << 16
+
+_CELL = {"valign": "top", "indent": 1}
+_HEADER = _CELL | {"bold": True, "bottom": 1, "bg_color": "#E8EEF4"}
+#: The number of styles before those of `_CELL`: no style, and the headers of columns aligned left and right.
+_STYLES_BEFORE = 3
+_STYLE_OF_COLUMN = re.compile(rb'<col [^>]*style="(\d+)"')
+
+
+class Style(NamedTuple):
+    """How the cells of a column look."""
+
+    align: str
+    #: The number format; "@" means text.
+    number_format: str
+    wraps: bool = False
+
+
+class SheetColumn(NamedTuple):
+    """A column of a table."""
+
+    name: str
+    #: Returns a value as the rest of a cell's XML element; "" if the cell stays empty.
+    write: cells.Writer
+    #: The width in characters.
+    width: int
+    style: Style
+
+
+class Workbook:
+    """A workbook that is being made. Rows are kept in temporary files until it is written, about 2 KB for each row.
+
+    Use it as a context manager, which closes these files.
+    """
+
+    def __init__(self, directory: Path, title: str) -> None:
+        self._directory, self._title = directory, title
+        self._sheets: list[_Sheet] = []
+        self._styles: dict[Style, int] = {}
+        self._files = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._files.close()
+
+    def style_number(self, style: Style) -> int:
+        """Return the number that the style has in this workbook: XlsxWriter numbers styles by their first use."""
+        return self._styles.setdefault(style, _STYLES_BEFORE + len(self._styles))
+
+    def add_sheet(self, table: SheetTable, title: str) -> _Sheet:
+        """Add a sheet after the others."""
+        path = self._directory / f"rows-{len(self._sheets)}.xml"
+        sheet = _Sheet(table, title, self._files.enter_context(path.open("w+b", buffering=SIZE)))
+        self._sheets.append(sheet)
+        return sheet
+
+    def write(self, path: Path) -> None:
+        """Write the workbook to a file."""
+        frame = self._directory / "frame.xlsx"
+        self._write_frame(frame)
+        sheets = {f"xl/worksheets/sheet{number}.xml": sheet for number, sheet in enumerate(self._sheets, 1)}
+        with ZipFile(frame) as source, ZipFile(path, "w") as target:
+            for name in source.namelist():
+                content, entry = source.read(name), ZipInfo(name, _DATE)
+                entry.compress_type, entry.external_attr = ZIP_DEFLATED, _PERMISSIONS
+                if name in sheets:
+                    sheets[name].copy(content, entry, target)
+                else:
+                    target.writestr(entry, content)
+
+    def _write_frame(self, path: Path) -> None:
+        """Write the workbook without rows."""
+        import xlsxwriter
+
+        # With `constant_memory`, XlsxWriter writes texts into the cells.
+        book = xlsxwriter.Workbook(str(path), {"constant_memory": True, "tmpdir": str(self._directory)})
+        book.set_properties({"title": self._title, "created": _CREATED})
+        for sheet in self._sheets:
+            sheet.add_to(book)
+        book.close()
+
+
+class SheetTable:
+    """A header and rows on a sheet with this title. If the sheet is full, the rows continue on another sheet.
+
+    `pages_across` is the number of A4 pages side by side on which a row is printed. If there are several, each page
+    repeats the column with the index `repeated`.
+    """
+
+    def __init__(
+        self, book: Workbook, title: str, columns: Sequence[SheetColumn], *, pages_across: int = 1, repeated: int = 0
+    ) -> None:
+        self._book, self._title, self.columns = book, title, columns
+        self.pages_across, self.repeated = pages_across, repeated
+        self.styles = [book.style_number(column.style) for column in columns]
+        self._writers = [column.write for column in columns]
+        self._letters = [_letters(index) for index in range(len(columns))]
+        #: The values of the last row and their XML. Rows often have the value of the row before.
+        self._last: list[Any] = [None] * len(columns)
+        self._written = [""] * len(columns)
+        self._count = 1
+        self._sheet = book.add_sheet(self, title)
+
+    def add(self, values: Sequence[Any], height: int | None = None) -> None:
+        """Write a row. `height` is in points; without it, the row has the height of one line. None is an empty cell."""
+        sheet = self._sheet
+        if sheet.rows == SHEET_ROWS - 1:
+            self._count += 1
+            sheet = self._sheet = self._book.add_sheet(self, f"{self._title} {self._count}")
+        sheet.rows += 1
+        last, written = self._last, self._written
+        for index, value in enumerate(values):
+            if value != last[index]:
+                last[index] = value
+                rest = "" if value is None else self._writers[index](value)
+                written[index] = f' s="{self.styles[index]}"{rest}' if rest else ""
+        number = sheet.rows + 1
+        row = "".join(
+            [f'<c r="{letters}{number}"{rest}' for letters, rest in zip(self._letters, written, strict=True) if rest]
+        )
+        sheet.file.write(f'<row r="{number}"{_height(height)}>{row}</row>'.encode())
+
+
+class _Sheet:
+    """A sheet of a table. `rows` is the number of rows in its file, without the header."""
+
+    def __init__(self, table: SheetTable, title: str, file: BinaryIO) -> None:
+        self._table, self._title, self.file = table, title, file
+        self.rows = 0
+
+    def add_to(self, book: Any) -> None:
+        """Add the sheet to a workbook of XlsxWriter: its columns, its header, and how it is shown and printed."""
+        sheet, table = book.add_worksheet(self._title), self._table
+        for index, column in enumerate(table.columns):
+            align, number_format, wraps = column.style
+            style = book.add_format(_CELL | {"align": align, "num_format": number_format, "text_wrap": wraps})
+            sheet.set_column(index, index, column.width, style)
+            sheet.write_string(0, index, column.name, book.add_format(_HEADER | {"align": align}))
+            if index == 0 and self.rows:
+                first = style
+        if self.rows:
+            # An empty cell in the last row, so that XlsxWriter writes the size of the sheet. `copy` removes this row.
+            sheet.write_blank(self.rows, 0, None, first)
+        sheet.freeze_panes(1, 0)
+        sheet.repeat_rows(0)
+        sheet.set_landscape()
+        sheet.set_paper(9)  # A4
+        sheet.set_margins(left=0.3, right=0.3, top=0.4, bottom=0.6)
+        sheet.fit_to_pages(table.pages_across, 0)
+        if table.pages_across > 1:
+            sheet.repeat_columns(table.repeated)
+            sheet.print_across()
+        sheet.set_footer("&R&P / &N")
+        sheet.autofilter(0, 0, self.rows, len(table.columns) - 1)
+        sheet.print_area(0, 0, self.rows, len(table.columns) - 1)
+
+    def copy(self, frame: bytes, entry: ZipInfo, target: ZipFile) -> None:
+        """Write the sheet that XlsxWriter made, with the rows, to the workbook."""
+        if [int(number) for number in _STYLE_OF_COLUMN.findall(frame)] != self._table.styles:
+            raise RuntimeError("This version of XlsxWriter numbers styles in another way.")
+        end = frame.index(b"</sheetData>")
+        start = frame.index(b"<row ", frame.index(b"</row>")) if self.rows else end
+        entry.file_size = start + self.file.tell() + len(frame) - end
+        self.file.seek(0)
+        with target.open(entry, "w") as file:
+            file.write(frame[:start])
+            copyfileobj(self.file, file, SIZE)
+            file.write(frame[end:])
+
+
+def _letters(index: int) -> str:
+    """Return the letters of a column: A to Z, AA and so on."""
+    return (_letters(index // 26 - 1) if index >= 26 else "") + chr(ord("A") + index % 26)
+
+
+def _height(points: int | None) -> str:
+    """Return the attributes of a row's height. Excel allows at most 409 points, in steps of a pixel (3/4 point)."""
+    if points is None or points == LINE_HEIGHT:
+        return ""
+    pixels = int(min(points, _MAX_HEIGHT) * 4 / 3 + 0.5)
+    return f' ht="{pixels * 0.75:.16g}" customHeight="1"'
