@@ -183,6 +183,19 @@ def refusal_if_blocked(call: Call, now: int) -> Decision | None:
     return None
 
 
+def handed_over(call: Call, lease: bytes) -> Decision:
+    """Return the decision on a call to which the script has given the lease with this name, after it was refused.
+
+    The call has only this limit, and its cost is 1.
+    """
+    # lua/algorithms/concurrency.lua makes the name: "moment~number".
+    at = int(lease.partition(b"~")[0])
+    lease_ttl = int(call.program.terms[0].algorithm.params(at)[0])
+    decided, allowed, binding, remaining, retry_after, wait = 1, 1, 1, 0, 0, 0
+    reply = (decided, allowed, binding, remaining, retry_after, lease_ttl, wait, at, at, 1, remaining, lease_ttl)
+    return Decision(call, reply, lease)
+
+
 def read(reply: bytes) -> tuple[int, ...]:
     """Return the integers of 64 bits in a reply of the script."""
     return _UNPACK[len(reply)](reply)

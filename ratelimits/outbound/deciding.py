@@ -20,6 +20,7 @@ from ratelimits.algorithms.parsing import HORIZON, MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.engine import ANY, Decision, Stale, Unavailable
 from ratelimits.engine.call import Call
+from ratelimits.engine.decision import handed_over
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.transport.breaker import NodeUnavailable
 from ratelimits.engine.transport.connection import Interrupted
@@ -135,6 +136,14 @@ class Outbound:
             observing.observe(answer, self.name, started, perf_counter_ns())
         return turn
 
+    def handed_over(self, turn: Turn, lease: bytes) -> Turn:
+        """Return the answer to a call that was refused, and that was given this lease later."""
+        assert turn.decision is not None
+        now = perf_counter_ns()
+        granted = _turn(handed_over(turn.decision.call, lease))
+        observing.observe(Answer(True, granted.decision), self.name, now, now)
+        return granted
+
     def _ask(self, timeout: float | None) -> Steps:
         if not conf.ENABLED:
             return _UNLIMITED
@@ -148,7 +157,8 @@ class Outbound:
                     selection = yield Rules(self.name, self.identity, newer)
                     prepared = prepare(selection, tuple(self.costs))
                     version = selection.version if attempt <= RELOADS else None
-                call = self._call(prepared, version, accepted)
+                # A caller that accepts no wait does not wait for a release either.
+                call = self._call(prepared, version, accepted)._replace(announces=accepted != 0)
                 if not checking.breaker.closed or (prepared is not None and prepared.unavailable(self.costs)):
                     break
                 if not call.program.terms:
@@ -172,12 +182,12 @@ class Outbound:
         if prepared is None:
             assert self.algorithm is not None
             limits = program((Term(self.algorithm, "in code", 0, 0),))
-            return Call(limits, (f"outbound:{self.name}",), costs, timeout=timeout, version=None, announces=True)
+            return Call(limits, (f"outbound:{self.name}",), costs, timeout=timeout, version=None)
         # The longest wait of a rule is for requests. An outbound call has its own longest wait.
         limits = program(tuple(replace(term, max_wait=-1) for term in prepared.program.terms))
         keys = tuple([getattr(self.identity, field, field) for field in prepared.fields])
         account = self.identity.account_id
-        return Call(limits, keys, costs, account, timeout=timeout, version=version, announces=True)
+        return Call(limits, keys, costs, account, timeout=timeout, version=version)
 
     def _by_policies(self, prepared: Prepared | None) -> Turn:
         """Return when it is the turn of the call, by the failure policies."""

@@ -23,7 +23,7 @@ class Sleep(NamedTuple):
 class Release(NamedTuple):
     """An instruction: wait until a lease is released, for at most this number of seconds.
 
-    The server pushes an element to the list at `key`, a Redis key of this shard.
+    Return the element that the server pushes to the list at `key`, a Redis key of this shard; None if it pushes none.
     """
 
     shard: int

@@ -13,13 +13,13 @@ from typing import Any
 
 from ratelimits.algorithms.limits import Algorithm
 from ratelimits.engine import Decision, Receipt, Unavailable, asettle, settle
-from ratelimits.engine.call import shard
+from ratelimits.engine.call import Call, Op, shard
 from ratelimits.engine.clock import clock
 from ratelimits.engine.keys import own_name
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.outbound import driving
-from ratelimits.outbound.deciding import PAUSE, PROJECT, Outbound, Turn, WaitTooLong, typed
+from ratelimits.outbound.deciding import PAUSE, PROJECT, Ask, Outbound, Turn, WaitTooLong, typed
 from ratelimits.outbound.driving import Release, Sleep
 from ratelimits.quota import finishing
 from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
@@ -153,7 +153,9 @@ def _until_granted(outbound: Outbound, max_wait: float | None) -> Generator[Any,
         if needed is None or too_long:
             raise WaitTooLong(outbound.name, turn.limit, needed, max_wait)
         if leases:
-            yield from _until_released(turn, needed if left is None else min(needed, left))
+            lease = yield from _released(turn, needed if left is None else min(needed, left))
+            if lease is not None:
+                return outbound.handed_over(turn, lease)
         else:
             yield Sleep(turn.retry_after or 0.0)
 
@@ -174,8 +176,11 @@ def seconds_needed(turn: Turn, timeout: float | None) -> float | None:
     return turn.retry_after + max(timeout, 0)
 
 
-def _until_released(turn: Turn, seconds: float) -> Generator[Any, Any, None]:
-    """Wait until a lease is released, for at most this number of seconds."""
+def _released(turn: Turn, seconds: float) -> Generator[Any, Any, bytes | None]:
+    """Wait until a lease is released, for at most this number of seconds.
+
+    Return the name of the lease that the server has given to this call; None if the call must ask again.
+    """
     assert turn.decision is not None
     assert turn.decision.binding is not None
     call, term = turn.decision.call, turn.decision.program.terms[turn.decision.binding]
@@ -183,7 +188,14 @@ def _until_released(turn: Turn, seconds: float) -> Generator[Any, Any, None]:
     number, storage = shard(keyspace, key, call.account), term.algorithm.storage
     freed = keyspace.own(number, own_name(storage.own, term.name), key) + storage.optional["freed"]
     try:
-        yield Release(number, freed, seconds)
+        lease: bytes | None = yield Release(number, freed, seconds)
+        if lease is None or b"~" not in lease:
+            return None
+        if len(call.program.terms) == 1 and call.costs == (1,):
+            return lease
+        # The lease was meant for a call that waits for one permit of this limit alone. End it: then it goes to another.
+        yield Ask(Call(call.program, call.keys, call.costs, call.account, op=Op.RELEASE, lease=lease.decode()))
     except Unavailable:
         # The next question finds out whether Redis answers.
         yield Sleep(min(seconds, PAUSE))
+    return None

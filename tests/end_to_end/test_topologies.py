@@ -6,6 +6,8 @@ import asyncio
 import re
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,17 @@ from django.test import override_settings
 from django_redis.pool import ConnectionFactory
 
 from ratelimits import rules
+from ratelimits.algorithms.limits import Concurrency
 from ratelimits.embedded import EmbeddedServer, free_port
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.models import Line, Rule
+from ratelimits.outbound import permits
 from ratelimits.quota import checking, operating
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.receipts import refund, settle
 from ratelimits.status.facts import Level, facts
+from tests.support.eventually import until
 from tests.support.rows import NEEDED, rule
 from tests.support.servers import server_binary
 from tests.support.usage.traffic import flow
@@ -68,6 +73,23 @@ def everything() -> None:
     flow()
     units = Line.objects.aggregate(units=Sum("admitted_units") - Sum("refunded_units"))["units"]
     assert units == sum(one.allowed for one in answers) + 3
+    wait_for_a_lease()
+
+
+def wait_for_a_lease() -> None:
+    """Let an outbound call wait until another one releases its lease."""
+    limit = Concurrency(1, Decimal(3600))
+    client: Any = current_server().wire.client
+
+    def wait() -> float:
+        with permits("jobs", rate=limit) as permit:
+            return permit.waited
+
+    with ThreadPoolExecutor(1) as pool:
+        with permits("jobs", rate=limit):
+            waited = pool.submit(wait)
+            until(lambda: client.info("clients")["blocked_clients"] == 1, "a call waits")
+        assert waited.result(30) > 0
 
 
 def using(location: str, **options: Any) -> Any:

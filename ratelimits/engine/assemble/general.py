@@ -49,7 +49,8 @@ class AnyLimit(LimitText):
 
     def __init__(self, call: Shape) -> None:
         lease = "ARGV[6 + meter_count]" if call.lease else "ARGV[1]"
-        self.known = {"lease": lease, "announces": "true" if call.announces else "false"}
+        announces = "true" if call.announces else "false"
+        self.known = {"lease": lease, "announces": announces, "is_alone": "#L == 1"}
         self.in_table, self.table, self.used, self.files = True, "l", {}, _files()
         self.lasting = "l.lasting"
 

@@ -34,6 +34,7 @@ class LimitText:
             "timeout": timeout,
             "lease": f"ARGV[{5 + call.meters}]" if call.lease else "ARGV[1]",
             "announces": "true" if call.announces else "false",
+            "is_alone": "true" if len(call.limits) == 1 else "false",
         }
         if shape.own_key:
             self.known["redis_key"] = f"KEYS[{shape.own_key}]"

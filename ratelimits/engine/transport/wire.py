@@ -123,8 +123,8 @@ class Wire:
         finally:
             self._pool.release(connection)
 
-    def pop(self, key: str, seconds: float) -> bool:
-        """Wait until a list has an element, and remove it. Return False if it has none for this number of seconds.
+    def pop(self, key: str, seconds: float) -> bytes | None:
+        """Wait until a list has an element, and take it. Return None if it has none for this number of seconds.
 
         The server wakes the callers one by one, in the order in which they came. Raise NotSent.
         """
@@ -132,26 +132,28 @@ class Wire:
         end = time.monotonic() + seconds
         try:
             while (left := end - time.monotonic()) > 0:
-                if client.blpop([key], timeout=_block(left)) is not None:
-                    return True
+                taken: Any = client.blpop([key], timeout=_block(left))
+                if taken is not None:
+                    return bytes(taken[1])
         except (RedisError, OSError) as error:
             raise NotSent(str(error)) from error
-        return False
+        return None
 
-    async def apop(self, key: str, seconds: float) -> bool:
+    async def apop(self, key: str, seconds: float) -> bytes | None:
         """Do the same as `pop`, in async code, on a connection of its own."""
         pool = async_pool(self._blocking)
         client: Any = redis.asyncio.Redis(connection_pool=pool)
         end = time.monotonic() + seconds
         try:
             while (left := end - time.monotonic()) > 0:
-                if await client.blpop([key], timeout=_block(left)) is not None:
-                    return True
+                taken = await client.blpop([key], timeout=_block(left))
+                if taken is not None:
+                    return bytes(taken[1])
         except (RedisError, OSError) as error:
             raise NotSent(str(error)) from error
         finally:
             await pool.disconnect()
-        return False
+        return None
 
     def stream(self, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
         """Load the scripts, then send many commands at once and return their replies in order.

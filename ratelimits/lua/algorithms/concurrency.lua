@@ -18,8 +18,14 @@
 -- Two more Redis keys let callers wait for a release. They exist only while callers wait. The script does not declare
 -- them, so that it also runs without them while a cluster moves the slot. If they cannot be used then, the callers wait
 -- until the first lease expires.
---   ${announced}   string: the number of callers that were refused and wait for a release
---   ${freed}       list with an element for each caller that may try again. Callers take elements with BLPOP
+--   ${announced}   string "number terms": how many callers were refused and wait for a release. The terms say under
+--                which rules these callers are given a lease without asking again: "version capacity lease_ttl". The
+--                version is that of the rules, or "any" for a limit in code. If the callers have different terms, or
+--                need more than one permit of this limit alone, the terms are ASK_AGAIN
+--   ${freed}       list. Callers take elements from it with BLPOP, and the server serves the caller that has waited
+--                longest. An element is the name of a new lease, which belongs to the caller that takes the element;
+--                or "1", and this caller asks again. A lease whose element is in the list belongs to nobody yet:
+--                perhaps the caller has gone. So a request that needs this lease takes its place
 --
 --@params * lease_ttl - - - - capacity
 --@record leases I7 last i7 base I6 stored_permits I6 next_number I6 others I6 powers I7 oldest i7 newest
@@ -33,6 +39,32 @@
 --   oldest           no stored lease ends before this time (µs after `base`)
 --   newest           the expiry of the stored lease that ends last; -1: not known
 --   is_new           true if the limit had no state, or the server has lost its leases
+
+local ASK_AGAIN = '- 0 0'
+
+-- Notes that a caller waits, for at most `retry` µs. `terms` are the caller's terms; nil if they are not known.
+local function announce(redis_key, retry, terms)
+  local key = redis_key .. '${announced}'
+  local value = redis.pcall('GET', key)
+  local count, others = string.match(type(value) == 'string' and value or '0 ' .. ASK_AGAIN, '^(%d+) (.*)$')
+  if terms == nil or count == '0' then
+    terms = terms or others
+  elseif terms ~= others then
+    terms = ASK_AGAIN
+  end
+  redis.pcall('SET', key, int(count + 1) .. ' ' .. terms, 'PX', math.ceil(retry / 1000))
+end
+
+-- Returns whether the first `need` leases in the list have not ended. They belong to nobody.
+local function has_unclaimed(redis_key, need, base)
+  local size = redis.pcall('LLEN', redis_key .. '${freed}')
+  if type(size) ~= 'number' or size < need then return false end
+  for _, name in ipairs(redis.call('LRANGE', redis_key .. '${freed}', 0, int(need - 1))) do
+    local expiry = tonumber(redis.call('ZSCORE', redis_key, '=' .. name) or -1)
+    if expiry <= at - base then return false end
+  end
+  return true
+end
 
 -- Returns functions for leases that have ended or were released, and for leases of several permits. They are needed less
 -- often, so they are defined only when they are needed.
@@ -99,17 +131,6 @@ local function lease_functions()
     return expiry(last)
   end
 
-  -- Wakes callers that wait for a release, at most one for each permit that was given back.
-  local function wake(l, count)
-    local key, freed = l.redis_key .. '${announced}', l.redis_key .. '${freed}'
-    local announced = redis.pcall('GET', key)
-    if type(announced) ~= 'string' then return end
-    count = math.min(count, tonumber(announced), l.capacity)
-    for _ = 1, count do redis.pcall('RPUSH', freed, '1') end
-    redis.pcall('PEXPIRE', freed, math.ceil(l.lease_ttl / 1000))
-    if redis.pcall('DECRBY', key, int(count)) == 0 then redis.pcall('DEL', key) end
-  end
-
   -- Calls `act` with each member that a lease has in the second key, and with the member's power of two.
   local function for_each_member(number, count, expiry, act)
     for_each_power(count - 1, function(letter, power)
@@ -146,23 +167,65 @@ local function lease_functions()
     if oldest then l.oldest = tonumber(oldest) end
   end
 
-  -- Adds a lease that is not plain.
-  local function add_lease(l, name, count, expiry)
-    local label = int(l.next_number) .. ':' .. int(count)
+  -- Adds a lease with this member and this number of permits to the first key.
+  local function add_member(l, member, count, expiry)
     if l.stored_permits == 0 then
       redis.call('ZADD', l.redis_key .. '${details}', 0, '')
       l.oldest, l.newest, l.creates = expiry, expiry, true -- the keys are new, so they have no time to live
     end
     if expiry < l.oldest then l.oldest = expiry end
     if l.newest >= 0 and expiry > l.newest then l.newest = expiry end
-    redis.call('ZADD', l.redis_key, int(expiry), label .. ':' .. name)
+    redis.call('ZADD', l.redis_key, int(expiry), member)
+    l.stored_permits, l.live_permits = l.stored_permits + count, l.live_permits + count
+  end
+
+  -- Adds a lease that is not plain.
+  local function add_lease(l, name, count, expiry)
+    local label = int(l.next_number) .. ':' .. int(count)
+    add_member(l, label .. ':' .. name, count, expiry)
     redis.call('ZADD', l.redis_key .. '${details}', 0, '@' .. name .. ':' .. label)
     for_each_member(int(l.next_number), count, expiry, function(other_member, power)
       redis.call('ZADD', l.redis_key .. '${details}', 0, other_member)
       if l.powers % (2 * power) < power then l.powers = l.powers + power end
     end)
     l.next_number, l.others = l.next_number + 1, l.others + 1
-    l.stored_permits, l.live_permits = l.stored_permits + count, l.live_permits + count
+  end
+
+  -- Gives permits that have come back to callers that wait, at most one to each: a lease if the callers' terms hold,
+  -- else a call to ask again. `head` is the head of a shard: it begins with the version of the rules.
+  local function give_to_callers(l, count, head)
+    local key, freed = l.redis_key .. '${announced}', l.redis_key .. '${freed}'
+    local value = redis.pcall('GET', key)
+    if type(value) ~= 'string' then return end
+    local waiting, version, capacity, lease_ttl = string.match(value, '^(%d+) (%S+) (%d+) (%d+)$')
+    waiting, capacity, lease_ttl = tonumber(waiting), tonumber(capacity), tonumber(lease_ttl)
+    local given, gives_leases = 0, version == 'any' or version == string.match(head or '', '^%d+')
+    while given < count and given < waiting and (not gives_leases or l.live_permits < capacity) do
+      -- No other lease has this name: a number is not used again at one moment.
+      local name = gives_leases and int(at) .. '~' .. int(l.next_number) or '1'
+      local size = redis.pcall('RPUSH', freed, name)
+      if type(size) ~= 'number' then break end
+      given = given + 1
+      if gives_leases then
+        add_member(l, '=' .. name, 1, at + lease_ttl - l.base)
+        l.next_number = l.next_number + 1
+      else
+        lease_ttl = l.lease_ttl
+      end
+      -- The list ends before each of its leases.
+      if size == 1 then redis.pcall('PEXPIRE', freed, math.max(math.floor(lease_ttl / 1000), 1)) end
+    end
+    if given > 0 then redis.pcall('SET', key, int(waiting - given) .. string.match(value, ' .*'), 'KEEPTTL') end
+  end
+
+  -- Ends the first `count` leases in the list. The callers for whom they were made may still wait.
+  local function take_unclaimed(l, count)
+    local freed = l.redis_key .. '${freed}'
+    for _, name in ipairs(redis.call('LRANGE', freed, 0, int(count - 1))) do
+      remove_lease(l, '=' .. name, tonumber(redis.call('ZSCORE', l.redis_key, '=' .. name)))
+      announce(l.redis_key, l.lease_ttl)
+    end
+    redis.call('LTRIM', freed, int(count), -1)
   end
 
   -- Returns two lists: the leases with the request's name that have not ended, the oldest first, and their expiries.
@@ -189,19 +252,19 @@ local function lease_functions()
 
   -- Ends all leases with the request's name. Does not remove leases that have ended already: they count again if the
   -- clock steps back before the next charge. Returns whether there was such a lease.
-  local function release(l, lease)
+  local function release(l, lease, head)
     local members, expiries = leases_of_name(l, lease)
     local before = l.live_permits
     for i = 1, #members do
       l.live_permits = l.live_permits - permits_of(members[i])
       remove_lease(l, members[i], expiries[i])
     end
-    if #members > 0 then wake(l, before - l.live_permits) end
+    if #members > 0 then give_to_callers(l, before - l.live_permits, head) end
     return #members > 0
   end
 
   -- Gives back permits of the leases with the request's name, the newest lease first. Returns whether there were any.
-  local function refund(l, lease)
+  local function refund(l, lease, head)
     local left, members, expiries = l.cost, leases_of_name(l, lease)
     for i = #members, 1, -1 do
       local count = permits_of(members[i])
@@ -212,13 +275,13 @@ local function lease_functions()
         left = math.max(left - count, 0)
       end
     end
-    if left < l.cost then wake(l, l.cost - left) end
+    if left < l.cost then give_to_callers(l, l.cost - left, head) end
     return left < l.cost
   end
 
   return {
     find_ended = find_ended, moment_with_permits = moment_with_permits, remove_ended = remove_ended,
-    add_lease = add_lease, release = release, refund = refund,
+    add_lease = add_lease, take_unclaimed = take_unclaimed, release = release, refund = refund,
   }
 end
 
@@ -248,6 +311,8 @@ function leases.check(l)
     l.retry = NEVER
   elseif need <= 0 then
     l.ok = true
+  elseif has_unclaimed(l.redis_key, need, l.base) then
+    l.ok, l.takes_unclaimed, l.live_permits = true, need, l.live_permits - need
   else
     local expiry
     if l.others == 0 and l.ended_permits == 0 then
@@ -259,15 +324,23 @@ function leases.check(l)
     end
     l.retry = expiry + l.base - at
     if l.announces then
-      redis.pcall('INCR', l.redis_key .. '${announced}')
-      redis.pcall('PEXPIRE', l.redis_key .. '${announced}', math.ceil(l.retry / 1000))
+      local terms = ASK_AGAIN
+      if l.is_alone and l.cost == 1 then
+        local version = marks % 2 == 1 and string.match(ARGV[2], '^%d+') or 'any'
+        terms = version .. ' ' .. int(l.capacity) .. ' ' .. int(l.lease_ttl)
+      end
+      announce(l.redis_key, l.retry, terms)
     end
   end
 end
 
 function leases.charge(l)
+  if l.takes_unclaimed then
+    lease_functions().take_unclaimed(l.self, l.takes_unclaimed)
+  end
   if l.is_new or l.live_permits == 0 and l.stored_permits > 0 then
     call('UNLINK', l.redis_key, l.redis_key .. '${details}')
+    redis.pcall('UNLINK', l.redis_key .. '${freed}')
     l.stored_permits, l.ended_permits, l.others, l.powers, l.is_new = 0, 0, 0, 0, false
   end
   if l.ended_permits > 0 then
@@ -288,11 +361,11 @@ function leases.charge(l)
 end
 
 function leases.refund(l)
-  l.undone = lease_functions().refund(l.self, l.lease)
+  l.undone = lease_functions().refund(l.self, l.lease, got[1])
 end
 
 function leases.release(l)
-  l.undone = lease_functions().release(l.self, l.lease)
+  l.undone = lease_functions().release(l.self, l.lease, got[1])
 end
 
 function leases.standing(l)
@@ -319,4 +392,5 @@ end
 
 function leases.reset(l)
   call('UNLINK', l.redis_key, l.redis_key .. '${details}')
+  redis.pcall('UNLINK', l.redis_key .. '${freed}')
 end
