@@ -1,4 +1,4 @@
-"""Find the rates that a project has given to other libraries, and make rules of them.
+"""Find the rates that a project has written for other libraries, and make rules of them.
 
 `throttles` finds the throttles of Django REST framework, and `decorated` finds the decorators of django-ratelimit.
 """

@@ -16,9 +16,9 @@ from ratelimits.moving.views import FoundView
 
 #: The module of django-ratelimit's decorator. Before its version 4 the package was called `ratelimit`.
 _MODULES = {"django_ratelimit.decorators", "ratelimit.decorators"}
-#: For each key of django-ratelimit that a rule can count: the rule's kind of key.
+#: The rule's kind of key, for each key of django-ratelimit that a rule can count without the help of the view.
 _KINDS = {"ip": "ip", "user": "user", "user_or_ip": "key"}
-#: For each source of a key of django-ratelimit: the source of a key that a view gives to `limited`.
+#: The name of a source in the argument `key` of `limited`, for each source of a key of django-ratelimit.
 _SOURCES = {"header": "header", "get": "query", "post": "field"}
 _NO_UNIT = re.compile(r"[0-9]+/[0-9]*")
 
@@ -38,11 +38,11 @@ class _Decorated(NamedTuple):
 
 def of_decorators(views: Iterable[FoundView]) -> Iterator[Finding]:
     """Yield the rate of each decorator of django-ratelimit. The outermost decorator of a view comes first."""
-    decorated = [one for view in views for one in _decorated(view)]
+    decorated = [one for view in views for one in _of_view(view)]
     modules: dict[str, set[str]] = {}
     for one in decorated:
         modules.setdefault(one.short_name, set()).add(one.module)
-    scopes = [_scope(one, several=len(modules[one.short_name]) > 1) for one in decorated]
+    scopes = [_scope(one, with_app=len(modules[one.short_name]) > 1) for one in decorated]
     #: By scope: the key that the views of this scope give. The views of one scope can give only one key.
     view_keys: dict[str, str] = {}
     for one, scope in zip(decorated, scopes, strict=True):
@@ -52,18 +52,22 @@ def of_decorators(views: Iterable[FoundView]) -> Iterator[Finding]:
         yield _finding(one, scope, view_keys.get(scope, ""))
 
 
-def _scope(decorated: _Decorated, *, several: bool) -> str:
+def _scope(decorated: _Decorated, *, with_app: bool) -> str:
     """Return a scope for a view: the decorator's group, or the name of the view.
 
-    If `several` modules have a view with this name, each of these views needs a scope of its own.
+    If several modules have a view with this name, each of these views needs a different scope. Then `with_app` adds the
+    name of the app to the name of the view.
     """
     app = decorated.module.removesuffix(".views").rpartition(".")[2]
-    name = f"{app}-{decorated.short_name}" if several else decorated.short_name
+    name = f"{app}-{decorated.short_name}" if with_app else decorated.short_name
     return re.sub(r"[\s:,*]+", "-", decorated.decorator.get("group") or name)
 
 
 def _view_key(key: Any, scope: str) -> str:
-    """Return what to write as `key` of `limited` for a key of django-ratelimit; "" if the view gives no key."""
+    """Return the argument `key` of `limited` that replaces a key of django-ratelimit.
+
+    Return "" if `limited` needs no such argument, or if the key is not known.
+    """
     if callable(key) or (isinstance(key, str) and "." in key and ":" not in key):
         function = key if isinstance(key, str) else _shown(key)
         return f"lambda request: {function}({scope!r}, request)"
@@ -71,21 +75,21 @@ def _view_key(key: Any, scope: str) -> str:
     return f'"{_SOURCES[source]}:{name}"' if colon and source in _SOURCES else ""
 
 
-def _decorated(view: FoundView) -> Iterator[_Decorated]:
+def _of_view(view: FoundView) -> Iterator[_Decorated]:
     """Yield each decorator of a view, and of the methods of its class."""
     seen: set[int] = set()
     module = (view.cls or view.view).__module__
-    for decorator in _decorators(view.view, seen):
+    for decorator in _arguments(view.view, seen):
         yield _Decorated(view.name, module, decorator)
     if view.cls is not None:
         for method in ("dispatch", *view.cls.http_method_names):
             name = view.name if method == "dispatch" else f"{view.name}.{method}"
-            for decorator in _decorators(getattr(view.cls, method, None), seen):
+            for decorator in _arguments(getattr(view.cls, method, None), seen):
                 yield _Decorated(name, module, decorator)
 
 
-def _decorators(function: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
-    """Yield the arguments of the decorators around a function."""
+def _arguments(function: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
+    """Yield the arguments of each decorator around a function. Leave out functions whose id is in `seen`."""
     while inspect.isfunction(function) and id(function) not in seen:
         seen.add(id(function))
         closure = inspect.getclosurevars(function).nonlocals
@@ -100,19 +104,19 @@ def _decorators(function: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
 
 
 def _finding(decorated: _Decorated, scope: str, view_key: str) -> Finding:
-    """Return the finding of a decorator. `view_key` is the key that the views of the scope give; "" for none."""
+    """Return the finding of a decorator. `view_key` is the key that the scope's views give; "" if they give none."""
     name, decorator = decorated.name, decorated.decorator
     key, rate = decorator.get("key"), decorator.get("rate")
     found = f"@ratelimit(key={_shown(key)}, rate={_shown(rate)})"
     own_key = _view_key(key, scope)
     if own_key and own_key != view_key:
-        note = "@limited takes one key. Write a second @limited with another scope and this key, and a rule for it."
+        note = "@limited takes one key. Add a second @limited with a new scope and this key, and a rule for this scope."
         return Finding(found, (name,), None, (note,))
     if not own_key and str(key) not in _KINDS:
         return Finding(found, (name,), None, ("django-ratelimit does not know this key.",))
     if not isinstance(rate, (str, tuple)) or (isinstance(rate, str) and not re.match(r"[0-9]+/", rate)):
         note = "The rate is calculated for each request. Write a rule with the usual rate, and plans or overrides."
-        return Finding(found, (name,), None, (note if rate is not None else "Without a rate it limits nothing.",))
+        return Finding(found, (name,), None, (note if rate is not None else "It has no rate, so it limits nothing.",))
     try:
         capacity, period = _parsed(rate)
     except ValueError as error:
@@ -143,7 +147,7 @@ def _shown(value: Any) -> str:
 
 
 def _parsed(rate: str | tuple[int, int]) -> tuple[int, int]:
-    """Return the number of requests and the seconds of a rate. Without a unit, the time is in seconds."""
+    """Return the number of requests and the seconds of a rate. A time without a unit is in seconds."""
     if isinstance(rate, tuple):
         return int(rate[0]), int(rate[1])
     text = f"{rate}s" if _NO_UNIT.fullmatch(rate) else rate
@@ -152,7 +156,10 @@ def _parsed(rate: str | tuple[int, int]) -> tuple[int, int]:
 
 
 def _prefixes() -> Iterator[tuple[str, int | None]]:
-    """Yield the prefix lengths of addresses that the settings of django-ratelimit give, if a rule can have them."""
+    """Yield the two prefix fields of a rule, with the lengths that the settings of django-ratelimit give.
+
+    If a setting has the rule's default length, or a length that a rule cannot have, the length is None.
+    """
     for field, setting, default in (
         ("ipv4_prefix", "RATELIMIT_IPV4_MASK", IPV4_PREFIX),
         ("ipv6_prefix", "RATELIMIT_IPV6_MASK", IPV6_PREFIX),
@@ -162,6 +169,6 @@ def _prefixes() -> Iterator[tuple[str, int | None]]:
 
 
 def _methods(method: Any) -> tuple[str, ...]:
-    """Return the methods that a decorator counts, in order; none stands for all."""
+    """Return the methods that a decorator counts, in order. If it counts all methods, return an empty tuple."""
     named = [method] if isinstance(method, str) else list(method or ())
     return tuple(sorted({one.upper() for one in named if isinstance(one, str)}))

@@ -20,7 +20,7 @@ class Finding:
 
     found   the rate as the project writes it
     where   the views that it limits
-    rule    the rule that it becomes, as an entry of rules as code (see the package as_code); None if it becomes no rule
+    rule    the rule that replaces it, as an entry of rules as code (see the package as_code), or None if there is none
     notes   what differs, what to change in the code, or why there is no rule
     """
 
@@ -37,7 +37,7 @@ def is_scope(text: str) -> bool:
 
 
 def with_names(findings: Iterable[Finding]) -> list[Finding]:
-    """Give each rule a name of its own, made from its present name. Join rules that are the same."""
+    """Join findings that are the same. Then give each rule a unique name, made from its present name."""
     joined: list[Finding] = []
     for finding in findings:
         same = next((i for i, other in enumerate(joined) if _same(finding, other)), None)

@@ -16,8 +16,8 @@ from ratelimits.progress import Progress
 class Planned(NamedTuple):
     """A finding, and what an import does with it.
 
-    sentence  the rule that it becomes, in words; "" if it becomes none
-    exists    whether there is a default rule of this name already. The import then changes nothing
+    sentence  the rule that replaces it, in words; "" if there is no such rule
+    exists    whether a rule without a plan already has this name. The import then does not write the rule
     """
 
     finding: Finding
@@ -26,7 +26,7 @@ class Planned(NamedTuple):
 
 
 def plan(using: str) -> list[Planned]:
-    """Return everything that was found in the project, with the rules that it becomes."""
+    """Return everything that was found in the project, with the rules that replace it."""
     all_views = views()
     findings = with_names([*of_throttles(all_views), *of_decorators(all_views)])
     existing = set(Rule.objects.using(using).filter(plan=None).values_list("name", flat=True))

@@ -14,10 +14,11 @@ from ratelimits.algorithms import typed_rates
 from ratelimits.moving.finding import Finding, is_scope
 from ratelimits.moving.views import FoundView
 
-#: The methods of a throttle that a rule replaces, and the modules whose methods a rule can replace.
+#: A rule can replace a throttle if the throttle has these methods from one of these modules. Otherwise the project has
+#: written one of the methods itself.
 _METHODS = ("allow_request", "get_cache_key", "get_ident", "get_rate")
 _MODULES = {"rest_framework.throttling", "ratelimits.throttling.by_rates"}
-_PER_KEY = "Counted per API key. Without an API key per user, and without a user per address."
+_PER_KEY = "Counted per API key. If there is no API key: per user. If there is no user: per address."
 
 
 def of_throttles(views: Iterable[FoundView]) -> Iterator[Finding]:
@@ -29,12 +30,12 @@ def of_throttles(views: Iterable[FoundView]) -> Iterator[Finding]:
     for throttle in classes:
         if not issubclass(throttle, throttling.SimpleRateThrottle):
             continue  # QuotaThrottle, for example
-        having = [view for view in api_views if throttle in view.option("throttle_classes")]
+        throttled = [view for view in api_views if throttle in view.option("throttle_classes")]
         if issubclass(throttle, throttling.ScopedRateThrottle):
-            found = list(_scoped(throttle, having))
-            used |= {str(view.option("throttle_scope")) for view in having}
+            found = list(_scoped(throttle, throttled))
+            used |= {str(view.option("throttle_scope")) for view in throttled}
         else:
-            found = [_unscoped(throttle, having, api_views, everywhere=throttle in defaults)]
+            found = [_unscoped(throttle, throttled, api_views, everywhere=throttle in defaults)]
             used.add(str(throttle.scope))
         yield from found
     for scope, rate in (api_settings.DEFAULT_THROTTLE_RATES or {}).items():
@@ -43,12 +44,14 @@ def of_throttles(views: Iterable[FoundView]) -> Iterator[Finding]:
             yield Finding(f"{scope}: {rate}", ("DEFAULT_THROTTLE_RATES",), None, (note,))
     for view in api_views:
         if view.cls.get_throttles.__module__ != "rest_framework.views":
-            note = "It chooses throttles in get_throttles. Rates that only this method names are not found."
+            note = "The view chooses its throttles in get_throttles. Rates that only this method names are not found."
             yield Finding("get_throttles", (view.name,), None, (note,))
 
 
-def _unscoped(throttle: type[Any], having: list[FoundView], api_views: list[FoundView], *, everywhere: bool) -> Finding:
-    where = ("all views by default",) if everywhere else tuple(view.name for view in having)
+def _unscoped(
+    throttle: type[Any], throttled: list[FoundView], api_views: list[FoundView], *, everywhere: bool
+) -> Finding:
+    where = ("all views by default",) if everywhere else tuple(view.name for view in throttled)
     finding = _with_rate(throttle, str(throttle.scope), where)
     if finding.rule is None:
         return finding
@@ -56,39 +59,42 @@ def _unscoped(throttle: type[Any], having: list[FoundView], api_views: list[Foun
         per_address = {"key_kind": "ip", "callers": "anonymous"}
         finding = replace(finding, rule={**(finding.rule or {}), **per_address}, notes=finding.notes[1:])
     if everywhere:
-        return _for_all(finding, having, [view for view in api_views if view not in having])
-    scopes = {view.option("throttle_scope") for view in having} - {None}
+        return _for_all(finding, throttled, [view for view in api_views if view not in throttled])
+    scopes = {view.option("throttle_scope") for view in throttled} - {None}
     if scopes - {throttle.scope}:
         note = "Some of these views have another throttle_scope. A view has one scope, so write a rule for each scope."
         return replace(finding, rule=None, notes=(note,))
     note = f"Give these views throttle_scope = {throttle.scope!r}."
-    if any(view.is_action for view in having):
+    if any(view.is_action for view in throttled):
         note += (
             f" For an action: @action(…, throttle_scope={throttle.scope!r}), and throttle_scope = None in its class."
         )
-    notes = (*finding.notes, *((note,) if {view.option("throttle_scope") for view in having} != scopes else ()))
+    notes = (*finding.notes, *((note,) if {view.option("throttle_scope") for view in throttled} != scopes else ()))
     return replace(finding, rule={**(finding.rule or {}), "scope": throttle.scope}, notes=notes)
 
 
-def _for_all(finding: Finding, having: list[FoundView], others: list[FoundView]) -> Finding:
-    """Return the finding of a throttle of all views. Its rule excepts the scopes of `others`, without this throttle."""
+def _for_all(finding: Finding, throttled: list[FoundView], others: list[FoundView]) -> Finding:
+    """Return the finding of a throttle that all views have by default.
+
+    `others` are the views without this throttle. The rule does not apply in their scopes.
+    """
     others = [view for view in others if view.option("throttle_classes")]
     scopes = {str(view.option("throttle_scope") or "") for view in others}
-    scopes -= {"", *(str(view.option("throttle_scope")) for view in having)}
+    scopes -= {"", *(str(view.option("throttle_scope")) for view in throttled)}
     rule = dict(finding.rule or {})
     if excepted := sorted(scope for scope in scopes if is_scope(scope)):
         rule["except_scopes"] = ", ".join(excepted)
-    left = [view.name for view in others if view.option("throttle_scope") not in excepted]
+    limited_too = [view.name for view in others if view.option("throttle_scope") not in excepted]
     note = (
-        f"Do this, or the rule also limits {', '.join(left)}: give each of these views a throttle_scope, and add this"
-        " scope to “except in scopes” of this rule."
+        f"The rule also limits {', '.join(limited_too)}. If it should not, give each of these views a throttle_scope,"
+        " and add this scope to “except in scopes” of this rule."
     )
-    return replace(finding, rule=rule, notes=(*finding.notes, note) if left else finding.notes)
+    return replace(finding, rule=rule, notes=(*finding.notes, note) if limited_too else finding.notes)
 
 
-def _scoped(throttle: type[Any], having: list[FoundView]) -> Iterator[Finding]:
+def _scoped(throttle: type[Any], throttled: list[FoundView]) -> Iterator[Finding]:
     by_scope: dict[str, list[str]] = {}
-    for view in having:
+    for view in throttled:
         if view.option("throttle_scope"):
             by_scope.setdefault(str(view.option("throttle_scope")), []).append(view.name)
     for scope, names in by_scope.items():
@@ -127,7 +133,7 @@ def _with_rate(throttle: type[Any], scope: str, where: tuple[str, ...]) -> Findi
 
 
 def _read_otherwise(rate: str, capacity: int, period: float) -> tuple[str, ...]:
-    """Return a note if the project's throttle reads a rate in another way than people do."""
+    """Return a note if the project's throttle reads a rate in another way than this app. Else return an empty tuple."""
     try:
         permits, seconds = typed_rates.rate(rate, m_is_minute=True)
         if permits == capacity and float(seconds) == period:

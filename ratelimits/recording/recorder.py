@@ -98,8 +98,8 @@ def clear() -> None:
 
 
 def _start() -> None:
-    # Do not start the thread in tests. It would write to a database that a test empties, or to the project's real
-    # database.
+    # Do not start the thread in tests. The thread would write to a database that a test empties, or to the project's
+    # real database.
     if not tests.possible:
         _background.start()
 

@@ -80,7 +80,7 @@ def newest(since: int, count: int, scopes: Collection[str] = ("*",)) -> Trace:
     newest_first = list(rows.order_by("-at", "-pk")[: count + 1])
     more = len(newest_first) > count
     requests = newest_first[:count][::-1]
-    # Rows of all scopes are needed: `left_out` does not depend on the scope of its row.
+    # Read the rows of all scopes: the requests in `left_out` may have other scopes than the row with this number.
     left_out = RecordedRequest.objects.using(conf.DATABASE).filter(
         at__gte=requests[0].at if more else since, left_out__gt=0
     )
@@ -88,17 +88,18 @@ def newest(since: int, count: int, scopes: Collection[str] = ("*",)) -> Trace:
 
 
 def refused_requests(identity: Identity, starts: Collection[int], seconds: int, count: int) -> list[RecordedRequest]:
-    """Return the newest recorded requests of an identity's narrowest key that were refused, at most `count`.
+    """Return the newest recorded requests of an identity that were refused, at most `count`.
 
-    Without a user or API key, return those of its account or address. Only the spans of `seconds` that begin at
-    `starts` (s since 1970 UTC) are read: the table has an index on the time, but not on the keys.
+    These are the requests of the identity's API key. If it has no API key, they are those of its user, else of its
+    account, else of its address. Only the spans of `seconds` that begin at `starts` (seconds since 1970 UTC) are read,
+    because the table has an index on the time, but not on the keys.
     """
     spans = Q()
     for start in starts:
         spans |= Q(at__gte=start * _SECOND, at__lt=(start + seconds) * _SECOND)
     rows = RecordedRequest.objects.using(conf.DATABASE).filter(spans, refused=True)
     if identity.api_key or identity.user:
-        # A request with an API key counts as one of the API key, as in the totals.
+        # As in the totals, a request with an API key belongs to this API key, and not to its user.
         rows = rows.filter(api_key=identity.api_key or "", account=identity.account or "")
         rows = rows if identity.api_key else rows.filter(user=identity.user)
     elif identity.account:

@@ -232,7 +232,8 @@ def _overlap(other: Any, line: ComparedLine | None) -> str:
         text = _("This row is valid at the same time as line %(line)s: change the start or the end of one of them.")
         return text % {"line": line.number}
     text = _(
-        "This row is valid at the same time as a stored row (%(span)s): end the stored row, or write its “valid_from”."
+        "This row is valid at the same time as a stored row (%(span)s): end the stored row, or write the “valid_from”"
+        " of the stored row to change that row."
     )
     return text % {"span": _span(other.valid_from, other.valid_until)}
 

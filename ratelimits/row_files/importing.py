@@ -1,4 +1,4 @@
-"""Show what a file would change, and import it as one edit: either the whole file or nothing."""
+"""Show what a file would change, and import the file as one edit."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def import_rows(
     With `good_only`, lines that are wrong are left out. A file that changes nothing makes no new version of the
     configuration.
 
-    Raises ChangedSinceError if the effect would now be another one. Raises NotImportedError if lines are wrong and
-    `good_only` is not set. Raises IntegrityError if the database refuses a row. After an exception, nothing is written.
+    Raise ChangedSinceError if the effect now differs from `seen`. Raise NotImportedError if lines are wrong and
+    `good_only` is not set. Raise IntegrityError if the database refuses a row. After an exception, nothing is written.
     """
     with editing(using) as edit:
         difference = FileDifference(edit.version)

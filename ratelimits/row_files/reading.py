@@ -26,7 +26,7 @@ class BadFileError(ValueError):
 class SourceLine(NamedTuple):
     """A line of a file.
 
-    number   its number in a text editor
+    number   the number of the line in a text editor
     problem  a sentence if the line has too many or too few cells, else ""
     """
 
@@ -52,10 +52,10 @@ def too_large(size: int) -> str:
 
 
 def read(raw: bytes, table: FileTable) -> Source:
-    """Return the lines of a CSV file. Raises BadFileError if the file cannot be read.
+    """Return the lines of a CSV file. Raise BadFileError if the file cannot be read.
 
-    The file may begin with a byte order mark. Commas, semicolons or tabs separate the cells: the most frequent one of
-    them in the header. Empty lines are left out.
+    The file may begin with a byte order mark. The separator of the cells is the one of comma, semicolon and tab that
+    the header contains most often. Empty lines are left out.
     """
     if message := too_large(len(raw)):
         raise BadFileError(message)

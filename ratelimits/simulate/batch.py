@@ -18,8 +18,8 @@ from ratelimits.engine.server import Server
 
 #: A command as bytes, and the script that it calls.
 ReadyCommand = tuple[bytes, Script]
-#: The numbers of a reply: 1, allowed (1 or 0), the number of the binding limit (0: none), remaining, retry_after
-#: (-1: never), reset_after, wait. Times are in µs.
+#: The numbers of a reply: 1, allowed (1 or 0), the number of the binding limit (0 if no limit binds), remaining,
+#: retry_after (-1 if the request can never be admitted), reset_after, wait. Times are in µs.
 Reply = tuple[int, ...]
 
 # With a virtual clock, the script uses neither the nonce nor the run of the server. So they may have any value.
@@ -64,7 +64,7 @@ class CommandMaker:
         self._leases = any(term.algorithm.leases for term in program.terms)
 
     def command(self, op: Op, key: str, cost: int, now: int, timeout: int = 0, lease: str = "") -> ReadyCommand:
-        """Return a command. `now` and `timeout` are in µs. A `timeout` of -1 accepts any wait. "" is a valid lease."""
+        """Return a command. `now` and `timeout` are in µs. If `timeout` is -1, the request may wait for any time."""
         template = self._templates.get(op)
         if template is None or not template.start <= now < template.end:
             template = self._template(op, key, now)

@@ -50,7 +50,7 @@ class TraceLine(NamedTuple):
     """One line of a trace.
 
     at            the moment in seconds, as it is written in the line
-    now, timeout  in µs. A timeout of -1 accepts any wait
+    now, timeout  in µs. With a timeout of -1, the request may wait for any time
     rules         the new rules, in a line with the op `set_rule`; None in other lines
     """
 
@@ -125,10 +125,11 @@ def objects(texts: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
 
 
 def _decoded_together(texts: list[bytes]) -> list[Any] | None:
-    """Return the values of several lines; None if each line must be decoded on its own.
+    """Decode several lines together, as one JSON list, because this is faster. Return their values.
 
-    To decode all lines as one JSON list is faster. If a line contains the character "[", this is not done. So an item
-    of the list cannot begin inside of an object. No text contains a line break. So each item is exactly one line.
+    Return None if each line must be decoded alone, because an item of the list might consist of several lines. All
+    lines must begin with "{". Inside of an item, such a line could only be a part of another list. So no line may
+    contain "[".
     """
     whole = b",\n".join(texts)
     if b"[" in whole or not all(text.lstrip().startswith(b"{") for text in texts):

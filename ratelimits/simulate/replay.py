@@ -1,4 +1,4 @@
-"""Run traces. Each trace has its own new state. A round trip has the commands of many lines and traces."""
+"""Run traces. Each trace begins without any state. A round trip contains the commands of many lines and traces."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ratelimits.simulate.lines import Rules, TraceLine
 #: Number of commands in one round trip.
 COMMANDS_AT_ONCE = 1000
 _ALIAS = "ratelimits_simulate"
-#: How long to wait for the server, in seconds.
+#: Maximum time of one call of the server, in seconds.
 _TIMEOUT = 60.0
 
 
@@ -77,7 +77,7 @@ class LineOutcome(NamedTuple):
 
     at                              the moment in seconds, as it is written in the line
     limit                           the number that the binding limit reports
-    wait, retry_after, reset_after  in µs. A `retry_after` of None: the request can never be admitted
+    wait, retry_after, reset_after  in µs. `retry_after` is None if the request can never be admitted
     """
 
     at: int | Decimal
@@ -102,7 +102,7 @@ class Replay:
     """Turns the lines of one trace into commands. All rules of the trace make one decision together."""
 
     def __init__(self, rules: Rules, prefix: str = "") -> None:
-        """Begin a replay. `prefix` is a part of its keys: each replay of a simulator needs another prefix."""
+        """Begin a replay. `prefix` is a part of its keys. Two replays of a simulator must not have the same prefix."""
         self._prefix = prefix
         self._keys: dict[str, None] = {}
         self._rules = rules

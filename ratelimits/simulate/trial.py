@@ -104,7 +104,7 @@ class _Load:
 def try_rule(wire: Wire, algorithm: Algorithm, max_wait: Decimal | None, now: int) -> tuple[TrialResult, ...]:
     """Return what a rule admits under bursts and under a steady overload.
 
-    The loads begin about at the moment `now` (µs since 1970 UTC). All keys that are written to the server are deleted
+    The loads begin near the moment `now` (µs since 1970 UTC). All keys that are written to the server are deleted
     again. Raise Unavailable and redis.exceptions.RedisError if the server does not answer.
     """
     start, loads = _start(algorithm, now), _loads(algorithm, now)

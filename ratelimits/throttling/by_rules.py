@@ -63,8 +63,8 @@ class QuotaThrottle(BaseThrottle):
 
     A view can have a `throttle_scope` and a `throttle_cost`. Rules can name the scope; its default is "*". The cost is
     a number of requests, or a mapping of meters to whole costs such as {"requests": 1, "tokens": 250}, or a callable
-    that takes (request, view) and returns one of these. The answer is set as `request.quota`. It has the decision,
-    whose receipt can be refunded or settled.
+    that takes (request, view) and returns one of these. `request.quota` is the answer. The receipt in its decision can
+    be refunded or settled.
 
     A view, or a subclass of this class, can have a `throttle_key` for rules that count per "key that the view gives":
     "header:X-Tenant", "query:team", "field:email", "arg:pk", or a callable that takes (request, view).
@@ -80,7 +80,8 @@ class QuotaThrottle(BaseThrottle):
 
         Raise QuotaUnavailable if a failure policy refuses the request, QuotaBlocked if a block refuses it, QuotaRefused
         if a rule with its own status or text refuses it, and WrongCost if the view's cost is not valid. If the project
-        has its own response, the view answers one of these errors with it.
+        has its own response to refused requests (REFUSAL_RESPONSE), each refusal raises one of the first three errors,
+        and the view answers the error with this response.
         """
         # Use Django's request: the middleware reads the answer from it, and DRF's request is slower.
         django_request: Any = getattr(request, "_request", request)
@@ -97,9 +98,9 @@ class QuotaThrottle(BaseThrottle):
         identity = identify(request)
         key = getattr(view, "throttle_key", None) or self.throttle_key
         if key is not None:
-            about = (request,) if getattr(key, "__self__", None) is view else (request, view)
+            arguments = (request,) if getattr(key, "__self__", None) is view else (request, view)
             # DRF's request reads every kind of body, Django's request only forms.
-            identity = with_view_key(identity, key, request, getattr(view, "kwargs", {}), *about)
+            identity = with_view_key(identity, key, request, getattr(view, "kwargs", {}), *arguments)
         try:
             answer = check_and_wait(identity, scope, django_request.method or "", costs, django_request)
         except WrongCost as error:
@@ -120,7 +121,7 @@ class QuotaThrottle(BaseThrottle):
         return answer.allowed
 
     def wait(self) -> float | None:
-        """Return the seconds until the same request would be admitted; None if it can never be admitted."""
+        """Return the seconds until the same request would be admitted. Return None if it can never be admitted."""
         return self._answer.retry_after if self._answer is not None else None
 
 
@@ -136,7 +137,10 @@ def raise_refusal(request: Any, answer: Answer, view: Any) -> None:
 
 
 def _error(answer: Answer, *, always: bool) -> APIException | None:
-    """Return the error for a refused request. Unless `always` is true, return None if the rule has no own response."""
+    """Return the error for a refused request.
+
+    If a rule without its own status and text refuses the request, return an error only if `always` is true.
+    """
     if answer.unavailable:
         return QuotaUnavailable()
     if answer.access is not None:
@@ -148,7 +152,7 @@ def _error(answer: Answer, *, always: bool) -> APIException | None:
 
 
 def _answer_with(response: HttpResponseBase, error: APIException, view: Any) -> None:
-    """Let a view answer this error with this response. Each request has a view of its own."""
+    """Let a view answer this error with this response. Each request has its own view object."""
     if not hasattr(view, "get_exception_handler"):
         return
     usual = view.get_exception_handler()

@@ -26,8 +26,8 @@ logger = bounded(__name__)
 def check_limits(limits: Sequence[Limit], now: int | None = None) -> Answer:
     """Decide one request. If all limits admit it, charge it under all of them. Otherwise charge it under none.
 
-    `now` is the moment of the decision in µs since 1970 UTC; None: the server's time. If Redis cannot be asked, the
-    setting FAILURE_POLICY answers.
+    `now` is the moment of the decision in µs since 1970 UTC. If it is None, the server's time is used. If Redis cannot
+    be asked, the setting FAILURE_POLICY decides.
     """
     if not conf.ENABLED:
         return PASSED

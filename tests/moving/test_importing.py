@@ -208,9 +208,9 @@ class TestThrottles:
         }
         assert finding.where == ("all views by default",)
         assert finding.notes[-1] == (
-            "Do this, or the rule also limits tests.moving.test_importing.Bursting,"
-            " tests.moving.test_importing.Files.newest, tests.moving.test_importing.Spaced: give each of these views a"
-            " throttle_scope, and add this scope to “except in scopes” of this rule."
+            "The rule also limits tests.moving.test_importing.Bursting, tests.moving.test_importing.Files.newest,"
+            " tests.moving.test_importing.Spaced. If it should not, give each of these views a throttle_scope, and add"
+            " this scope to “except in scopes” of this rule."
         )
 
     def test_a_throttle_of_anonymous_clients_becomes_a_rule_for_them(self) -> None:
