@@ -24,7 +24,7 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.connection import BlockingConnectionPool, ConnectionPool
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from ratelimits.conf import embedded
+from ratelimits.conf import conf, embedded
 from ratelimits.embedded.shared import own_url, shared_url
 from ratelimits.engine.assemble.scripts import Script
 from ratelimits.engine.keys import Keyspace
@@ -38,10 +38,10 @@ from ratelimits.engine.transport.pools import LONGEST_BLOCK, async_pool, blockin
 def configured(alias: str) -> Any:
     """Return the client of a django-redis cache alias. Raise ImproperlyConfigured for any other cache.
 
-    If the project has no configured server, return a client of the embedded server. Raise ImproperlyConfigured if the
-    project may not use it, and embedded.ServerStartError if it cannot be started.
+    If the project has no configured server, return for CACHE_ALIAS a client of the embedded server. Raise
+    ImproperlyConfigured if the project may not use it, and embedded.ServerStartError if it cannot be started.
     """
-    if embedded.is_default():
+    if alias == conf.CACHE_ALIAS and embedded.is_default():
         return redis.Redis.from_url(_embedded_url())
     backend = caches[alias]
     if not hasattr(backend, "client") or not hasattr(backend.client, "get_client"):
