@@ -58,7 +58,7 @@ local got = call('MGET', ${mget})
 -- has newer rules, nothing may change.
 --: if heads
 if ${heads_differ} then
-  local newer = update_heads(got, now, marks % 2 == 1)
+  local newer = rarely().update_heads(got, now, marks % 2 == 1)
   if newer then return write_struct('<i8i8', 0, newer) end
 end
 --: end

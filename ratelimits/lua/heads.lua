@@ -1,7 +1,8 @@
--- Functions for the version of the rules and the run of the server, and for full batches of usage. They are needed
--- rarely, so each of them defines what it needs only when it is called.
+-- Functions for the version of the rules and the run of the server, and for full batches of usage.
 local run -- the run of the server, once it is known
 
+-- Returns functions for the batches of usage.
+--@rarely
 local function ledger()
 --: do ledger
   return {server_run = server_run, seal = batch_seal, count_new = usage_new}
@@ -9,6 +10,7 @@ end
 
 -- Stores the caller's version and the server's run in the heads that differ. Returns the newest version if the caller's
 -- rules are too old; then changes nothing. A head is "<version of the rules> <run>".
+--@rarely
 local function update_heads(got, now, versioned)
   local ledger = ledger()
   local expected_version, expected_run = string.match(ARGV[2], '^(%d+) (.*)$')

@@ -52,7 +52,8 @@ end
 -- Returns a whole number as text, with all its digits.
 local function int(x) return string.format('%.0f', x) end
 
--- Returns functions for exact numbers above 2^53. They are needed rarely, so they are defined only when they are needed.
+-- Returns functions for exact numbers above 2^53.
+--@rarely
 local function exact_numbers()
   -- Returns the greatest common divisor of a and b. Returns 1 if a or b is 2^53 or more: % is not exact then.
   local function gcd(a, b)

@@ -4,6 +4,7 @@
 
 -- Returns a table from the name of each record to its position; nil if `raw` is not a packed state.
 -- Accepts the code of an unknown algorithm: a newer version of the app may have written this record.
+--@rarely
 local function scan(raw)
   local starts, pos = {}, 5
   while pos + 10 <= #raw do
@@ -18,6 +19,7 @@ end
 -- Returns a packed state with other records, and its expiry in seconds. `records` has for a name the new record as
 -- bytes, or false if the record is to be removed. New records are appended in the order of `names`. Leaves out records
 -- that have expired at `now`. Returns nil if no record is left.
+--@rarely
 local function rewrite(raw, names, records, now)
   local out, latest, pos = {}, 0, 5
   local function keep(record, expiry)
@@ -45,6 +47,7 @@ local function rewrite(raw, names, records, now)
 end
 
 -- Returns the error for a state that cannot be read.
+--@rarely
 local function corrupt(key)
   return redis.error_reply('CORRUPT the state at ' .. key .. ' cannot be read: reset or delete it')
 end

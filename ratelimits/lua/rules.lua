@@ -1,6 +1,7 @@
 -- Functions that read the rule of a limit: the end of ARGV[4] has '<dI4I4' for each limit.
 
 -- Returns the moment from which the limit's params hold: not before the last charge, and not after the decision.
+--@rarely
 local function moment_of_change(number, last, at)
   local since = struct.unpack('<d', ARGV[4], rules_at + 16 * number)
   if since == 0 or since > at then return at end

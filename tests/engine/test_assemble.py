@@ -15,6 +15,7 @@ from ratelimits.algorithms.limits import ALGORITHMS, Mode
 from ratelimits.engine import assemble, decide
 from ratelimits.engine.assemble import states
 from ratelimits.engine.assemble.indenting import indented
+from ratelimits.engine.assemble.lua_functions import divided, rarely, without_unused
 from ratelimits.engine.call import Call, Op
 from ratelimits.engine.command import Command
 from ratelimits.engine.program import Term, program
@@ -141,6 +142,44 @@ def test_a_process_makes_a_bounded_number_of_scripts(
     scripts = {command(*names).script.sha for names in combinations(ALGORITHMS, 2)}
     assert len(scripts) == 4  # three for single shapes, and the general one
     assert command("sliding_log", "gcra").script is command("concurrency", "smooth_bursty").script
+
+
+def test_a_script_defines_only_functions_that_most_calls_need() -> None:
+    def defined(algorithm: str) -> list[str]:
+        before, _start, rest = command(algorithm).script.text.decode().partition("\nfunction rarely()\n")
+        usual = before + rest[rest.index("\nlocal now, ") :]
+        return re.findall(r"^local function (\w+)", usual, re.MULTILINE)
+
+    assert defined("token_bucket") == ["muldiv", "intervals"]
+    assert defined("fixed_window") == []
+    assert defined("sliding_log") == ["int", "parse_item", "format_item", "log_functions"]
+
+
+def test_functions_are_divided_by_how_often_they_are_needed() -> None:
+    text = """-- Returns a.
+local function a() return 1 end
+
+-- Returns b.
+--@rarely
+local function b(x)
+  if x then return a() end
+end
+
+local function c()
+  return 3
+end
+"""
+    found = divided(text)
+    assert found.usual == "-- Returns a.\nlocal function a() return 1 end\n\n\nlocal function c()\n  return 3\nend\n"
+    assert [one.name for one in found.named] == ["a", "c"]
+    (b,) = found.rarely
+    assert b == ("b", "-- Returns b.\nlocal function b(x)\n  if x then return a() end\nend\n")
+    script = "\n".join([found.usual, *rarely(found.rarely), "return a()"])
+    left = without_unused(script, [*found.named, *found.rarely])
+    assert "local function a()" in left
+    assert "local function b(" not in left
+    assert "local function c(" not in left
+    assert "\nlocal functions = {\n}\n" in left
 
 
 def test_scripts_are_indented_by_their_blocks() -> None:

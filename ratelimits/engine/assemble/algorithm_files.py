@@ -8,13 +8,14 @@ from functools import cache
 
 from ratelimits.algorithms.base import Algorithm, Params
 from ratelimits.engine.assemble import scripts
+from ratelimits.engine.assemble.lua_functions import Functions, divided
 
 _SIZES = re.compile(r"[iI](\d+)|d")
 _FUNCTION = re.compile(r"^function (\w+)\.(\w+)\(.*?\)\n(.*?)^end\n", re.MULTILINE | re.DOTALL)
 _PARAMS = re.compile(r"^--@params (\S+) (.*)$", re.MULTILINE)
 _RECORD = re.compile(r"^--@record (\w+) ([^|\n]*)(?:\| (.*))?$", re.MULTILINE)
 #: Lines that are no part of a script: the table of the functions, and the directives.
-_LEFT_OUT = re.compile(r"local \w+ = \{\}$|--@")
+_LEFT_OUT = re.compile(r"local \w+ = \{\}$|--@(?!rarely)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,13 @@ class RecordForm:
 class AlgorithmFile:
     """The Lua file of an algorithm.
 
-    preamble  the file's local functions, which its sections call
+    functions the file's local functions, which its sections call
     shared    the fields of a limit that these functions use
     sections  the bodies of the functions that are inserted into the script
     """
 
     name: str
-    preamble: str
+    functions: Functions
     shared: frozenset[str]
     sections: dict[str, str]
     params: dict[str, tuple[str, ...]]
@@ -128,10 +129,11 @@ def algorithm_file(algorithm: type[Algorithm]) -> AlgorithmFile:
     sections = {name: body for _table, name, body in _FUNCTION.findall(text)}
     sections |= {"read": _read(forms), "pack": _pack(forms)}
     lines = [line for line in _FUNCTION.sub("", text).split("\n") if not _LEFT_OUT.match(line)]
-    preamble = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
+    functions = divided(re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n") + "\n")
     params = {name: tuple(words.split()) for name, words in _PARAMS.findall(text)}
-    shared = frozenset(re.findall(r"\bl\.(\w+)", preamble))
-    return AlgorithmFile(algorithm.script, preamble, shared, sections, params, forms)
+    local_functions = "\n".join([functions.usual, *(function.text for function in functions.rarely)])
+    shared = frozenset(re.findall(r"\bl\.(\w+)", local_functions))
+    return AlgorithmFile(algorithm.script, functions, shared, sections, params, forms)
 
 
 def params_of(algorithm: type[Algorithm], params: Params) -> Params:

@@ -140,15 +140,15 @@ class GeneralText(ScriptText):
         yield "state = {raw = got[head_count + number], starts = {}}"
         yield "states[l.state_key] = state"
         yield "if not state.raw and call('EXISTS', key) == 1 then"
-        yield "call('DEL', key)" if reset else "return corrupt(key)"
+        yield "call('DEL', key)" if reset else "return rarely().corrupt(key)"
         yield "end"
-        yield "if state.raw then state.starts = scan(state.raw) end"
+        yield "if state.raw then state.starts = rarely().scan(state.raw) end"
         yield "if not state.starts then"
         if reset:
             yield "call('DEL', key)"
             yield "state.raw, state.starts = false, {}"
         else:
-            yield "return corrupt(key)"
+            yield "return rarely().corrupt(key)"
         yield "end"
         yield "end"
         yield from self.read_record(self.any, "state.raw", "state.starts[l.name]", "key")
@@ -167,7 +167,7 @@ class GeneralText(ScriptText):
         yield "end"
         yield "for state_key, state in pairs(states) do"
         yield "if state.names then"
-        yield f"local value, latest = rewrite(state.raw, state.names, state.records, {self.moment})"
+        yield f"local value, latest = rarely().rewrite(state.raw, state.names, state.records, {self.moment})"
         yield from self.set_state("KEYS[state_key]")
         yield "end"
         yield "end"

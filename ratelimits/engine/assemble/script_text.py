@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ratelimits.engine.assemble import scripts
 from ratelimits.engine.assemble.limit_text import LimitText
+from ratelimits.engine.assemble.lua_functions import LuaFunction, divided, rarely, without_unused
 from ratelimits.engine.assemble.shape import Shape, renews
 from ratelimits.engine.assemble.states import StateLines
 from ratelimits.engine.keys import SHARD_KEYS
@@ -19,6 +20,8 @@ class ScriptText(StateLines):
         super().__init__(shape, in_tables=in_tables)
         self.files = {limit.file.name: limit.file for limit in self.limits}
         self.values = self._values()
+        #: The functions of files that all algorithms share. A script without calls of such a function leaves it out.
+        self.functions_of_files: list[LuaFunction] = []
 
     def _values(self) -> dict[str, str]:
         shape = self.shape
@@ -124,17 +127,21 @@ class ScriptText(StateLines):
 
     def functions(self) -> Iterator[str]:
         """Yield the functions that the other parts of the script call."""
+        files = {
+            "rules": True,
+            "usage": self.flags["counts"],
+            "heads": self.flags["counts"] or self.flags["heads"],
+            "records": bool(self.files),
+            "numbers": bool(self.files),
+        }
+        parts = [divided(scripts.text(name)) for name, needed in files.items() if needed]
+        self.functions_of_files = [one for part in parts for one in (*part.named, *part.rarely)]
+        parts += [file.functions for file in self.files.values()]
         yield "local at -- the moment of the decision"
-        yield from scripts.text("rules").splitlines()
-        if self.flags["counts"]:
-            yield from scripts.text("usage").splitlines()
-        if self.flags["counts"] or self.flags["heads"]:
-            yield from self.expand(scripts.text("heads").splitlines())
-        if self.files:
-            yield from scripts.text("records").splitlines()
-            yield from scripts.text("numbers").splitlines()
-            for file in self.files.values():
-                yield file.preamble
+        yield "local rarely"
+        for part in parts:
+            yield from self.expand(part.usual.splitlines())
+        yield from self.expand(list(rarely([function for part in parts for function in part.rarely])))
         if self.flags["lasting"] and self.flags["heads"]:
             yield from self.expand(scripts.text("lasting").splitlines())
 
@@ -204,7 +211,7 @@ class ScriptText(StateLines):
     def counted(self, open_key: str) -> Iterator[str]:
         """Yield the lines that follow the counting."""
         run = "run or string.match(ARGV[2], ' (.*)$')"
-        yield f"if new > 0 then ledger().count_new({open_key}, ARGV[1], {run}, now, new) end"
+        yield f"if new > 0 then rarely().ledger().count_new({open_key}, ARGV[1], {run}, now, new) end"
 
     def do_reply(self) -> Iterator[str]:
         values = "1, allowed and 1 or 0, binding, remaining, retry, reset, allowed and wait or 0, at, now"
@@ -218,12 +225,12 @@ class ScriptText(StateLines):
         for place, line in enumerate(lines):
             if line.startswith(("--locals ", "--table ", "--fields ")):
                 lines[place] = self.limits[int(line.split()[1]) - 1].filled(line)
-        return "\n".join(lines) + "\n"
+        return without_unused("\n".join(lines) + "\n", self.functions_of_files)
 
     @property
     def locals(self) -> int:
         """Return the approximate number of local variables of the script's main function."""
-        functions = sum(len(re.findall(r"^local ", file.preamble, re.MULTILINE)) for file in self.files.values())
+        functions = sum(len(re.findall(r"^local ", file.functions.usual, re.MULTILINE)) for file in self.files.values())
         of_limits = sum(1 if limit.in_table else len(limit.used) for limit in self.limits)
         return 45 + functions + self.shape.costs + 3 * len(self.state_keys) + of_limits
 

@@ -62,7 +62,7 @@ class StateLines:
         raw = f"raw_{number}"
         yield f"local {raw}, fits_{number}, latest_{number} = got[{self.shape.heads + number}], false, 0"
         yield f"if not {raw} and call('EXISTS', KEYS[{key}]) == 1 then"
-        yield f"call('DEL', KEYS[{key}])" if reset else f"return corrupt(KEYS[{key}])"
+        yield f"call('DEL', KEYS[{key}])" if reset else f"return rarely().corrupt(KEYS[{key}])"
         yield "end"
         one = common_form(limits)
         if one is not None and not reset:
@@ -89,13 +89,13 @@ class StateLines:
             yield "end"
             yield "end"
         yield f"if {raw} and not fits_{number} then"
-        yield f"local starts = scan({raw})"
+        yield f"local starts = rarely().scan({raw})"
         yield "if not starts then"
         if reset:
             yield f"call('DEL', KEYS[{key}])"
             yield f"{raw}, starts = false, {{}}"
         else:
-            yield f"return corrupt(KEYS[{key}])"
+            yield f"return rarely().corrupt(KEYS[{key}])"
         yield "end"
         for limit in limits:
             yield from self.read_record(limit, raw, "starts[l.name]", f"KEYS[{key}]")
@@ -113,7 +113,7 @@ class StateLines:
         if not self.flags["reset"]:
             yield limit.bind("if code == l.code then")
             yield from self.section("read", limit)
-            yield limit.bind(f"if not l.last then return corrupt({key}) end")
+            yield limit.bind(f"if not l.last then return rarely().corrupt({key}) end")
             yield "end"
         yield "end"
         yield "end"
@@ -150,7 +150,7 @@ class StateLines:
             yield limit.bind(f"if {changed} then")
             yield from self.new_record(limit)
             yield "end"
-        yield f"value, latest = rewrite({raw}, names, records, {self.moment})"
+        yield f"value, latest = rarely().rewrite({raw}, names, records, {self.moment})"
         if one is not None and not self.flags["reset"]:
             yield "end"
         yield from self.set_state(f"KEYS[{key}]")

@@ -43,6 +43,7 @@
 local ASK_AGAIN = '- 0 0'
 
 -- Notes that a caller waits, for at most `retry` µs. `terms` are the caller's terms; nil if they are not known.
+--@rarely
 local function announce(redis_key, retry, terms)
   local key = redis_key .. '${announced}'
   local value = redis.pcall('GET', key)
@@ -223,7 +224,7 @@ local function lease_functions()
     local freed = l.redis_key .. '${freed}'
     for _, name in ipairs(redis.call('LRANGE', freed, 0, int(count - 1))) do
       remove_lease(l, '=' .. name, tonumber(redis.call('ZSCORE', l.redis_key, '=' .. name)))
-      announce(l.redis_key, l.lease_ttl)
+      rarely().announce(l.redis_key, l.lease_ttl)
     end
     redis.call('LTRIM', freed, int(count), -1)
   end
@@ -329,7 +330,7 @@ function leases.check(l)
         local version = marks % 2 == 1 and string.match(ARGV[2], '^%d+') or 'any'
         terms = version .. ' ' .. int(l.capacity) .. ' ' .. int(l.lease_ttl)
       end
-      announce(l.redis_key, l.retry, terms)
+      rarely().announce(l.redis_key, l.retry, terms)
     end
   end
 end

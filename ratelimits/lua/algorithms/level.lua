@@ -15,6 +15,7 @@
 -- Returns the debt T + g/(n*m) after a change of the rate: the old debt * new interval / old interval, as a pair over
 -- n*m, and this m. The result is exact if a denominator below 2^52 is enough. Otherwise it is rounded up, by so little
 -- that no decision changes.
+--@rarely
 local function stretch(T, g, m, old_q, old_r, old_n, q, r, n)
   local exact = exact_numbers()
   local big, times, plus, at_most, gcd = exact.big, exact.times, exact.plus, exact.at_most, exact.gcd
@@ -71,14 +72,14 @@ function level.resolve(l)
   local from = l.last
   if l.stored_q ~= l.q or l.stored_r ~= l.r or l.stored_n ~= l.n then
     -- The state was written at another rate. The spent permits stay spent. Calculate their time at the new rate.
-    from = moment_of_change(l.number, l.last, at)
+    from = rarely().moment_of_change(l.number, l.last, at)
     local elapsed = from - l.last
     if elapsed > l.T or (elapsed == l.T and l.g == 0) then
       l.T, l.g, l.m = 0, 0, 1
     elseif elapsed > 0 then
       l.T = l.T - elapsed
     end
-    l.T, l.g, l.m = stretch(l.T, l.g, l.m, l.stored_q, l.stored_r, l.stored_n, l.q, l.r, l.n)
+    l.T, l.g, l.m = rarely().stretch(l.T, l.g, l.m, l.stored_q, l.stored_r, l.stored_n, l.q, l.r, l.n)
     -- Limit the debt to 142 years. A longer time would not be exact, and it would not change any decision.
     if l.T > 4503599627370496 then l.T, l.g, l.m = 4503599627370496, 0, 1 end
   end

@@ -319,7 +319,7 @@ function log.resolve(l)
   l.base, l.kept_until, l.newest = l.base - l.shift, l.expiry, -1
   -- If the period was changed: charges that have ended under the old period do not count again under a longer one.
   if l.stored_period ~= l.period then
-    local changed = moment_of_change(l.number, l.last, at)
+    local changed = rarely().moment_of_change(l.number, l.last, at)
     l.ended_until = math.max(l.ended_until, changed - l.base - l.stored_period)
   end
   l.cutoff = at - l.base - l.period

@@ -35,6 +35,7 @@ end
 -- Returns the counts for buckets of another width or another number. Adds each old count to the new bucket that
 -- contains the start of the old bucket. If this new bucket is outside of the window, adds the count to the oldest
 -- bucket inside.
+--@rarely
 local function rebucket(counts, old_newest, old_width, newest, width, buckets, weighted)
   local moved, packed = {}, {}
   for i = 1, buckets + 1 do moved[i] = 0 end
@@ -88,10 +89,10 @@ end
 function sliding.resolve(l)
   if l.shift > 0 then l.stored_newest = math.floor(at / l.stored_width) end
   if l.stored_width ~= l.width or #l.stored_counts ~= 6 * l.buckets + 6 then
-    local changed = moment_of_change(l.number, l.last, at)
+    local changed = rarely().moment_of_change(l.number, l.last, at)
     local old_newest, newest = math.floor(changed / l.stored_width), math.floor(changed / l.width)
     l.stored_counts = slide(l.stored_counts, old_newest - l.stored_newest)
-    l.stored_counts = rebucket(l.stored_counts, old_newest, l.stored_width, newest, l.width, l.buckets, l.weighted)
+    l.stored_counts = rarely().rebucket(l.stored_counts, old_newest, l.stored_width, newest, l.width, l.buckets, l.weighted)
     l.stored_newest = newest
   end
   l.newest = (at - at % l.width) / l.width

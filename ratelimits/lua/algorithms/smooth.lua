@@ -42,12 +42,12 @@ function smooth.resolve(l)
   if l.stored_q ~= l.q or l.stored_r ~= l.r or l.stored_n ~= l.n or l.stored_most ~= l.most then
     -- The rate has changed. Do the same as `setRate` of Guava: first add the idle time at the old rate, then
     -- multiply the store by new maximum / old maximum.
-    local changed = moment_of_change(l.number, l.last, at)
+    local changed = rarely().moment_of_change(l.number, l.last, at)
     l.S, l.g, l.next = saved_until(changed, l.S, l.g, l.next, l.stored_most)
     if l.stored_most == 0 then
       l.S, l.g, l.m = 0, 0, 1
     else
-      l.S, l.g, l.m = exact_numbers().scale(l.S, l.g, l.stored_n * l.m, l.most, l.stored_most, l.n)
+      l.S, l.g, l.m = rarely().exact_numbers().scale(l.S, l.g, l.stored_n * l.m, l.most, l.stored_most, l.n)
     end
   end
   l.next_is_later = l.next > at

@@ -37,7 +37,7 @@ local function time_above(taken, taken_part, above, above_part, n, W, cold)
     + taken_double * (2 * above_double - taken_double) * ((cold - 1e6) * (cold + 1e6)) / (4e12 * W)
   local guess, margin = math.floor(estimate), estimate * 1e-14
   if math.floor(estimate - margin) == guess and math.floor(estimate + margin) == guess then return guess end
-  local exact = exact_numbers()
+  local exact = rarely().exact_numbers()
   local big, times, plus, at_most = exact.big, exact.times, exact.plus, exact.at_most
   local taken_big = plus(times(big(taken), big(n)), big(taken_part))
   -- `both_big` is 2*above - taken, calculated as above + (above - taken), so that no step is negative.
@@ -98,15 +98,15 @@ function warming.resolve(l)
     or l.stored_cold ~= l.cold or l.stored_top ~= l.top or l.stored_bottom ~= l.bottom then
     -- The rate has changed. Do the same as `setRate` of Guava: first add the idle time at the old rate, then
     -- multiply the store by new maximum / old maximum.
-    local changed, base = moment_of_change(l.number, l.last, at), l.stored_n * l.stored_factor
+    local changed, base = rarely().moment_of_change(l.number, l.last, at), l.stored_n * l.stored_factor
     l.S, l.g, l.next = warm_saved_until(changed, l.S, l.g, l.next, l.m, base, l.stored_W, l.stored_top, l.stored_bottom)
     local new, old = 1, 1
     if l.W ~= l.stored_W or l.cold ~= l.stored_cold then
-      local gcd = exact_numbers().gcd
+      local gcd = rarely().exact_numbers().gcd
       local c, d = gcd(l.W, l.stored_W), gcd(l.top * l.stored_bottom, l.bottom * l.stored_top)
       new, old = l.W / c * (l.top * l.stored_bottom / d), l.stored_W / c * (l.bottom * l.stored_top / d)
     end
-    l.S, l.g, l.m = exact_numbers().scale(l.S, l.g, base * l.m, new, old, l.n * l.factor)
+    l.S, l.g, l.m = rarely().exact_numbers().scale(l.S, l.g, base * l.m, new, old, l.n * l.factor)
   end
   l.next_is_later = l.next > at
   l.S, l.g, l.next = warm_saved_until(at, l.S, l.g, l.next, l.m, l.n * l.factor, l.W, l.top, l.bottom)

@@ -22,7 +22,7 @@ function window.resolve(l)
       if l.length ~= l.period and l.length > 0 then
         -- The rule's period has changed. An open window keeps its count and gets the new period. If the window would
         -- then have ended before the change, it starts at the moment of the change.
-        local changed = moment_of_change(l.number, l.last, at)
+        local changed = rarely().moment_of_change(l.number, l.last, at)
         if changed >= l.start + l.length or l.count == 0 then l.length = 0 end
         if l.length > 0 and changed >= l.start + l.period then l.start = changed end
         l.length = l.length > 0 and l.period or 0
@@ -30,7 +30,7 @@ function window.resolve(l)
     elseif l.shift > 0 then
       l.start, l.length = at - at % l.period, l.period
     elseif l.length ~= l.period or l.start % l.length ~= 0 then
-      local changed = moment_of_change(l.number, l.last, at)
+      local changed = rarely().moment_of_change(l.number, l.last, at)
       if changed < l.start + l.length then
         l.start, l.length = changed - changed % l.period, l.period
       else
@@ -41,7 +41,7 @@ function window.resolve(l)
     -- Not the window in which the rule's second period ends. Look at all three periods.
     local moment = at
     if l.shift == 0 then
-      moment = moment_of_change(l.number, l.last, at)
+      moment = rarely().moment_of_change(l.number, l.last, at)
       if l.start == l.start_1 and l.length == l.start_2 - l.start_1
         or l.start == l.start_3 and l.length == l.start_4 - l.start_3 then
         moment = l.start

@@ -42,7 +42,7 @@ _born = ("decide", BORN, "l.written = true")
 _forgets = ("decide", "if l.last then l.written = true end\n", "--: do initial\nl.written = true\n")
 _same_rate = (
     "level",
-    "    l.T, l.g, l.m = stretch(l.T, l.g, l.m, l.stored_q, l.stored_r, l.stored_n, l.q, l.r, l.n)\n",
+    "    l.T, l.g, l.m = rarely().stretch(l.T, l.g, l.m, l.stored_q, l.stored_r, l.stored_n, l.q, l.r, l.n)\n",
     "",
 )
 _clamp = ("decide", NEWEST, "")
