@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import addresses
+from benchmarks.pairs import importing
 from benchmarks.pairs.throttles import PAIRS as THROTTLES
 from benchmarks.support import plan
 from benchmarks.support.report import shown
@@ -341,6 +342,11 @@ def limited_tasks(runs: dict[str, Run]) -> str:
     return markdown(("workers that share one limit", "undisturbed", "ten killed"), rows)
 
 
+def imports(runs: dict[str, Run]) -> str:
+    """Return the table of processes that start with and without the app."""
+    return markdown(importing.COLUMNS, importing.rows_of(runs["pairs.importing"]))
+
+
 def twice(runs: dict[str, Run]) -> str:
     """Return the table of the app's own implementations beside plain ones."""
     rows = [
@@ -396,6 +402,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "exports": (("exports",), exports),
     "waiting": (("waiting.outbound",), waiting),
     "limited_tasks": (("waiting.tasks", "waiting.kills"), limited_tasks),
+    "importing": (("pairs.importing",), imports),
     "twice": (("twice",), twice),
     "algorithms": (("measured.algorithms",), algorithms),
     "throttles": (("pairs.throttles",), throttles),

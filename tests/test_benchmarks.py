@@ -42,6 +42,7 @@ COMMANDS = {
     "waiting.outbound": ("--processes 1 --permits 2 --algorithm token_bucket", "token_bucket"),
     "measured.algorithms": ("--rounds 1 --calls 20", "smooth_warming_up"),
     "pairs.throttles": ("--rounds 1 --calls 2", "three of DRF's own throttles"),
+    "pairs.importing": ("--rounds 1", "and ratelimits, its admin and its middleware"),
     "twice": ("--rounds 1 --calls 2", "redis-py's connection and parser"),
 }
 

@@ -194,8 +194,8 @@ def check_proxies(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
         return [checks.Error(f"{message}.", hint=hint, id="ratelimits.E007")]
     return [
         checks.Warning(
-            f"{' and '.join(proxy_settings)} show that there is a proxy, but no setting says how many there are: every"
-            " client is counted under the proxy's address.",
+            f"There is a proxy (see {' and '.join(proxy_settings)}), but no setting says how many proxies there are:"
+            " every client is counted under the proxy's address.",
             hint="Set RATELIMITS['NUM_PROXIES'] to the number of proxies that you run yourself (0 for none), or"
             " RATELIMITS['TRUSTED_PROXIES'] to their networks.",
             id="ratelimits.W003",

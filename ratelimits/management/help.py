@@ -34,6 +34,10 @@ class ExplainedCommand(BaseCommand):
         epilog = "\n".join(["examples:", *examples, "", "exit status:", *codes])
         return super().create_parser(prog_name, subcommand, formatter_class=_HelpFormatter, epilog=epilog, **kwargs)
 
+    def inform(self, sentence: str) -> None:
+        """Write a sentence that is no error to standard error. Django writes errors there, in red."""
+        self.stderr.write(sentence, str)
+
     def execute(self, *args: Any, **options: Any) -> Any:
         # See no-color.org. Django only knows its own option.
         if os.environ.get("NO_COLOR") and not options.get("force_color"):

@@ -140,7 +140,8 @@ def _line(terminal: IO[str]) -> Iterator[_Display]:
     def draw(stages: Sequence[Stage], last: bool) -> None:
         with lock:
             if stages:
-                write(_text(stages[-1], last=last) + "\n" * last)
+                write(_text(stages[-1], last=last))
+                terminal.write("\n" * last)
 
     class Above:
         def __init__(self, file: IO[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 
 import pytest
-from django.core.management import get_commands, load_command_class
+from django.core.management import call_command, get_commands, load_command_class
 
 from ratelimits.management.help import ExplainedCommand
 
@@ -42,3 +42,11 @@ def test_each_example_has_valid_arguments(name: str, arguments: str) -> None:
     parser = command(name).create_parser("manage.py", name)
     parser.exit_on_error = False
     assert parser.parse_args(shlex.split(arguments)).verbosity == 1
+
+
+@pytest.mark.django_db
+def test_a_sentence_that_is_no_error_is_not_red() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    call_command("ratelimits_verify", stdout=out, stderr=err, force_color=True)
+    assert "\x1b[32;1mNo errors were found." in out.getvalue()
+    assert [line for line in err.getvalue().splitlines() if line.startswith("Checked ")]

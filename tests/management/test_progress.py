@@ -78,6 +78,7 @@ def test_without_rich_a_line_says_the_same() -> None:
     text = plain(terminal.read())
     assert re.search(r"things: 2 of 4, \d+\.?\d*/s, \d s left", text)
     assert text.endswith("things: 4\r\n")
+    assert text.count("\n") == 1
 
 
 @pytest.mark.parametrize("rich", [True, False])

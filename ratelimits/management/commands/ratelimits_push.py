@@ -119,7 +119,7 @@ class Command(ExplainedCommand):
             failing = status(receiver, now, progress).failing
         for report, why in failing:
             self.stderr.write(f"cannot be pushed: {report}: {why}")
-        self.stderr.write(f"{receiver.name}: {count:,} events would be sent.")
+        self.inform(f"{receiver.name}: {count:,} events would be sent.")
 
     def _settle(self, chosen: list[Receiver], options: dict[str, Any]) -> None:
         if len(chosen) != 1:

@@ -102,7 +102,7 @@ class Command(ExplainedCommand):
             raise CommandError(f"{output} could not be written: {error.strerror or error}") from error
         if counts[PROVISIONAL]:
             self.stderr.write(_notice(counts, final_only=options["final_only"]))
-        self.stderr.write(completeness(conf.DATABASE))
+        self.inform(completeness(conf.DATABASE))
 
     def _print_table(self, lines: Iterable[Row]) -> None:
         for line in table(_HEADERS, map(_cells, lines), self.style.MIGRATE_HEADING):

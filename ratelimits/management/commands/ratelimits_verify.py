@@ -47,11 +47,11 @@ class Command(ExplainedCommand):
         with shown(self) as progress:
             verification, count = self._verify(progress, options)
         stopped = " Then the command stopped." if count and not options["all"] else ""
-        self.stderr.write(f"{verification.summary()}{stopped}")
+        self.inform(f"{verification.summary()}{stopped}")
         if count:
             raise CommandError("the ledger or a report has errors", returncode=1)
         self.stdout.write(self.style.SUCCESS("No errors were found."))
-        self.stderr.write(completeness(conf.DATABASE))
+        self.inform(completeness(conf.DATABASE))
         for sentence in verification.unchecked():
             self.stderr.write(_printable(sentence))
 

@@ -1,0 +1,119 @@
+"""Measure how long a project needs to start: Django alone, with the packages that the app needs, and with the app.
+
+    python -m benchmarks.pairs.importing [--rounds 15] [--out DIR]
+
+Each start is a new process. The time is the processor time until `django.setup()` has ended and the entry points are
+imported. Bytecode files exist already. The starts take turns, so that other work on the machine concerns all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.support import report, servers
+
+_DJANGO = [f"django.contrib.{name}" for name in ("admin", "auth", "contenttypes", "sessions", "messages")]
+_DRF = ["rest_framework.views", "rest_framework.throttling"]
+_NEEDED = ["simple_history", "django_redis.cache", "redis.asyncio"]
+#: By name: what starts, its installed apps, and the modules that it imports.
+STARTS: dict[str, tuple[str, list[str], list[str]]] = {
+    "django": ("Django with its admin", _DJANGO, []),
+    "needed": (
+        "and what the app needs: redis, django-redis, django-simple-history",
+        [*_DJANGO, "simple_history"],
+        _NEEDED,
+    ),
+    "middleware": (
+        "and ratelimits, its admin and its middleware",
+        [*_DJANGO, "simple_history", "ratelimits"],
+        [*_NEEDED, "ratelimits.middleware"],
+    ),
+    "drf": ("Django with its admin and REST framework", [*_DJANGO, "rest_framework"], _DRF),
+    "drf_needed": (
+        "and what the app needs: redis, django-redis, django-simple-history",
+        [*_DJANGO, "rest_framework", "simple_history"],
+        [*_DRF, *_NEEDED],
+    ),
+    "throttles": (
+        "and ratelimits, its admin and its throttle classes",
+        [*_DJANGO, "rest_framework", "simple_history", "ratelimits"],
+        [*_DRF, *_NEEDED, "ratelimits.throttling"],
+    ),
+}
+#: By name of a start: the start that it is compared with.
+_BEFORE = {"needed": "django", "middleware": "needed", "drf_needed": "drf", "throttles": "drf_needed"}
+_CODE = """
+import importlib, json, sys, time
+apps, modules = json.loads(sys.argv[1])
+import django
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=apps, SECRET_KEY="importing", USE_TZ=True,
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:6379"}},
+)
+django.setup()
+for module in modules:
+    importlib.import_module(module)
+print(json.dumps((time.process_time(), len(sys.modules))))
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pairs.importing", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15, help="starts of each kind")
+    parser.add_argument("--out", type=Path, help="directory for the run's JSON")
+    options = parser.parse_args(argv)
+    with servers.redis_server(None) as redis_server:
+        about = report.machine(redis_server.url, ("django-simple-history",))
+    rounds = [{name: _start(*start[1:]) for name, start in STARTS.items()} for _round in range(options.rounds + 1)]
+    # The first round writes the bytecode files.
+    results = {name: _result(name, rounds[1:]) for name in STARTS}
+    about |= {"load_behind": report.load()}
+    run = report.run_json("pairs.importing", about, vars(options), [], results=results)
+    print(text_of(run))
+    report.write(run, options.out)
+    return 0
+
+
+def _start(apps: list[str], modules: list[str]) -> tuple[float, int]:
+    """Start a process. Return its processor time in seconds, and the number of imported modules."""
+    command = [sys.executable, "-W", "ignore", "-c", _CODE, json.dumps((apps, modules))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": "."})
+    seconds, count = json.loads(done.stdout)
+    return seconds, count
+
+
+def _result(name: str, rounds: Sequence[dict[str, tuple[float, int]]]) -> dict[str, Any]:
+    before = _BEFORE.get(name)
+    more = None if before is None else median(one[name][0] - one[before][0] for one in rounds)
+    return {
+        "ms": round(1000 * median(one[name][0] for one in rounds), 1),
+        "more_ms": None if more is None else round(1000 * more, 1),
+        "modules": rounds[0][name][1],
+    }
+
+
+def rows_of(run: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Return the rows of the table."""
+    return [(STARTS[name][0], one["ms"], one["more_ms"], one["modules"]) for name, one in run["results"].items()]
+
+
+COLUMNS = ("a process that starts", "processor time, ms", "more than the line above, ms", "imported modules")
+
+
+def text_of(run: dict[str, Any]) -> str:
+    """Return the run as a table."""
+    return report.table(COLUMNS, rows_of(run))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
