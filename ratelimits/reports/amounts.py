@@ -22,7 +22,7 @@ from ratelimits.models import Report, ReportLine
 from ratelimits.pricing.money import ZERO, added, minus, plus, rounded
 from ratelimits.pricing.prices import Price
 from ratelimits.reports.periods import SECOND
-from ratelimits.reports.terms.price_book import Record
+from ratelimits.reports.terms.price_book import RecordedPrices
 
 #: The total of a meter before a version, and its total after this version. The first total is None if the meter was
 #: not billed before.
@@ -43,7 +43,7 @@ def readable(report: Report) -> Iterator[None]:
         raise UnreadableError(f"report {report}: {problem}; ratelimits_verify says more") from error
 
 
-def prices_of(record: Record) -> dict[str, Price]:
+def prices_of(record: RecordedPrices) -> dict[str, Price]:
     """Return the prices of a period, by meter, from the record of these prices in a report."""
     return {meter: Price.from_record(price) for meter, price in record["meters"].items()}
 
@@ -73,15 +73,15 @@ def priced_together(
 
 
 def recorded_prices(
-    report: Report, earlier: Sequence[Report], periods: Iterable[str], prices_at_end: Record
-) -> dict[str, Record]:
+    report: Report, earlier: Sequence[Report], periods: Iterable[str], prices_at_end: RecordedPrices
+) -> dict[str, RecordedPrices]:
     """Return the prices that a report version uses. The keys are starts of periods (s since 1970 UTC, as text).
 
     A period keeps the prices of its first report, even if another name of the account has this first report.
     `prices_at_end` are the prices at the end of the report's period. Only the first version of the report uses them,
     and only for this period.
     """
-    records: dict[str, Record] = {}
+    records: dict[str, RecordedPrices] = {}
     report_period = _period_of(report)
     for period in sorted({*periods, report_period}, key=int):
         record = _newest(earlier, "prices", period)
@@ -104,9 +104,9 @@ class Totals:
 
     def add(self, line: ReportLine) -> None:
         """Add a line of the version."""
-        self.count(str(line.usage_period), line.meter, line.overage_quantity)
+        self.add_units(str(line.usage_period), line.meter, line.overage_quantity)
 
-    def count(self, period: str, meter: str, quantity: int) -> None:
+    def add_units(self, period: str, meter: str, quantity: int) -> None:
         """Add overage units to the period that starts at `period` (s since 1970 UTC, as text)."""
         key = billing_period_of(self._report, period), meter
         self._added[key] = self._added.get(key, 0) + quantity
@@ -116,10 +116,10 @@ class Totals:
 
         Return {} if the report has no prices.
         """
-        priced: dict[str, Record] = self._report.prices.get("periods", {})
+        priced: dict[str, RecordedPrices] = self._report.prices.get("periods", {})
         if not priced:
             return {}
-        total = {name: Decimal(text) for name, text in self._before().items()}
+        total = {name: Decimal(text) for name, text in self._total_before().items()}
         periods = {}
         for period, record in priced.items():
             quantities = self._quantities(period, record)
@@ -129,7 +129,7 @@ class Totals:
             total[currency] = plus(total.get(currency, ZERO), amount)
         return {"periods": periods, "total": {name: f"{amount:f}" for name, amount in total.items()}}
 
-    def _quantities(self, period: str, record: Record) -> dict[str, BeforeAndAfter]:
+    def _quantities(self, period: str, record: RecordedPrices) -> dict[str, BeforeAndAfter]:
         previous = _newest(self._earlier, "amounts", period)
         quantities: dict[str, BeforeAndAfter] = {}
         for meter in record["meters"]:
@@ -137,7 +137,7 @@ class Totals:
             quantities[meter] = [before, (before or 0) + self._added.get((period, meter), 0)]
         return quantities
 
-    def _before(self) -> Mapping[str, str]:
+    def _total_before(self) -> Mapping[str, str]:
         """Return the previous version's total by currency; {} if there is no previous version."""
         key = self._report.account, self._report.period_start
         versions = [other for other in self._earlier if (other.account, other.period_start) == key and other.amounts]
@@ -145,13 +145,13 @@ class Totals:
         return total
 
 
-def billed(reports: Sequence[Report], start: int) -> tuple[Record, Counter[str]]:
+def billed(reports: Sequence[Report], start: int) -> tuple[RecordedPrices, Counter[str]]:
     """Return a billing period's prices and billed units, by meter; both are empty if the period was not billed.
 
     `start` is the start of the period (µs since 1970 UTC). `reports` are the reports that share a price, oldest first.
     """
     period = str(start // SECOND)
-    record: Record = _newest(reports, "prices", period) or {}
+    record: RecordedPrices = _newest(reports, "prices", period) or {}
     amounts = _newest(reports, "amounts", period)
     return record, Counter(
         {meter: after for meter, (_before, after) in amounts["quantities"].items()} if amounts else {}
@@ -164,7 +164,7 @@ class MeterAmount:
 
     period     the start of the period (s since 1970 UTC, as text)
     before     units above the included quantity that earlier versions billed; None if the meter was not billed before
-    after      the same units together with those of this version
+    after      units above the included quantity that this version and earlier versions bill together
     """
 
     period: str
@@ -185,12 +185,12 @@ def meter_amounts(report: Report) -> Iterator[MeterAmount]:
             yield MeterAmount(period, meter, before, after, amount, record["currency"])
 
 
-def price_of(record: Record, totals: Mapping[str, int]) -> Decimal:
+def price_of(record: RecordedPrices, totals: Mapping[str, int]) -> Decimal:
     """Return the rounded price of a period; `totals` are the period's units by meter."""
     return rounded(added(price.of(totals[meter]) for meter, price in prices_of(record).items()), record["digits"])
 
 
-def amount_added(record: Record, quantities: Mapping[str, BeforeAndAfter]) -> Decimal:
+def amount_added(record: RecordedPrices, quantities: Mapping[str, BeforeAndAfter]) -> Decimal:
     """Return the rounded price of a period after a version, minus the rounded price before this version."""
     digits, prices = record["digits"], prices_of(record)
     after = price_of(record, {meter: quantities[meter][1] for meter in prices})

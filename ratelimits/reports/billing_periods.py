@@ -15,8 +15,8 @@ from ratelimits.algorithms.billing_periods import SHORTEST
 from ratelimits.models import Report
 from ratelimits.reports.periods import MAX_LENGTH, SECOND
 
-#: A function that takes the starts (µs) of counted periods. It returns the time (s since 1970 UTC) of the last usage
-#: that was counted under each of them.
+#: A function that takes the starts (µs) of counted periods. For each of these periods, it returns the moment (s since
+#: 1970 UTC) of the last usage that was counted under this period.
 LastUsed = Callable[[Collection[int]], Mapping[int, int]]
 
 
@@ -118,8 +118,8 @@ def billing_periods(
 def _last_end(members: Collection[int], ends: Mapping[int, int], used_at: Mapping[int, int]) -> int:
     """Return the end of the member that was used last. The members are counted periods, given by their starts.
 
-    The time of usage is known only to a quarter of an hour, so several members may have been used last. Then take a
-    member whose end is the start of another counted period. If several members have such an end, take the one that
+    The ledger counts usage in quarters of an hour, so several members may have been used in the last quarter. Then take
+    a member whose end is the start of another counted period. If several members have such an end, take the one that
     starts last.
     """
     last_use = max(used_at.get(member, 0) for member in members)

@@ -28,7 +28,7 @@ from ratelimits.reports.unknown import KeyAndMeter
 
 #: Columns by which ledger lines are sorted and grouped. Each group becomes one report line.
 GROUP = ("account", "period", "meter", "key", "rule", "version")
-#: Columns of which a group has the sums.
+#: Columns that are summed up in each group.
 SUMS = ("admitted_requests", "admitted_units", "denied_requests", "refunded_units")
 #: Maximum number of rows that are read or written at once.
 CHUNK = 2000
@@ -37,7 +37,7 @@ Group = dict[str, Any]
 
 
 def in_order(using: str, *names: str) -> list[Any]:
-    """Return arguments for `order_by()` that sort by these columns. So every database sorts texts by code points."""
+    """Return arguments for `order_by()` that sort by these columns. With them, every database sorts by code points."""
     if connections[using].vendor != "postgresql":
         return list(names)
     return [Collate(name, "C") if name in ("account", "meter", "key") else name for name in names]
@@ -132,7 +132,7 @@ def unit_of(meter: str) -> str:
     return conf.UNITS.get(meter) or meter
 
 
-def remaining(
+def allowance_left(
     using: str, account: str, periods: Iterable[int], included: Mapping[str, int], before: int | None = None
 ) -> Allowance:
     """Return the allowance of a billing period after its reports.
@@ -190,7 +190,7 @@ def _with_line_id(line: ReportLine, *subject: str) -> ReportLine:
 
 
 def _plain_line(report: Report, number: int, identity: str, key: str, meter: str) -> ReportLine:
-    """Return a line of zeros for the whole period."""
+    """Return a usage line for the whole period with 0 in all quantities."""
     return ReportLine(
         report=report,
         number=number,

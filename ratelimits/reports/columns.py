@@ -34,8 +34,9 @@ NUMBERS = frozenset({ColumnKind.QUANTITY, ColumnKind.COUNT, ColumnKind.VERSION})
 class Column:
     """A column of a report.
 
-    To add a column, write it after all others, with the next version in `since`. Nothing else is needed. A finalised
-    report keeps the columns that existed when it was finalised. Its digest and its exports have only these columns.
+    To add a column, write it after all other columns, with the next version in `since`. Nothing else is needed. A
+    finalised report keeps the columns that existed when it was finalised. Its digest and its exports have only these
+    columns.
 
     The values of a column have one of three sources: the stored line's field with the column's name, the function
     `from_report` (called with a report and a status), or the function `from_line` (called with a line's stored fields).
@@ -50,7 +51,7 @@ class Column:
     width: int | None = None
     #: Whether the admin shows the column in the list of a report's lines.
     listed: bool = False
-    #: The JSON Schema of the values; empty if all columns of this kind have the same schema.
+    #: The JSON Schema of the values; empty means the schema that belongs to the column's kind.
     schema: Mapping[str, Any] = field(default_factory=dict)
     #: The entries that replace entries of the schema in exports with amounts.
     priced_schema: Mapping[str, Any] = field(default_factory=dict)

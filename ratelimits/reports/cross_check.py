@@ -23,21 +23,21 @@ class Comparison:
     meter: str
     #: Admitted requests in the ledger.
     ledger: int
-    #: Admitted requests in the process totals. A process that is killed does not write its last requests, so `granted`
+    #: Admitted requests in the process totals. A process that is killed does not write its last requests, so `counted`
     #: can be lower than `ledger`.
-    granted: int
+    counted: int
     #: Requests whose replies from Redis were lost.
     unanswered: int = 0
     #: Requests that a failure policy let through while Redis did not answer.
     unmetered: int = 0
-    #: The part of `granted` in the first and the last minutes of the period. A process with a wrong clock may have
+    #: The part of `counted` in the first and the last minutes of the period. A process with a wrong clock may have
     #: counted these requests in the wrong period.
     edge: int = 0
 
     @property
     def holds(self) -> bool:
-        """Return whether the ledger has all requests in `granted`, apart from those in `edge`."""
-        return self.granted - self.edge <= self.ledger
+        """Return whether the ledger has all requests in `counted`, apart from those in `edge`."""
+        return self.counted - self.edge <= self.ledger
 
 
 def compare(using: str, account: str, start: int, end: int) -> list[Comparison]:
@@ -77,11 +77,11 @@ def _requests(usage: Iterable[PeriodUsage], start: int, end: int) -> Counter[str
 
 def _compared(ledger: Mapping[str, int], totals: Mapping[tuple[str, str], tuple[int, int]]) -> Iterator[Comparison]:
     for meter in sorted({*ledger, *(meter for meter, _kind in totals)}):
-        granted, edge = totals.get((meter, "admitted"), (0, 0))
+        counted, edge = totals.get((meter, "admitted"), (0, 0))
         yield Comparison(
             meter=meter,
             ledger=ledger.get(meter, 0),
-            granted=granted,
+            counted=counted,
             unanswered=totals.get((meter, "unanswered"), (0, 0))[0],
             unmetered=totals.get((meter, "unmetered"), (0, 0))[0],
             edge=edge,
@@ -90,8 +90,9 @@ def _compared(ledger: Mapping[str, int], totals: Mapping[tuple[str, str], tuple[
 
 def text(compared: Iterable[Comparison]) -> str:
     """Return the text that a report prints if the ledger has fewer requests than processes counted; otherwise ""."""
+    # "witness" is an old word for process totals. It stays, because digests of finalised reports contain this text.
     return "; ".join(
-        f"witness {comparison.meter} processes={comparison.granted} ledger={comparison.ledger}"
+        f"witness {comparison.meter} processes={comparison.counted} ledger={comparison.ledger}"
         for comparison in compared
         if not comparison.holds
     )

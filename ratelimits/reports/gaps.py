@@ -37,7 +37,7 @@ class Gaps:
     ) -> Gaps:
         """Read the gaps that overlap the time from `start` to before `end` (µs since 1970 UTC).
 
-        With `shards`, read only the gaps of these accounts in these shards.
+        With `shards`, leave out gaps of other shards than these, and gaps of other accounts than `accounts`.
         """
         rows = cls.rows(using, start, end)
         if shards is not None:

@@ -30,7 +30,7 @@ class Included:
     """The quantities that a billing period includes, by meter, and the slug of the plan that includes them.
 
     names   the other names that the account had in the period
-    shared  those of the other names that share the included quantities
+    shared  the part of `names` with which the account shares the included quantities
     priced  the slug of the plan whose prices apply, and the moment (µs since 1970 UTC) of these prices
     """
 
@@ -43,7 +43,7 @@ class Included:
 
 @dataclass(frozen=True, slots=True)
 class _Stay:
-    """A time from `since` to `until` (µs since 1970 UTC) in which an account row did not change.
+    """The span from `since` to `until` (µs since 1970 UTC) in which an account row did not change.
 
     `row` is the primary key of the account row. `plan` is the primary key of its plan; None if it had no plan.
     """
@@ -91,8 +91,8 @@ class IncludedBook:
     def _stays(self, name: str, start: int, end: int) -> list[_Stay]:
         """Return the stays, within a period, of all account rows that ever had this name.
 
-        They include the stays of such a row under its other names. Return [] if the account's row did not change in the
-        period.
+        They include the stays of such a row under its other names. Return [] if the account's row has not changed since
+        the start of the period.
         """
         accounts = self._terms.accounts
         if accounts.is_unchanged(name, start):
@@ -127,7 +127,8 @@ def _stays_of(recorded: Records, start: int, end: int) -> Iterator[_Stay]:
     records = [state for state in recorded if state.since < end]
     if not records:
         return
-    # If the first record does not say that the row was added ("+"), the row existed before, with unknown values.
+    # If the first record does not say that the row was added ("+"), the row existed before. Its earlier values are not
+    # known, so the first record's values are used for the time before too.
     moments = [records[0].since if records[0].kind == "+" else 0, *(record.since for record in records[1:]), end]
     for record, (since, until) in zip(records, pairwise(moments), strict=True):
         since, until = max(since, start), min(until, end)

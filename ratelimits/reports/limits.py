@@ -32,13 +32,13 @@ _NARROWEST = ("api_key", "user", "ip")
 
 @dataclass(frozen=True, slots=True)
 class _Override:
-    """The state of an override between two of its edits. All times are µs since 1970 UTC."""
+    """The state of an override between two of its edits. All moments are µs since 1970 UTC."""
 
     #: The version of the first edit.
     version: int
     #: The version of the second edit.
     next_version: int
-    #: The time of the first edit.
+    #: The moment of the first edit.
     made: int
     #: The override is in force from `since` to `until`.
     since: int
@@ -92,8 +92,8 @@ class Limits:
         )
         unnamed_kinds = _unnamed_kinds(kind, counted_kind)
         if unnamed_kinds and self._first_unnamed(rule.name, unnamed_kinds) <= version:
-            # There were overrides for keys that the line does not name. Such an override is known only if it alone was
-            # edited in the line's version.
+            # There were overrides for keys that the line does not name. The line's version shows which of them applied,
+            # but only if this version edited one such override, and neither the rule nor another override.
             unnamed = self._unnamed_edits(rule.name, unnamed_kinds, version)
             named_versions = (override.version for override in (*for_key, *for_account))
             if len(unnamed) != 1 or version in (rule.version, *named_versions):

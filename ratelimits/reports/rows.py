@@ -285,8 +285,8 @@ class RowMaker:
             unsorted += tuple(compute(line) for _name, compute in self._computed)
         return self._make(self._sort(unsorted))
 
-    def of_nothing(self, **values: Any) -> Row:
-        """Return a row that belongs to no line. Except for `values`, it has zeros and empty texts."""
+    def without_line(self, **values: Any) -> Row:
+        """Return a row that does not come from a line. Except for `values`, it has zeros and empty texts."""
         empty = self.of_values([column.empty for column in TABLE if column.name in self.fields])
         return empty._replace(**values)
 
@@ -310,7 +310,7 @@ def line_id(report: str, *subject: str | int) -> str:
     if not any("\n" in part for part in parts):
         return joined_line_id(report, *subject)
     # Each part is written with its length, so that different parts never make the same text. This text begins with a
-    # line feed. Texts of `joined_line_id` never do, because the name of a report is never empty.
+    # line feed. The texts of `joined_line_id` never begin with one, because the name of a report is never empty.
     return _name("\n" + "".join(f"{len(part)}:{part}" for part in parts))
 
 

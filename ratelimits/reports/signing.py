@@ -56,9 +56,9 @@ def digests_at(places: Iterable[Place], *sources: str) -> dict[Place, str]:
     unread, digests = {place for place in places if place[1]}, dict[Place, str]()
     for using in sources:
         for model, column in ((Batch, "position"), (ArchivedRange, "last_position")):
-            found = sorted(unread)
-            for first in range(0, len(found), _MAX_PLACES):
-                portion = found[first : first + _MAX_PLACES]
+            missing = sorted(unread)
+            for first in range(0, len(missing), _MAX_PLACES):
+                portion = missing[first : first + _MAX_PLACES]
                 condition = reduce(or_, (Q(shard=shard, **{column: position}) for shard, position in portion))
                 rows = model.objects.using(using).filter(condition).order_by().values_list("shard", column, "digest")
                 digests |= {(shard, position): digest for shard, position, digest in rows}
@@ -85,7 +85,7 @@ _GAPS = COLUMNS.index("durability_gap")
 
 
 def head(report: Report) -> list[Any]:
-    """Return a report's own columns, from which its digest is made before the lines are added."""
+    """Return a report's own columns. They are the first part of the data from which the report's digest is made."""
     return [
         # A report without prices must have the same digest as in versions of this app that had no prices.
         "ratelimits report 2" if report.prices else "ratelimits report 1",

@@ -65,7 +65,7 @@ def test_a_clock_that_is_off_at_a_period_s_edge_is_no_alarm(moment: str) -> None
     say(1)
     say(1, moment)
     found = october()
-    assert (found.ledger, found.granted, found.edge, found.holds) == (1, 2, 1, True)
+    assert (found.ledger, found.counted, found.edge, found.holds) == (1, 2, 1, True)
 
 
 def test_what_is_lost_in_between_is_an_alarm_all_the_same() -> None:

@@ -47,7 +47,7 @@ def test_what_processes_were_granted_is_set_beside_the_ledger() -> None:
     totals.write("p1", {total(): (3, 3), total("unanswered", key="api_key:1"): (2, 2)})
     month = at("2026-11-01"), at("2026-12-01")
     (comparison,) = compare("default", "acme", *month)
-    assert comparison == Comparison("requests", ledger=4, granted=3, unanswered=2, unmetered=0)
+    assert comparison == Comparison("requests", ledger=4, counted=3, unanswered=2, unmetered=0)
     assert comparison.holds
     totals.write("p2", {total(): (2, 2)})
     (comparison,) = compare("default", "acme", *month)

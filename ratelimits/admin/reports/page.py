@@ -196,10 +196,10 @@ class ReportAdmin(ReportDownloads, OpenPeriods, AccountSearch, ReadOnlyAdmin):
             (
                 str(text).format(
                     # "–": the process totals were deleted, because the usage was archived.
-                    mark=("✓" if meter.holds else "✗") if meter.granted or not meter.ledger else "–",
+                    mark=("✓" if meter.holds else "✗") if meter.counted or not meter.ledger else "–",
                     meter=meter.meter,
                     ledger=f"{meter.ledger:,}",
-                    said=f"{meter.granted:,}",
+                    said=f"{meter.counted:,}",
                 )
                 + (
                     str(uncertain_text).format(unanswered=f"{meter.unanswered:,}", unmetered=f"{meter.unmetered:,}")

@@ -27,8 +27,8 @@ from ratelimits.reports.build import (
     Allowance,
     Group,
     adjustment_line,
+    allowance_left,
     gap_line,
-    remaining,
     usage_lines,
     with_billing_starts,
 )
@@ -40,7 +40,7 @@ from ratelimits.reports.closing.writing import ReportWriter
 from ratelimits.reports.included import Included
 from ratelimits.reports.periods import SECOND, Period, iso
 from ratelimits.reports.rows import FINAL, USAGE, VERSION, RowMaker
-from ratelimits.reports.terms.price_book import Record
+from ratelimits.reports.terms.price_book import RecordedPrices
 from ratelimits.reports.unknown import KeyAndMeter
 
 #: The position of a batch, by shard.
@@ -116,7 +116,7 @@ class Closing:
         return not self.open_because(self.periods.next())
 
     def open_because(self, period: Period) -> str:
-        """Return why a period cannot be closed yet, as a sentence; "" if it can."""
+        """Return why a period cannot be closed yet, as a sentence; "" if it can be closed."""
         end = period.end + conf.GRACE_SECONDS * SECOND
         if self._now < end:
             return _("it can be closed from %(end)s on, by this machine's clock") % {"end": iso(end)}
@@ -186,9 +186,9 @@ class Closing:
     def _not_used_by_other_names(
         self, included: Mapping[str, int], billing_period: BillingPeriod, since: int = 0
     ) -> dict[str, int]:
-        """Return these included quantities without the units that the account's other names have used.
+        """Return these included quantities minus the units that the account's other names have used.
 
-        Only the use on reports with a primary key above `since` is subtracted.
+        Only units on reports with a primary key above `since` are subtracted.
         """
         shared = self._included(billing_period.start, billing_period.end).shared
         used = self._used_by(shared, billing_period.start, billing_period.end, since) if shared else Counter()
@@ -231,7 +231,7 @@ class Closing:
     ) -> Allowance:
         """Return what the reports of a billing period have left of these included quantities."""
         self._writer.flush()
-        allowance = remaining(self._using, self.account, {*billing_period.members, billing_period.start}, included)
+        allowance = allowance_left(self._using, self.account, {*billing_period.members, billing_period.start}, included)
         allowance.plan = plan
         return allowance
 
@@ -315,7 +315,7 @@ class Closing:
         )
 
     def _reported(self, line_ids: set[str]) -> set[str]:
-        """Return those of the `line_ids` that are on reports. A line may correct a line that no report has."""
+        """Return the `line_ids` that are on reports. A line may name a corrected line that is not on a report."""
         if not line_ids:
             return set()
         self._writer.flush()
@@ -352,7 +352,7 @@ class Closing:
             self._writer.flush()
         return amounts.priced_together(self._using, self._reports, self.account, other_names)
 
-    def plan_prices(self, start: int, end: int) -> Record:
+    def plan_prices(self, start: int, end: int) -> RecordedPrices:
         """Return the prices of the account's plan in a billing period; {} if there are none.
 
         Raises ValueError for an invalid price.

@@ -15,7 +15,7 @@ from ratelimits.reports.periods import SECOND, Period, period_at, period_from
 from ratelimits.reports.terms import Terms
 
 #: Minimum length of a complete billing month (µs).
-SHORTEST = 27 * 86_400 * SECOND
+SHORTEST_MONTH = 27 * 86_400 * SECOND
 
 
 class AccountPeriods:
@@ -97,7 +97,7 @@ class AccountPeriods:
 
         If there are no such terms, return the account's terms at the moment `otherwise`; None means now.
         """
-        candidates = [self._data.terms(self._account, at) for at in (start, start + SHORTEST, None)]
+        candidates = [self._data.terms(self._account, at) for at in (start, start + SHORTEST_MONTH, None)]
         matching = (terms for terms in candidates if period_at(terms.timezone, terms.anchor, start).start == start)
         try:
             return next(matching, None) or self._data.terms(self._account, otherwise)
@@ -107,7 +107,7 @@ class AccountPeriods:
             raise
 
     def _last_used(self, starts: Collection[int]) -> dict[int, int]:
-        """Return the time (s) of the last usage in each of these counted periods, by the period's start (µs)."""
+        """Return the moment (s) of the last usage in each of these counted periods, by the period's start (µs)."""
         lines = Line.objects.using(self._data.using).filter(account=self._account)
         lines = lines.filter(period__in=[start // SECOND for start in starts])
         bins = lines.values_list("period").order_by().annotate(Max("bin"))

@@ -17,7 +17,7 @@ T = TypeVar("T")
 _MAX_GROUPS = 5000
 #: Maximum number of different period starts in one query, since databases limit the depth of a condition.
 _MAX_STARTS = 50
-#: A length of time in µs. `SpanCache` also reads this much time before and after a span. So it can answer for other
+#: `SpanCache` reads this much time (µs) before and after the span that it must answer for. So it can also answer for
 #: spans that are near.
 _MARGIN = 32 * 86_400 * 1_000_000
 
@@ -62,7 +62,7 @@ class GroupsAhead:
         self._unread = self._unread[max(len(names), 1) :]
 
     def _next(self) -> tuple[list[str], dict[int, list[str]]]:
-        """Return the accounts to read now. Also return the starts of their periods, each with its accounts."""
+        """Return the names of the accounts to read now, and the starts of their periods, each with its accounts."""
         names: list[str] = []
         starts: dict[int, list[str]] = {}
         for name in self._unread[: self._max_accounts]:

@@ -26,7 +26,7 @@ from ratelimits.models import Account, ChainMark, PeriodUsage, Report, ShardStat
 from ratelimits.progress import Progress
 from ratelimits.reports.adjusting import unreported
 from ratelimits.reports.closing.account import Closing
-from ratelimits.reports.closing.account_periods import SHORTEST
+from ratelimits.reports.closing.account_periods import SHORTEST_MONTH
 from ratelimits.reports.closing.closing_data import ClosingData
 from ratelimits.reports.closing.late_gaps import LateGaps, Starts
 from ratelimits.reports.closing.writing import ReportWriter
@@ -36,7 +36,7 @@ from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
 
-_NONE: Starts = {}
+_NO_STARTS: Starts = {}
 #: Maximum number of accounts that are closed in one transaction. A drain of their shard waits for the transaction.
 MAX_TOGETHER = 100
 #: Maximum number of conditions in one statement of `mark`.
@@ -92,9 +92,9 @@ def finalise_each(
 def ended(now: int) -> Q:
     """Return the condition for usage of periods that ended, or may have ended, before `now` (µs since 1970 UTC).
 
-    Older rows do not have the end of their period. Such a period may have ended SHORTEST after its start.
+    Older rows do not have the end of their period. Such a period may have ended SHORTEST_MONTH after its start.
     """
-    return Q(period_end__lte=now // SECOND) | Q(period_end=None, period__lte=(now - SHORTEST) // SECOND)
+    return Q(period_end__lte=now // SECOND) | Q(period_end=None, period__lte=(now - SHORTEST_MONTH) // SECOND)
 
 
 def home_shard(account: str) -> int:
@@ -138,7 +138,7 @@ def close_together(
     using: str,
     names: list[str],
     now: int,
-    with_new_gaps: Starts = _NONE,
+    with_new_gaps: Starts = _NO_STARTS,
     *,
     only: Mapping[str, Collection[int]] | None = None,
     check: Callable[[list[Report]], None] | None = None,
@@ -149,7 +149,7 @@ def close_together(
     With `only`, close only the open periods that it names: the starts (µs since 1970 UTC) by account. `check` is called
     with the written reports before the commit. If `check` raises an error, nothing is written.
     """
-    # Read this before the transaction: SQLite does not let a transaction write if its first statement was a read.
+    # Read this before the transaction: SQLite may refuse the writes of a transaction whose first statement was a read.
     shards = shards_of(using, names)
     to_lock = locked_with(using, shards)
     written: list[Report] = []
@@ -197,7 +197,7 @@ def locked_with(using: str, shards: Mapping[str, list[int]]) -> list[int]:
 
 
 def mark(using: str, reports: list[Report]) -> None:
-    """Store in the totals (PeriodUsage) up to which positions reports contain usage. Also mark these positions.
+    """Store the positions up to which the reports contain usage: in the totals (PeriodUsage), and as marks.
 
     Compaction does not join a batch before a mark with a batch after the mark.
     """

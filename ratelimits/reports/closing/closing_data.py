@@ -125,7 +125,7 @@ class ClosingData:
         return starts
 
     def chain_head(self, chain: Mapping[str, int]) -> str:
-        """Return the digest of the ledger's chains at these positions. The shards must be tallied up to there.
+        """Return the digest of the ledger's chains at these positions. The shards must be tallied up to them.
 
         Raises signing.BrokenChainError if a batch is missing.
         """

@@ -17,7 +17,7 @@ from ratelimits.usage.watermark import is_ahead
 
 
 def incomplete_because(state: ShardState, end: int, now: int) -> str:
-    """Return why a shard's usage until `end` (µs since 1970 UTC) is not complete, as a sentence; "" if it is."""
+    """Return why a shard's usage until `end` (µs since 1970 UTC) is not complete, as a sentence; "" if complete."""
     values: dict[str, Any] = {"shard": f"{state.shard:02d}", "until": iso(state.watermark), "end": iso(end)}
     if state.frozen:
         return _("shard %(shard)s has a quarantined batch: accept or discard it") % values

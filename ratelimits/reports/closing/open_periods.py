@@ -20,7 +20,7 @@ from ratelimits.models import DurabilityGap, GapKind, PeriodUsage, Report, Shard
 from ratelimits.reports.adjusting import unreported
 from ratelimits.reports.billing_periods import BillingPeriod
 from ratelimits.reports.closing.account import Closing
-from ratelimits.reports.closing.account_periods import SHORTEST
+from ratelimits.reports.closing.account_periods import SHORTEST_MONTH
 from ratelimits.reports.closing.close import ended, locked_with, mark, shards_of
 from ratelimits.reports.closing.closing_data import ClosingData
 from ratelimits.reports.periods import SECOND, Period, iso
@@ -65,7 +65,7 @@ def open_periods(
 
     `now` is in µs since 1970 UTC; the default is the time of this machine. With `account`, yield only the periods of
     this account. With `running`, also yield periods that have not ended. With `over`, leave out accounts without a
-    period that ended at least GRACE_SECONDS ago: at the end of a month these can be almost all accounts.
+    period that ended at least GRACE_SECONDS ago: at the end of a month, almost all accounts can be left out.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
@@ -73,7 +73,7 @@ def open_periods(
     usage = PeriodUsage.objects.using(using).filter(covered=None, **filters)
     if not running:
         until = now - conf.GRACE_SECONDS * SECOND if over else now
-        may_have_ended = Q(period__lte=(until - SHORTEST) // SECOND)
+        may_have_ended = Q(period__lte=(until - SHORTEST_MONTH) // SECOND)
         usage = usage.filter(ended(until) | (may_have_ended & _shortened(using) if over else may_have_ended))
     tables = (usage, unreported(using, **filters))
     names = sorted({name for rows in tables for name in rows.order_by().values_list("account", flat=True).distinct()})
@@ -89,9 +89,9 @@ def open_periods(
 
 
 def running_count(account: str | None = None) -> int:
-    """Return the number of periods with usage but without a report, if none of them is over.
+    """Return the number of periods with usage but without a report. Call it only if none of these periods is over.
 
-    No period is read, because there can be one for each account.
+    The periods are only counted, not read, because there can be one for each account.
     """
     filters: dict[str, Any] = {} if account is None else {"account": account}
     usage = PeriodUsage.objects.using(conf.DATABASE).filter(covered=None, **filters).order_by()
@@ -112,7 +112,7 @@ def _of_account(data: ClosingData, closing: Closing, now: int, *, running: bool)
     periods = closing.periods
     try:
         billing_periods = [
-            period for period in periods.open() if running or period.end <= now or period.start <= now - SHORTEST
+            period for period in periods.open() if running or period.end <= now or period.start <= now - SHORTEST_MONTH
         ]
     except ValueError as error:
         yield OpenPeriod(

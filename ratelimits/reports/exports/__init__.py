@@ -24,7 +24,7 @@ class Format:
 
     name: str
     label: str
-    #: The end of the names of the format's files. Each format has another suffix.
+    #: The end of the names of the format's files. No two formats have the same suffix.
     suffix: str
     content_type: str
     #: Takes rows (charges if `priced` is true) and the version of the file's columns, and yields the file.

@@ -22,7 +22,7 @@ from ratelimits.reports.rows import FINAL, VERSION, Row
 
 #: Maximum age (µs) of an event that Stripe accepts.
 STRIPE_OLDEST = 35 * 86_400 * SECOND
-#: Stripe accepts events whose moment is at most this time (µs) in the future.
+#: Maximum span (µs) between now and the moment of a future event that Stripe accepts.
 STRIPE_NEWEST = 5 * 60 * SECOND
 #: Maximum number of events in one request to Lago.
 LAGO_BATCH = 100

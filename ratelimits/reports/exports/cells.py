@@ -27,7 +27,7 @@ _NOT_IN_XML = re.compile("[\ud800-\udfff\ufffe\uffff]")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f]")
 #: Texts that a spreadsheet reads as such a code.
 _CODE = re.compile("(_x[0-9a-fA-F]{4}_)")
-#: A quick test. It matches each text that must be changed, and few others.
+#: A quick test. It matches each text that must be changed, and few other texts.
 _SUSPECT = re.compile("[&<>\x00-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]|_x")
 
 

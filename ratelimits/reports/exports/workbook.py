@@ -172,7 +172,7 @@ class _Sheet:
             if index == 0 and self.rows:
                 first = style
         if self.rows:
-            # An empty cell in the last row, so that XlsxWriter writes the size of the sheet. `copy` removes this row.
+            # Write an empty cell in the last row, so that XlsxWriter knows the size of the sheet. `copy` removes it.
             sheet.write_blank(self.rows, 0, None, first)
         sheet.freeze_panes(1, 0)
         sheet.repeat_rows(0)

@@ -33,11 +33,11 @@ _PAGES_ACROSS = 4
 _ON_EVERY_PAGE = COLUMNS.index("key")
 #: Columns by which totals are grouped.
 _SUBJECT = ("account", "status", "meter", "unit")
-#: Columns of which the totals are the sums.
+#: Columns that are summed up in the totals.
 _SUMMED = ("consumed_quantity", "included_quantity", "overage_quantity", "refunded_quantity")
 #: Columns by which totals are grouped in files with amounts.
 _SUBJECT_WITH_AMOUNTS = ("account", "account_name", "status", "meter", "currency")
-#: Returns the values of a row of which the totals are the sums.
+#: Returns a row's values in the columns `_SUMMED`.
 _summed = attrgetter(*_SUMMED)
 
 

@@ -199,7 +199,7 @@ def _open_groups(using: str, groups: Iterator[Group]) -> Iterator[tuple[Group, _
             if "meter" in group:  # The group has usage. The totals of usage may not have its newest lines yet.
                 starts.add(group["period"] * SECOND)
         data = ClosingData(using, list(starts_by_account), {})
-        # `lenient` is true, because an account whose time zone no longer exists must not stop the export of the others.
+        # `lenient` is true, because one account whose time zone no longer exists must not stop the whole export.
         periods = {name: AccountPeriods(data, name, starts, lenient=True) for name, starts in starts_by_account.items()}
         open_by_member = {name: account_periods.open_by_member() for name, account_periods in periods.items()}
         for group in chunk:

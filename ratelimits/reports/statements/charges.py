@@ -1,4 +1,4 @@
-"""Make charges: the rows of a report with their amounts, and further rows for amounts that belong to no line.
+"""Make charges: the rows of a report with their amounts, and further rows for amounts that no single line has.
 
 There are four kinds of such further amounts:
 
@@ -48,7 +48,7 @@ from ratelimits.reports.rows import (
     row_type,
 )
 from ratelimits.reports.statements import Statement, rows, version_lines, versions
-from ratelimits.reports.terms.price_book import PriceBook, Record
+from ratelimits.reports.terms.price_book import PriceBook, RecordedPrices
 
 if TYPE_CHECKING:
     from ratelimits.reports.exports import Format
@@ -118,7 +118,7 @@ def _provisional(statement: Statement, book: PriceBook, using: str, sharing: lis
     with SpooledTemporaryFile(max_size=_MAX_IN_MEMORY) as spooled:
         for row in statement.rows:
             spooled.write(json.dumps(row).encode() + b"\n")
-            totals.count(period, row.meter, row.overage_quantity)
+            totals.add_units(period, row.meter, row.overage_quantity)
             used = used or bool(row.meter)
         if used:
             report.amounts = totals.amounts()
@@ -131,11 +131,11 @@ def _provisional(statement: Statement, book: PriceBook, using: str, sharing: lis
 
 
 def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> Iterator[Charge]:
-    """Yield the charges of the report's lines, then the charges that belong to no line.
+    """Yield the charges of the report's lines, then the charges that do not belong to a line.
 
     `lines` has each row with the start of the period under which its usage was counted (s since 1970 UTC, as text).
     """
-    records: dict[str, Record] = report.prices.get("periods", {})
+    records: dict[str, RecordedPrices] = report.prices.get("periods", {})
     if not records:
         for row, _period in lines:
             yield Charge(row)
@@ -169,8 +169,8 @@ def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> It
                 yield Charge(row, name, currency, (), amount, totals[currency])
 
 
-def _other_charges(record: Record, quantities: dict[str, BeforeAndAfter]) -> Iterator[tuple[str, str, Decimal]]:
-    """Yield the category, the meter and the amount of each charge that belongs to no line."""
+def _other_charges(record: RecordedPrices, quantities: dict[str, BeforeAndAfter]) -> Iterator[tuple[str, str, Decimal]]:
+    """Yield the category, the meter and the amount of each charge that does not belong to a line."""
     exact = []
     for meter, price in prices_of(record).items():
         before, after = quantities[meter]
@@ -189,7 +189,7 @@ def _row(report: Report, status: str, category: str, period: str, meter: str, pl
     """Return a row without units, for a charge that has only an amount."""
     name, start = report_id(report.account, report.period_start), int(period) * SECOND
     is_correction = report.version > 1 or start != report.period_start
-    return RowMaker(report, status).of_nothing(
+    return RowMaker(report, status).without_line(
         line_id=line_id(name, report.version, category, period, meter),
         meter=meter,
         charge_category=category,

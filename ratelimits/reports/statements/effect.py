@@ -24,7 +24,7 @@ from ratelimits.reports.closing.closing_data import ClosingData
 from ratelimits.reports.periods import SECOND, month_of
 from ratelimits.reports.rows import USAGE
 from ratelimits.reports.statements import statements
-from ratelimits.reports.terms.price_book import Record
+from ratelimits.reports.terms.price_book import RecordedPrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """A billing period before the adjustments that are not on a report yet.
+    """The state of a billing period without the adjustments that are not on a report yet.
 
     prices                  the period's prices
     overage_of_other_names  overage of the account's other names, by meter; it shares a price with the account's overage
@@ -88,7 +88,7 @@ class _State:
     used: int
     version: int
     allowance: Allowance
-    prices: Record
+    prices: RecordedPrices
     overage_of_other_names: Counter[str]
     has_usage_or_report: bool
 

@@ -41,6 +41,6 @@ def candidates(using: str, month: str, account: str | None) -> Iterator[tuple[Gr
 
 
 def _added(using: str, names: list[str]) -> dict[str, int]:
-    """Return the time (µs since 1970 UTC) at which each account with a history was added."""
+    """Return the moment (µs since 1970 UTC) at which each account was added. Leave out accounts without a history."""
     records = Account.history.using(using).filter(identifier__in=names).order_by()
     return dict(records.values_list("identifier").annotate(made=Min("since")))

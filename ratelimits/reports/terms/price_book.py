@@ -13,7 +13,7 @@ from ratelimits.reports.terms import record_at
 
 #: The prices of a plan in the form in which reports record them. A record has the plan, the currency, the currency's
 #: number of decimals, and for each meter the price with its id and version.
-Record = Mapping[str, Any]
+RecordedPrices = Mapping[str, Any]
 
 
 _NO_CURRENCY = ("", 0)
@@ -28,7 +28,7 @@ class PriceBook:
         self._recorded = cache(self._read_recorded)
         self.of = lru_cache(maxsize=1000)(self._of)
 
-    def _of(self, slug: str, at: int) -> Record:
+    def _of(self, slug: str, at: int) -> RecordedPrices:
         """Return the prices of the plan with this slug at a moment (µs since 1970 UTC); {} if it has none.
 
         Raises ValueError if a price is invalid and was not corrected later. Only raw SQL can write an invalid price.

@@ -16,7 +16,7 @@ def verify_amounts(using: str, report: Report) -> Iterator[str]:
     """Yield a sentence for each error in a version's prices and amounts."""
     is_first_of_one_period = report.version == 1 and set(report.since) <= {str(report.period_start // SECOND)}
     if is_first_of_one_period and not report.prices and not report.amounts:
-        return  # verify/terms.py checks whether the plan had prices.
+        return  # verify/terms.py checks whether the report should have prices.
     try:
         # A period that was billed once keeps its prices, so the earlier reports are needed, oldest first.
         of_account = list(Report.objects.using(using).filter(account=report.account, pk__lt=report.pk).order_by("pk"))
@@ -64,7 +64,7 @@ def _amounts(using: str, report: Report, earlier: list[Report]) -> dict[str, Any
     if report.prices:
         lines = ReportLine.objects.using(using).filter(report=report).order_by()
         for period, meter, quantity in lines.values_list("usage_period", "meter").annotate(Sum("overage_quantity")):
-            totals.count(str(period), meter, quantity)
+            totals.add_units(str(period), meter, quantity)
     return totals.amounts()
 
 

@@ -135,7 +135,7 @@ class ReportVerifier:
     def _lines(self, report: Report) -> Iterator[str]:
         """Yield the first difference in a line. Later lines are not compared, because they use the same allowance."""
         finding = next(self._differences(report, ReportAllowances(self._using, report)), "")
-        # An earlier version of this app used the allowance of the report's period for all lines. That is no error.
+        # An earlier version of this app used the allowance of the report's period for all lines. This is not an error.
         if not finding or not next(
             self._differences(report, ReportAllowances(self._using, report, one_for_all=True)), ""
         ):
@@ -152,7 +152,7 @@ class ReportVerifier:
         groups = chained.from_iterable(self._groups(report, period, report.since[period]) for period in periods)
         with_starts = with_billing_starts(self._limits.of(groups), by_period.billing_starts)
         computed = (usage_line(report, 0, group, self._rules, by_period.allowances, make_id) for group in with_starts)
-        # Except for adjustments, lines of all categories are compared, even of unknown ones: every line is billed.
+        # Except for adjustments, lines of all categories are compared, even of unknown categories: each line is billed.
         lines = ReportLine.objects.using(self._using).filter(report=report).exclude(charge_category=ADJUSTMENT)
         stored = (line for line in lines.order_by("number").iterator(chunk_size=CHUNK) if _has_quantity(line))
         for expected, line in zip_longest(computed, stored):
