@@ -1,4 +1,4 @@
-"""Test the whole way of requests and usage over a Unix socket, over TLS, as a user with few rights, and on Redis 7."""
+"""Test the whole way of requests and usage over a Unix socket, over TLS, as a user with few rights, on each server."""
 
 from __future__ import annotations
 
@@ -105,7 +105,9 @@ def documented_rights() -> list[str]:
     return found[1].replace("\\\n", " ").replace("<namespace>", "test").split()
 
 
-@pytest.fixture(params=["valkey", "redis6", pytest.param("redis7", marks=pytest.mark.system)])
+@pytest.fixture(
+    params=["valkey", "redis6", *(pytest.param(kind, marks=pytest.mark.system) for kind in ("redis7", "redis8"))]
+)
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedServer]:
     """Start a server that also listens on a Unix socket."""
     options = {"appendfsync": "always", "unixsocket": "redis.sock"}

