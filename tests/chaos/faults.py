@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
+import resource
 import signal
+import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import redis
-from django.db import connection
+from django.db import connection, connections
 from django.db.models import F
 
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.models import ConfigVersion, Rule
+from tests.chaos.clocks import Clock
+from tests.chaos.compared import STEP
 from tests.chaos.load import Load
 from tests.support.engine.proxy import Proxy
 from tests.support.eventually import until
+from tests.support.servers import TestServers
 
 
 class Place(NamedTuple):
-    """Where a fault is made: the server, the proxy in front of it, a folder, and the load.
+    """Where a fault is made: the servers, the proxy in front of the one with the limits, a folder, and the load.
 
-    `seconds` is how long a fault lasts that ends only when it is ended.
+    seconds  how long a fault lasts that ends only when it is ended
+    clock    the clock that the fault steps: of the server, or of the other processes of the load
+    ahead    the moments (s since 1970) at which the server's clock jumped ahead
     """
 
+    servers: TestServers
     server: EmbeddedServer
     proxy: Proxy
     folder: Path
     load: Load
     seconds: float
+    clock: Clock | None
+    ahead: list[float]
 
     @property
     def client(self) -> redis.Redis:
@@ -71,6 +82,44 @@ def full(place: Place) -> None:
         client.config_set("maxmemory", "1mb")
         place.load.wait(place.seconds)
         client.config_set("maxmemory", "0")
+
+
+def _limit_files(place: Place, size: int) -> None:
+    """Let each write of the server fail that makes a file longer than this, as on a full disk (but with EFBIG)."""
+    resource.prlimit(place.server.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def _file_size(place: Place) -> int:
+    return max(path.stat().st_size for path in place.server.directory.rglob("*.aof*") if path.is_file())
+
+
+def disk_full(place: Place) -> None:
+    """Let the server find no space for its append-only file. With `appendfsync always` it then ends. Start it again."""
+    _limit_files(place, _file_size(place))
+    until(lambda: place.server.process.poll() is not None, "the server ends, since it cannot write its file")
+    place.load.wait(place.seconds)
+    place.server.start()
+
+
+def disk_full_everysec(place: Place) -> None:
+    """Do the same with `appendfsync everysec`: the server refuses writes until there is space again."""
+    with place.client as client:
+        client.config_set("appendfsync", "everysec")
+        _limit_files(place, _file_size(place))
+        until(lambda: client.info("persistence")["aof_last_write_status"] == "err", "the server cannot write its file")
+        place.load.wait(place.seconds)
+        _limit_files(place, resource.RLIM_INFINITY)
+        until(lambda: client.info("persistence")["aof_last_write_status"] == "ok", "the server writes its file again")
+
+
+def clock_steps(place: Place) -> None:
+    """Let the clock jump an hour ahead, and later back, then an hour back, and later ahead."""
+    assert place.clock is not None
+    for offset in (STEP, 0, -STEP, 0):
+        if offset > place.clock.offset:
+            place.ahead.append(time.time())
+        place.clock.step(offset)
+        place.load.wait(place.seconds / 2)
 
 
 @contextmanager
@@ -146,6 +195,23 @@ def database_away(place: Place) -> None:
         cursor.execute(f"ALTER TABLE somewhere_else RENAME TO {table}")
 
 
+def postgres_away(place: Place) -> None:
+    """Stop PostgreSQL, and start it again."""
+    place.servers.postgres.stop()
+    place.load.wait(place.seconds)
+    place.servers.postgres.ensure_postgres_running()
+    connections.close_all()  # This thread's connection was to the server that has ended.
+
+
+def locked(place: Place) -> None:
+    """Let another program hold the lock for writing the database (SQLite)."""
+    with sqlite3.connect(connection.settings_dict["NAME"], isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        place.load.wait(place.seconds)
+        other.execute("ROLLBACK")
+    other.close()
+
+
 def edit_storm(place: Place) -> None:
     """Edit a rule about fifty times a second."""
     ended = threading.Event()
@@ -161,11 +227,17 @@ class Fault(NamedTuple):
     """A fault, and what it may lead to.
 
     reachable  whether each request gets a decision while the fault lasts
+    clock      whose clock is stepped: "server" (this needs Debian's package libfaketime) or "processes"
+    vendor     the only database that can have the fault
+    seconds    how long the fault lasts with `--long`
     """
 
     name: str
     make: Callable[[Place], None]
     reachable: bool = False
+    clock: str = ""
+    vendor: str = ""
+    seconds: float = 5.0
 
 
 FAULTS = (
@@ -174,12 +246,18 @@ FAULTS = (
     Fault("black hole: no reply comes back", black_hole),
     Fault("connections end in the middle of a reply", torn),
     Fault("`maxmemory` reached", full),
+    Fault("no space for the append-only file (`always`)", disk_full),
+    Fault("no space for the append-only file (`everysec`)", disk_full_everysec),
     Fault("a replica that refuses writes", read_only),
     Fault("a replica is attached and promoted", promoted),
     Fault("`SCRIPT FLUSH`, 20 a second", scripts_flushed, reachable=True),
     Fault("`CLIENT KILL`, 10 a second", clients_killed),
     Fault("replies 100 ms late", lambda place: slow(place, 0.1), reachable=True),
     Fault("replies 300 ms late", lambda place: slow(place, 0.3)),
+    Fault("the server's clock: an hour ahead, then an hour behind", clock_steps, reachable=True, clock="server"),
+    Fault("the web processes' clock: an hour ahead, then behind", clock_steps, reachable=True, clock="processes"),
     Fault("database away", database_away),
+    Fault("PostgreSQL away for 60 s", postgres_away, vendor="postgresql", seconds=60.0),
+    Fault("SQLite locked for writing", locked, reachable=True, vendor="sqlite"),
     Fault("50 edits a second", edit_storm, reachable=True),
 )

@@ -1,32 +1,41 @@
-"""Ask `quota` for decisions at a steady pace from threads and from tasks of one event loop, and note each answer."""
+"""Ask `quota` for decisions at a steady pace, from threads, from tasks of one event loop and from other processes.
+
+The answer of each request is noted.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from django.db import connections
 
 from ratelimits.identity import Identity
 from ratelimits.quota import checking
 from ratelimits.quota.answers.answer import Answer
+from tests.support.eventually import PATIENCE
 
-#: Seconds between two requests of one thread or task.
+#: Seconds between two requests of one caller, unless a load has another pause.
 PAUSE = 0.01
 THREADS = 4
 TASKS = 8
+PROCESSES = 2
+CALLERS = THREADS + TASKS + PROCESSES
 #: The scope whose rule all requests share, and the scope whose rule refuses nothing.
 TIGHT, WIDE = "tight", "wide"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One request: when it began and how long it took (seconds), and what became of it.
 
     outcome  "admitted" or "refused" by a decision, "passed" or "denied" by a failure policy, "raised" for an exception
@@ -43,11 +52,20 @@ class Request:
 
 @dataclass
 class Load:
-    """The requests of a block."""
+    """The requests of a block.
+
+    pause        seconds between two requests of one caller
+    environment  the environment of the other processes (tests.chaos.asker); without it, there are none
+    lost         requests of the other processes whose reply was lost, by key
+    """
 
     seed: int
+    pause: float = PAUSE
+    environment: dict[str, str] | None = None
     requests: list[Request] = field(default_factory=list)
-    errors: list[BaseException] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    lost: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
     _end: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
@@ -55,14 +73,50 @@ class Load:
         """Make requests until the block is left."""
         threads = [threading.Thread(target=self._thread, args=(number,)) for number in range(THREADS)]
         threads.append(threading.Thread(target=lambda: asyncio.run(self._tasks())))
-        for thread in threads:
-            thread.start()
-        try:
-            yield self
-        finally:
-            self._end.set()
+        with self._processes() if self.environment is not None else _nothing():
+            began = time.monotonic()
             for thread in threads:
-                thread.join()
+                thread.start()
+            try:
+                yield self
+            finally:
+                self._end.set()
+                for thread in threads:
+                    thread.join()
+        self.seconds = time.monotonic() - began
+
+    @contextmanager
+    def _processes(self) -> Iterator[None]:
+        """Let other processes make requests, from before the block until its end."""
+        command = [sys.executable, "-m", "tests.chaos.asker", str(self.seed), str(PROCESSES), str(self.pause)]
+        started = threading.Semaphore(0)
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self.environment, text=True
+        ) as askers:
+            reader = threading.Thread(target=self._read, args=(askers, started))
+            reader.start()
+            try:
+                for _ in range(PROCESSES):
+                    assert started.acquire(timeout=PATIENCE), "the other processes began"
+                yield
+            finally:
+                assert askers.stdin is not None
+                askers.stdin.close()
+                reader.join()
+        assert askers.returncode == 0, askers.returncode
+
+    def _read(self, askers: subprocess.Popen[str], started: threading.Semaphore) -> None:
+        assert askers.stdout is not None
+        for line in askers.stdout:
+            kind, *values = json.loads(line)
+            if kind == "request":
+                self.requests.append(Request(*values))
+            elif kind == "error":
+                self.errors.append(values[0])
+            elif kind == "lost":
+                self.lost[values[0]] += values[1]
+            else:
+                started.release()
 
     def wait(self, seconds: float) -> None:
         """Let the load go on for some time."""
@@ -71,15 +125,7 @@ class Load:
     def _thread(self, number: int) -> None:
         rng = random.Random(f"{self.seed}:{number}")
         try:
-            while not self._end.is_set():
-                identity, scope = _drawn(rng, f"t{number}")
-                began, clock = time.monotonic(), time.perf_counter()
-                try:
-                    answer: Answer | BaseException = checking.check(identity, scope, "GET")
-                except Exception as error:  # noqa: BLE001  (the server would answer it with 500)
-                    answer = error
-                self._note(began, time.perf_counter() - clock, scope, identity, answer)
-                time.sleep(PAUSE)
+            ask(rng, f"t{number}", self.pause, self._end.is_set, self.requests.append, self.errors.append)
         finally:
             connections.close_all()
 
@@ -92,34 +138,57 @@ class Load:
         rng = random.Random(f"{self.seed}:a{number}")
         while not self._end.is_set():
             identity, scope = _drawn(rng, f"a{number}")
-            began, clock = time.monotonic(), time.perf_counter()
+            began = time.monotonic()
             try:
                 answer: Answer | BaseException = await checking.acheck(identity, scope, "GET")
             except Exception as error:  # noqa: BLE001  (the server would answer it with 500)
                 answer = error
-            self._note(began, time.perf_counter() - clock, scope, identity, answer)
-            await asyncio.sleep(PAUSE)
-
-    def _note(
-        self, began: float, seconds: float, scope: str, identity: Identity, answer: Answer | BaseException
-    ) -> None:
-        key = identity.user or ""
-        if isinstance(answer, BaseException):
-            self.errors.append(answer)
-            self.requests.append(Request(began, seconds, scope, key, "raised"))
-            return
-        if answer.decision is None:
-            outcome = "passed" if answer.allowed else "denied"
-            self.requests.append(Request(began, seconds, scope, key, outcome))
-            return
-        outcome = "admitted" if answer.allowed else "refused"
-        receipt = answer.decision.receipt
-        self.requests.append(Request(began, seconds, scope, key, outcome, receipt.at if receipt is not None else 0))
+                self.errors.append(repr(error))
+            self.requests.append(_request(began, scope, identity, answer))
+            await asyncio.sleep(self.pause)
 
     def counted(self, outcome: str, scope: str | None = None) -> Counter[str]:
         """Return the number of requests with this outcome, by key."""
         wanted = (one for one in self.requests if one.outcome == outcome and scope in (None, one.scope))
         return Counter(one.key for one in wanted)
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def ask(
+    rng: random.Random,
+    who: str,
+    pause: float,
+    ended: Callable[[], bool],
+    note: Callable[[Request], object],
+    note_error: Callable[[str], object],
+) -> None:
+    """Make requests one after the other until `ended` is true, and note each of them."""
+    while not ended():
+        identity, scope = _drawn(rng, who)
+        began = time.monotonic()
+        try:
+            answer: Answer | BaseException = checking.check(identity, scope, "GET")
+        except Exception as error:  # noqa: BLE001  (the server would answer it with 500)
+            answer = error
+            note_error(repr(error))
+        note(_request(began, scope, identity, answer))
+        time.sleep(pause)
+
+
+def _request(began: float, scope: str, identity: Identity, answer: Answer | BaseException) -> Request:
+    seconds, key = time.monotonic() - began, identity.user or ""
+    if isinstance(answer, BaseException):
+        return Request(began, seconds, scope, key, "raised")
+    if answer.decision is None:
+        return Request(began, seconds, scope, key, "passed" if answer.allowed else "denied")
+    decision = answer.decision
+    # On a cluster, the decision also says when the shard of each key decided. The requests of a scope share one key.
+    at = (*decision.reply[9 + 3 * len(decision.program.terms) :], decision.reply[7])[0]
+    return Request(began, seconds, scope, key, "admitted" if answer.allowed else "refused", at)
 
 
 def _drawn(rng: random.Random, who: str) -> tuple[Identity, str]:

@@ -63,16 +63,21 @@ def _migrate(source: redis.Redis, port: int, *keys: bytes) -> None:
 
 
 class Cluster:
-    """The nodes, each with a third of the slots."""
+    """The nodes, each with a third of the slots. `node_timeout` (ms): a replica takes over after about this time."""
 
-    def __init__(self, directory: Path, binary: Path) -> None:
-        options = {"cluster-enabled": "yes", "appendfsync": "always", "cluster-require-full-coverage": "no"}
+    def __init__(self, directory: Path, binary: Path, node_timeout: int = 15_000) -> None:
+        self._options = {
+            "cluster-enabled": "yes",
+            "appendfsync": "always",
+            "cluster-require-full-coverage": "no",
+            "cluster-node-timeout": str(node_timeout),
+        }
         self.servers: list[EmbeddedServer] = []
         self.clients: list[redis.Redis] = []
         try:
             for number in range(NODES):
                 path = directory / str(number)
-                self.servers.append(EmbeddedServer(path, port=_port(), aof=True, binary=binary, options=options))
+                self.servers.append(EmbeddedServer(path, port=_port(), aof=True, binary=binary, options=self._options))
                 self.clients.append(redis.Redis(port=self.servers[-1].port))
             for number, client in enumerate(self.clients):
                 client.cluster("SET-CONFIG-EPOCH", number + 1)
@@ -111,8 +116,8 @@ class Cluster:
     @contextmanager
     def replica(self, number: int, directory: Path, binary: Path) -> Iterator[redis.Redis]:
         """Add a replica of a node; in the end remove it."""
-        options = {"cluster-enabled": "yes", "appendfsync": "always", "cluster-require-full-coverage": "no"}
-        server = EmbeddedServer(directory / "replica", port=_port(), aof=True, binary=binary, options=options)
+        place = directory / "replica"
+        server = EmbeddedServer(place, port=_port(), aof=True, binary=binary, options=self._options)
         try:
             with redis.Redis(port=server.port) as client:
                 mine, its = (one.execute_command("CLUSTER MYID").decode() for one in (client, self.clients[number]))

@@ -18,9 +18,9 @@ NAME = "quota"
 
 
 class Watched:
-    """The three servers."""
+    """The three servers. If the primary does not answer for `down_after` ms, the sentinel promotes the replica."""
 
-    def __init__(self, directory: Path, binary: Path) -> None:
+    def __init__(self, directory: Path, binary: Path, down_after: int = 60_000) -> None:
         options = {"appendfsync": "always", "repl-diskless-sync-delay": "0"}
         self.servers = [EmbeddedServer(directory / "primary", aof=True, binary=binary, options=options)]
         try:
@@ -31,7 +31,7 @@ class Watched:
             (directory / "sentinel.conf").write_text(
                 f"port {self.port}\nbind 127.0.0.1\nlogfile sentinel.log\n"
                 f"sentinel monitor {NAME} 127.0.0.1 {self.servers[0].port} 1\n"
-                f"sentinel down-after-milliseconds {NAME} 60000\n"
+                f"sentinel down-after-milliseconds {NAME} {down_after}\n"
             )
             self.replicated()
             self.process = subprocess.Popen(
