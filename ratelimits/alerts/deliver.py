@@ -1,7 +1,7 @@
 """Deliver alerts: a process claims a delivery for a few minutes, sends the alert, and then marks the delivery as done.
 
 If the process dies before it marks the delivery, its claim ends, and the alert is sent again with the same id. So no
-alert is lost, and a receiver can recognise a repeated one.
+alert is lost, and a receiver can recognise an alert that it has already.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ def due(now: datetime | None = None) -> list[UUID]:
     return list(rows.order_by("due_at").values_list("pk", flat=True)[:_MAX_DUE])
 
 
-def deliver(name: UUID, now: datetime | None = None) -> bool:
+def deliver(delivery_id: UUID, now: datetime | None = None) -> bool:
     """Claim and send one delivery; return whether it was sent.
 
     Do nothing if the delivery is not due, or if another process has claimed it.
     """
     now = now or timezone.now()
-    rows = AlertDelivery.objects.using(conf.DATABASE).filter(pk=name)
+    rows = AlertDelivery.objects.using(conf.DATABASE).filter(pk=delivery_id)
     crash.reached("alerts:due")
     if not rows.filter(state=State.WAITING, due_at__lte=now).update(attempts=F("attempts") + 1, due_at=now + CLAIM):
         return False
@@ -102,7 +102,7 @@ def _record_failure(delivery: AlertDelivery, failure: Exception, now: datetime) 
 def pause(attempts: int) -> timedelta:
     """Return the pause after this number of failed attempts.
 
-    A random time of up to a tenth of the pause is added, so that not all deliveries are sent again at one moment.
+    The pause is lengthened by a random part of up to a tenth, so that not all deliveries are sent again at one moment.
     """
     jitter = 1 + random.random() / 10  # noqa: S311
     return min(FIRST_PAUSE * float(2 ** (attempts - 1)), MAX_PAUSE) * jitter

@@ -58,7 +58,7 @@ class _Evaluation:
     using: str
     thresholds: tuple[int, ...]
     now: int
-    #: When alerts were evaluated for the first time. Periods that had ended before this moment get no alerts.
+    #: The moment of the first evaluation. Periods that had ended before this moment get no alerts.
     since: int
     terms: TermsBook
     limits: MonthlyLimits
@@ -114,7 +114,7 @@ def _changed_shards(using: str, version_and_thresholds: str, now: int) -> list[C
     changed = []
     for shard, until in tallied.items():
         state = states[shard]
-        # After a change of plans, rules or thresholds, every account is evaluated again.
+        # If plans, rules or thresholds have changed, evaluate every account again.
         after = state.position if state.terms == version_and_thresholds else 0
         if until > after:
             changed.append(ChangedShard(shard, after, until))
@@ -150,7 +150,7 @@ def _evaluate(evaluation: _Evaluation, accounts: list[str]) -> list[Alert]:
 
 
 def _existing(evaluation: _Evaluation, accounts: list[str], oldest: int) -> _LargestQuantities:
-    """Return the largest quantities for which these accounts have alerts."""
+    """Return the largest quantities for which these accounts have alerts, in periods that started after `oldest`."""
     existing: _LargestQuantities = {}
     for alert in Alert.objects.using(evaluation.using).filter(account__in=accounts, period__gt=oldest).iterator():
         _add(existing, alert)

@@ -17,7 +17,7 @@ from ratelimits.rules import Snapshot
 #: A rule's window and a billing period are the same month if their starts and their ends differ by at most this (µs).
 #: A difference is allowed, because their time zones can differ.
 _MAX_DIFFERENCE = 86_400 * SECOND
-#: If a rule limits each key, only this number of an account's keys is measured. They are the keys with the most usage.
+#: If a rule limits each key, at most this number of an account's keys is measured: the keys with the most usage.
 _MAX_KEYS = 100
 
 
@@ -25,7 +25,7 @@ _MAX_KEYS = 100
 class Measure:
     """A quantity, and how many of its units were used.
 
-    `key` is the key that the limit belongs to. It is "" for a limit of the whole account, and for its plan.
+    `key` is the key that the limit belongs to. It is "" if the quantity belongs to the whole account or to its plan.
     """
 
     basis: Alert.Basis

@@ -47,21 +47,21 @@ def body(alert: Alert) -> bytes:
     return json.dumps({"type": TYPE, "timestamp": timestamp, "data": data}, ensure_ascii=False).encode()
 
 
-def signature(secret: str, name: str, timestamp: int, content: bytes) -> str:
+def signature(secret: str, webhook_id: str, timestamp: int, content: bytes) -> str:
     """Return the signature of a webhook: the HMAC-SHA256 of its id, its timestamp (s since 1970 UTC) and its body."""
-    signed = hmac.digest(secret_key(secret), f"{name}.{timestamp}.".encode() + content, hashlib.sha256)
+    signed = hmac.digest(secret_key(secret), f"{webhook_id}.{timestamp}.".encode() + content, hashlib.sha256)
     return f"v1,{b64encode(signed).decode()}"
 
 
-def headers(secret: str, name: UUID, timestamp: int, content: bytes) -> dict[str, str]:
+def headers(secret: str, webhook_id: UUID, timestamp: int, content: bytes) -> dict[str, str]:
     """Return the headers of one attempt. Every attempt has the same id, but its own timestamp and signature."""
     return {
         "Content-Type": "application/json",
         "User-Agent": "ratelimits",
-        "webhook-id": str(name),
+        "webhook-id": str(webhook_id),
         "webhook-timestamp": str(timestamp),
-        "webhook-signature": signature(secret, str(name), timestamp, content),
-        "Idempotency-Key": str(name),
+        "webhook-signature": signature(secret, str(webhook_id), timestamp, content),
+        "Idempotency-Key": str(webhook_id),
     }
 
 

@@ -59,7 +59,7 @@ def plus(*amounts: Decimal) -> Decimal:
 
 
 def minus(amount: Decimal, other: Decimal) -> Decimal:
-    """Return the difference of two amounts."""
+    """Return `amount` minus `other`."""
     return _EXACT.subtract(amount, other)
 
 

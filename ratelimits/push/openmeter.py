@@ -17,8 +17,8 @@ from ratelimits.reports.rows import Row
 class OpenMeter(Service):
     """Send each report line as a CloudEvent. The subject of the event is the account; its data are the whole line.
 
-    By default, a self-hosted OpenMeter recognises repeated events for 24 hours. If your server uses another time, set
-    the option REMEMBERS.
+    By default, a self-hosted OpenMeter recognises repeated events for 24 hours. If your server does so for a longer or
+    shorter time, set the option REMEMBERS.
     """
 
     name, label = "openmeter", "OpenMeter"

@@ -1,8 +1,8 @@
 """Send deliveries: claim some of them for a few minutes, send their events, and store the receiver's answer.
 
 If the process dies before it stores the answer, its claim ends, and the events are sent again with the same text and
-identity. This is safe while the receiver recognises repeated events. After that time, a person must ask the receiver
-whether it has the events, and settle the deliveries.
+identity. This is safe while the receiver recognises repeated events. When it no longer does, a person must ask the
+receiver whether it has the events, and settle the deliveries.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Claimed:
     """Deliveries that this process has claimed."""
 
     token: UUID
-    #: The time of the claim, in seconds since 1970 UTC. (A monotonic clock could stand still while the machine sleeps.)
+    #: The moment of the claim, in seconds since 1970 UTC. (A monotonic clock could stop while the machine sleeps.)
     claimed_at: float
     rows: Sequence[PushDelivery]
     #: Primary keys of the deliveries that were never sent before.
@@ -203,7 +203,8 @@ def _record(receiver: Receiver, claimed: Claimed, outcome: PushOutcome, now: dat
         claimed_rows = rows.filter(claim=claimed.token)
         for note, line_ids in _by_note(outcome.refused):
             refused = claimed_rows.filter(pk__in=[pks[line_id] for line_id in line_ids])
-            # An event that was sent in an earlier request may have been accepted then. So only the others are refused.
+            # An event that was sent in an earlier request may have been accepted by that request. So only events that
+            # were sent for the first time are known to be refused.
             first_sent = claimed.never_sent & {pks[line_id] for line_id in line_ids}
             changed[State.REFUSED] += refused.filter(pk__in=first_sent).update(
                 state=State.REFUSED, note=note[:400], claim=None, unsure_since=None

@@ -53,7 +53,7 @@ class PushOutcome:
     accepted: Mapping[str, str] = field(default_factory=dict)
     #: A note for each refused event. Refused events are not sent again.
     refused: Mapping[str, str] = field(default_factory=dict)
-    #: Why the other events were not accepted.
+    #: Why events that are in neither of the two were not accepted.
     reason: str = ""
 
 

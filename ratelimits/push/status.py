@@ -111,7 +111,7 @@ def preview(receiver: Receiver, now: datetime, progress: Progress) -> Iterator[t
 
 
 def _failure(receiver: Receiver, report: Report, now: datetime) -> str:
-    """Return why a report cannot be planned; "" if it can."""
+    """Return why a report cannot be planned; "" if it can be planned."""
     try:
         for _row in deliveries(receiver, report, now):
             pass
