@@ -192,7 +192,7 @@ def _alert(evaluation: _Evaluation, usage: AccountUsage, measure: Measure, perce
     start = usage.period.start // SECOND
     rule = 0 if measure.basis == Alert.Basis.INCLUDED else usage.rule
     return Alert(
-        id=Alert.name_of(usage.account, start, usage.meter, rule, percent, measure.quantity),
+        id=Alert.id_of(usage.account, start, usage.meter, rule, percent, measure.quantity),
         account=usage.account,
         meter=usage.meter,
         rule=rule,
@@ -233,5 +233,5 @@ def _deliveries(alert: Alert, channels: Iterable[AlertChannel]) -> Iterator[Aler
         if channel.webhook_url:
             destinations.append((AlertDelivery.Kind.WEBHOOK, channel))
     for kind, target in destinations:
-        name = AlertDelivery.name_of(alert.pk, kind, target.pk if target is not None else None)
-        yield AlertDelivery(id=name, alert=alert, kind=kind, channel=target, due_at=timezone.now())
+        delivery_id = AlertDelivery.id_of(alert.pk, kind, target.pk if target is not None else None)
+        yield AlertDelivery(id=delivery_id, alert=alert, kind=kind, channel=target, due_at=timezone.now())

@@ -135,7 +135,7 @@ class Alert(models.Model):
         return f"{self.account} {self.meter} {self.threshold} % {moment(self.period * 1_000_000):%Y-%m-%d}"
 
     @staticmethod
-    def name_of(account: str, period: int, meter: str, rule: int, threshold: int, quantity: int) -> uuid.UUID:
+    def id_of(account: str, period: int, meter: str, rule: int, threshold: int, quantity: int) -> uuid.UUID:
         """Return the primary key of the alert with these values. Every process calculates the same key."""
         return uuid.uuid5(_NAMESPACE, "\n".join((account, meter, *map(str, (period, rule, threshold, quantity)))))
 
@@ -143,7 +143,7 @@ class Alert(models.Model):
 class AlertDelivery(models.Model):
     """The delivery of one alert to one destination. The app tries until the delivery succeeds or is given up.
 
-    By the delivery's primary key, a receiver recognises a delivery that it already has.
+    Each attempt sends the delivery's primary key, so that a receiver recognises a delivery that it already has.
     """
 
     class Kind(models.TextChoices):
@@ -185,13 +185,13 @@ class AlertDelivery(models.Model):
         return f"{self.get_kind_display()}: {self.get_state_display()}"
 
     @staticmethod
-    def name_of(alert: uuid.UUID, kind: str, channel: int | None) -> uuid.UUID:
+    def id_of(alert: uuid.UUID, kind: str, channel: int | None) -> uuid.UUID:
         """Return the primary key of the delivery with these values. Every process calculates the same key."""
         return uuid.uuid5(alert, f"{kind}:{channel or ''}")
 
 
 class AlertState(models.Model):
-    """The state of one shard: up to which position in its chain of batches the usage was checked for alerts."""
+    """The position in a shard's chain of batches up to which usage was checked for alerts."""
 
     shard = models.PositiveIntegerField(_("shard"), primary_key=True)
     position = models.BigIntegerField(

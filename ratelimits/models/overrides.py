@@ -34,10 +34,10 @@ class KeyOverride(Versioned):
         _("rule"), max_length=40, help_text=_("Name of the rule. The override applies in every plan.")
     )
     capacity = models.BigIntegerField(
-        _("capacity"), null=True, blank=True, help_text=_("Leave it empty to keep the rule's.")
+        _("capacity"), null=True, blank=True, help_text=_("Leave it empty to use the rule's value.")
     )
-    rate = decimal_field(_("rate"), _("Leave it empty to keep the rule's."))
-    period = seconds_field(_("period"), _("Leave it empty to keep the rule's."))
+    rate = decimal_field(_("rate"), _("Leave it empty to use the rule's value."))
+    period = seconds_field(_("period"), _("Leave it empty to use the rule's value."))
     mode = models.CharField(_("mode"), max_length=10, choices=[("", _("unchanged")), *Rule.Mode.choices], blank=True)
     valid_from = models.DateTimeField(_("valid from"), null=True, blank=True)
     valid_until = models.DateTimeField(_("valid until"), null=True, blank=True)
@@ -104,7 +104,7 @@ class KeyOverride(Versioned):
         return tombstone
 
     def clean_numbers(self) -> None:
-        """Raise ValidationError if no rule can use the numbers, or if nothing changes. Ignore other overrides."""
+        """Raise ValidationError if the numbers are not valid (see `validation.check_numbers`). Ignore other overrides."""
         validation.check_numbers(self, Rule.objects.all())
 
     def clean_values(self, rules: Mapping[str, Sequence[Rule]]) -> None:
@@ -113,7 +113,7 @@ class KeyOverride(Versioned):
         validation.check_numbers_under(self, rules.get(self.rule, ()), sorted(rules))
 
     def clean(self) -> None:
-        """Raise ValidationError if no rule can use the numbers, if nothing changes, or if another override overlaps."""
+        """Raise the errors of `clean_numbers`. Also raise ValidationError if another override overlaps."""
         validate_period(self.valid_from, self.valid_until)
         validation.check_override(self, KeyOverride.objects.all(), Rule.objects.all())
 

@@ -38,7 +38,7 @@ class PushReceiver(models.Model):
 
     @classmethod
     def lock(cls, using: str, name: str) -> PushReceiver:
-        """Lock the receiver's row until the transaction ends, and return the row. Add it if there is none."""
+        """Lock the receiver's row until the transaction ends, and return the row. Add the row if it does not exist."""
         rows = cls.objects.using(using).filter(name=name)
         if not connections[using].features.has_select_for_update:
             # On SQLite, a write as the first statement of the transaction takes the write lock at once. If the

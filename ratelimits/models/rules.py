@@ -140,7 +140,8 @@ class Rule(Coverage, Refusal, Start, Versioned):
         help_text=_("Number of requests that pass without delay before others are queued."),
     )
     max_burst_seconds = seconds_field(
-        _("max burst seconds"), _("Time without requests whose permits are saved. Leave it empty for 1 second.")
+        _("max burst seconds"),
+        _("Longest time without requests for which permits are saved. Leave it empty for 1 second."),
     )
     warm_up = seconds_field(_("warm-up"), _("Time until the full rate is reached. Leave it empty for 1 second."))
     cold_factor = decimal_field(
@@ -163,8 +164,8 @@ class Rule(Coverage, Refusal, Start, Versioned):
         default=False,
         help_text=_(
             "Ledger lines and reports name this rule for the usage that it admits. This does not switch billing on:"
-            " without it, usage is counted and costs the same. Only one rule can have this for a kind of key and a"
-            " meter."
+            " without this option, usage is counted in the same way and costs the same. For each kind of key and each"
+            " meter, only one rule can have this option."
         ),
     )
     on_failure = models.CharField(

@@ -115,7 +115,10 @@ class Tests:
             connection.force_debug_cursor = force_debug_cursor
 
     def _running_test(self, using: str) -> _Test | None:
-        """Return the running test. If it is another one than at the last call, isolate its keys and send `changed`."""
+        """Return the running test; None if no test runs.
+
+        If the running test has changed since the last call, isolate its Redis keys and send `changed`.
+        """
         test = self._test
         if test is not None and test.connection.alias == using and test.blocks:
             return test

@@ -21,7 +21,7 @@ def staff() -> Client:
 
 def failed_delivery() -> AlertDelivery:
     alert = Alert.objects.create(
-        id=Alert.name_of("acme", 0, "requests", 1, 50, 100),
+        id=Alert.id_of("acme", 0, "requests", 1, 50, 100),
         account="acme",
         meter="requests",
         rule=1,
@@ -32,7 +32,7 @@ def failed_delivery() -> AlertDelivery:
         used=5,
         quantity=10,
     )
-    name = AlertDelivery.name_of(alert.pk, "webhook", None)
+    name = AlertDelivery.id_of(alert.pk, "webhook", None)
     return AlertDelivery.objects.create(
         id=name, alert=alert, kind="webhook", state="failed", attempts=16, due_at=timezone.now(), error="<it> failed"
     )

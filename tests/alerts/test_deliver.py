@@ -39,7 +39,7 @@ def raise_alert(*, threshold: int = 80, account: str = "acme", **channel: Any) -
         AlertChannel.objects.create(account=owner, **channel)
     period = at("2026-11-01T00:00+01:00") // 1_000_000
     alert = Alert(
-        id=Alert.name_of(account, period, "requests", 7, threshold, 10_000),
+        id=Alert.id_of(account, period, "requests", 7, threshold, 10_000),
         account=account,
         meter="requests",
         rule=7,

@@ -20,7 +20,7 @@ from ratelimits.models.versions import Edit, Tombstone, Versioned
 
 
 class Access(Versioned):
-    """A block or an allow of a target, which is a key or a network. It applies for a time, whatever the rules are."""
+    """A block or an allow of a target, which is a key or a network. While it is in force, no rule decides."""
 
     class Effect(models.TextChoices):
         """A block refuses the target's requests; an allow exempts them from all rules."""
@@ -40,8 +40,8 @@ class Access(Versioned):
         choices=Effect.choices,
         default=Effect.BLOCK,
         help_text=_(
-            "A block refuses every request. An allow exempts from all rules: its requests are not limited, not counted"
-            " as usage and not billed."
+            "A block refuses every request. An allow exempts the key or network from all rules: its requests are not"
+            " limited, not counted as usage and not billed."
         ),
     )
     target = models.CharField(

@@ -1,4 +1,4 @@
-"""The fields of a rule that say when a key takes over the usage that the ledger has of it."""
+"""The fields of a rule that say when a key starts with the usage that the ledger has of this key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.algorithms.limits import ALGORITHMS, Lasting, fields_of
 
-#: The kinds of keys and the units of calendar windows whose usage the ledger can tell.
+#: The kinds of keys and the units of calendar windows for which the ledger knows the usage.
 _KINDS, _UNITS = {"user", "api_key", "account", "key"}, {"hour", "day", "week", "month"}
 #: The units of calendar windows that are restored by default.
 _LONG_UNITS = {"day", "week", "month"}
@@ -21,7 +21,7 @@ def _now() -> int:
 
 
 class Start(models.Model):
-    """The part of a rule that says when a key takes over the usage that the ledger has of it."""
+    """The part of a rule that says when a key starts with the usage that the ledger has of this key."""
 
     start_from_ledger = models.BooleanField(
         _("start from the ledger"),
@@ -37,7 +37,7 @@ class Start(models.Model):
         null=True,
         blank=True,
         choices=[
-            (None, _("yes, if it is a calendar window of a day or more that the ledger can tell")),
+            (None, _("yes, for a calendar window of a day or more that the ledger can restore")),
             (True, _("yes")),
             (False, _("no")),
         ],
@@ -57,7 +57,7 @@ class Start(models.Model):
         return self._ledger_problem() if self.start_from_ledger else ""
 
     def lasting_problem(self) -> Any:
-        """Return the reason why the ledger cannot restore the rule; "" if it can, or if nobody asked for it."""
+        """Return the reason why the ledger cannot restore the rule; "" if it can, or if `lasting` is not true."""
         return self._ledger_problem() if self.lasting else ""
 
     def restored(self) -> Lasting:
@@ -70,7 +70,7 @@ class Start(models.Model):
         return Lasting.LOST if self.lasting or rule.calendar_unit in _LONG_UNITS else Lasting.NO
 
     def _ledger_problem(self) -> Any:
-        """Return the reason why the ledger cannot tell what the rule has counted; "" if it can.
+        """Return the reason why the ledger does not know what the rule has counted; "" if it knows.
 
         The ledger has no scopes and no addresses. It is searched only for a period of at most a month.
         """

@@ -93,7 +93,10 @@ def _applies(row: _Row, scope: str, method: str, callers: str) -> bool:
 
 
 def _with_head_rule(rows: list[_Row]) -> set[tuple[str, str]]:
-    """Return each (scope, meter) with a default rule that names HEAD. There, rules that name GET do not cover HEAD."""
+    """Return each (scope, meter) with a default rule that names HEAD.
+
+    In this scope, rules for this meter that name GET do not cover HEAD.
+    """
     replaced_names = {row.name for row in rows if row.plan}
     head_rules = (row for row in rows if row.enforced and not row.plan and "HEAD" in row.methods)
     return {(row.scope, row.meter) for row in head_rules if row.name not in replaced_names}

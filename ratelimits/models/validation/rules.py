@@ -229,13 +229,17 @@ def _may_prefetch(rule: Rule) -> bool:
 
 
 def check_override(override: KeyOverride, overrides: QuerySet[KeyOverride], rules: QuerySet[Rule]) -> None:
-    """Raise ValidationError if no rule can use the numbers, if nothing changes, or if another override overlaps."""
+    """Raise the errors of `check_numbers`. Also raise ValidationError if another override overlaps."""
     check_numbers(override, rules)
     _check_overlap(override, overrides)
 
 
 def check_numbers(override: KeyOverride, rules: QuerySet[Rule]) -> None:
-    """Raise ValidationError if no rule can use the override's numbers, or if the override changes nothing."""
+    """Raise ValidationError if the numbers of an override are not valid.
+
+    They are not valid if no rule has the override's name, if one of the rules with this name cannot use the numbers, or
+    if the override changes nothing.
+    """
     names = rules.order_by().values_list("name", flat=True).distinct()
     check_numbers_under(override, list(rules.filter(name=override.rule)), names)
 
