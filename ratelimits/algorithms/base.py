@@ -60,15 +60,16 @@ class Algorithm(ABC):
     leases: ClassVar[bool] = False
     #: Whether a refusal stays right until its retry_after has passed. If so, a process may repeat it from memory.
     refusals_stand: ClassVar[bool] = True
-    #: With which parameters a process may take permits in advance (prefetch). None: never. {}: always. Otherwise: if
-    #: each named field has one of its values. Prefetching is safe only if all permits come back at one moment. If they
-    #: came back one by one, new permits and prefetched permits together could exceed the limit.
+    #: The parameters with which a process may take permits in advance (prefetch): each named field must have one of the
+    #: values. {} means that any limit allows this, and None means that no limit allows it. Prefetching is safe only if
+    #: all permits come back at one moment. If they came back one by one, new permits and prefetched permits together
+    #: could exceed the limit.
     prefetch_where: ClassVar[Mapping[str, tuple[str, ...]] | None] = None
     #: Whether a request can be admitted for a later moment. If not, a rule cannot have a max_wait.
     may_wait: ClassVar[bool] = False
     #: Whether a rule must have a max_wait.
     needs_max_wait: ClassVar[bool] = False
-    #: Whether a limit that lets requests wait refuses a request if too many others wait.
+    #: Whether the limit has a queue of limited length: it refuses a request if too many other requests wait.
     may_be_full: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -94,7 +95,10 @@ class Algorithm(ABC):
     @property
     @abstractmethod
     def quota(self) -> tuple[int, int | None]:
-        """Return the numbers for clients: the permits, and the µs until all have come back (None: no fixed time)."""
+        """Return the numbers for clients: the permits, and the µs until all permits have come back.
+
+        The second number is None if this time has no fixed length.
+        """
 
     @abstractmethod
     def sentence(self, words: Wording, unit: str) -> list[str]:
@@ -126,11 +130,11 @@ class Algorithm(ABC):
         """Return the numbers for the Lua script at `now` (µs since 1970 UTC). There are at most eight."""
 
     def valid_span(self, now: int) -> tuple[int, int] | None:
-        """Return start and end (µs since 1970 UTC) of the time for which `params(now)` is valid (None: always)."""
+        """Return start and end (µs since 1970 UTC) of the time for which `params(now)` is valid; None means always."""
         return None
 
     def record_form(self, params: Params) -> str:
-        """Return the name of the usual form of the state's record, as the Lua file lists it; "" if it has none."""
+        """Return the name of the usual form of the state's record, as the Lua file lists it; "" if it lists none."""
         return ""
 
     def month_at(self, moment: int) -> tuple[int, int] | None:

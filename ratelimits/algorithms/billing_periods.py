@@ -10,11 +10,13 @@ from __future__ import annotations
 from ratelimits.algorithms.calendar import boundaries
 
 #: Minimum length (µs) of the first period after a kept period. If this period would be shorter, it is joined with the
-#: next month. Clocks of two time zones differ by at most 26 hours, so a new time zone alone makes no short period.
+#: next month. Clocks of two time zones differ by at most 26 hours, so a new time zone alone never makes a period this
+#: short.
 SHORTEST = 2 * 86_400_000_000
 
 #: Start and end, in µs since 1970 UTC.
 Span = tuple[int, int]
+#: The starts of four periods, in µs since 1970 UTC.
 Four = tuple[int, int, int, int]
 
 

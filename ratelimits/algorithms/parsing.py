@@ -8,8 +8,8 @@ from __future__ import annotations
 from decimal import Decimal, InvalidOperation
 
 MICROSECONDS = 1_000_000
-#: Maximum length of a time in µs. The Lua script adds such a time to the present time. It calculates with doubles, in
-#: which whole numbers are exact up to 2**53.
+#: Maximum length of a span in µs. The Lua script adds a span to the present moment. It calculates with doubles, and
+#: doubles are exact for whole numbers up to 2**53.
 HORIZON = 2**52
 #: Maximum capacity.
 MAX_PERMITS = 10**12
@@ -55,12 +55,12 @@ def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
 
 
 def micros(seconds: Decimal) -> int:
-    """Return a time in seconds as whole µs."""
+    """Return a length of time in seconds as whole µs."""
     return int(seconds * MICROSECONDS)
 
 
 def length(name: str, value: object) -> Decimal:
-    """Return a time in seconds. It must be above 0 and at most HORIZON."""
+    """Return a length of time in seconds. It must be above 0 and at most HORIZON, which is in µs."""
     seconds = exact(name, value, above=True)
     if micros(seconds) > HORIZON:
         raise ValueError(f"{name} is longer than 142 years: write a shorter one")

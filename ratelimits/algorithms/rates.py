@@ -23,7 +23,7 @@ def _check_countable(interval: Fraction, permits: int) -> None:
 
 
 def _split(interval: Fraction) -> tuple[int, int, int]:
-    """Return q, r and n: the interval is q + r/n µs."""
+    """Return whole numbers q, r and n: the interval is q + r/n µs, and r is below n."""
     return *divmod(interval.numerator, interval.denominator), interval.denominator
 
 
@@ -243,7 +243,7 @@ class _Smooth(_Paced):
         return int(HORIZON / self.interval)
 
     def _check_stored(self, field: str, time: Fraction) -> None:
-        """Raise ValueError unless a full store can be counted exactly. `time` is what its permits take, in µs."""
+        """Raise ValueError unless a full store can be counted exactly. Its permits take `time` (µs)."""
         if time > HORIZON:
             raise ValueError(f"{field} is too long: the saved permits would take more than 142 years")
         if time / self.interval > MAX_PERMITS:

@@ -39,7 +39,10 @@ _NO_FIXED_LENGTH = gettext_noop(
 
 
 class Mistyped(ValueError):
-    """A text cannot be read as a time or a rate. The message is `template % values`. `template` can be translated."""
+    """Raised if a text cannot be read as a length of time or a rate.
+
+    The message is `template % values`. `template` can be translated.
+    """
 
     def __init__(self, template: str, text: str) -> None:
         self.template = template

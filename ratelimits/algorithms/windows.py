@@ -72,7 +72,8 @@ class FixedWindow(Bounded):
 class CalendarWindow(Bounded):
     """At most `capacity` permits in each hour, day, week, month or year of a time zone's calendar.
 
-    `anchor` is a local date and time at which one of these periods starts. None: periods start as in the calendar.
+    `anchor` is a local date and time at which one of these periods starts. If it is None, the periods start as in the
+    calendar.
     """
 
     id = "calendar_window"

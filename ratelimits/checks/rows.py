@@ -79,7 +79,7 @@ def _overrides(using: str) -> Iterator[checks.CheckMessage]:
             yield checks.Error(
                 f"Override {first} of rule {name} is not in force: {reason}.",
                 hint="Correct or delete it, and any other override with these numbers. Until then the rule's failure"
-                " policy decides about requests of their keys.",
+                " policy decides about requests of the overridden keys.",
                 id="ratelimits.E021",
             )
 

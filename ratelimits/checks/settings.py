@@ -91,7 +91,10 @@ def check_cache(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
 
 
 def _check_embedded() -> list[checks.CheckMessage]:
-    """Return an error if a project without a configured server may not use the embedded server, or cannot."""
+    """Return an error if a project without a configured server cannot use the embedded server.
+
+    EMBEDDED may not allow it, or its program may not be installed.
+    """
     if embedded.is_allowed():
         try:
             valkey_binary()
@@ -123,7 +126,8 @@ def check_throttles(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> l
     return [
         checks.Warning(
             "DEFAULT_THROTTLE_CLASSES has other throttles beside QuotaThrottle.",
-            hint="A request that another throttle refuses is still charged and billed: replace the others by rules.",
+            hint="A request that another throttle refuses is still charged and billed: replace the other throttles by"
+            " rules.",
             id="ratelimits.W001",
         )
     ]
@@ -170,9 +174,10 @@ def _wrong_rates(throttle: Any) -> Iterator[checks.Error]:
 
 @checks.register("ratelimits")
 def check_proxies(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn if other settings show that there is a proxy, but NUM_PROXIES is not set.
+    """Warn if other settings show that there is a proxy, but no setting says which proxies are trusted.
 
-    Then all clients are counted under the same key: the proxy's address, or the key for an unknown address.
+    All clients are then counted under one key: the proxy's address, or the key for an unknown address. Return an error
+    if the settings of proxies are wrong.
     """
     if any(map(_is_invalid, ("NUM_PROXIES", "TRUSTED_PROXIES", "ADDRESS_HEADER"))):
         return []
@@ -243,7 +248,8 @@ def _reasons_to_decide() -> Iterator[str]:
 def _is_throttle(value: object, name: str) -> bool:
     """Return whether a value is this throttle class of the app, or a subclass of it.
 
-    A project without Django REST framework cannot import these classes. Whoever uses one has imported it.
+    A project without Django REST framework cannot import these classes. If a project uses one of them, its module is
+    already imported.
     """
     module = sys.modules.get("ratelimits.throttling")
     return module is not None and _is_subclass(value, getattr(module, name))
@@ -306,7 +312,7 @@ def check_routers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
         return _unreachable_users()
     return [
         checks.Error(
-            f"RATELIMITS['DATABASE'] is {conf.DATABASE!r}, but the routers keep these models elsewhere:"
+            f"RATELIMITS['DATABASE'] is {conf.DATABASE!r}, but the routers put these models into another database:"
             f" {', '.join(elsewhere)}.",
             hint="Set DATABASE_ROUTERS = ['ratelimits.routers.RatelimitsRouter', …], then run `manage.py migrate"
             f" --database {conf.DATABASE}`: rules in another database are never in force.",
@@ -330,7 +336,7 @@ def _unreachable_users() -> list[checks.CheckMessage]:
     return [
         checks.Error(
             f"Rules are in the database {alias!r} and users in {users_alias!r}, and the routers do not allow rows of"
-            " one to name users of the other.",
+            f" {alias!r} to name users of {users_alias!r}.",
             hint="Set DATABASE_ROUTERS = ['ratelimits.routers.RatelimitsRouter', …]: history and adjustments name the"
             " users who made them.",
             id="ratelimits.E006",

@@ -62,8 +62,8 @@ def _check_worker() -> Iterator[checks.CheckMessage]:
     ahead = states.filter(ahead__gt=0).order_by("-ahead").values_list("ahead", flat=True).first()
     if ahead:
         yield checks.Warning(
-            f"The Redis server's clock is {ahead // 1_000_000:,} seconds ahead of the worker's: usage may be counted at"
-            " wrong times, and no billing period is closed.",
+            f"The Redis server's clock is {ahead // 1_000_000:,} seconds ahead of the worker's clock: usage may be"
+            " counted at wrong times, and no billing period is closed.",
             hint="Correct the wrong clock (NTP): sealing and draining then continue by themselves.",
             id="ratelimits.W033",
         )
@@ -91,8 +91,8 @@ def _check_shards() -> Iterator[checks.CheckMessage]:
             f"RATELIMITS['SHARDS'] is {conf.SHARDS} but was larger. In the shards beyond it, {accounts} accounts have"
             f" open billing periods that are not closed any more, and {shards} shards have usage in Redis that is not"
             " drained any more.",
-            hint="Set SHARDS back until these periods are closed, or close them by force (`ratelimits_finalise --open`"
-            " lists those that are over).",
+            hint="Set SHARDS back to the larger number until these periods are closed, or close them by force"
+            " (`ratelimits_finalise --open` lists the periods that are over).",
             id="ratelimits.W034",
         )
 

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 DEFAULTS: dict[str, Any] = {
     "ENABLED": True,  # False: every request passes, and nothing is counted
     # Servers and databases
-    "EMBEDDED": None,  # without a configured server: None: embedded with DEBUG; True: always; False: never; or a folder
+    "EMBEDDED": None,  # embedded server if none is configured: True, False, its folder, or None (only with DEBUG)
     "CACHE_ALIAS": "default",  # the django-redis alias of the server that decides and counts
     "NAMESPACE": "default",  # part of every Redis key; projects that share a server need different ones
     "SHARDS": 64,  # number of parts into which accounts are divided; choose it once: a change moves accounts
     "DATABASE": "default",  # the database alias of the rules and the ledger
     # The caller of a request
-    "ACCOUNT": None,  # callable or dotted path: takes a request, returns an account or None; None: the user
-    "NUM_PROXIES": None,  # number of trusted proxies that write X-Forwarded-For; None: DRF's setting
+    "ACCOUNT": None,  # callable or path: takes a request, returns an account or None; default: the user is the account
+    "NUM_PROXIES": None,  # number of trusted proxies that write X-Forwarded-For; by default DRF's setting is used
     "TRUSTED_PROXIES": [],  # networks of trusted proxies, such as "10.0.0.0/8"; "unix": proxies at a unix socket
     "ADDRESS_HEADER": "X-Forwarded-For",  # the header in which TRUSTED_PROXIES send the client's address
-    "KEY_SEARCH": None,  # callable or dotted path: takes a text, returns keys and names, for the admin's inspector
+    "KEY_SEARCH": None,  # callable or path: takes a text, returns keys and names, for the admin's inspector
     # The decision
     "TIMEOUT": 0.25,  # maximum seconds for one call of Redis
     "FAILURE_POLICY": "allow",  # the answer while Redis is away: "allow" or "deny"; a rule may have its own
@@ -47,9 +47,9 @@ DEFAULTS: dict[str, Any] = {
     "BILL_ERRORS": False,  # bill responses with status 500 or above; otherwise the middleware refunds them
     "MAX_WAITING": 100,  # maximum number of waiting requests of a process; others are refused instead of waiting
     "X_RATELIMIT_HEADERS": False,  # also send X-RateLimit-* fields
-    "X_RATELIMIT_RESET": "seconds",  # X-RateLimit-Reset: the number of "seconds" from now, or the "epoch" time
-    "SHADOW_HEADERS": False,  # RateLimit fields as if shadow rules were enforced
-    "TELEMETRY": [],  # "prometheus", "opentelemetry" or both: count and time every decision
+    "X_RATELIMIT_RESET": "seconds",  # X-RateLimit-Reset has the "seconds" from now, or the seconds since the "epoch"
+    "SHADOW_HEADERS": False,  # send RateLimit fields as if shadow rules were enforced
+    "TELEMETRY": [],  # "prometheus", "opentelemetry" or both; they count and time every decision
     # The recorder
     "RECORD_SAMPLE": 0,  # share of accounts and keys whose requests are recorded, from 0 to 1; 0: nothing is recorded
     "RECORD_SECONDS": 172_800,  # seconds for which recorded requests are kept
@@ -79,7 +79,7 @@ DEFAULTS: dict[str, Any] = {
     "ALERT_PUBLIC_ONLY": True,  # whether webhooks of alerts may lead only to addresses of the public internet
 }
 
-#: Settings whose value is a callable or the dotted path of a callable.
+#: Settings whose value is a callable or the dotted path of a callable. (The comments above write "path" for it.)
 CALLABLES = {"ACCOUNT", "BILLING_CUSTOMER", "KEY_SEARCH", "REFUSAL_RESPONSE"}
 #: The hint if RATELIMITS itself is not a dict.
 A_DICT = 'Write a dict such as {"CACHE_ALIAS": "ratelimits"}.'

@@ -25,7 +25,7 @@ def is_default() -> bool:
 
 
 def is_test() -> bool:
-    """Return whether this process runs Django's tests: they have an outbox instead of sending mail."""
+    """Return whether this process runs Django's tests. Django then puts mail into an outbox and does not send it."""
     return hasattr(sys.modules.get("django.core.mail"), "outbox")
 
 

@@ -14,7 +14,7 @@ from django.utils.module_loading import import_string
 LONGEST = 315_360_000
 #: Maximum seconds for which a caller may wait for an answer.
 LONGEST_CALL = 3600
-#: Maximum seconds for a request to a webhook or a billing system. It must be well below 300 s: after this time, another
+#: Maximum seconds for a request to a webhook or a billing system. It must be well below 300 s: after 300 s, another
 #: worker may send the same request again.
 LONGEST_POST = 100
 #: Maximum characters of a text in a report's column.
@@ -147,7 +147,7 @@ def _is_receiver(name: Any, options: Any) -> bool:
 _PUSH = SettingRule(
     'a dict of billing systems and their options, such as {"stripe": {"KEY": "sk_live_…", "SINCE": "2026-11"}}. A name'
     ' has 1 to 40 letters of ASCII, digits, "_", "." or "-". SINCE, the first month, is required. KEY is required,'
-    ' except for OpenMeter. FORMAT is "stripe", "lago" or "openmeter"; it is required if the name is another one. URL'
+    ' except for OpenMeter. FORMAT is "stripe", "lago" or "openmeter"; it is required if the name is none of these. URL'
     " (http or https), CUSTOMER (a callable, or its dotted path) and REMEMBERS (hours, or None for ever) are optional.",
     lambda value: isinstance(value, dict) and all(_is_receiver(name, options) for name, options in value.items()),
 )
@@ -211,7 +211,7 @@ RULES: dict[str, SettingRule] = {
     "LATE_USAGE": _one_of("version", "period"),
     "ADJUSTMENT_APPROVAL": _FLAG,
     "PROCESS_TOTALS_INTERVAL": _seconds(may_be_zero=True),
-    "SIGNING_KEY": SettingRule("a text; an empty one for no signatures.", _is_text),
+    "SIGNING_KEY": SettingRule("a text; an empty text means no signatures.", _is_text),
     "SIGNING_KEYS_OLD": SettingRule(
         'a list of the former keys, as texts; with "" if there was no key at first; [] if there were no former keys.',
         lambda value: isinstance(value, list | tuple) and all(map(_is_text, value)),

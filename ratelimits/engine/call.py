@@ -72,8 +72,9 @@ class Usage(NamedTuple):
     meters    the meters that count the request. A call's costs begin with one cost for each meter, in this order
     periods   starts of the previous billing period, the current one and the next two, in µs since 1970 UTC
     timezone  the account's time zone. Periods outside of `periods` are calendar months in this time zone
-    anchor    a local date and time (ISO) at which one of the account's months starts; None: on the first day
-    kept      the period that kept its start and end after a change of time zone or anchor; None: no such period
+    anchor    a local date and time (ISO) at which one of the account's months starts. If it is None, months start on
+              their first day
+    kept      the period that kept its start and end after a change of time zone or anchor; None if there is none
     """
 
     account: str
@@ -95,7 +96,7 @@ class Receipt:
     at       the moment of the decision, in µs since 1970 UTC
     bin      start of the bin (15 minutes) in which the request was counted, in seconds since 1970 UTC
     period   start of the billing period in which the request was counted, in seconds since 1970 UTC
-    lease    the name of the request's leases; None: the nonce
+    lease    the name of the request's leases. If it is None, the name is the nonce
     moments  the moment of the decision for each key, if a cluster decided shard by shard
     """
 
@@ -119,11 +120,13 @@ class Call(NamedTuple):
                  itself are in the account's shard. Each other key has a shard that depends on this key alone
     costs        one cost for each meter. Further costs of limits may follow. The `slot` of a term is a position in this
                  tuple. If a receipt is settled and less was used than charged, a cost is negative
-    usage        where the request is counted; None: it is not counted
+    usage        where the request is counted. If it is None, the request is not counted
     timeout      the longest accepted wait, in seconds; ANY for any wait
     version      version of the caller's rules; None for limits that do not come from rules
-    now          the moment of the decision, in µs since 1970 UTC, for tests and simulations; None: the server's time
-    lease        name of the leases that a `concurrency` limit gives or ends; None: the call's nonce
+    now          the moment of the decision, in µs since 1970 UTC, for tests and simulations. If it is None, the
+                 server's time is used
+    lease        name of the leases that a `concurrency` limit gives or ends. If it is None, the name is the nonce of
+                 the call
     virtual      true if the clock is virtual, so that nothing expires
     receipt      the receipt that is settled or refunded
     whole        true if the whole receipt is refunded

@@ -197,9 +197,9 @@ def decide(
 
     timeout  the longest accepted wait in seconds, for algorithms that let requests wait
     account  the account to which the users and API keys in the limits belong
-    usage    where the request is counted; None: it is not counted
-    lease    the name of the lease that a `concurrency` limit gives; None: the receipt's nonce
-    now      the moment of the decision, in µs since 1970 UTC; None: the server's time
+    usage    where the request is counted. If it is None, the request is not counted
+    lease    the name of the lease that a `concurrency` limit gives. If it is None, the name is the receipt's nonce
+    now      the moment of the decision, in µs since 1970 UTC. If it is None, the server's time is used
 
     Raise ValueError for a cost out of range, and engine.Unavailable if the server cannot be asked.
     """

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from django.core.management.base import BaseCommand, CommandParser, DjangoHelpFormatter
 
-#: The exit statuses of a command that gives no others.
+#: The exit statuses of a command that does not list its own.
 EXIT_CODES: Mapping[int, str] = {0: "the work is done", 1: "an error; standard error says which", 2: "wrong options"}
 
 
@@ -23,7 +23,10 @@ class _HelpFormatter(DjangoHelpFormatter, RawDescriptionHelpFormatter):
 
 
 class ExplainedCommand(BaseCommand):
-    """A command with examples: the arguments after the command's name. Django's own `BaseCommand` does the rest."""
+    """The base class of commands whose `--help` ends with examples and exit statuses.
+
+    Each of the `examples` is a text with the arguments after the command's name; "" if the command needs no arguments.
+    """
 
     examples: ClassVar[Sequence[str]] = ("",)
     exit_codes: ClassVar[Mapping[int, str]] = EXIT_CODES

@@ -22,7 +22,8 @@ class _Display(NamedTuple):
 
     draw   shows the stages that have begun, with the number of things done in each. At the end of the command, it is
            called with `last=True`
-    above  returns a file for a file: what is written to it appears above the stages
+    above  takes a file, and returns a file to use instead: text that is written to the returned file appears above the
+           stages
     """
 
     draw: Callable[[Sequence[Stage], bool], None]
@@ -51,7 +52,7 @@ def shown(command: BaseCommand, *, alone: bool = False) -> Iterator[Progress]:
 
 @contextmanager
 def _drawn(progress: Progress, display: _Display) -> Iterator[None]:
-    """Draw the stages in another thread until the block ends, and once more then."""
+    """Draw the stages in another thread until the block ends. Then draw their last state."""
     ended = threading.Event()
 
     def draw() -> None:
@@ -70,7 +71,7 @@ def _drawn(progress: Progress, display: _Display) -> Iterator[None]:
 
 @contextmanager
 def _replaced(output: OutputWrapper, display: _Display) -> Iterator[None]:
-    """Write to a terminal above the progress."""
+    """Within the block, let text for this output appear above the progress, if the output is a terminal."""
     wrapper = cast("Any", output)  # django-stubs does not know `_out`.
     former = wrapper._out
     if output.isatty():

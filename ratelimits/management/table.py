@@ -19,7 +19,7 @@ def table(
     remaining = iter(rows)
     first = list(islice(remaining, _MEASURED))
     widths = [max(map(len, map(_text, column))) for column in zip(headers, *first, strict=True)]
-    numbers = [bool(first) and isinstance(first[0][place], int) for place in range(len(headers))]
+    numbers = [bool(first) and isinstance(first[0][index], int) for index in range(len(headers))]
     for line in (headers, *first):
         text = _line(line, widths, numbers)
         yield heading(text) if line is headers else text

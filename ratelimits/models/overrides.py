@@ -104,7 +104,7 @@ class KeyOverride(Versioned):
         return tombstone
 
     def clean_numbers(self) -> None:
-        """Raise ValidationError if the numbers are not valid (see `validation.check_numbers`). Ignore other overrides."""
+        """Raise ValidationError if the numbers are not valid, as `check_numbers` says. Ignore other overrides."""
         validation.check_numbers(self, Rule.objects.all())
 
     def clean_values(self, rules: Mapping[str, Sequence[Rule]]) -> None:

@@ -93,7 +93,7 @@ class Turn(NamedTuple):
     wait         seconds until the call may proceed
     limit        the name of the limit that refused, or "" if there is none
     algorithm    the algorithm of this limit, or None
-    retry_after  seconds after which the caller may ask again; None: the permits can never be granted
+    retry_after  seconds after which the caller may ask again; None if the permits can never be granted
     decision     the engine's decision; None if Redis was not asked or did not answer
     """
 
@@ -117,7 +117,7 @@ class Outbound:
 
     name       the scope of its rules
     costs      its cost in each meter
-    algorithm  its limit, if it was given in code; None: the rules with this scope limit it
+    algorithm  its limit, if this was given in code. If it is None, the rules with this scope limit the call
     identity   the keys that the rules count
     """
 

@@ -11,7 +11,7 @@ from ratelimits.algorithms.billing_periods import Span, periods_around
 class Billing(NamedTuple):
     """An account's billing periods.
 
-    kept        the period that kept its start and end after a change of time zone or anchor; None: no such period
+    kept        the period that kept its start and end after a change of time zone or anchor; None if there is none
     boundaries  starts of the previous period, the current one and the next two, in µs since 1970 UTC
     """
 

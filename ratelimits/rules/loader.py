@@ -56,7 +56,7 @@ class Loader:
         self._clock = clock
         #: Whether the rules are read again every RELOAD_INTERVAL.
         self._refreshes = True
-        #: The rules that a test uses instead of the database's; None: those of the database.
+        #: The rules that a test uses instead of the rules in the database; None outside such a test.
         self._override: Override | None = None
         #: The number of versions that this process had published when the rules were read. Only overrides use it.
         self._publications = 0
@@ -156,7 +156,7 @@ class Loader:
         return previous
 
     def use_clock(self, clock: Callable[[], int] | None) -> None:
-        """Use another clock from now on; None: the clock of this machine."""
+        """Use another clock from now on. If it is None, use the clock of this machine."""
         self._clock, self._refreshes = clock or _now, clock is None
         self.forget()
 

@@ -58,7 +58,7 @@ class Command(ExplainedCommand):
                 printed += 1
         if options["open"] and not printed:
             running = running_count(account=options["account"])
-            self.stdout.write(f"No period is over and open; {running:,} still {'runs' if running == 1 else 'run'}.")
+            self.stdout.write(f"No period is over and open. Periods that still run: {running:,}.")
 
     def _finalise(self, account: str | None) -> None:
         with shown(self) as progress:

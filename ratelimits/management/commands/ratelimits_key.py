@@ -65,7 +65,7 @@ class Command(ExplainedCommand):
             command = commands.add_parser(name, help=text)
             command.add_argument(
                 "key",
-                help="such as user:42, api_key:9f3c, account:acme or ip:203.0.113.9; or a name that has only one key",
+                help="such as user:42, api_key:9f3c, account:acme or ip:203.0.113.9; or a name that only one key has",
             )
             command.add_argument(
                 "--account", default="", help="the account of the user or API key; write - if there is none"
@@ -207,7 +207,7 @@ def _add_reason_and_author(command: CommandParser) -> None:
 
 
 def _moment(text: str) -> datetime:
-    """Return the moment that a text names. Raise ValueError if the text names no moment: argparse shows this error."""
+    """Return the moment that a text names. Raise ValueError if it does not name a moment: argparse shows this error."""
     moment = parse_datetime(text)
     if moment is None and (day := parse_date(text)) is not None:
         moment = datetime(day.year, day.month, day.day)  # noqa: DTZ001  (the time zone is added below)
@@ -219,7 +219,7 @@ def _moment(text: str) -> datetime:
         raise ValueError from error
 
 
-_moment.__name__ = "moment"  # The error message of argparse has this name: "invalid moment value".
+_moment.__name__ = "moment"  # The error message of argparse contains this name: "invalid moment value".
 
 
 def _validity_text(row: Any) -> str:

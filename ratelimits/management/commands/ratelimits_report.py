@@ -44,7 +44,8 @@ class Command(ExplainedCommand):
         parser.add_argument(
             "--format",
             choices=[TABLE, *sorted(FORMATS)],
-            help="default: the format that the ending of --output names; else a table on a terminal, and csv in a pipe",
+            help="default: the format to which the suffix of the --output file belongs; without --output, a table on a"
+            " terminal, and csv elsewhere",
         )
         parser.add_argument(
             "--output",
