@@ -20,7 +20,7 @@ from django.db.models import Q, Sum
 from django.utils import timezone
 
 from ratelimits import rules
-from ratelimits.alerts.quantities import AccountUsage, Measure, MonthlyLimits, included
+from ratelimits.alerts.quantities import AccountUsage, MonthlyLimits, UsedQuota, included
 from ratelimits.conf import conf
 from ratelimits.models import (
     Alert,
@@ -53,7 +53,7 @@ class ChangedShard:
 
 @dataclass(frozen=True, slots=True)
 class _Evaluation:
-    """The values that one evaluation uses; moments are µs since 1970 UTC."""
+    """The values that one evaluation quotas; moments are µs since 1970 UTC."""
 
     using: str
     thresholds: tuple[int, ...]
@@ -159,7 +159,7 @@ def _existing(evaluation: _Evaluation, accounts: list[str], oldest: int) -> _Lar
 
 def _add(existing: _LargestQuantities, alert: Alert) -> None:
     """Add the quantity of an alert to `existing`."""
-    # Usage under any rule counts towards the included quantity, so an alert about this quantity belongs to no rule.
+    # Usage under any rule counts towards the included quantity, so an alert about this quantity is not of one rule.
     rule = 0 if alert.basis == Alert.Basis.INCLUDED else alert.rule
     subject = alert.account, alert.period, alert.meter, alert.threshold, rule
     existing[subject] = max(existing.get(subject, 0), alert.quantity)
@@ -171,11 +171,11 @@ def _raise_for(
     """Raise and yield the alerts of one account, billing period and meter. `usages` has the usage under each rule."""
     total = sum(usage.used for usage in usages)
     for usage in usages:
-        measures = [
+        quotas = [
             *included(total, terms.included.get(usage.meter, 0)),
-            *evaluation.limits.measures(usage, evaluation.thresholds[0]),
+            *evaluation.limits.quotas(usage, evaluation.thresholds[0]),
         ]
-        highest = max(measures, key=lambda measure: measure.share, default=None)
+        highest = max(quotas, key=lambda quota: quota.share, default=None)
         if highest is None:
             continue
         subject = usage.account, usage.period.start // SECOND, usage.meter
@@ -188,22 +188,22 @@ def _raise_for(
                 _add(existing, alert)
 
 
-def _alert(evaluation: _Evaluation, usage: AccountUsage, measure: Measure, percent: int) -> Alert:
+def _alert(evaluation: _Evaluation, usage: AccountUsage, quota: UsedQuota, percent: int) -> Alert:
     start = usage.period.start // SECOND
-    rule = 0 if measure.basis == Alert.Basis.INCLUDED else usage.rule
+    rule = 0 if quota.basis == Alert.Basis.INCLUDED else usage.rule
     return Alert(
-        id=Alert.id_of(usage.account, start, usage.meter, rule, percent, measure.quantity),
+        id=Alert.id_of(usage.account, start, usage.meter, rule, percent, quota.quantity),
         account=usage.account,
         meter=usage.meter,
         rule=rule,
         rule_name=evaluation.rules.get(rule, ""),
-        key=measure.key,
+        key=quota.key,
         period=start,
         period_end=usage.period.end // SECOND,
         threshold=percent,
-        basis=measure.basis,
-        used=measure.used,
-        quantity=measure.quantity,
+        basis=quota.basis,
+        used=quota.used,
+        quantity=quota.quantity,
     )
 
 

@@ -17,13 +17,13 @@ from ratelimits.rules import Snapshot
 #: A rule's window and a billing period are the same month if their starts and their ends differ by at most this (µs).
 #: A difference is allowed, because their time zones can differ.
 _MAX_DIFFERENCE = 86_400 * SECOND
-#: If a rule limits each key, at most this number of an account's keys is measured: the keys with the most usage.
+#: If a rule limits each key, at most this number of an account's keys can get alerts: the keys with the most usage.
 _MAX_KEYS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
-    """A quantity, and how many of its units were used.
+class UsedQuota:
+    """A quantity that is 100 percent for an alert, and how many of its units were used.
 
     `key` is the key that the limit belongs to. It is "" if the quantity belongs to the whole account or to its plan.
     """
@@ -53,10 +53,10 @@ class AccountUsage:
     used: int
 
 
-def included(used: int, quantity: int) -> Iterator[Measure]:
-    """Yield the measure of the plan's included quantity, if the quantity is above 0."""
+def included(used: int, quantity: int) -> Iterator[UsedQuota]:
+    """Yield the plan's included quantity as a quota, if the quantity is above 0."""
     if quantity > 0:
-        yield Measure(Alert.Basis.INCLUDED, used, quantity)
+        yield UsedQuota(Alert.Basis.INCLUDED, used, quantity)
 
 
 class MonthlyLimits:
@@ -67,31 +67,31 @@ class MonthlyLimits:
         self._snapshot = snapshot
         self._smallest_overrides: dict[str, int | None] = {}
 
-    def measures(self, usage: AccountUsage, lowest_percent: int) -> Iterator[Measure]:
-        """Yield a measure for a rule's limit of the account, or one measure for each of the account's keys.
+    def quotas(self, usage: AccountUsage, lowest_percent: int) -> Iterator[UsedQuota]:
+        """Yield the quota of the account under a rule, or one quota for each of the account's keys.
 
-        Keys are measured only if the whole account has used at least `lowest_percent` of the smallest limit that a key
-        has under the rule.
+        Quotas of keys are yielded only if the whole account has used at least `lowest_percent` of the smallest limit
+        that a key has under the rule.
         """
         row = self._snapshot.rows.rules.get(usage.rule)
         if row is None or row.algorithm is None or row.algorithm.month_at(usage.period.start) is None:
             return
         if row.key_kind == "account":
-            yield from self._measure(usage, usage.used, Identity(account=f"account:{usage.account}"), "")
+            yield from self._quotas(usage, usage.used, Identity(account=f"account:{usage.account}"), "")
         elif row.key_kind in ("key", "api_key", "user"):
             capacity, _length = row.algorithm.quota
             least = min(capacity, self._smallest_override(row.name) or capacity)
             if usage.used * 100 >= least * lowest_percent:
                 for key, used in self._by_key(usage):
-                    yield from self._measure(usage, used, _identity_of_key(usage.account, key), key)
+                    yield from self._quotas(usage, used, _identity_of_key(usage.account, key), key)
 
-    def _measure(self, usage: AccountUsage, used: int, identity: Identity, key: str) -> Iterator[Measure]:
+    def _quotas(self, usage: AccountUsage, used: int, identity: Identity, key: str) -> Iterator[UsedQuota]:
         row = self._snapshot.rows.rules[usage.rule]
         applied = self._snapshot.applicable(row.scope, min(row.methods, default=""), identity)
         for rule in applied:
             capacity, _length = rule.algorithm.quota
             if rule.rule == usage.rule and capacity > 0 and _limits_month_of(rule.algorithm, usage.period):
-                yield Measure(Alert.Basis.LIMIT, used, capacity, key)
+                yield UsedQuota(Alert.Basis.LIMIT, used, capacity, key)
 
     def _smallest_override(self, name: str) -> int | None:
         if name not in self._smallest_overrides:

@@ -1,4 +1,4 @@
-"""Webhooks that are signed by Standard Webhooks (https://www.standardwebhooks.com). Its libraries can verify them."""
+"""Webhooks with signatures by Standard Webhooks (https://www.standardwebhooks.com), for which there are libraries."""
 
 from __future__ import annotations
 

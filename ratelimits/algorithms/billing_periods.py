@@ -17,10 +17,10 @@ SHORTEST = 2 * 86_400_000_000
 #: Start and end, in µs since 1970 UTC.
 Span = tuple[int, int]
 #: The starts of four periods, in µs since 1970 UTC.
-Four = tuple[int, int, int, int]
+FourStarts = tuple[int, int, int, int]
 
 
-def periods_around(timezone: str, anchor: str | None, kept: Span | None, now: int) -> Four:
+def periods_around(timezone: str, anchor: str | None, kept: Span | None, now: int) -> FourStarts:
     """Return the starts of the previous billing period, the one that contains `now`, and the next two.
 
     They are in µs since 1970 UTC. Periods are months of `timezone` that begin at `anchor`. If there is a `kept` period,

@@ -50,7 +50,7 @@ class Lasting(IntEnum):
 
     NO      never
     LOST    if Redis may have lost what the limit has counted in its window
-    ALWAYS  also if the limit has no state, as at the first request of a key
+    ALWAYS  in the case of LOST, and if the limit has no state yet, such as at the first request of a key
     """
 
     NO = 0

@@ -1,4 +1,4 @@
-"""Write numbers, times and amounts for people. These texts are parts of the sentences that describe rules."""
+"""Write numbers, lengths of time and amounts for people. These texts are parts of the sentences that describe rules."""
 
 from __future__ import annotations
 

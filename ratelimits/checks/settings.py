@@ -227,7 +227,7 @@ def check_middleware(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> 
 
 
 def _reasons_to_decide() -> Iterator[str]:
-    """Yield the settings and views because of which requests are decided.
+    """Yield the reasons why requests are decided: settings and views.
 
     The settings come first, since reading them is fast.
     """

@@ -45,7 +45,7 @@ DEFAULTS: dict[str, Any] = {
     "PATHS": [],  # path prefixes of views that the middleware limits: a list, or a dict prefix -> options
     "REFUSAL_RESPONSE": None,  # callable or path: takes a request and its answer, returns a response or None
     "BILL_ERRORS": False,  # bill responses with status 500 or above; otherwise the middleware refunds them
-    "MAX_WAITING": 100,  # maximum number of waiting requests of a process; others are refused instead of waiting
+    "MAX_WAITING": 100,  # maximum number of waiting requests of a process; further ones are refused
     "X_RATELIMIT_HEADERS": False,  # also send X-RateLimit-* fields
     "X_RATELIMIT_RESET": "seconds",  # X-RateLimit-Reset has the "seconds" from now, or the seconds since the "epoch"
     "SHADOW_HEADERS": False,  # send RateLimit fields as if shadow rules were enforced
@@ -56,7 +56,7 @@ DEFAULTS: dict[str, Any] = {
     "RECORD_ROWS": 1_000_000,  # maximum number of recorded requests that are kept; the oldest are deleted first
     # Usage and billing
     "UNITS": {},  # meter -> its unit on reports; default: the meter's name
-    "SEAL_INTERVAL": 60,  # seconds between two times that open batches are sealed
+    "SEAL_INTERVAL": 60,  # seconds from one sealing of the open batches to the next
     "FENCE": "aof",  # "aof": only fsynced batches reach the ledger; "none": also batches that Redis may lose
     "DRAIN_INTERVAL": 5,  # seconds between two drains into the ledger
     "COMPACT_INTERVAL": 3_600,  # seconds between two searches for ledger batches that can be joined
@@ -65,7 +65,7 @@ DEFAULTS: dict[str, Any] = {
     "PRORATION": "none",  # what a part of a period includes: "none": the whole quantity; "time": a share by time
     "LATE_USAGE": "version",  # late usage is added to a new "version" of its report, or to the next "period"
     "ADJUSTMENT_APPROVAL": False,  # an adjustment counts only after another person has approved it
-    "PROCESS_TOTALS_INTERVAL": 10,  # seconds between two times that a process writes its totals; 0: never
+    "PROCESS_TOTALS_INTERVAL": 10,  # seconds from one write of a process's totals to the next; with 0, none is written
     "SIGNING_KEY": "",  # key of the HMAC that signs reports; empty: a plain digest
     "SIGNING_KEYS_OLD": [],  # former values of SIGNING_KEY, whose signatures still verify
     "BILLING_CUSTOMER": None,  # callable or path: takes an account, returns its name at Stripe or Lago

@@ -38,7 +38,7 @@ class ExplainedCommand(BaseCommand):
         return super().create_parser(prog_name, subcommand, formatter_class=_HelpFormatter, epilog=epilog, **kwargs)
 
     def inform(self, sentence: str) -> None:
-        """Write a sentence that is no error to standard error. Django writes errors there, in red."""
+        """Write a sentence to standard error without the red colour of an error."""
         self.stderr.write(sentence, str)
 
     def execute(self, *args: Any, **options: Any) -> Any:

@@ -190,7 +190,7 @@ class PlanMembership(Versioned):
         indexes = [models.Index(fields=["key"], name="ratelimits_membership_of")]
         constraints = [
             # `clean` refuses any two rows that overlap, but rows can be written without `clean`. This constraint
-            # refuses a second row without an end: there would be a time at which both rows are in force.
+            # refuses a second row without an end: from some moment on, both rows would be in force.
             models.UniqueConstraint(
                 fields=["key"],
                 condition=models.Q(valid_until=None),

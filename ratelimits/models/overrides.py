@@ -61,7 +61,7 @@ class KeyOverride(Versioned):
                 violation_error_message=ENDS_BEFORE_IT_STARTS,
             ),
             # `clean` refuses any two rows that overlap, but rows can be written without `clean`. This constraint
-            # refuses a second row without an end: there would be a time at which both rows are in force.
+            # refuses a second row without an end: from some moment on, both rows would be in force.
             models.UniqueConstraint(
                 fields=["key", "rule"],
                 condition=Q(valid_until=None),

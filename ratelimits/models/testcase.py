@@ -71,7 +71,7 @@ class Tests:
                 test.edit_blocks.append(blocks[blocks.index(test.block) + 1])
 
     def follow(self, using: str) -> None:
-        """Notice the start or end of a test. Code that reads no rules calls this before it asks Redis."""
+        """Notice the start or end of a test. Code that does not read the rules calls this before it asks Redis."""
         if self.possible:
             with self._lock:
                 self._running_test(using)

@@ -36,14 +36,14 @@ protect.lazy_sub_objs = set_null.lazy_sub_objs = True  # type: ignore[attr-defin
 def _rows(field: Any, rows: Any, using: str) -> Any:
     """Return the query for the rows that name the user. It runs in the database that contains these rows."""
     if using != router.db_for_write(field.remote_field.model):
-        # Users are written to another database, so this row is a copy. Rows that name the copy are beside it.
+        # Users are written to another database, so this row is a copy. Rows that name the copy are in its database.
         return rows
     # The admin's query also joins the users. No query can join tables of two databases.
     return rows.using(conf.DATABASE).select_related(None)
 
 
 def existing_users(names: Iterable[str]) -> set[str]:
-    """Return those of the names that are primary keys of users."""
+    """Return the names that are primary keys of users."""
     users: Any = get_user_model()
     pks = {}
     for name in names:

@@ -161,7 +161,7 @@ class _Publisher:
 
 
 def _raise_above(using: str, in_force: int) -> None:
-    """Raise the version above Redis's version. Redis has a higher version if the database was restored or made anew."""
+    """Raise the version above Redis's version. It is higher if the database was restored or was created again."""
     logger.warning(
         "Redis has configuration version %s, which is newer than that of the database %r: the version is raised above"
         " it, and every process reads everything again",

@@ -21,10 +21,10 @@ from django.db.models.functions import Collate
 from ratelimits.conf import conf
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.models import Adjustment, Line, Report, ReportLine
+from ratelimits.reports.lost_replies import KeyAndMeter
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import ADJUSTMENT, CORRECTION, USAGE, line_id, report_id
 from ratelimits.reports.terms import RuleBook
-from ratelimits.reports.unknown import KeyAndMeter
 
 #: Columns by which ledger lines are sorted and grouped. Each group becomes one report line.
 GROUP = ("account", "period", "meter", "key", "rule", "version")
@@ -158,16 +158,16 @@ def usage_lines(
     groups: Iterable[Group],
     rules: RuleBook,
     allowances: Mapping[int, Allowance],
-    unknown: Counter[KeyAndMeter] | None = None,
+    lost: Counter[KeyAndMeter] | None = None,
 ) -> Iterator[ReportLine]:
     """Yield a line for each group, then a line for each key and meter that has lost replies but no group."""
-    unknown = Counter() if unknown is None else unknown
+    lost = Counter() if lost is None else lost
     number = 0
     for number, group in enumerate(groups, 1):
         line = usage_line(report, number, group, rules, allowances)
-        line.unknown_count = unknown.pop((group["key"], group["meter"]), 0)
+        line.unknown_count = lost.pop((group["key"], group["meter"]), 0)
         yield line
-    for (key, meter), count in sorted(unknown.items()):
+    for (key, meter), count in sorted(lost.items()):
         line = _plain_line(report, 0, "", key, meter)
         line.unknown_count = count
         yield _with_line_id(line, USAGE, "unknown", meter, key)

@@ -24,7 +24,7 @@ from ratelimits.reports.periods import SECOND
 from ratelimits.reports.terms import RuleBook
 
 _CHUNK = 2000
-#: A version or a moment after all others.
+#: A number that is larger than each version and each moment.
 _NEVER = 2**62
 #: A request may have keys of several of these kinds. The ledger stores only the first of them, the narrowest key.
 _NARROWEST = ("api_key", "user", "ip")
@@ -75,7 +75,7 @@ class Limits:
 
     @cached_property
     def _has_overrides(self) -> bool:
-        """Return whether there ever was an override. Most projects have none; then no more queries are needed."""
+        """Return whether there ever was an override. If not, as in most projects, further queries are not needed."""
         history: Any = KeyOverride.history
         return bool(history.using(self._using).exists())
 
@@ -150,8 +150,8 @@ def _single_limit(rule: Any, group: Mapping[str, Any], overrides: Sequence[_Over
             numbers |= override.numbers
         newest = max((override.version for override in in_force), default=0)
         limits.setdefault(newest, set()).add(_number(rule, numbers))
-    # The line's time consists of whole bins. A part of this time may have had another version of the configuration, but
-    # none of the line's usage is from that part.
+    # The line's span consists of whole bins. In a part of this span, another version of the configuration may have been
+    # in force, but none of the line's usage is from that part.
     if version in limits and version != rule.version:
         candidates = limits[version]
     else:

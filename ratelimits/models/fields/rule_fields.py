@@ -10,7 +10,7 @@ from django.db import models
 from ratelimits.algorithms.limits import ALGORITHMS
 from ratelimits.models.fields.durations import SecondsField
 
-#: The fields that only some algorithms have, with their values for the other algorithms.
+#: The fields that only some algorithms have. The values are written if a rule's algorithm does not have the field.
 PARAMETERS: dict[str, Any] = {
     "capacity": None,
     "rate": None,

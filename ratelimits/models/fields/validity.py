@@ -1,4 +1,4 @@
-"""The time in which a row is in force: an override, a plan membership, a block or an allow."""
+"""The span of time in which a row is in force: an override, a plan membership, a block or an allow."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""Check that a rule or an override is valid, by itself and beside the other rows. Each message is at its field."""
+"""Check that a rule or an override is valid, alone and together with other rows. Each message belongs to a field."""
 
 from __future__ import annotations

@@ -38,10 +38,10 @@ from ratelimits.reports.closing.completeness import incomplete_because
 from ratelimits.reports.closing.late_gaps import says_more
 from ratelimits.reports.closing.writing import ReportWriter
 from ratelimits.reports.included import Included
+from ratelimits.reports.lost_replies import KeyAndMeter
 from ratelimits.reports.periods import SECOND, Period, iso
 from ratelimits.reports.rows import FINAL, USAGE, VERSION, RowMaker
 from ratelimits.reports.terms.price_book import RecordedPrices
-from ratelimits.reports.unknown import KeyAndMeter
 
 #: The position of a batch, by shard.
 Positions = Mapping[str, int]
@@ -204,15 +204,16 @@ class Closing:
         versions = self._versions(start)
         shards = [state.shard for state in self._states]
         gaps = self._data.gaps(self.account, shards, start, versions[-1].period_end)
-        return says_more(versions[-1].gaps, gaps) or bool(self._late_unknown(versions))
+        return says_more(versions[-1].gaps, gaps) or bool(self._late_lost_replies(versions))
 
-    def _late_unknown(self, versions: list[Report]) -> Counter[KeyAndMeter]:
+    def _late_lost_replies(self, versions: list[Report]) -> Counter[KeyAndMeter]:
         """Return the lost replies of a closed period that are not on its report, by key and meter."""
         self._writer.flush()
         lines = ReportLine.objects.using(self._using).filter(report__in=versions, unknown_count__gt=0).order_by()
         sums = lines.values_list("key", "meter").annotate(Sum("unknown_count"))
         reported = Counter({(key, meter): count for key, meter, count in sums})
-        lost: Counter[KeyAndMeter] = self._data.unknown(self.account, versions[0].period_start, versions[0].period_end)
+        first = versions[0]
+        lost: Counter[KeyAndMeter] = self._data.lost_replies(self.account, first.period_start, first.period_end)
         return lost - reported
 
     def _reported_until(self, start: int) -> Positions:
@@ -259,7 +260,7 @@ class Closing:
         for late in late_periods:
             before = self._versions(late.start)[-1]
             allowances[late.start] = self._allowance(late, before.included, before.plan)
-        lost = self._data.unknown(self.account, period.start, period.end)
+        lost = self._data.lost_replies(self.account, period.start, period.end)
         groups = self._data.limits.of(self._groups([billing_period, *late_periods], report.since))
         lines = usage_lines(report, groups, self._data.rules, allowances, lost)
         return self._write(report, lines, adjustments, allowances[billing_period.start])
@@ -279,7 +280,7 @@ class Closing:
         report.included = self._not_used_by_other_names(before.included, billing_period, before.pk)
         report.prices = self._prices(report, [billing_period], before.prices.get("names", ()))
         allowances = {billing_period.start: self._allowance(billing_period, report.included)}
-        lost = self._late_unknown(versions)
+        lost = self._late_lost_replies(versions)
         groups = self._data.limits.of(self._groups(late_periods, report.since))
         lines = usage_lines(report, groups, self._data.rules, allowances, lost)
         if not (with_late_usage or lost or adjustments):

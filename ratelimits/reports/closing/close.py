@@ -4,7 +4,7 @@ A shard is a part of the accounts. The ledger stores the batches of each shard a
 the lines of its account up to a position in this chain. So the report can be computed again from these lines.
 
 Accounts of one shard are closed together, in one transaction that holds the lock of the shard's row. If one account
-fails, the others are closed without it.
+fails, the other accounts are closed without it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def finalise_each(
 
     A watermark is the moment before which all usage of a shard is in the ledger. A period can be closed once `now` and
     the watermarks of the account's shards have passed the period's end plus GRACE_SECONDS. `now` is µs since 1970 UTC,
-    by default this machine's clock. If an account cannot be closed, this is logged, and the others are still closed.
+    by default this machine's clock. If an account cannot be closed, this is logged, and other accounts are closed.
     Yield a result after each transaction, so that memory does not grow with the number of accounts. A second call
     changes nothing. `progress` gets a stage that counts the accounts.
     """
@@ -146,8 +146,8 @@ def close_together(
     """Close all periods of these accounts that can be closed, in one transaction. If one account fails, close none.
 
     `with_new_gaps` has, for each account, the starts of closed periods for which a gap was declared after the closing.
-    With `only`, close only the open periods that it names: the starts (µs since 1970 UTC) by account. `check` is called
-    with the written reports before the commit. If `check` raises an error, nothing is written.
+    `only` has the starts (µs since 1970 UTC) of open periods, by account. If it is given, close only these periods.
+    `check` is called with the written reports before the commit. If `check` raises an error, nothing is written.
     """
     # Read this before the transaction: SQLite may refuse the writes of a transaction whose first statement was a read.
     shards = shards_of(using, names)

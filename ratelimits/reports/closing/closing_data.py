@@ -17,10 +17,10 @@ from ratelimits.reports.closing.ahead import GroupsAhead, SpanCache
 from ratelimits.reports.gaps import Gaps
 from ratelimits.reports.included import Included, IncludedBook
 from ratelimits.reports.limits import Limits
+from ratelimits.reports.lost_replies import KeyAndMeter, LostReplies
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.terms import AccountTerms, RuleBook, Terms
 from ratelimits.reports.terms.price_book import PriceBook
-from ratelimits.reports.unknown import KeyAndMeter, Unknown
 
 
 class ClosingData:
@@ -45,7 +45,7 @@ class ClosingData:
         self._terms = AccountTerms(using, accounts)
         self._included = cache(IncludedBook(self._terms).of)
         self._gaps = SpanCache(lambda start, end: Gaps.between(using, start, end, shards=[*states], accounts=accounts))
-        self._unknown = SpanCache(lambda start, end: Unknown(using, start, end, accounts))
+        self._lost_replies = SpanCache(lambda start, end: LostReplies(using, start, end, accounts))
         self._compared: dict[tuple[int, int], dict[str, list[cross_check.Comparison]]] = defaultdict(dict)
         self._groups_ahead = cache(lambda chain: GroupsAhead(using, self._unreported(), dict(chain)))
         self._digests = cache(
@@ -81,9 +81,9 @@ class ClosingData:
         """Return the included quantities of an account's billing period from `start` to `end` (µs since 1970 UTC)."""
         return self._included(account, start, end)
 
-    def unknown(self, account: str, start: int, end: int) -> Any:
+    def lost_replies(self, account: str, start: int, end: int) -> Any:
         """Return the lost replies of an account in a billing period, by key and meter."""
-        counts: Mapping[KeyAndMeter, int] = self._unknown.of(start, end).of(account, start, end)
+        counts: Mapping[KeyAndMeter, int] = self._lost_replies.of(start, end).of(account, start, end)
         return counts
 
     def gaps(self, account: str, shards: list[int], start: int, end: int) -> str:
@@ -96,7 +96,7 @@ class ClosingData:
     def _comparisons(self, account: str, start: int, end: int) -> list[cross_check.Comparison]:
         compared = self._compared[start, end]
         if account not in compared:
-            # Compare all accounts with usage in this period at once, because the caller asks for them next.
+            # Compare all accounts with usage in this period at once, because the caller needs the other accounts next.
             names = {
                 account,
                 *(row.account for rows in self._usage.values() for row in rows if row.period * SECOND == start),

@@ -31,7 +31,8 @@ _DATE, _PERMISSIONS = (1980, 1, 31, 0, 0, 0), 0o100600 << 16
 
 _CELL = {"valign": "top", "indent": 1}
 _HEADER = _CELL | {"bold": True, "bottom": 1, "bg_color": "#E8EEF4"}
-#: The number of styles before those of `_CELL`: no style, and the headers of columns aligned left and right.
+#: The number of styles that XlsxWriter numbers before the styles of columns: no style, and two styles of headers, which
+#: are aligned left or right.
 _STYLES_BEFORE = 3
 _STYLE_OF_COLUMN = re.compile(rb'<col [^>]*style="(\d+)"')
 
@@ -57,7 +58,7 @@ class SheetColumn(NamedTuple):
 
 
 class Workbook:
-    """A workbook that is being made. Rows are kept in temporary files until it is written, about 2 KB for each row.
+    """A workbook that is being made. Its rows are in temporary files until the workbook is written: 2 KB for each row.
 
     Use it as a context manager, which closes these files.
     """
@@ -81,7 +82,7 @@ class Workbook:
         return self._styles.setdefault(style, _STYLES_BEFORE + len(self._styles))
 
     def add_sheet(self, table: SheetTable, title: str) -> _Sheet:
-        """Add a sheet after the others."""
+        """Add a sheet after the existing sheets."""
         path = self._directory / f"rows-{len(self._sheets)}.xml"
         sheet = _Sheet(table, title, self._files.enter_context(path.open("w+b", buffering=SIZE)))
         self._sheets.append(sheet)

@@ -29,11 +29,11 @@ from ratelimits.reports.closing.closing_data import ClosingData
 from ratelimits.reports.gaps import Gaps
 from ratelimits.reports.included import Included
 from ratelimits.reports.limits import Limits
+from ratelimits.reports.lost_replies import LostReplies
 from ratelimits.reports.periods import MAX_LENGTH, SECOND, Period, month_window, starts_in
 from ratelimits.reports.rows import FINAL, PROVISIONAL, VERSION, Row, RowMaker
 from ratelimits.reports.statements.unused import candidates
 from ratelimits.reports.terms import RuleBook
-from ratelimits.reports.unknown import Unknown
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _provisional(
     rules = RuleBook(using)
     latest_end = end + MAX_LENGTH
     accounts = None if account is None else [account]
-    gaps, unknown = Gaps.between(using, start, latest_end), Unknown(using, start, latest_end, accounts)
+    gaps, lost_replies = Gaps.between(using, start, latest_end), LostReplies(using, start, latest_end, accounts)
     adjusted = of_open_periods(using, start, end, **({} if account is None else {"account": account}))
     # A period may have adjustments but no usage, so each adjusted period gets a group without usage.
     without_usage = (_group_without_usage(name, period) for name, period in adjusted)
@@ -172,7 +172,7 @@ def _provisional(
                 allowance = shared.setdefault((names, open_period.period.start), allowance)
             period_groups = chain([first_group], (group for group, _open_period in pairs))
             with_usage = (group for group in period_groups if "meter" in group)
-            lost = unknown.of(report.account, report.period_start, report.period_end)
+            lost = lost_replies.of(report.account, report.period_start, report.period_end)
             lines = chain(
                 usage_lines(report, with_usage, rules, {open_period.period.start: allowance}, lost),
                 (adjustment_line(report, adjustment, allowance) for adjustment in open_period.adjustments),

@@ -69,7 +69,7 @@ class Outcome:
 
 
 class _ChangedError(Exception):
-    """Raised to take back the reports of a transaction. `accounts` are those whose reports differ."""
+    """Raised to roll back a transaction. `accounts` are the accounts whose reports differ from what was shown."""
 
     def __init__(self, accounts: Collection[str]) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class _ChangedError(Exception):
 def finalise_chosen(
     chosen: Mapping[str, Collection[int]], shown: Mapping[Subject, str] | None = None, now: int | None = None
 ) -> Outcome:
-    """Write the first reports of these open periods, if each would be as it was shown.
+    """Write the first reports of these open periods, if each report would be as its preview has shown it.
 
     `chosen` has the starts (µs since 1970 UTC) of periods, by account. `shown` has the digests of their previews. If a
     report of an account would differ, no report of this account is written. Without `shown` nothing is written, and

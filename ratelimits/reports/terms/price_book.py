@@ -11,7 +11,7 @@ from ratelimits.models import Plan, PlanPrice
 from ratelimits.pricing.money import minor_digits
 from ratelimits.reports.terms import record_at
 
-#: The prices of a plan in the form in which reports record them. A record has the plan, the currency, the currency's
+#: The prices of a plan in the form in which reports record them: the plan, the currency, the currency's
 #: number of decimals, and for each meter the price with its id and version.
 RecordedPrices = Mapping[str, Any]
 
@@ -29,7 +29,7 @@ class PriceBook:
         self.of = lru_cache(maxsize=1000)(self._of)
 
     def _of(self, slug: str, at: int) -> RecordedPrices:
-        """Return the prices of the plan with this slug at a moment (µs since 1970 UTC); {} if it has none.
+        """Return the prices of the plan with this slug at a moment (µs since 1970 UTC); {} if the plan has no prices.
 
         Raises ValueError if a price is invalid and was not corrected later. Only raw SQL can write an invalid price.
         """

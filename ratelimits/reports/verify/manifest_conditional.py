@@ -126,7 +126,7 @@ def _may_have_new_run(using: str, sources: Sequence[str], state: ShardState, pos
 
 
 def _batches(using: str, end: int, progress: Progress | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the batches of each shard: their fences, and a digest of the times at which they were written.
+    """Yield the batches of each shard: their fences, and a digest of the moments at which they were written.
 
     A fence says how the drain made sure that Redis had saved the batch. Batches that were sealed after `end` (µs)
     have a separate digest, because compaction may still join them.
@@ -166,7 +166,7 @@ def _changed_batches(sources: Sequence[str], shard: int, entry: Mapping[str, Any
         parts = (batches.values_list("position", "applied_at").iterator(CHUNK) for batches in between(first, last))
         for current_count, row in enumerate(heapq.merge(*parts), 1):  # noqa: B007
             digest.update(digest_of(row).encode())
-        # If batches were joined, or if an archive is missing, there are fewer batches. Then times cannot be compared.
+        # If batches were joined, or if an archive is missing, there are fewer batches, and no digest can be compared.
         if current_count == count and digest.hexdigest() != listed:
             yield f"batches {first} to {last} of shard {shard:02d} were written at other times"
 

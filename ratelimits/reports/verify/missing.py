@@ -14,14 +14,14 @@ from django.db.models import Exists, OuterRef, Sum
 from ratelimits.models import GapChange, Report, ReportLine
 from ratelimits.reports.build import CHUNK
 from ratelimits.reports.gaps import Gaps
-from ratelimits.reports.unknown import Unknown
+from ratelimits.reports.lost_replies import LostReplies
 from ratelimits.reports.verify.report import has_readable_positions
 
 
 def verify_missing(using: str) -> Iterator[str]:
     """Yield an error for each gap that is missing on a newest version, and for lost replies that no process counted."""
     yield from _verify_gaps(using)
-    yield from _verify_unknown(using)
+    yield from _verify_lost_replies(using)
 
 
 def _verify_gaps(using: str) -> Iterator[str]:
@@ -57,15 +57,15 @@ def _missing(report: Report, gaps: Gaps) -> list[str]:
     return sorted({gap for text in texts for gap in text.split("; ")} - printed)
 
 
-def _verify_unknown(using: str) -> Iterator[str]:
+def _verify_lost_replies(using: str) -> Iterator[str]:
     """Compare the lost replies on reports with those that processes counted."""
     lines = ReportLine.objects.using(using).filter(unknown_count__gt=0)
     columns = ("report__period_start", "report__period_end", "report__account", "key", "meter")
     sums = list(lines.values_list(*columns).order_by(*columns).annotate(Sum("unknown_count")))
     for (start, end), rows in groupby(sums, key=lambda row: row[:2]):
-        unknown = Unknown(using, start, end)
+        lost = LostReplies(using, start, end)
         for _start, _end, account, key, meter, count in rows:
-            counted = unknown.of(account, start, end)[key, meter]
+            counted = lost.of(account, start, end)[key, meter]
             if count > counted:
                 yield (
                     f"the reports of {account or 'anonymous'} say that {count} replies of {key} ({meter}) were lost,"

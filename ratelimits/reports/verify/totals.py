@@ -25,7 +25,7 @@ from ratelimits.reports.periods import MAX_LENGTH, SECOND, iso
 from ratelimits.reports.verify.report import has_readable_positions
 
 _SUBJECT = ("account", "period", "meter", "rule")
-#: The columns that are added up. Totals from a time before the last column existed have no value in this column.
+#: The columns that are added up. Totals that are older than the last of these columns have no value in it.
 _SUMMED = (*SUMS, "shadow_requests")
 #: Maximum number of times that an account is read again. An account that changes while it is read can seem wrong.
 _TRIES = 50

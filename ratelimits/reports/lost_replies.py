@@ -13,7 +13,7 @@ from ratelimits.reports.periods import SECOND
 KeyAndMeter = tuple[str, str]
 
 
-class Unknown:
+class LostReplies:
     """The numbers of lost replies between two moments (µs since 1970 UTC).
 
     They are read once, for some accounts, or for all accounts if `accounts` is None.
