@@ -153,7 +153,7 @@ def _claim(receiver: Receiver, now: datetime) -> Claimed | None:
             claim=token,
             due_at=now + CLAIM,
             attempts=F("attempts") + 1,
-            # Written before the request, because the process may die during the request.
+            # Write this before the request, because the process may die during the request.
             unsure_since=Coalesce("unsure_since", Value(now)),
         )
     return Claimed(token, claimed_at, rows, frozenset(row.pk for row in rows if row.unsure_since is None))

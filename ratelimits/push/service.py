@@ -1,4 +1,4 @@
-"""The base class of billing systems. It makes requests and reads answers."""
+"""The base class of all kinds of billing systems. Its subclasses make requests and read answers."""
 
 from __future__ import annotations
 

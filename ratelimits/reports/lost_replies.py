@@ -1,4 +1,7 @@
-"""Find how many replies of Redis were lost. Processes count them, because the ledger may not have their requests."""
+"""Find how many replies of Redis were lost.
+
+Processes count lost replies, because the ledger may not have the requests of these replies.
+"""
 
 from __future__ import annotations
 

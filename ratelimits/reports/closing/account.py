@@ -1,8 +1,8 @@
 """Close one account: find the billing periods whose usage is complete, and write their reports.
 
 A report has versions: each correction adds one. Late usage is usage that arrives after its period was closed. A lost
-reply is a reply of Redis that did not arrive: nobody knows whether Redis has counted the request. An allowance is the
-quantity of each meter that the plan includes.
+reply is a reply of Redis that did not arrive: nobody knows whether Redis has counted the request. An allowance has the
+quantities that the plan includes in a period, and how much of them is used already.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class Closing:
     def _allowance(
         self, billing_period: BillingPeriod, included: Mapping[str, int], plan: str | None = None
     ) -> Allowance:
-        """Return what the reports of a billing period have left of these included quantities."""
+        """Return the allowance with these included quantities after the reports of a billing period."""
         self._writer.flush()
         allowance = allowance_left(self._using, self.account, {*billing_period.members, billing_period.start}, included)
         allowance.plan = plan

@@ -24,7 +24,9 @@ from ratelimits.reports.terms.price_book import PriceBook
 
 
 class ClosingData:
-    """The totals, reports, adjustments and terms of some accounts. Each is read only once.
+    """The totals, reports, adjustments and terms (plan, time zone and billing anchor) of some accounts.
+
+    All of these are read for all the accounts together, and only once.
 
     Make this object in the transaction that closes the accounts, after their shards are locked.
     """

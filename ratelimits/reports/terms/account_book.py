@@ -85,7 +85,7 @@ class AccountBook:
     @cached_property
     def _by_name(self) -> dict[str, list[Records]]:
         rows = self._records(self._names)
-        # The rows may have had other names too. These names share an allowance with the first ones, so read them too.
+        # The rows may have had other names too. The other names share an allowance with `_names`, so read them as well.
         other_names = {state.name for records in rows.values() for state in records} - self._names
         if other_names:
             self._read(other_names)
