@@ -16,7 +16,7 @@ from django.core.management.color import no_style
 
 from ratelimits.as_code import dump, to_text
 from ratelimits.management.progress import shown
-from ratelimits.models import ShardState
+from ratelimits.models import Rule, ShardState
 from ratelimits.usage.seal import seal
 from tests.support.reports.invoices import account, spend
 from tests.support.rows import rule as make_rule
@@ -135,4 +135,6 @@ def test_each_long_command_shows_its_stages(tmp_path: Path) -> None:
     rules.write_text(to_text(dump("default")))
     assert stages(on_a_terminal("ratelimits_rules", "diff", str(rules))) == {"rules"}
     assert stages(on_a_terminal("ratelimits_rules", "load", str(rules))) == {"rules"}
+    Rule.objects.all()._raw_delete("default")
+    assert stages(on_a_terminal("ratelimits_reload")) == {"deleted rules"}
     assert "2/2" in on_a_terminal("ratelimits_simulate", rule=str(rule), trace=str(trace), summary=True)

@@ -10,6 +10,7 @@ from redis.exceptions import RedisError
 from ratelimits.conf import conf
 from ratelimits.engine.publish import version_in_force
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.progress import shown
 from ratelimits.models.raw.adoption import adopt
 from ratelimits.models.versions import ConfigVersion, Tombstone, editing
 
@@ -31,7 +32,9 @@ class Command(ExplainedCommand):
         with transaction.atomic(using=using):
             ConfigVersion.raise_to(using, version)
             with editing(using) as edit:
-                for line in adopt(edit, "ratelimits_reload"):
+                with shown(self) as progress:
+                    lines = adopt(edit, "ratelimits_reload", progress)
+                for line in lines:
                     self.stdout.write(line)
                 ConfigVersion.require_full_read(using, edit.version)
                 # Every process now reads all rows again, so it no longer needs old tombstones.

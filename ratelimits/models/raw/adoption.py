@@ -23,6 +23,7 @@ from ratelimits.models.overrides import KeyOverride
 from ratelimits.models.prices import PlanPrice
 from ratelimits.models.rules import Rule
 from ratelimits.models.versions import Edit, Versioned, editing
+from ratelimits.progress import Progress
 
 #: The change reasons in the history records of adopted rows.
 ADOPTED = frozenset({"ratelimits_reload", "migrate", "loaddata"})
@@ -85,15 +86,19 @@ def never_recorded(model: type[Versioned], using: str) -> models.QuerySet[Any]:
     return models.QuerySet(model, using=using).filter(~Exists(records.filter(id=OuterRef("pk"))))
 
 
-def adopt(edit: Edit, reason: str) -> list[str]:
-    """Adopt, as part of an edit, all rows that differ from the history. Return one line of text for each of them."""
-    return [line for model in MODELS for line in _adopt(model, edit, reason)]
+def adopt(edit: Edit, reason: str, progress: Progress | None = None) -> list[str]:
+    """Adopt, as part of an edit, all rows that differ from the history. Return one line of text for each of them.
+
+    `progress` gets a stage for each model, which counts these rows.
+    """
+    return [line for model in MODELS for line in _adopt(model, edit, reason, progress or Progress())]
 
 
-def _adopt(model: type[Versioned], edit: Edit, reason: str) -> list[str]:
+def _adopt(model: type[Versioned], edit: Edit, reason: str, progress: Progress) -> list[str]:
     lines = []
     difference = unrecorded(model, edit.using)
-    for row, before in difference.rows:
+    names = str(model._meta.verbose_name_plural)
+    for row, before in progress.counted(names, difference.rows, len(difference.rows)):
         if before is not None and any(getattr(row, name) != getattr(before, name) for name in row.subject_fields):
             before.instance.tombstone(edit).save(using=edit.using)
         row.stamp(edit)
@@ -102,7 +107,7 @@ def _adopt(model: type[Versioned], edit: Edit, reason: str) -> list[str]:
         added = before is None or before.history_type == "-"
         record([row], "+" if added else "~", edit.using, reason)
         lines.append(f"changed: {model._meta.verbose_name} {row.pk}: {row}")
-    for before in difference.deleted:
+    for before in progress.counted(f"deleted {names}", difference.deleted, len(difference.deleted)):
         lines.append(f"deleted: {model._meta.verbose_name} {before.id}")
         row = before.instance
         row.tombstone(edit).save(using=edit.using)
