@@ -20,6 +20,8 @@ from ratelimits.identity import Identity
 from ratelimits.outbound import Permit, WaitTooLong, permits
 from ratelimits.outbound.deciding import PROJECT
 from ratelimits.quota import finishing
+from ratelimits.quota.answers import observing
+from ratelimits.quota.answers.observing import Observation
 from tests.support.entry_points import begin_afresh
 from tests.support.eventually import until
 from tests.support.raw import RawRedis
@@ -117,6 +119,21 @@ def test_a_call_with_a_lease_can_be_settled_and_is_released_once(blocked: Callab
             permits("jobs", rate=ONE, max_wait=0).__enter__()
         permit.settle(1)
     permits("jobs", rate=ONE, max_wait=0).__enter__()
+
+
+def test_a_lease_that_a_call_is_given_counts_as_an_admission(
+    blocked: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Observation] = []
+    monkeypatch.setattr(observing, "observers", [seen.append])
+    held = permits("jobs", rate=ONE)
+    held.__enter__()
+    with waiting("jobs", rate=ONE) as second:
+        blocked(1)
+        held.__exit__()
+        second.result(30)
+    assert [one.outcome for one in seen] == ["admitted", "refused", "admitted"]
+    assert {one.rule for one in seen} == {"in code"}
 
 
 async def test_async_calls_wait_and_get_leases_too() -> None:
