@@ -17,9 +17,10 @@ from django.db.models import Sum
 from django.test import override_settings
 from django_redis.pool import ConnectionFactory
 
-from ratelimits import rules
-from ratelimits.algorithms.limits import Concurrency
+from ratelimits import engine, rules
+from ratelimits.algorithms.limits import Concurrency, TokenBucket
 from ratelimits.embedded import EmbeddedServer, free_port
+from ratelimits.engine.call import shard
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.models import Line, Rule
@@ -27,11 +28,12 @@ from ratelimits.outbound import permits
 from ratelimits.quota import checking, operating
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.receipts import refund, settle
+from ratelimits.simulate.trial import try_rule
 from ratelimits.status.facts import Level, facts
 from tests.support.eventually import until
 from tests.support.rows import NEEDED, rule
 from tests.support.servers import server_binary
-from tests.support.usage.traffic import flow
+from tests.support.usage.traffic import NOON, flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -74,6 +76,22 @@ def everything() -> None:
     units = Line.objects.aggregate(units=Sum("admitted_units") - Sum("refunded_units"))["units"]
     assert units == sum(one.allowed for one in answers) + 3
     wait_for_a_lease()
+    reset_the_only_limit_of_a_key()
+    bursts, _overload = try_rule(current_server().wire, TokenBucket(10, Decimal(5), Decimal(1)), None, NOON)
+    assert (bursts.requested, bursts.admitted) == (120, 35)
+
+
+def reset_the_only_limit_of_a_key() -> None:
+    """Reset a limit after which nothing is left of its Redis key, and one whose state cannot be read."""
+    limit = engine.Limit(key="ip:198.51.100.7", algorithm=TokenBucket(1, Decimal(1), Decimal(3600)))
+    server = current_server()
+    for spoil in (False, True):
+        assert engine.decide([limit]).allowed
+        if spoil:
+            state = server.keyspace.state(shard(server.keyspace, limit.key, ""), limit.key)
+            server.wire.client.set(state, "nothing that can be read")
+        engine.reset([limit])
+    assert engine.decide([limit]).allowed
 
 
 def wait_for_a_lease() -> None:

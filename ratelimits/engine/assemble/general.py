@@ -140,12 +140,12 @@ class GeneralText(ScriptText):
         yield "state = {raw = got[head_count + number], starts = {}}"
         yield "states[l.state_key] = state"
         yield "if not state.raw and call('EXISTS', key) == 1 then"
-        yield "call('DEL', key)" if reset else "return rarely().corrupt(key)"
+        yield "call('UNLINK', key)" if reset else "return rarely().corrupt(key)"
         yield "end"
         yield "if state.raw then state.starts = rarely().scan(state.raw) end"
         yield "if not state.starts then"
         if reset:
-            yield "call('DEL', key)"
+            yield "call('UNLINK', key)"
             yield "state.raw, state.starts = false, {}"
         else:
             yield "return rarely().corrupt(key)"

@@ -62,7 +62,7 @@ class StateLines:
         raw = f"raw_{number}"
         yield f"local {raw}, fits_{number}, latest_{number} = got[{self.shape.heads + number}], false, 0"
         yield f"if not {raw} and call('EXISTS', KEYS[{key}]) == 1 then"
-        yield f"call('DEL', KEYS[{key}])" if reset else f"return rarely().corrupt(KEYS[{key}])"
+        yield f"call('UNLINK', KEYS[{key}])" if reset else f"return rarely().corrupt(KEYS[{key}])"
         yield "end"
         one = common_form(limits)
         if one is not None and not reset:
@@ -92,7 +92,7 @@ class StateLines:
         yield f"local starts = rarely().scan({raw})"
         yield "if not starts then"
         if reset:
-            yield f"call('DEL', KEYS[{key}])"
+            yield f"call('UNLINK', KEYS[{key}])"
             yield f"{raw}, starts = false, {{}}"
         else:
             yield f"return rarely().corrupt(KEYS[{key}])"
@@ -178,7 +178,7 @@ class StateLines:
 
     def set_state(self, key: str) -> Iterator[str]:
         """Yield the lines that write a packed state, `value`."""
-        yield f"if not value then call('DEL', {key})"
+        yield f"if not value then call('UNLINK', {key})"
         if self.shape.virtual:
             yield f"else call('SET', {key}, value) end"
         else:
