@@ -6,13 +6,14 @@ import hashlib
 import ipaddress
 import logging
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
+from django.core.signals import setting_changed
 from django.db.models import Model
 from django.http import HttpRequest
 
@@ -74,10 +75,12 @@ def api_key_of(auth: Any) -> str | None:
     return None
 
 
+@cache
 def proxies() -> int | None:
     """Return the number of trusted proxies: RATELIMITS["NUM_PROXIES"], or else DRF's NUM_PROXIES.
 
-    Return None if both are None. Raise ImproperlyConfigured if DRF's setting is not valid.
+    Return None if both are None. Raise ImproperlyConfigured if DRF's setting is not valid. Cached until the settings
+    change.
     """
     configured: int | None = conf.NUM_PROXIES
     if configured is None:
@@ -86,6 +89,14 @@ def proxies() -> int | None:
         if configured is not None and (hint := complaint("NUM_PROXIES", configured)):
             raise ImproperlyConfigured(f"REST_FRAMEWORK['NUM_PROXIES'] is {shown(configured)}. {hint}")
     return configured
+
+
+def _forget_proxies(*, setting: str, **kwargs: object) -> None:
+    if setting in ("RATELIMITS", "REST_FRAMEWORK"):
+        proxies.cache_clear()
+
+
+setting_changed.connect(_forget_proxies)
 
 
 def address_of(request: HttpRequest) -> str:
@@ -205,23 +216,27 @@ def identify(request: Any) -> Identity:
     """Return the identity of a request of Django or of DRF."""
     user = getattr(request, "user", None)
     user_id = user.pk if user is not None and user.is_authenticated else None
-    # Most primary keys are whole numbers. These need no conversion to a ledger name.
-    is_number = type(user_id) is int and 0 <= user_id < 2**63
-    user_name = account_name = None
-    if user_id is not None:
-        user_name = f"user:{user_id}" if is_number else ledger_name(f"user:{user_id}")
+    auth = getattr(request, "auth", None)
+    api_key = api_key_of(auth) if auth is not None else None
+    # Use Django's request, since attributes of DRF's request are slow to read.
+    address = address_of(getattr(request, "_request", request))
+    if conf.ACCOUNT is None and (user_id is None or (type(user_id) is int and 0 <= user_id < 2**63)):
+        return _identity(user_id, api_key, address)
+    user_name = ledger_name(f"user:{user_id}") if user_id is not None else None
+    # If the account is a row, use its primary key, since the text of a row may change. `AnonymousUser` has the primary
+    # key None.
+    account = user_id
     if conf.ACCOUNT is not None:
         account = conf.ACCOUNT(request)
-        # If the account is a row, use its primary key, since the text of a row may change. `AnonymousUser` has the
-        # primary key None.
         account = getattr(account, "pk", account)
-        account_name = f"account:{ledger_name(str(account))}" if account not in (None, "") else None
-    elif user_id not in (None, ""):
-        account_name = f"account:{user_id if is_number else ledger_name(str(user_id))}"
-    return Identity(
-        user=user_name,
-        api_key=api_key_of(getattr(request, "auth", None)),
-        account=account_name,
-        # Use Django's request, since attributes of DRF's request are slow to read.
-        address=address_of(getattr(request, "_request", request)),
-    )
+    account_name = f"account:{ledger_name(str(account))}" if account not in (None, "") else None
+    return Identity(user_name, api_key, account_name, address)
+
+
+# Most primary keys are whole numbers. These need no conversion to a ledger name.
+@lru_cache(maxsize=8192)
+def _identity(user_id: int | None, api_key: str | None, address: str) -> Identity:
+    """Return the identity of a user whose primary key is a number from 0 to 2**63 - 1, and who is the account."""
+    if user_id is None:
+        return Identity(None, api_key, None, address)
+    return Identity(f"user:{user_id}", api_key, f"account:{user_id}", address)

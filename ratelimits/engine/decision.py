@@ -147,9 +147,14 @@ class Decision:
         return self.reply[5] / MICROSECONDS
 
     @property
-    def binding_reset_after(self) -> float:
-        """Return the seconds until all permits of the binding limit have come back; 0 if there is no such limit."""
-        return self.reply[8 + 3 * self.reply[2]] / MICROSECONDS if self.reply[2] else 0.0
+    def of_binding(self) -> tuple[int, float]:
+        """Return `remaining`, and the seconds until all permits of the binding limit have come back.
+
+        The seconds are 0 if there is no such limit.
+        """
+        reply = self.reply
+        number = reply[2]
+        return reply[3], reply[8 + 3 * number] / MICROSECONDS if number else 0.0
 
     @property
     def wait(self) -> float:

@@ -16,7 +16,7 @@ from ratelimits import rules
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.engine import Decision, Lost, Stale, Unanswered, Unavailable
-from ratelimits.engine.call import Call, Op
+from ratelimits.engine.call import Call
 from ratelimits.engine.decide import adecide_call, decide_call
 from ratelimits.engine.publish import publications
 from ratelimits.engine.server import current_server
@@ -33,6 +33,7 @@ from ratelimits.quota.deny_cache import Denied, DenyCache, Sender
 from ratelimits.quota.prefetch import Fetch, PrefetchedDecision, PrefetchedPermits
 from ratelimits.quota.prepared import (
     Prepared,
+    PreparedCommand,
     PreparedCommands,
     RequestShape,
     commands_by,
@@ -50,6 +51,7 @@ logger = bounded(__name__)
 #: because they were read after it came in. Without this end, rules that are edited again and again could prevent a
 #: decision.
 RELOADS = 3
+_ATTEMPTS = range(2 + RELOADS)
 
 breaker = Breaker()
 breaker.on_change = observing.breaker_changed
@@ -117,13 +119,14 @@ def check(
 
 def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int], at_once: bool) -> Answer:
     costs = costs if costs is ONE_REQUEST else valid(costs)
-    cache_key = _cache_key(identity, scope, method, costs, at_once)
-    denied = denials.look(cache_key)
-    if denied is not None:
+    # Requests with the same cache key are decided by the same command.
+    cache_key: tuple[object, ...] = identity, scope, method, at_once
+    cache_key = cache_key if costs is ONE_REQUEST else (*cache_key, *costs.items())
+    if denials.known and cache_key in denials.known and (denied := denials.look(cache_key)) is not None:
         return _repeated(denied)
     prepared, metered = None, True
     try:
-        for attempt in range(2 + RELOADS):
+        for attempt in _ATTEMPTS:
             snapshot = rules.current()
             commands = commands_by(snapshot)
             ready = commands.by_key.get(cache_key)
@@ -132,7 +135,7 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
                 if isinstance(chosen, Answer):
                     return chosen
                 ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
-            prepared, fetch, permits, blocked = ready
+            prepared, _costs, fetch, permits, blocked, _decides = ready
             if blocked is not None and (commands.has_own_edits or not _reread(commands)):
                 return _blocked(blocked, prepared)
             metered = permits is None
@@ -141,7 +144,7 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
                 if spent is not None:
                     return spent
                 fetch = permits.next_fetch(again=attempt > 0)
-            if not breaker.closed:
+            if breaker.failures and not breaker.closed:
                 break
             command = fetch.command if attempt <= RELOADS else without_version(fetch.command)
             try:
@@ -149,12 +152,7 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
             except (Stale, Lost) as reason:
                 _bring_up_to_date(reason, command.call, prepared, identity, snapshot)
                 continue
-            breaker.succeeded()
-            answer = (
-                _answer(decision, prepared, cache_key, identity, costs)
-                if permits is None
-                else _recorded(decision, prepared, cache_key, permits, fetch)
-            )
+            answer = _answer(decision, ready, fetch, cache_key, identity)
             if answer is not None:
                 return answer
     except BaseException as error:  # noqa: BLE001  (_note raises it again unless a failure policy can answer)
@@ -186,13 +184,14 @@ async def acheck(
 
 async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[str, int], at_once: bool) -> Answer:
     costs = costs if costs is ONE_REQUEST else valid(costs)
-    cache_key = _cache_key(identity, scope, method, costs, at_once)
-    denied = denials.look(cache_key)
-    if denied is not None:
+    # Requests with the same cache key are decided by the same command.
+    cache_key: tuple[object, ...] = identity, scope, method, at_once
+    cache_key = cache_key if costs is ONE_REQUEST else (*cache_key, *costs.items())
+    if denials.known and cache_key in denials.known and (denied := denials.look(cache_key)) is not None:
         return _repeated(denied)
     prepared, metered = None, True
     try:
-        for attempt in range(2 + RELOADS):
+        for attempt in _ATTEMPTS:
             snapshot = await rules.acurrent()
             commands = commands_by(snapshot)
             ready = commands.by_key.get(cache_key)
@@ -201,7 +200,7 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
                 if isinstance(chosen, Answer):
                     return chosen
                 ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
-            prepared, fetch, permits, blocked = ready
+            prepared, _costs, fetch, permits, blocked, _decides = ready
             if blocked is not None and (commands.has_own_edits or not await _areread(commands)):
                 return _blocked(blocked, prepared)
             metered = permits is None
@@ -210,7 +209,7 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
                 if spent is not None:
                     return spent
                 fetch = permits.next_fetch(again=attempt > 0)
-            if not breaker.closed:
+            if breaker.failures and not breaker.closed:
                 break
             command = fetch.command if attempt <= RELOADS else without_version(fetch.command)
             try:
@@ -218,12 +217,7 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
             except (Stale, Lost) as reason:
                 await _abring_up_to_date(reason, command.call, prepared, identity, snapshot)
                 continue
-            breaker.succeeded()
-            answer = (
-                _answer(decision, prepared, cache_key, identity, costs)
-                if permits is None
-                else _recorded(decision, prepared, cache_key, permits, fetch)
-            )
+            answer = _answer(decision, ready, fetch, cache_key, identity)
             if answer is not None:
                 return answer
     except BaseException as error:  # noqa: BLE001  (_note raises it again unless a failure policy can answer)
@@ -298,25 +292,24 @@ def _by_newer_row(
     return by_row(commands_by(rules.current()), identity, costs, again=False)
 
 
-def _cache_key(
-    identity: Identity, scope: str, method: str, costs: Mapping[str, int], at_once: bool
-) -> tuple[object, ...]:
-    """Return the cache key of a request. Requests with the same cache key are decided by the same command."""
-    if costs is ONE_REQUEST:
-        return identity, scope, method, at_once
-    return identity, scope, method, at_once, *costs.items()
-
-
 def _answer(
-    decision: Decision, prepared: Prepared, cache_key: tuple[object, ...], identity: Identity, costs: Mapping[str, int]
-) -> Answer:
-    if decision.call.op is Op.PEEK:
-        # Redis was only asked whether it has newer rules (see PreparedCommands.add).
+    decision: Decision, ready: PreparedCommand, fetch: Fetch, cache_key: tuple[object, ...], identity: Identity
+) -> Answer | None:
+    """Return the answer to a request after Redis has answered `fetch`; None if the caller must fetch again."""
+    if breaker.failures:
+        breaker.succeeded()
+    prepared, costs, _fetch, permits, _blocked, decides = ready
+    if permits is not None:
+        return _recorded(decision, prepared, cache_key, permits, fetch)
+    if not decides:
         return without_decision.by_policies(prepared, identity, costs, metered=True)
-    if decision.allowed:
-        # Copy the mapping: the view may change it later. `reply[8]` is the moment at which Redis counted the request.
-        process_totals.admitted(identity.account, costs if costs is ONE_REQUEST else dict(costs), decision.reply[8])
-        return Answer(True, decision, prepared, 0.0, decision.wait if prepared.waits else 0.0)
+    reply = decision.reply
+    if reply[1] == 1:
+        # The request is admitted. `reply[8]` is the moment at which Redis counted it.
+        process_totals.admitted(identity.account, costs, reply[8])
+        wait = decision.wait if prepared.waits else 0.0
+        # The same as Answer(…), in half of its time.
+        return tuple.__new__(Answer, (True, decision, prepared, 0.0, wait, False, None))
     return _refused(decision, prepared, cache_key)
 
 

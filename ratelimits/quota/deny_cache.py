@@ -66,7 +66,8 @@ class DenyCache:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._lock = threading.Lock()
-        self._known: dict[Hashable, Denied] = {}
+        #: The stored refusals by cache key. Only `look` says whether a refusal may still be repeated.
+        self.known: dict[Hashable, Denied] = {}
         #: Refusals that are not repeated any more, but whose last repetitions may not be counted yet.
         self._ended: list[Denied] = []
         self._unsent: list[Counted] = []
@@ -78,7 +79,7 @@ class DenyCache:
 
     def look(self, cache_key: Hashable) -> Denied | None:
         """Return the refusal that this request gets again, and count the repetition. Return None if there is none."""
-        denied = self._known.get(cache_key)
+        denied = self.known.get(cache_key)
         if denied is None or self.clock() >= denied.until:
             return None
         denied.repeated.append(None)
@@ -97,13 +98,13 @@ class DenyCache:
         now, retry_after = self.clock(), decision.retry_after
         until = now + (seconds if retry_after is None else min(retry_after, seconds))
         with self._lock:
-            if len(self._known) >= MAX_REFUSALS:
-                self._ended += self._known.values()
-                self._known.clear()
-            replaced = self._known.get(cache_key)
+            if len(self.known) >= MAX_REFUSALS:
+                self._ended += self.known.values()
+                self.known.clear()
+            replaced = self.known.get(cache_key)
             if replaced is not None:
                 self._ended.append(replaced)
-            self._known[cache_key] = Denied(decision, payload, now, until)
+            self.known[cache_key] = Denied(decision, payload, now, until)
 
     def take(self) -> list[Counted]:
         """Return all counts since the last call, and forget refusals that have ended."""
@@ -112,11 +113,11 @@ class DenyCache:
         forget_before = self.clock() - INTERVAL
         with self._lock:
             unsent, self._unsent = self._unsent, []
-            all_refusals = [*self._ended, *self._known.values()]
+            all_refusals = [*self._ended, *self.known.values()]
             self._ended = [denied for denied in self._ended if denied.until > forget_before]
-            for cache_key, denied in list(self._known.items()):
+            for cache_key, denied in list(self.known.items()):
                 if denied.until <= forget_before:
-                    self._known.pop(cache_key, None)
+                    self.known.pop(cache_key, None)
         counts = Counter(self._decided.popleft() for _ in range(len(self._decided)))
         for denied in all_refusals:
             counts[denied.decision] += denied.take_count()
@@ -136,7 +137,7 @@ class DenyCache:
     def clear(self) -> None:
         """Forget all refusals and counts. A forked process calls this method, because they belong to its parent."""
         self._lock = threading.Lock()
-        self._known.clear()
+        self.known.clear()
         self._ended.clear()
         self._unsent.clear()
         self._decided.clear()

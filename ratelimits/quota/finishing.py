@@ -36,25 +36,14 @@ _ASYNC_STEPS: dict[_Step, Callable[[Receipt], Awaitable[Decision]]] = {refund: a
 _CLIENT_GONE = (asyncio.CancelledError, concurrent.futures.CancelledError)
 #: The errors of a failed refund or release. Stale occurs if a new calendar window begins at this moment.
 _FAILURES = (Unavailable, ResponseError, Stale)
-#: Attributes of Django's request: its _Unfinished object, and whether its client has closed the connection.
-_UNFINISHED = "_ratelimits_unfinished"
+#: Attributes of Django's request: a list of the answers that may be refunded; a list of the answers whose leases must
+#: end; the streaming response whose end also ends the leases; and whether its client has closed the connection.
+#: Several entry points may finish the same request. The first of them removes an answer from its list, so that each
+#: answer is refunded or released only once.
+_CHARGED = "_ratelimits_charged"
+_LEASED = "_ratelimits_leased"
+_WATCHED = "_ratelimits_watched"
 _ABANDONED = "_ratelimits_abandoned"
-
-
-class _Unfinished:
-    """The answers to a request that is not finished: `charged` may be refunded, the leases of `leased` must end.
-
-    Several entry points may finish the same request. The first of them removes an answer from its list, so that each
-    answer is refunded or released only once.
-    """
-
-    __slots__ = ("charged", "leased", "watched")
-
-    def __init__(self) -> None:
-        self.charged: list[Answer] = []
-        self.leased: list[Answer] = []
-        #: The streaming response whose end also ends the leases; None if there is no such response.
-        self.watched: HttpResponseBase | None = None
 
 
 def begin(request: Any, answer: Answer) -> None:
@@ -63,12 +52,12 @@ def begin(request: Any, answer: Answer) -> None:
     if not answer.allowed or answer.decision is None:
         return
     attributes = vars(request)
-    unfinished = attributes.get(_UNFINISHED)
-    if unfinished is None:
-        unfinished = attributes[_UNFINISHED] = _Unfinished()
-    unfinished.charged.append(answer)
+    if _CHARGED in attributes:
+        attributes[_CHARGED].append(answer)
+    else:
+        attributes[_CHARGED] = [answer]
     if answer.prepared is not None and answer.prepared.leases:
-        unfinished.leased.append(answer)
+        attributes.setdefault(_LEASED, []).append(answer)
         request.close = partial(_close, request)
 
 
@@ -166,24 +155,19 @@ async def aend_leases(receipt: Receipt) -> None:
 
 def _steps(request: Any, *, failed: bool = False, ended: bool = True) -> _Steps:
     """Return the refunds and releases that a request needs after it has failed or ended. Return each only once."""
-    unfinished: _Unfinished | None = vars(request).get(_UNFINISHED)
-    if unfinished is None:
-        return []
+    attributes = vars(request)
     steps: _Steps = []
-    if failed and not conf.BILL_ERRORS:
-        steps += _take_steps(unfinished.charged, refund)
-    if ended:
-        steps += _take_steps(unfinished.leased, release)
+    if failed and _CHARGED in attributes and not conf.BILL_ERRORS:
+        steps += _take_steps(attributes[_CHARGED], refund)
+    if ended and _LEASED in attributes:
+        steps += _take_steps(attributes[_LEASED], release)
     return steps
 
 
 def refunded(request: Any, receipt: Receipt) -> None:
     """Note that a view has refunded a receipt. The receipt is not refunded again when the request ends."""
-    unfinished: _Unfinished | None = vars(getattr(request, "_request", request)).get(_UNFINISHED)
-    if unfinished is not None:
-        unfinished.charged[:] = [
-            answer for answer in unfinished.charged if answer.decision is None or answer.decision.receipt != receipt
-        ]
+    charged: list[Answer] = vars(getattr(request, "_request", request)).get(_CHARGED, [])
+    charged[:] = [answer for answer in charged if answer.decision is None or answer.decision.receipt != receipt]
 
 
 def _take_steps(answers: list[Answer], step: _Step) -> Iterator[tuple[_Step, Receipt]]:
@@ -255,13 +239,13 @@ def _is_rendered(response: Any) -> bool:
 
 def _ends_with_stream(request: Any, response: Any) -> bool:
     """Return whether the leases end with the response's stream. If they do, change the stream so that it ends them."""
-    unfinished: _Unfinished | None = vars(request).get(_UNFINISHED)
-    if not getattr(response, "streaming", False) or unfinished is None or not unfinished.leased:
+    attributes = vars(request)
+    if not attributes.get(_LEASED) or not getattr(response, "streaming", False):
         return False
     # A WSGI server may send a file itself, without this stream. Afterwards it closes the response, and the leases end.
     by_server = isinstance(request, WSGIRequest) and getattr(response, "file_to_stream", None) is not None
-    if unfinished.watched is not response and not by_server:
-        unfinished.watched = response
+    if attributes.get(_WATCHED) is not response and not by_server:
+        attributes[_WATCHED] = response
         watch = _awatched if response.is_async else _watched
         response.streaming_content = watch(request, response.streaming_content)
     return True

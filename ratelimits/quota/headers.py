@@ -82,10 +82,13 @@ def fields(
     `policy_field` is the value of RateLimit-Policy. `name` is the quoted name of the binding limit. `allowed` and
     `retry_after` (in seconds) are those of the answer to the request.
     """
-    remaining, reset = decision.remaining, retry_after
-    if allowed or reset is None:
+    reset: float | None
+    remaining, reset = decision.of_binding
+    if not allowed and retry_after is not None:
+        reset = retry_after
+    elif not remaining and decision.limit == 0:
         # A limit with capacity 0 never has permits. So there is no time at which it has more.
-        reset = decision.binding_reset_after if remaining or decision.limit != 0 else None
+        reset = None
     shown = {"RateLimit-Policy": policy_field, "RateLimit": standing(name, remaining, reset)}
     return shown | legacy(decision.limit or 0, remaining, reset) if conf.X_RATELIMIT_HEADERS else shown
 

@@ -150,13 +150,17 @@ class PreparedCommand(NamedTuple):
     """The command for requests with one identity, one scope and the same costs.
 
     `fetch` contains the command. `permits` are the prefetched permits; None if the rules do not allow prefetching.
+    `costs` never change. `decides` is false if a failure policy decides these requests. Then Redis is only asked
+    whether it has newer rules.
     """
 
     prepared: Prepared
+    costs: Mapping[str, int]
     fetch: Fetch
     permits: PrefetchedPermits | None
     #: The refusal of all these requests, if a rule has capacity 0. Then Redis is not asked. Otherwise None.
     blocked: Decision | None
+    decides: bool
 
 
 class PreparedCommands:
@@ -196,7 +200,11 @@ class PreparedCommands:
             unmetered = call._replace(usage=None)
             permits = PrefetchedPermits(server, unmetered, prepared.prefetch, conf.PREFETCH_SECONDS, clock.seconds())
         fetch = Fetch(1, Command(server.keyspace, call))
-        return self.by_key.setdefault(cache_key, PreparedCommand(prepared, fetch, permits, refusal))
+        # Copy the costs: a view may change its mapping later.
+        costs = dict(shape.costs)
+        return self.by_key.setdefault(
+            cache_key, PreparedCommand(prepared, costs, fetch, permits, refusal, call.op is not Op.PEEK)
+        )
 
 
 def without_version(command: Command) -> Command:

@@ -62,6 +62,8 @@ MAX_UNWRITTEN = 200_000
 #: Admitted requests that are not added to the totals yet: account, costs, moment (µs since 1970 UTC).
 _new_admissions: deque[tuple[str | None, Mapping[str, int], int]] = deque()
 _MAX_NEW_ADMISSIONS = 10_000
+#: Length of a bin in µs.
+_BIN = BIN_SECONDS * MICROSECONDS
 #: Totals of bins before this moment (seconds since 1970 UTC) were written and forgotten.
 _forgotten = 0
 #: The name of this process, and the id of the process to which this name belongs.
@@ -133,7 +135,10 @@ def _count(kind: Kind, account: str, key: str, costs: Mapping[str, int]) -> None
 
 
 def admitted(account: str | None, costs: Mapping[str, int], now: int) -> None:
-    """Count a request that Redis admitted at `now` (µs since 1970 UTC). `account` has the form "account:7"."""
+    """Count a request that Redis admitted at `now` (µs since 1970 UTC). `account` has the form "account:7".
+
+    The caller must not change `costs` later.
+    """
     # This function runs for every request. To append an item is fast and needs no lock.
     _new_admissions.append((account, costs, now))
     if len(_new_admissions) >= _MAX_NEW_ADMISSIONS:
@@ -147,12 +152,19 @@ def _add_up() -> None:
     for add_more in _adders:
         add_more()
     with _lock:
+        # Requests with the same prepared command have the same mapping of costs. So first count these.
+        counts: dict[tuple[str | None, int, int], int] = {}
+        mappings: dict[int, Mapping[str, int]] = {}
         for _ in range(len(_new_admissions)):
             account, costs, now = _new_admissions.popleft()
-            start = max(now // MICROSECONDS // BIN_SECONDS * BIN_SECONDS, _forgotten)
+            mappings[id(costs)] = costs
+            same = account, id(costs), now // _BIN
+            counts[same] = counts.get(same, 0) + 1
+        for (account, mapping, bin_number), requests in counts.items():
+            start = max(bin_number * BIN_SECONDS, _forgotten)
             owner = account[len("account:") :] if account is not None else ""
-            for meter, cost in costs.items():
-                _add(TotalKey("admitted", ledger_name(owner), "", ledger_name(meter), start), cost)
+            for meter, cost in mappings[mapping].items():
+                _add(TotalKey("admitted", ledger_name(owner), "", ledger_name(meter), start), cost, requests)
 
 
 def unanswered(account: str, key: str, costs: Mapping[str, int]) -> None:

@@ -86,7 +86,8 @@ class Loader:
         """
         if tests.possible:
             self._follow_test()
-        current, now = self._current, self._clock()
+        # Without a call of `_now`: every decision does this.
+        current, now = self._current, time.time_ns() // 1000 if self._clock is _now else self._clock()
         if current is None:
             return self._wait(self._submit(self._load, 0))
         # Without `min`: every decision does this.

@@ -71,9 +71,7 @@ class QuotaThrottle(BaseThrottle):
     """
 
     throttle_key: Key | None = None
-
-    def __init__(self) -> None:
-        self._answer: Answer | None = None
+    _answer: Answer | None = None
 
     def allow_request(self, request: Request, view: APIView) -> bool:
         """Return whether the request may proceed, and charge it. Add the RateLimit fields to the view's headers.

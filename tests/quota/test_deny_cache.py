@@ -113,7 +113,7 @@ def test_a_hundred_thousand_repetitions_send_a_handful_of_commands(redis_client:
     cache = DenyCache()
     cache.keep("place", refusal(Limit("api_key:1", BUCKET), "requests"), 1e9)
     before = redis_client.info("stats")["total_commands_processed"]
-    known = cache._known["place"]
+    known = cache.known["place"]
     known.until = float("inf")
     for _ in range(100_000):
         assert cache.look("place") is known
@@ -133,13 +133,13 @@ def test_what_was_looked_up_in_time_is_counted_even_if_it_is_repeated_late() -> 
     assert [one.requests for one in cache.take()] == [1]
     clock.now += 1.0
     assert cache.take() == []
-    assert cache._known == {}
+    assert cache.known == {}
 
 
 def test_many_threads_lose_no_count() -> None:
     cache = DenyCache()
     cache.keep("place", refusal(Limit("api_key:1", BUCKET), "requests"), 1e9)
-    cache._known["place"].until = float("inf")
+    cache.known["place"].until = float("inf")
     counts: list[int] = []
 
     def repeat() -> None:

@@ -171,6 +171,31 @@ def test_a_process_that_met_many_accounts_goes_on_under_another_name_and_no_tota
     assert (sums["3"], sums["acme"], sums["late"]) == ([2, 2], [2, 3], [1, 3])
 
 
+def test_admitted_requests_with_the_same_costs_are_added_up_for_each_account_and_bin() -> None:
+    now = start() * 1_000_000
+    shared, other = {"requests": 1, "tokens": 5}, {"requests": 1, "tokens": 7}
+    for account, costs, moment in [
+        ("account:a", shared, now),
+        ("account:a", shared, now + 1),
+        ("account:a", other, now),
+        ("account:b", shared, now),
+        (None, shared, now),
+        ("account:a", shared, now + 900_000_000),
+    ]:
+        process_totals.admitted(account, costs, moment)
+    found = {(key.account, key.meter, key.bin - start()): value for key, value in process_totals.totals().items()}
+    assert found == {
+        ("a", "requests", 0): (3, 3),
+        ("a", "tokens", 0): (3, 17),
+        ("b", "requests", 0): (1, 1),
+        ("b", "tokens", 0): (1, 5),
+        ("", "requests", 0): (1, 1),
+        ("", "tokens", 0): (1, 5),
+        ("a", "requests", 900): (1, 1),
+        ("a", "tokens", 900): (1, 5),
+    }
+
+
 def by_account(rows: Any) -> dict[str, list[ProcessTotal]]:
     found: dict[str, list[ProcessTotal]] = {}
     for row in rows:

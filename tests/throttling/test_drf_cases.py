@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from django.conf import settings
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
@@ -186,32 +185,32 @@ class TestAddresses:
 
     FORWARDED = "0.0.0.0, 1.1.1.1, 2.2.2.2"
 
-    def second(self, monkeypatch: pytest.MonkeyPatch, proxies: int, forwarded: str) -> int:
+    def second(self, settings: Any, proxies: int, forwarded: str) -> int:
         """Return the status of a request with this X-Forwarded-For, after another one used up the rate."""
-        monkeypatch.setitem(settings.REST_FRAMEWORK, "NUM_PROXIES", proxies)
+        settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "NUM_PROXIES": proxies}
         limited = view(Scoped, scope="once")
         for header in (self.FORWARDED, forwarded):
             answer = limited(get(REMOTE_ADDR="3.3.3.3", HTTP_X_FORWARDED_FOR=header))
         return int(answer.status_code)
 
-    def test_accepts_request_under_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(settings.REST_FRAMEWORK, "NUM_PROXIES", 0)
+    def test_accepts_request_under_limit(self, settings: Any) -> None:
+        settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "NUM_PROXIES": 0}
         assert statuses(view(Scoped, scope="once"), 1) == [200]
 
-    def test_denies_request_over_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self.second(monkeypatch, 0, self.FORWARDED) == 429
+    def test_denies_request_over_limit(self, settings: Any) -> None:
+        assert self.second(settings, 0, self.FORWARDED) == 429
 
-    def test_xff_spoofing_doesnt_change_machine_id_with_one_app_proxy(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self.second(monkeypatch, 1, "4.4.4.4, 5.5.5.5, 2.2.2.2") == 429
+    def test_xff_spoofing_doesnt_change_machine_id_with_one_app_proxy(self, settings: Any) -> None:
+        assert self.second(settings, 1, "4.4.4.4, 5.5.5.5, 2.2.2.2") == 429
 
-    def test_xff_spoofing_doesnt_change_machine_id_with_two_app_proxies(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self.second(monkeypatch, 2, "4.4.4.4, 1.1.1.1, 2.2.2.2") == 429
+    def test_xff_spoofing_doesnt_change_machine_id_with_two_app_proxies(self, settings: Any) -> None:
+        assert self.second(settings, 2, "4.4.4.4, 1.1.1.1, 2.2.2.2") == 429
 
-    def test_unique_clients_are_counted_independently_with_one_proxy(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self.second(monkeypatch, 1, "0.0.0.0, 1.1.1.1, 7.7.7.7") == 200
+    def test_unique_clients_are_counted_independently_with_one_proxy(self, settings: Any) -> None:
+        assert self.second(settings, 1, "0.0.0.0, 1.1.1.1, 7.7.7.7") == 200
 
-    def test_unique_clients_are_counted_independently_with_two_proxies(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self.second(monkeypatch, 2, "0.0.0.0, 7.7.7.7, 2.2.2.2") == 200
+    def test_unique_clients_are_counted_independently_with_two_proxies(self, settings: Any) -> None:
+        assert self.second(settings, 2, "0.0.0.0, 7.7.7.7, 2.2.2.2") == 200
 
 
 class TestApi:

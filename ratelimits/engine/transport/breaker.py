@@ -35,7 +35,8 @@ class Breaker:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._failures = 0
+        #: The number of failed calls in a row. While it is 0, `closed` is True and `succeeded` does nothing.
+        self.failures = 0
         self._until = 0.0
         self._event: object = None
         #: Called with True when calls stop, and with False when the server has answered again.
@@ -44,7 +45,7 @@ class Breaker:
     @property
     def closed(self) -> bool:
         """Return whether the server may be called. After a pause only the first caller gets True, and tries again."""
-        if self._failures < FAILURES:
+        if self.failures < FAILURES:
             return True
         now = self._clock()
         if now < self._until:
@@ -54,8 +55,8 @@ class Breaker:
 
     def succeeded(self) -> None:
         """Note that a call was answered."""
-        if self._failures:
-            was_open, self._failures = self._failures >= FAILURES, 0
+        if self.failures:
+            was_open, self.failures = self.failures >= FAILURES, 0
             if was_open and self.on_change is not None:
                 self.on_change(False)
 
@@ -67,7 +68,7 @@ class Breaker:
         if event is not None and event is self._event:
             return
         self._event = event
-        self._failures += 1
-        if self._failures == FAILURES and self.on_change is not None:
+        self.failures += 1
+        if self.failures == FAILURES and self.on_change is not None:
             self.on_change(True)
         self._until = self._clock() + PAUSE

@@ -43,14 +43,14 @@ class Answer(NamedTuple):
 
     def headers(self) -> dict[str, str]:
         """Return the RateLimit fields of the response, and Retry-After if the request was refused."""
-        allowed, decision, prepared, retry_after, *_ = self
+        allowed, decision, prepared, retry_after, _wait, _unavailable, _access = self
         fields: dict[str, str] = {}
-        binding = decision.binding if decision is not None else None
-        if allowed and decision is not None and prepared is not None and prepared.shows_shadow:
-            fields = headers.fields_with_shadow(decision, prepared.policies, prepared.quoted)
-        elif binding is not None and decision is not None and prepared is not None:
-            name = prepared.quoted[binding]
-            fields = headers.fields(decision, prepared.policies, name, allowed=allowed, retry_after=retry_after)
+        if decision is not None and prepared is not None:
+            if allowed and prepared.shows_shadow:
+                fields = headers.fields_with_shadow(decision, prepared.policies, prepared.quoted)
+            elif (binding := decision.binding) is not None:
+                name = prepared.quoted[binding]
+                fields = headers.fields(decision, prepared.policies, name, allowed=allowed, retry_after=retry_after)
         if not allowed and retry_after is not None:
             fields["Retry-After"] = headers.retry_after(retry_after)
         return fields
