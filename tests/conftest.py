@@ -68,6 +68,7 @@ SLOW = (
     "reports/test_same_bytes.py",
     "reports/verify/test_attacks.py",
     "reports/verify/test_tampering.py",
+    "runtimes",
     "test_benchmarks.py",
     "test_readme.py",
     "testing/test_projects.py",
@@ -85,6 +86,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long suites in full")
     parser.addoption("--screenshots", metavar="DIR", help="write pictures of the admin's pages into this folder")
     parser.addoption("--reliability", metavar="FILE", help="write the table of tests/chaos into this page")
+    parser.addoption("--runtimes", metavar="FILE", help="write the table of tests/runtimes into this page")
     parser.addoption("--crashes", type=int, help="how many crashes, or power cuts, a test of them makes")
     parser.addoption("--crash-seed", type=int, help="what the crashes are drawn from; default: the same ones again")
 
