@@ -348,7 +348,8 @@ function leases.charge(l)
     lease_functions().remove_ended(l.self)
   end
   local expiry, is_plain = at + l.lease_ttl - l.base, l.cost == 1 and l.others == 0
-  if is_plain and call('ZADD', l.redis_key, 'NX', int(expiry), '=' .. l.lease) == 1 then
+  -- The server converts a number to text in less time than Lua does, and reads the same number from it.
+  if is_plain and call('ZADD', l.redis_key, 'NX', expiry, '=' .. l.lease) == 1 then
     if l.stored_permits == 0 then
       call('ZADD', l.redis_key .. '${details}', 0, '')
       l.oldest, l.newest, l.creates = expiry, expiry, true -- the keys are new, so they have no time to live

@@ -216,12 +216,6 @@ local function log_functions()
     return t
   end
 
-  -- Returns the time of the newest charge.
-  local function time_of_newest(l)
-    if l.in_list > l.ended_permits then return (parse_item(redis.call('LINDEX', l.redis_key, -1))) end
-    return by_sum(l, l.in_tree)
-  end
-
   -- Removes the charges that have ended.
   local function remove_ended(l)
     if l.ended_items > 0 then
@@ -299,7 +293,7 @@ local function log_functions()
 
   return {
     find_ended = find_ended, remove_ended = remove_ended, make_block = make_block, refund = refund,
-    time_of_permit = time_of_permit, time_of_newest = time_of_newest,
+    time_of_permit = time_of_permit, by_sum = by_sum,
   }
 end
 
@@ -372,7 +366,8 @@ function log.charge(l)
   end
   if l.live_permits == 0 then l.oldest = t end
   l.live_permits, l.in_list, l.newest = l.live_permits + l.cost, l.in_list + l.cost, t
-  local items = call('RPUSH', l.redis_key, format_item(t, count))
+  -- The server converts a number to text in less time than Lua does.
+  local items = call('RPUSH', l.redis_key, count == 1 and t or format_item(t, count))
   if items == 1 or l.has_lost_tree then
     call('HSET', l.redis_key .. '${tree}', '', '')
     l.creates = true -- the keys are new, so they have no time to live
@@ -392,8 +387,10 @@ function log.standing(l)
   l.remaining, l.reset = l.capacity - l.live_permits, 0
   if l.remaining < 0 then l.remaining = 0 end
   if l.live_permits > 0 then
-    if l.newest < 0 then
-      l.newest = log_functions().time_of_newest(l.self)
+    if l.newest < 0 and l.in_list > l.ended_permits then
+      l.newest = parse_item(call('LINDEX', l.redis_key, -1))
+    elseif l.newest < 0 then
+      l.newest = log_functions().by_sum(l.self, l.in_tree)
     end
     l.reset = l.newest + l.base + l.period - at
   end
