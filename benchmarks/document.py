@@ -1,9 +1,9 @@
 """Fill the tables of docs/performance.md from the JSON files of runs.
 
-    python -m benchmarks.document docs/performance [--page docs/performance.md]
+    python -m benchmarks.document docs/performance [--page docs/performance.md] [--check]
 
 A table is between `<!-- name -->` and `<!-- /name -->`. If the JSON file of its benchmark is missing, it is not
-changed.
+changed. With `--check`, the exit status is 1 if a promise does not hold.
 """
 
 from __future__ import annotations
@@ -19,18 +19,12 @@ from typing import Any
 from benchmarks.pages import addresses
 from benchmarks.pairs import importing
 from benchmarks.pairs.throttles import PAIRS as THROTTLES
-from benchmarks.support import plan
-from benchmarks.support.report import shown
+from benchmarks.support import plan, server_tables
+from benchmarks.support.report import markdown
 from benchmarks.tasks import WAYS
 from benchmarks.twice import PAIRS
 
 Run = dict[str, Any]
-
-
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a table in Markdown."""
-    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *([shown(cell) for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def machine(runs: dict[str, Run]) -> str:
@@ -46,12 +40,28 @@ def machine(runs: dict[str, Run]) -> str:
 
 def promises(runs: dict[str, Run]) -> str:
     """Return every promise, its bound and its measured value."""
+    return _claims(runs, "claims", ("promise", "bound", "measured", "holds"))
+
+
+def targets(runs: dict[str, Run]) -> str:
+    """Return every target, its bound and its measured value. The targets that are missed come first."""
+    return _claims(runs, "targets", ("target", "bound", "measured", "reached"))
+
+
+def _claims(runs: dict[str, Run], kind: str, columns: Sequence[str]) -> str:
     rows = [
         (one["claim"], one["bound"], float(one["measured"]), "yes" if one["holds"] else "**no**")
         for _name, run in sorted(runs.items())
-        for one in run["claims"]
+        for one in run.get(kind, [])
     ]
-    return markdown(("promise", "bound", "measured", "holds"), rows)
+    if kind == "targets":
+        rows.sort(key=lambda row: row[-1])
+    return markdown(columns, rows)
+
+
+def broken(runs: dict[str, Run]) -> list[str]:
+    """Return the promises that do not hold."""
+    return [one["claim"] for _name, run in sorted(runs.items()) for one in run["claims"] if not one["holds"]]
 
 
 def decide(runs: dict[str, Run]) -> str:
@@ -132,25 +142,6 @@ def end_to_end(runs: dict[str, Run]) -> str:
     run = runs["end_to_end"]
     rows = [(one["title"], one["requests_per_second"], one["share"]) for one in run["results"].values()]
     return markdown((f"view (load by {run['options']['generator']})", "requests/s", "× unlimited"), rows)
-
-
-def server(runs: dict[str, Run]) -> str:
-    """Return the table of the server's work for a decision."""
-    rows = [
-        (one["title"], one["usec_per_call"], one["core_us"], one["per_second"])
-        for one in runs["server"]["results"].values()
-    ]
-    return markdown(("decision", "script, µs", "all of the server's work, µs", "decisions/s of one core"), rows)
-
-
-def memory(runs: dict[str, Run]) -> str:
-    """Return the table of bytes per key."""
-    rows = [
-        (one["title"], one["memory_usage"], float(one["growth_per_key"]), f"{one['growth_per_key']:,.0f} MB")
-        for one in runs["server"]["memory"].values()
-    ]
-    heads = ("state of one user", "`MEMORY USAGE`, bytes", "growth per key, bytes", "per 1,000,000 keys")
-    return markdown(heads, rows)
 
 
 def layers(runs: dict[str, Run]) -> str:
@@ -355,22 +346,6 @@ def twice(runs: dict[str, Run]) -> str:
     return markdown(("own way", "plain way", "own, µs", "plain, µs", "plain ÷ own"), rows)
 
 
-def algorithms(runs: dict[str, Run]) -> str:
-    """Return the table of the algorithms on the server."""
-    rows = [
-        (
-            f"`{name}`",
-            one["admitted_us"],
-            one["of_token_bucket"],
-            one["refused_of_admitted"],
-            one["first_of_admitted"],
-        )
-        for name, one in runs["measured.algorithms"]["results"].items()
-    ]
-    columns = ("algorithm", "admitted, µs", "÷ token bucket", "refused ÷ admitted", "first request of a key ÷ admitted")
-    return markdown(columns, rows)
-
-
 def throttles(runs: dict[str, Run]) -> str:
     """Return the table of throttles that are compared in pairs."""
     results = runs["pairs.throttles"]["results"]
@@ -382,6 +357,7 @@ def throttles(runs: dict[str, Run]) -> str:
 TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "machine": ((), machine),
     "promises": ((), promises),
+    "targets": ((), targets),
     "decide_chart": (("decide",), _chart("decide", "One decision, as multiples of a raw PING")),
     "decide": (("decide",), decide),
     "in_place": (("decide",), in_place),
@@ -390,8 +366,8 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "identities": (("identities",), identities),
     "end_to_end_chart": (("end_to_end",), _chart("end_to_end", "Requests per second behind gunicorn")),
     "end_to_end": (("end_to_end",), end_to_end),
-    "server": (("server",), server),
-    "memory": (("server",), memory),
+    "server": (("server",), server_tables.server),
+    "memory": (("server",), server_tables.memory),
     "layers": (("breakdown",), layers),
     "growth": (("growth",), growth),
     "loads": (("growth",), loads),
@@ -404,7 +380,10 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "limited_tasks": (("waiting.tasks", "waiting.kills"), limited_tasks),
     "importing": (("pairs.importing",), imports),
     "twice": (("twice",), twice),
-    "algorithms": (("measured.algorithms",), algorithms),
+    "algorithms": (("measured.algorithms",), server_tables.algorithms),
+    "algorithms_by_server": (("measured.algorithms",), server_tables.algorithms_by_server),
+    "server_ratios": (("measured.algorithms",), server_tables.server_ratios),
+    "beside": (("pairs.packages",), server_tables.beside),
     "throttles": (("pairs.throttles",), throttles),
     "capacity": (("decide", "server"), capacity),
 }
@@ -429,13 +408,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.document", description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path, help="where the runs' JSON is")
     parser.add_argument("--page", type=Path, default=Path("docs/performance.md"))
+    parser.add_argument("--check", action="store_true", help="exit with status 1 if a promise does not hold")
     options = parser.parse_args(argv)
     runs = {run["benchmark"]: run for file in options.directory.glob("*.json") if (run := json.loads(file.read_text()))}
     if not runs:
         parser.error(f"{options.directory} has no run's JSON: make one with `python -m benchmarks.decide --out DIR`")
     options.page.write_text(filled(options.page.read_text(), runs))
     print(f"{options.page}: {', '.join(sorted(runs))}")
-    return 0
+    for promise in broken(runs):
+        print(f"does not hold: {promise}")
+    return 1 if options.check and broken(runs) else 0
 
 
 if __name__ == "__main__":

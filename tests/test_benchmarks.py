@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -12,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from benchmarks import document, exports, simulate
 from benchmarks.support import plan, report, revisions
+from benchmarks.support import servers as benchmark_servers
 from benchmarks.support.timing import Case, interleaved
 from ratelimits.engine import algorithm_from_json
 from ratelimits.reports.exports import DOWNLOADS
+from tests.support.servers import TestServers, server_binary
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Command -> the smallest size that runs all of its code, and a line of the table that it prints.
@@ -40,7 +44,11 @@ COMMANDS = {
     "identities": ("--identities 20", "20 invented identities"),
     "breakdown": ("--rounds 1 --calls 2", "quota.check: rules, command, policy, the Answer"),
     "waiting.outbound": ("--processes 1 --permits 2 --algorithm token_bucket", "token_bucket"),
-    "measured.algorithms": ("--rounds 1 --calls 20", "smooth_warming_up"),
+    "measured.algorithms": (
+        "--rounds 1 --calls 20 --core-rounds 1 --seconds 0.05 --users 100 --server valkey redis6",
+        "smooth_warming_up",
+    ),
+    "pairs.packages": ("--rounds 1 --calls 2", "`sliding_log` beside DRF's throttle (list of 10 requests)"),
     "pairs.throttles": ("--rounds 1 --calls 2", "three of DRF's own throttles"),
     "pairs.importing": ("--rounds 1", "and ratelimits, its admin and its middleware"),
     "twice": ("--rounds 1 --calls 2", "redis-py's connection and parser"),
@@ -153,6 +161,58 @@ def test_cases_take_turns_in_every_round() -> None:
 def test_a_call_that_fails_ends_the_run() -> None:
     with pytest.raises(AssertionError, match="broken: the call was answered with a refusal"):
         interleaved([Case("broken", "broken", "ours", lambda: False)], rounds=1, calls=1)
+
+
+def test_the_page_shows_targets_apart_from_promises_and_those_that_are_missed_first() -> None:
+    def claim(text: str, measured: float) -> report.Claim:
+        return report.Claim(text, 2, measured)
+
+    run = report.run_json(
+        "one", {}, {}, [claim("kept", 1), claim("broken", 3)], [claim("reached", 1), claim("missed", 3)]
+    )
+    assert "kept" in document.promises({"one": run})
+    assert "missed" not in document.promises({"one": run})
+    assert [line.split(" | ")[0] for line in document.targets({"one": run}).splitlines()[2:]] == [
+        "| missed",
+        "| reached",
+    ]
+    assert document.broken({"one": run}) == ["broken"]
+
+
+@pytest.mark.parametrize(("measured", "status"), [(1.0, 0), (3.0, 1)])
+def test_a_check_of_the_page_fails_if_a_promise_does_not_hold(
+    measured: float, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    about = {"processor": "", "cores": 1, "server": "", "python": "", "packages": {}}
+    report.write(report.run_json("one", about, {}, [report.Claim("times", 2, measured)]), tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("<!-- promises -->\n<!-- /promises -->")
+    assert document.main([str(tmp_path), "--page", str(page), "--check"]) == status
+    assert ("does not hold: times" in capsys.readouterr().out) is bool(status)
+    assert document.main([str(tmp_path), "--page", str(page)]) == 0
+
+
+def test_a_server_is_named_or_given_by_its_path(tmp_path: Path) -> None:
+    assert benchmark_servers.binary("valkey") is None
+    assert benchmark_servers.binary("redis6") == server_binary("redis6")
+    (tmp_path / "server").touch()
+    assert benchmark_servers.binary(str(tmp_path / "server")) == tmp_path / "server"
+    with pytest.raises(argparse.ArgumentTypeError, match="there is no server"):
+        benchmark_servers.binary(str(tmp_path / "other"))
+
+
+def test_only_commands_that_a_client_sends_are_summed(servers: TestServers) -> None:
+    """The commands that a script calls are part of the script's time."""
+    from benchmarks.pairs import packages
+
+    url = servers.redis.url
+    with redis.Redis.from_url(url) as client, redis.Redis.from_url(url) as listener:
+        script = "redis.call('SET', 'beside', 1) return redis.call('GET', 'beside')"
+        case = Case("one", "one", "peer", lambda: client.eval(script, 0) and client.echo("sent"))
+        found = packages.commands_of(listener, case)
+    assert found == ({"eval": 20, "echo": 20}, {"set": 20, "get": 20})
+    stats = {f"cmdstat_{name}": {"usec": 400, "usec_per_call": 10} for name in ("eval", "echo", "set", "get")}
+    assert found.micros(stats, calls=40) == 20
 
 
 def test_a_promise_holds_at_its_bound() -> None:

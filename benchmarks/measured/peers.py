@@ -44,8 +44,8 @@ def steady(held: int) -> type[UserRateThrottle]:
     moments = itertools.count(time.time(), 60 / held)
 
     class Steady(UserRateThrottle):
-        # More than the list ever contains, so that no request is refused.
-        rate = f"{held + 1}/m"
+        # More than the list ever contains, also if a moment is rounded, so that no request is refused.
+        rate = f"{held + 2}/m"
         scope = f"bench{next(_numbers)}"
 
         @staticmethod

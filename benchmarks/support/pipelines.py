@@ -15,8 +15,7 @@ import redis
 from ratelimits.engine.call import Call, nonce
 from ratelimits.engine.command import Command
 from ratelimits.engine.decision import read
-from ratelimits.engine.keys import BIN_SECONDS, shard_of
-from ratelimits.engine.server import Server
+from ratelimits.engine.keys import BIN_SECONDS, Keyspace, shard_of
 from ratelimits.engine.transport.connection import run_named
 
 #: Number of commands in one batch. Two batches are sent before the replies are read, so that the server never waits.
@@ -37,17 +36,22 @@ def wait_for_bin(seconds: float) -> None:
         time.sleep(left + 0.1)
 
 
-def check(reply: Any) -> None:
-    """Raise AssertionError unless a reply of a decision, or of the bare script, admits."""
+def check(reply: Any, allowed: bool | None = True) -> None:
+    """Raise AssertionError unless a reply of a decision, or of the bare script, admits (or refuses; None: either)."""
     # The reply of the bare script is a list.
-    if tuple(reply[:2] if isinstance(reply, list) else read(reply)[:2]) != (1, 1):
+    decided, admitted = reply[:2] if isinstance(reply, list) else read(reply)[:2]
+    if decided != 1 or allowed not in (None, bool(admitted)):
         raise AssertionError(f"a decision was answered with {reply}")
 
 
 class Pipeline:
-    """A raw connection that sends batches before it reads the replies. It raises errors for refusals and for errors."""
+    """A raw connection that sends batches before it reads the replies.
 
-    def __init__(self, url: str) -> None:
+    Each reply must admit (`allowed` is False: it must refuse; None: either). Otherwise AssertionError is raised.
+    """
+
+    def __init__(self, url: str, allowed: bool | None = True) -> None:
+        self._allowed = allowed
         parts = urlsplit(url)
         self._socket = socket.create_connection((parts.hostname or "127.0.0.1", parts.port or 6379))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -61,7 +65,7 @@ class Pipeline:
             elif isinstance(reply, Exception):
                 raise reply
             else:
-                check(reply)
+                check(reply, self._allowed)
                 count -= 1
 
     def send(self, batches: Iterable[bytes], size: int = BATCH, ended: Callable[[], bool] = lambda: False) -> int:
@@ -89,7 +93,7 @@ def batched(commands: Iterable[bytes], size: int = BATCH) -> Iterator[bytes]:
         yield b"".join(chunk)
 
 
-def for_users(server: Server, run: str, call_of: Callable[[str], Call], ids: Iterable[int]) -> Iterator[bytes]:
+def for_users(keyspace: Keyspace, run: str, call_of: Callable[[str], Call], ids: Iterable[int]) -> Iterator[bytes]:
     """Return the command of each of these users, each with its own account.
 
     It is made once for each shard, then changed.
@@ -97,17 +101,17 @@ def for_users(server: Server, run: str, call_of: Callable[[str], Call], ids: Ite
     templates: dict[int, tuple[bytes, bytes]] = {}
     for number in ids:
         name = str(number)
-        shard = shard_of(f"account:{name}", server.keyspace.shards)
+        shard = shard_of(f"account:{name}", keyspace.shards)
         template = templates.get(shard)
         if template is None:
-            packed = Command(server.keyspace, call_of(name)).to(run, nonce())
+            packed = Command(keyspace, call_of(name)).to(run, nonce())
             template = templates[shard] = packed, name.encode()
         yield template[0].replace(template[1], name.encode())
 
 
-def per_second(url: str, batches: list[bytes], seconds: float) -> tuple[float, float]:
+def per_second(url: str, batches: list[bytes], seconds: float, allowed: bool | None = True) -> tuple[float, float]:
     """Return the commands per second that one server answers, and how busy its core was."""
-    pipeline = Pipeline(url)
+    pipeline = Pipeline(url, allowed)
     with redis.Redis.from_url(url) as client:
 
         def processor() -> float:

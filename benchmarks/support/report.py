@@ -76,9 +76,14 @@ def machine(url: str, packages: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def run_json(
-    benchmark: str, about: dict[str, Any], options: dict[str, Any], claims: Sequence[Claim], **results: Any
+    benchmark: str,
+    about: dict[str, Any],
+    options: dict[str, Any],
+    claims: Sequence[Claim],
+    targets: Sequence[Claim] = (),
+    **results: Any,
 ) -> dict[str, Any]:
-    """Return a run as JSON data."""
+    """Return a run as JSON data. `claims` are promises. `targets` are aims that may be missed."""
     told = {name: value for name, value in options.items() if name != "out"}
     return {
         "benchmark": benchmark,
@@ -86,6 +91,7 @@ def run_json(
         "machine": about,
         "options": {name: str(value) if isinstance(value, Path) else value for name, value in told.items()},
         "claims": [claim.to_json() for claim in claims],
+        "targets": [target.to_json() for target in targets],
         **results,
     }
 
@@ -114,10 +120,16 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
-def claims_table(claims: Sequence[dict[str, Any]]) -> str:
-    """Return the table of promises and measured values."""
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Return a table in Markdown."""
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *([shown(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def claims_table(claims: Sequence[dict[str, Any]], kind: str = "promise") -> str:
+    """Return the table of promises (or targets) and measured values."""
     rows = [(one["claim"], one["bound"], float(one["measured"]), one["holds"]) for one in claims]
-    return table(("promise", "bound", "measured", "holds"), rows)
+    return table((kind, "bound", "measured", "holds"), rows)
 
 
 def write(run: dict[str, Any], out: Path | None, charts: dict[str, str] | None = None) -> None:

