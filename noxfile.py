@@ -66,3 +66,10 @@ def versions(session: nox.Session, django: str) -> None:
 def ceiling(session: nox.Session) -> None:
     """Test the newest version of each package."""
     _test(session, "--upgrade")
+
+
+@nox.session(default=False)
+def audit(session: nox.Session) -> None:
+    """Look up known vulnerabilities of all installed packages. Fail if PyPI does not answer for one of them."""
+    session.install("-r", "requirements.txt", "pip-audit~=2.10")
+    session.run("pip-audit", "--strict")
