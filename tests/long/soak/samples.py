@@ -80,7 +80,8 @@ class Series:
 
     def heads(self) -> Sequence[str]:
         """Return the heads of the table."""
-        return ("", "start", f"minute {self.reference / 60:g}", "end", f"end ÷ minute {self.reference / 60:g}")
+        reference = f"minute {self.reference / 60:.2g}"
+        return ("", "start", reference, "end", f"end ÷ {reference}")
 
 
 def broken_promises(series: Series, counts: dict[str, Any]) -> list[str]:
