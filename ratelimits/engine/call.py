@@ -22,8 +22,8 @@ from ratelimits.engine.program import Program
 ANY = float("inf")
 #: Length of a bin of usage (15 minutes), in µs.
 _BIN = BIN_SECONDS * MICROSECONDS
-#: The kinds of keys that belong to an account. They are in the account's shard.
-_OWNED = ("user:", "api_key:", "account:")
+#: The kinds of keys that can belong to an account. If such a key belongs to an account, it is in the account's shard.
+_KINDS_OF_ACCOUNTS = ("user:", "api_key:", "account:")
 
 
 class Op(IntEnum):
@@ -37,9 +37,10 @@ class Op(IntEnum):
     CREATE   make states that do not exist yet
     CHANGE   write existing states with the present parameters
     SETTLE   use a receipt: change its charge to the true costs, or refund it
-    RESTORE  let lasting limits whose state may be lost have counted at least their costs
+    RESTORE  raise the counts of lasting limits to their costs, if Redis may have lost the states of these limits
 
-    Only the simulator uses REFUND, CREATE and CHANGE.
+    A lasting limit is a limit whose count is restored from the ledger if Redis has lost its state. Only the simulator
+    uses REFUND, CREATE and CHANGE.
     """
 
     TRY = 1
@@ -74,7 +75,8 @@ class Usage(NamedTuple):
     timezone  the account's time zone. Periods outside of `periods` are calendar months in this time zone
     anchor    a local date and time (ISO) at which one of the account's months starts. If it is None, months start on
               their first day
-    kept      the period that kept its start and end after a change of time zone or anchor; None if there is none
+    kept      the period that kept its start and end after a change of time zone or anchor; None if there is no such
+              period
     """
 
     account: str
@@ -93,11 +95,12 @@ class Receipt:
     A receipt is plain data, so it can be pickled or stored.
 
     nonce    the name of the call that took the permits
+    program  the limits that were charged
     at       the moment of the decision, in µs since 1970 UTC
     bin      start of the bin (15 minutes) in which the request was counted, in seconds since 1970 UTC
     period   start of the billing period in which the request was counted, in seconds since 1970 UTC
     lease    the name of the request's leases. If it is None, the name is the nonce
-    moments  the moment of the decision for each key, if a cluster decided shard by shard
+    moments  the moment of the decision for each key, if a cluster decided shard by shard; otherwise empty
     """
 
     nonce: str
@@ -132,7 +135,7 @@ class Call(NamedTuple):
     whole        true if the whole receipt is refunded
     at_once      true if a request that would have to wait is refused
     receipt_ttl  seconds for which a receipt can be settled or refunded
-    announces    true if the caller waits until a lease is released when a `concurrency` limit has refused
+    announces    true if the caller will wait until a lease is released, in case a `concurrency` limit refuses
     """
 
     program: Program
@@ -174,7 +177,7 @@ def nonce() -> bytes:
 
 def shard(keyspace: Keyspace, key: str, account: str) -> int:
     """Return the shard of a key: the account's shard if the key belongs to an account."""
-    return shard_of(f"account:{account}" if account and key.startswith(_OWNED) else key, keyspace.shards)
+    return shard_of(f"account:{account}" if account and key.startswith(_KINDS_OF_ACCOUNTS) else key, keyspace.shards)
 
 
 def shard_of_usage(keyspace: Keyspace, usage: Usage) -> int:

@@ -15,7 +15,7 @@ class Clock:
     def __init__(self) -> None:
         #: The server's time minus this machine's time.
         self._difference = 0
-        #: The time that the stopped clock shows. All decisions are made at this time. None: the clock runs.
+        #: The time that the stopped clock shows. All decisions are made at this time. If it is None, the clock runs.
         self.frozen: int | None = None
 
     def now(self) -> int:

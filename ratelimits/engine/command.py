@@ -65,7 +65,7 @@ class Command:
         #: In a cluster, the commands that are sent instead of this one, one for each shard. cluster/split.py sets them.
         self.parts: Any = None
         program, usage = call.program, call.usage
-        #: Whether a lasting limit of this command was not decided yet in this run of the server.
+        #: Whether the call has a lasting limit, and this command was not decided yet in this run of the server.
         self.is_first = program.lasts and call.op is Op.TRY
         self._cached = _NEVER_VALID
         shards = [shard(keyspace, key, call.account) for key in call.keys]
@@ -131,15 +131,16 @@ class Command:
         if self._layout is not None:
             fields.insert(0, self._layout)
         # Do not cache the bytes of a call that has a moment or a receipt: no other call has the same bytes.
-        around = _around if moment is None and receipt is None else _around.__wrapped__
-        before = around(packed.program, f"{call.version or 0} {run}", request, call.costs)
+        make_middle = _middle if moment is None and receipt is None else _middle.__wrapped__
+        middle = make_middle(packed.program, f"{call.version or 0} {run}", request, call.costs)
         if clock.frozen is not None or is_first:
-            start = end = now  # The next call may have another moment, or is not the first one.
-        return run, start, end, before + bulks(*fields)
+            # Use these bytes only for this call. The next call may have another moment, and it is not the first call.
+            start = end = now
+        return run, start, end, middle + bulks(*fields)
 
 
 @lru_cache(maxsize=1024)
-def _around(program: bytes, head: str, request: tuple[float, ...], costs: tuple[int, ...]) -> bytes:
+def _middle(program: bytes, head: str, request: tuple[float, ...], costs: tuple[int, ...]) -> bytes:
     """Return the bytes of a command between the nonce and the names of counters.
 
     These bytes are the same for all calls of one kind, so they are cached.
@@ -147,17 +148,18 @@ def _around(program: bytes, head: str, request: tuple[float, ...], costs: tuple[
     return bulks(head.encode(), struct.pack(f"<{len(request) + len(costs)}d", *request, *costs), program)
 
 
-def _assembled(call: Call, heads: int, others: int) -> Assembled:
+def _assembled(call: Call, heads: int, keys_without_state: int) -> Assembled:
     """Return the deciding script for a call.
 
-    `heads` is the number of shards, and `others` is the number of its Redis keys that are not states.
+    `heads` is the number of heads. `keys_without_state` is the number of the call's Redis keys that are not states: the
+    heads, `open` and the receipt.
     """
     program, usage = call.program, call.usage
     packed = program.packed_states
 
     def number(state: int) -> int:
-        """Return the number of a state's key among KEYS."""
-        return state + (others if state > packed else heads) if state else 0
+        """Return the number of a state's key among KEYS. If there is no state (0), return 0."""
+        return state + (keys_without_state if state > packed else heads) if state else 0
 
     shape = Shape(
         call.op.name.lower(),

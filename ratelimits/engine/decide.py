@@ -48,7 +48,7 @@ def parse_reply(call: Call, packed: bytes, name: bytes) -> Decision | None:
 
 
 def decide_call(server: Server, call: Call, command: Command | None = None) -> Decision:
-    """Decide a call. `command` is the prepared command of the call; None if there is none.
+    """Decide a call. `command` is the prepared command of the call. If it is None, make a command.
 
     Raise the errors of `parse_reply` and of `Wire.call`.
     """

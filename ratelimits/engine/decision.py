@@ -76,7 +76,7 @@ class Decision:
         # 7  the moment of the decision
         # 8  the moment at which the script counted the request
         # From 9 on: for each limit, whether it admits the request (1 or 0), its remaining and its reset_after.
-        # On a cluster, then: for each key, the moment of the decision in the key's shard.
+        # On a cluster the next numbers are, for each key, the moment of the decision in the key's shard.
         self.call = call
         self.reply = reply
         self._nonce = nonce
@@ -107,7 +107,7 @@ class Decision:
             reply[7],
             *counted[:2],
             call.lease,
-            # The moment of each key, if a cluster decided shard by shard. Otherwise nothing.
+            # The moment of each key, if a cluster decided shard by shard. Otherwise this tuple is empty.
             tuple(reply[9 + 3 * len(call.program.terms) :]),
         )
 
@@ -175,23 +175,23 @@ class Decision:
 
 
 def refusal_if_blocked(call: Call, now: int) -> Decision | None:
-    """Return the refusal of a call that has a limit with capacity 0; None if the call has no such limit.
+    """Return the refusal of a call that has a limit with capacity 0. Return None if the call has no such limit.
 
-    Redis is not asked. So the other limits have no known results: write `remaining` 0 for them. `now` is in
-    µs since 1970 UTC.
+    Do not ask Redis. So the results of the other limits are not known: write `remaining` 0 for them. `now` is in µs
+    since 1970 UTC.
     """
     for number, term in enumerate(call.program.terms, 1):
         if term.mode is Mode.ENFORCE and call.costs[term.slot] > 0 and term.algorithm.admits_nothing:
-            standings = (value for other in call.program.terms for value in (other is not term, 0, 0))
+            standings = (value for each in call.program.terms for value in (each is not term, 0, 0))
             decided, allowed, remaining, never, reset_after, wait = 1, 0, 0, -1, 0, 0
             return Decision(call, (decided, allowed, number, remaining, never, reset_after, wait, now, now, *standings))
     return None
 
 
 def handed_over(call: Call, lease: bytes) -> Decision:
-    """Return the decision on a call to which the script has given the lease with this name, after it was refused.
+    """Return the decision for a caller that was refused, waited, and then got the lease with this name.
 
-    The call has only this limit, and its cost is 1.
+    The call has one limit, the limit of the lease, and its cost is 1.
     """
     # lua/algorithms/concurrency.lua makes the name: "moment~number".
     at = int(lease.partition(b"~")[0])

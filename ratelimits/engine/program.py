@@ -28,9 +28,9 @@ class Term:
     slot      position of the cost in the call's `costs`
     rule      id of the rule; 0 if the limit does not come from a rule
     version   version of the rule
-    since     moment from which the limit's parameters hold, in µs since 1970 UTC; 0: the moment of the decision
-    max_wait  longest wait in µs; -1: the request's timeout
-    lasting   when the state is restored before it is used
+    since     moment from which the limit's parameters hold, in µs since 1970 UTC; 0 means the moment of the decision
+    max_wait  longest wait in µs; -1 means the request's timeout
+    lasting   in which cases the state is restored from the ledger before it is used
     """
 
     algorithm: Algorithm
@@ -120,7 +120,7 @@ class Program:
 
     @cached_property
     def lasts(self) -> bool:
-        """Return whether a term is restored if Redis has lost its state."""
+        """Return whether at least one term is restored if Redis has lost its state."""
         return any(term.lasting for term in self.terms)
 
     @cached_property

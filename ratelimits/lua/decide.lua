@@ -12,6 +12,22 @@
 -- the server with which the shard was last used.
 -- The state of a limit is stored in one of two ways: as a record in a packed state, a string that several limits of a
 -- key share; or in Redis keys that belong to this limit alone, its own keys.
+-- A lasting limit is a limit whose count is restored from the ledger if Redis has lost its state.
+--
+-- Fields of a limit `l` that this file and the algorithms' files share. Times are in µs:
+--   last         moment of the last charge; nil if there is no state
+--   shift        if the clock has stepped back by more than CLOCK_BACK: by how much the times of the state move back
+--   starts_anew  true if the stored state is of no use any more: then the limit starts like a new one
+--   stale        true if the params do not hold at this moment
+--   ok, wait, retry   whether the limit admits the request; how long the request waits; retry_after of a refusal
+--   undone       true if a refund or release has changed the state
+--   written      true if the state must be written. Then `last` becomes the moment of the decision
+--   must_keep    true if the state must be written, but `last` stays as it is
+--   has_record   true if the packed state has a record with the limit's name
+--   removed      true if this record must be removed
+--   life         how long the state is needed after the decision
+--   expiry       the moment until which Redis keeps the state, in seconds
+--   self         the table with the limit's fields, to pass to a function
 --
 -- KEYS     1. the heads of all shards of this request, the account's shard first
 --          2. the packed states
@@ -21,12 +37,14 @@
 --          6. the further own keys
 -- ARGV[1]  nonce: unique for each call
 -- ARGV[2]  the head that the caller expects, "<version of the rules> <run>"
--- ARGV[3]  request, '<d…': now (µs; -1: use the server's clock); timeout (µs; -1: any); start and end of the time for
---          which ARGV is valid (µs); the moment at which a settled receipt was charged (µs; 0: unknown); the receipt's
---          time to live (ms); a sum: 1 newer rules make the call stale; 2 the caller has not yet decided these limits
---          in this run, so look for lasting limits with older data. Then the costs: first one for each meter, then further costs of limits, if there are any.
---          The position of a cost in this list is its slot, from 1. If a receipt is settled and less was used than
---          charged, a cost is negative
+-- ARGV[3]  request, '<d…': now (µs; -1: use the server's clock); timeout (µs; -1: accept any wait); start and end of
+--          the span for which ARGV is valid (µs); the moment at which a settled receipt was charged (µs; 0: unknown);
+--          the receipt's time to live (ms); `marks`. `marks` is the sum of two numbers: 1 if newer rules make the call
+--          stale, and 2 if the caller has not yet decided these limits in this run. With 2 the script also checks
+--          lasting limits that have a state, because Redis may have lost a newer state.
+--          Then the costs: first one for each meter, then further costs of limits, if there are any. The position of a
+--          cost in this list is its slot, from 1. If a receipt is settled and less was used than charged, a cost is
+--          negative
 -- ARGV[4]  program: for each limit its name (crc32), its longest wait if it has one (µs), and its params. Then for each
 --          limit '<dI4I4': the moment from which the params hold (µs; 0: now), rule, version
 -- ARGV[5…] for each meter the name of the counter of an admitted request,
@@ -51,7 +69,7 @@ end
 if now < valid_from or now >= valid_until then return write_struct('<i8i8', -2, now) end
 --: do limits
 --: if stored
-local got = call('MGET', ${mget})
+local got = call('MGET', ${mget}) -- the heads of the shards, then the packed states
 --: end
 
 -- 1. Compare the heads of all shards with the expected head. Read all of them before anything is written: if a shard
@@ -74,6 +92,7 @@ if l.last and l.last > at and l.last <= now + CLOCK_BACK then at = l.last end
 --: do start
 l.shift = 0
 if l.last then
+  -- The clock has stepped back by more than CLOCK_BACK. The times of the state move back by the difference.
   if l.last > at then l.shift, l.last = l.last - at, at end
 --: if settle
 --: do stored_params
@@ -187,6 +206,7 @@ if l.written then l.last = at end
 if l.written or l.must_keep then
 --: do store
   l.written = true
+  -- Round up to whole seconds, and add one second.
   local needed_until = at + (l.life > CLOCK_BACK and l.life or CLOCK_BACK)
   needed_until = (needed_until - needed_until % 1e6) / 1e6 + (needed_until % 1e6 > 0 and 2 or 1)
   l.expiry = needed_until < 4294967295 and needed_until or 4294967295

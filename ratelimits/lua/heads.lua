@@ -3,16 +3,17 @@ local run -- the run of the server, once it is known
 
 -- Returns functions for the batches of usage.
 --@rarely
-local function ledger()
---: do ledger
+local function batch_functions()
+--: do batch_functions
   return {server_run = server_run, seal = batch_seal, count_new = usage_new}
 end
 
--- Stores the caller's version and the server's run in the heads that differ. Returns the newest version if the caller's
--- rules are too old; then changes nothing. A head is "<version of the rules> <run>".
+-- Stores the caller's version and the server's run in the heads that differ. But if the caller's rules are too old,
+-- changes nothing and returns the newest version. `versioned` says whether newer rules make the call stale.
+-- A head is "<version of the rules> <run>".
 --@rarely
 local function update_heads(got, now, versioned)
-  local ledger = ledger()
+  local batches = batch_functions()
   local expected_version, expected_run = string.match(ARGV[2], '^(%d+) (.*)$')
   local new_versions, new_runs, asked_server = {}, {}, false
   run = expected_run
@@ -27,7 +28,7 @@ local function update_heads(got, now, versioned)
 --: if not virtual
       if stored_run ~= run and not asked_server then
         -- The caller asked for the run when it connected. While the connection stays open, the run can change.
-        run, asked_server = ledger.server_run(), true
+        run, asked_server = batches.server_run(), true
       end
 --: end
       if tonumber(expected_version) > stored_version or stored_run ~= run then
@@ -38,7 +39,7 @@ local function update_heads(got, now, versioned)
   end
   for i, version in pairs(new_versions) do
     -- Seal the open batch of an earlier run. If that run has lost counts, they were all in this batch.
-    if new_runs[i] then ledger.seal(string.sub(KEYS[i], 1, -1 - #'${head}'), now, run, ARGV[1]) end
+    if new_runs[i] then batches.seal(string.sub(KEYS[i], 1, -1 - #'${head}'), now, run, ARGV[1]) end
     call('SET', KEYS[i], string.format('%.0f', version) .. ' ' .. run)
   end
 end

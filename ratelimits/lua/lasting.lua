@@ -1,13 +1,13 @@
--- Finds out whether Redis has lost the state of a lasting limit.
+-- Finds out whether Redis has lost the state of a lasting limit. Such a state is restored from the ledger.
 
 local data_since -- the time (µs) since which the states of limits are known not to be older than this run
 
--- Returns whether the state of a lasting limit must be restored: there is no state although the limit needs one, or Redis
--- may have lost what the limit has counted in its window. That is so if the shard's data is younger than the window, and
--- the state does not exist or is older than the data. `meta` says how old the data is: it begins when a lasting limit is
--- decided for the first time in a run, or after all keys were deleted.
--- `needs_state` says whether the limit needs a state, `last` is the moment of its last charge (nil: there is no state),
--- `start` is the start of its window.
+-- Returns whether the state of a lasting limit must be restored. It must be restored in two cases:
+--   1. There is no state, and `needs_state` is true.
+--   2. Redis may have lost what the limit has counted in its window. This is so if the shard's data begins after the
+--      start of the window, and the state does not exist or is older than the data. The data begins when a lasting limit
+--      is decided for the first time in a run, or after all keys were deleted. `meta` has this time as `data_since`.
+-- `last` is the moment of the limit's last charge (nil: there is no state), `start` is the start of its window.
 local function is_lost(needs_state, last, start, now)
   if not data_since then
     local meta, run = string.sub(KEYS[1], 1, -1 - #'${head}') .. '${meta}', run or string.match(ARGV[2], ' (.*)$')

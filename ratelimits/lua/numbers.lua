@@ -27,8 +27,8 @@ local function muldiv(a, b, n)
   return quotient, rest
 end
 
--- Returns how many intervals of the length q + r/n fit into whole + part/(n*m). Estimates the number with doubles,
--- then corrects it exactly.
+-- Returns how many intervals of the length q + r/n fit into whole + part/(n*m). Returns 0 if `whole` is negative.
+-- Estimates the number with doubles, then corrects it exactly.
 local function intervals(whole, part, q, r, n, m)
   if whole < 0 then return 0 end
   if r == 0 then return (whole - whole % q) / q end
@@ -119,8 +119,8 @@ local function exact_numbers()
       part = (whole - math.floor(whole)) * base
       whole, a, b = math.floor(whole), 1, 1
     end
-    local out, left = muldiv(whole, a, b)
-    -- The rest of the result, left/b + part*a/(base*b), is not in `out` yet.
+    local out, remainder = muldiv(whole, a, b)
+    -- The rest of the result, remainder/b + part*a/(base*b), is not in `out` yet.
     local function reduce(x, y)
       common = gcd(x, y)
       return x / common, y / common
@@ -129,19 +129,20 @@ local function exact_numbers()
     part, base = reduce(part, base)
     upper, base = reduce(upper, base)
     part, lower = reduce(part, lower)
-    left, b = reduce(left, b)
-    local top, bottom = left / b + part / base * upper / lower, 1
+    remainder, b = reduce(remainder, b)
+    local top, bottom = remainder / b + part / base * upper / lower, 1
     if base * lower < 9007199254740992 then
       local more, rest = muldiv(part, upper, base * lower)
       common = gcd(b, base * lower)
       if b / common * base * lower < 9007199254740992 then
         bottom = b / common * base * lower
-        top = left * (bottom / b) + rest * (b / common)
+        top = remainder * (bottom / b) + rest * (b / common)
         out = out + more
       end
     end
-    local over = bottom == 1 and top - math.floor(top) or top % bottom
-    out, top = out + (top - over) / bottom, over
+    -- The rest is top/bottom now. Add its whole part to the result.
+    local fraction = bottom == 1 and top - math.floor(top) or top % bottom
+    out, top = out + (top - fraction) / bottom, fraction
     if bottom > 1 then
       top, bottom = reduce(top, bottom)
       local m = bottom / gcd(bottom, n)

@@ -36,7 +36,7 @@ local function rewrite(raw, names, records, now)
     elseif record then
       keep(record, struct.unpack('<I4', record, 8))
     end
-    records[name] = false
+    records[name] = false -- this name is done: the loop below does not append its record
     pos = pos + 11 + size
   end
   for _, name in ipairs(names) do

@@ -3,12 +3,13 @@
 -- Returns the moment from which the limit's params hold: not before the last charge, and not after the decision.
 --@rarely
 local function moment_of_change(number, last, at)
-  local since = struct.unpack('<d', ARGV[4], rules_at + 16 * number)
-  if since == 0 or since > at then return at end
-  return since > last and since or last
+  local holds_from = struct.unpack('<d', ARGV[4], rules_at + 16 * number)
+  if holds_from == 0 or holds_from > at then return at end
+  return holds_from > last and holds_from or last
 end
 
--- Returns the name of a counter that names the rule of a limit. `counter` is that of an admitted request.
+-- Returns the name of a counter of another kind, for the rule of the limit with this number. The kind is 'd' for denied
+-- requests, and 's' for requests that a shadow rule would have refused. `counter` is the counter of admitted requests.
 local function counter_of_rule(kind, counter, number)
   local _, rule, version = struct.unpack('<dI4I4', ARGV[4], rules_at + 16 * number)
   local where, who = string.match(counter, '^a(|%d+|%d+|[^|]*|)%d+|%d+(|.*)$')

@@ -17,8 +17,8 @@ from ratelimits.engine.assemble.shape import LimitShape, Shape
 
 __all__ = ["Assembled", "LimitShape", "Shape", "assembled"]
 
-#: A Lua function has at most 200 local variables. If a script would have more than this number, the fields of its
-#: limits are in tables instead.
+#: A Lua function has at most 200 local variables. If a script would have more than this number of local variables, the
+#: fields of its limits are in tables instead. The number is below 200 because ScriptText.locals is approximate.
 _MAX_LOCALS = 175
 #: A call with more limits uses the general script.
 _MAX_LIMITS = 16
@@ -28,7 +28,7 @@ _MAX_SCRIPTS = 256
 
 
 class Assembled(NamedTuple):
-    """A script, and the layout of the call if the script is the general one; otherwise None."""
+    """A script, and the layout of the call. Only the general script needs a layout. For other scripts it is None."""
 
     script: scripts.Script
     layout: bytes | None
@@ -40,7 +40,7 @@ def assembled(shape: Shape) -> Assembled:
     if len(shape.limits) > _MAX_LIMITS or assembled.cache_info().currsize >= _MAX_SCRIPTS:
         return Assembled(general_script(shape), layout(shape))
     text = ScriptText(shape, in_tables=False)
-    lua = text.whole()
+    lua = text.full_text()
     if text.locals > _MAX_LOCALS:
-        lua = ScriptText(shape, in_tables=True).whole()
+        lua = ScriptText(shape, in_tables=True).full_text()
     return Assembled(scripts.script(lua), None)

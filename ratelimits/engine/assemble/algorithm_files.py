@@ -14,7 +14,7 @@ _SIZES = re.compile(r"[iI](\d+)|d")
 _FUNCTION = re.compile(r"^function (\w+)\.(\w+)\(.*?\)\n(.*?)^end\n", re.MULTILINE | re.DOTALL)
 _PARAMS = re.compile(r"^--@params (\S+) (.*)$", re.MULTILINE)
 _RECORD = re.compile(r"^--@record (\w+) ([^|\n]*)(?:\| (.*))?$", re.MULTILINE)
-#: Lines that are no part of a script: the table of the functions, and the directives.
+#: Lines that are not copied into a script: the line that creates the table of the functions, and the directives.
 _LEFT_OUT = re.compile(r"local \w+ = \{\}$|--@(?!rarely)")
 
 
@@ -22,9 +22,9 @@ _LEFT_OUT = re.compile(r"local \w+ = \{\}$|--@(?!rarely)")
 class RecordForm:
     """A form of a record.
 
-    format  the struct format of the payload. "c#" at its end stands for bytes of any number
+    format  the struct format of the payload. "c#" at its end stands for any number of bytes
     names   the fields in the payload, in order
-    fixed   fields that are not in the payload, with their values
+    fixed   the fields that are not in the payload. In this form, such a field always has the value that is given here
     size    size of the payload in bytes, without the bytes of "c#"
     """
 
@@ -53,6 +53,8 @@ class AlgorithmFile:
     functions the file's local functions, which its sections call
     shared    the fields of a limit that these functions use
     sections  the bodies of the functions that are inserted into the script
+    params    the names of the params, by the id of the algorithm. "*" stands for all algorithms of the file
+    forms     the forms of the record, by name
     """
 
     name: str
@@ -63,11 +65,14 @@ class AlgorithmFile:
     forms: dict[str, RecordForm]
 
     def params_of(self, algorithm: type[Algorithm]) -> tuple[str, ...]:
-        """Return the names of all params of an algorithm; "-" for a param that the script does not need."""
+        """Return the names of all params of an algorithm. A param that the script does not need has the name "-"."""
         return self.params.get(algorithm.id) or self.params["*"]
 
     def form(self, name: str) -> RecordForm:
-        """Return a form of a record. The name may end with a size in bytes, for the part with the format "c#"."""
+        """Return the form with this name.
+
+        If the form ends with "c#", the name may end with a colon and a number of bytes. Then this number replaces "#".
+        """
         name, _colon, size = name.partition(":")
         form = self.forms[name]
         if not size:
@@ -75,7 +80,7 @@ class AlgorithmFile:
         return replace(form, format=form.format.replace("c#", f"c{size}"), size=form.size + int(size))
 
     def section(self, name: str) -> str:
-        """Return the body of a function; "" if the file does not have it."""
+        """Return the body of a function. Return "" if the file does not have this function."""
         if name == "release_or_refund":
             name = "release" if "release" in self.sections else "refund"
         return self.sections.get(name, "")
@@ -137,6 +142,6 @@ def algorithm_file(algorithm: type[Algorithm]) -> AlgorithmFile:
 
 
 def params_of(algorithm: type[Algorithm], params: Params) -> Params:
-    """Return the params that the script gets, out of all params of a limit."""
+    """Return those params of a limit that the script gets."""
     names = algorithm_file(algorithm).params_of(algorithm)
     return tuple(value for name, value in zip(names, params, strict=True) if name != "-")

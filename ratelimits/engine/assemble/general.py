@@ -1,10 +1,10 @@
-"""Make the text of a general script: for calls with very many limits, or if there are many other scripts already.
+"""Make the text of a general script. Calls with very many limits use it, and calls of new shapes after many others.
 
 It decides like the script of a shape, and it is made from the same template and the same files. But the limits are in a
 list, and each part is in a loop over this list. So one script is enough for all limits. It needs one more argument, the
 *layout* of the call: '<I2I2I2', the numbers of heads and of meters, and the number of the key `open`. Then for each
 limit '<BBI2I2B': algorithm, slot of its cost, number of the key with its record, number of its first own key (0: none),
-and a sum: 1 for a shadow limit, 2 if the limit has its own longest wait, 4 or 8 for a lasting limit.
+and a sum: 1 for a shadow limit, 2 if the limit has its own longest wait, 4 * LimitShape.lasting.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def layout(shape: Shape) -> bytes:
 
 
 def general_shape(shape: Shape) -> Shape:
-    """Return a shape with only those parts that the general script has not in its layout."""
+    """Return the shape without the parts that are in the layout, so that many shapes share one general script."""
     return shape._replace(
         limits=(), heads=min(shape.heads, 1), costs=0, meters=min(shape.meters, 1), open_key=0, general=True
     )
@@ -45,7 +45,7 @@ def _files() -> dict[str, AlgorithmFile]:
 
 
 class AnyLimit(LimitText):
-    """The limit of the present turn of a loop. Its fields are in the table `l`."""
+    """A limit inside a loop over all limits of the call. Its fields are in the table `l`."""
 
     def __init__(self, call: Shape) -> None:
         lease = "ARGV[6 + meter_count]" if call.lease else "ARGV[1]"
@@ -205,4 +205,4 @@ class GeneralText(ScriptText):
 
 def general_script(shape: Shape) -> scripts.Script:
     """Return the general script for calls of this shape."""
-    return scripts.script(GeneralText(general_shape(shape)).whole())
+    return scripts.script(GeneralText(general_shape(shape)).full_text())

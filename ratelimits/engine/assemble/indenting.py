@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-#: Strings and comments, whose words do not count.
+#: Strings and comments. Words in them do not open or close a block.
 _IGNORED = re.compile(r"'[^'\n]*'|--.*")
 _OPENS = re.compile(r"\b(?:function|do|then|else|repeat)\b|[({]")
 _CLOSES = re.compile(r"\b(?:end|until|elseif|else)\b|[)}]")
@@ -22,7 +22,7 @@ def indented(source: str) -> str:
         text = line.strip()
         code = _IGNORED.sub("", text).strip()
         first = _FIRST.match(code)
-        here = depth - len(_CLOSES.findall(first[0] if first else "")) + bool(_CONTINUES.match(code))
-        out.append("  " * here + text)
+        indent = depth - len(_CLOSES.findall(first[0] if first else "")) + bool(_CONTINUES.match(code))
+        out.append("  " * indent + text)
         depth += len(_OPENS.findall(code)) - len(_CLOSES.findall(code))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(out)) + "\n"

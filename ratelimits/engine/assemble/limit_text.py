@@ -20,11 +20,11 @@ class LimitText:
         self.file: AlgorithmFile = algorithm_file(shape.algorithm)
         #: Whether the fields are in a table. Otherwise they are local variables.
         self.in_table = in_table
-        #: The table of the limit, if there is one all the time.
+        #: The name of the limit's table, if its fields are in a table.
         self.table = f"l_{number}"
         self.params = tuple(name for name in self.file.params_of(shape.algorithm) if name != "-")
         timeout = "0" if call.at_once else self.name("timeout") if shape.waits else "timeout"
-        #: When the state is restored: a number, or a field that has this number.
+        #: LimitShape.lasting of this limit: as a number, or as the name of a Lua field that has this number.
         self.lasting = str(shape.lasting)
         #: Fields with a known value.
         self.known = {
@@ -67,8 +67,9 @@ class LimitText:
     def lines(self, section: str) -> Iterator[str]:
         """Yield the lines of a section of the algorithm.
 
-        If a line passes the limit itself (`l.self`) to a function, the fields are put into a table for this time. The
-        comments with "--table" and "--fields" are replaced when all fields are known.
+        A line may pass the limit itself to a function, as `l.self`. If the fields are local variables, the script puts
+        them into a table before such a line, and reads them from the table after it. The comments "--table" and
+        "--fields" stand for these two steps until all fields are known. `filled` replaces the comments.
         """
         text = self.section(section).rstrip("\n")
         if "l.self" not in text:
@@ -89,7 +90,7 @@ class LimitText:
         return [name for name in self.used if name not in {"name", "cost", "timeout", *self.params}]
 
     def filled(self, line: str) -> str:
-        """Return the Lua text for a line that was kept until all fields of the limit are known."""
+        """Return the Lua text that replaces a comment "--locals", "--table" or "--fields". All fields must be known."""
         if line.startswith("--locals"):
             return f"local {', '.join(map(self.name, self.declared()))}"
         shared = self.file.shared
@@ -101,5 +102,5 @@ class LimitText:
         return f"local self = {{{', '.join(dict.fromkeys(values))}}}"
 
     def section(self, name: str) -> str:
-        """Return the Lua text of a section of the algorithm; "" if the algorithm does not have it."""
+        """Return the Lua text of a section of the algorithm. Return "" if the algorithm does not have this section."""
         return self.file.section(name)

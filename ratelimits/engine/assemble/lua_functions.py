@@ -1,4 +1,4 @@
-"""Divide the functions of a Lua file: those that most calls need, and those that are needed rarely.
+"""Divide the functions of a Lua file into two groups: functions that most calls need, and functions needed rarely.
 
 A script defines its functions again at each call, which takes about 60 ns for each of them. So the functions with the
 line "--@rarely" are inside of one function, `rarely`, and a script calls them as `rarely().name(…)`.
@@ -62,7 +62,7 @@ def rarely(functions: Sequence[LuaFunction]) -> Iterator[str]:
 
 
 def without_unused(script: str, functions: Sequence[LuaFunction]) -> str:
-    """Return a script without those of the given functions that nothing calls."""
+    """Return a script without those of the given functions that the script never calls."""
     for name, text in reversed(functions):
         call = re.compile(rf"\b{name}\(")
         if text in script and len(call.findall(script)) == len(call.findall(text)):

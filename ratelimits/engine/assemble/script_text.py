@@ -20,7 +20,8 @@ class ScriptText(StateLines):
         super().__init__(shape, in_tables=in_tables)
         self.files = {limit.file.name: limit.file for limit in self.limits}
         self.values = self._values()
-        #: The functions of files that all algorithms share. A script without calls of such a function leaves it out.
+        #: The functions of those Lua files that do not belong to one algorithm. A script contains only those of these
+        #: functions that it calls.
         self.functions_of_files: list[LuaFunction] = []
 
     def _values(self) -> dict[str, str]:
@@ -51,7 +52,7 @@ class ScriptText(StateLines):
             if word == "do":
                 yield from self.do(argument, limit)
                 continue
-            block, other, number = _block(lines, number)
+            block, else_block, number = _block(lines, number)
             if word == "for":
                 yield from self.for_limits(block)
             elif argument == "limit enforced":
@@ -60,7 +61,7 @@ class ScriptText(StateLines):
             elif self.holds(argument):
                 yield from self.expand(block, limit)
             else:
-                yield from self.expand(other, limit)
+                yield from self.expand(else_block, limit)
 
     def bound(self, text: str, limit: LimitText | None) -> str:
         return limit.bind(text) if limit is not None else text
@@ -145,7 +146,7 @@ class ScriptText(StateLines):
         if self.flags["lasting"] and self.flags["heads"]:
             yield from self.expand(scripts.text("lasting").splitlines())
 
-    def do_ledger(self) -> Iterator[str]:
+    def do_batch_functions(self) -> Iterator[str]:
         for name in ("run", "batch", "usage_new"):
             yield from scripts.text(name).splitlines()
 
@@ -204,14 +205,14 @@ class ScriptText(StateLines):
         yield from self.counted(open_key)
 
     def settled(self, open_key: str, counter: str, cost: str) -> str:
-        """Return the expression that counts a settled cost, and gives the number of new counters."""
+        """Return the Lua expression that counts a settled cost. Its value is the number of new counters."""
         kind = "'r'" if self.shape.whole else f"({cost} < 0 and 'r' or 'a')"
         return f"usage_add({open_key}, {kind} .. string.sub({counter}, 2), math.abs({cost}), {int(self.shape.whole)})"
 
     def counted(self, open_key: str) -> Iterator[str]:
-        """Yield the lines that follow the counting."""
+        """Yield the lines that follow the counting: if there are new counters, the batch may be new or full."""
         run = "run or string.match(ARGV[2], ' (.*)$')"
-        yield f"if new > 0 then rarely().ledger().count_new({open_key}, ARGV[1], {run}, now, new) end"
+        yield f"if new > 0 then rarely().batch_functions().count_new({open_key}, ARGV[1], {run}, now, new) end"
 
     def do_reply(self) -> Iterator[str]:
         values = "1, allowed and 1 or 0, binding, remaining, retry, reset, allowed and wait or 0, at, now"
@@ -219,7 +220,7 @@ class ScriptText(StateLines):
             values += limit.bind(", l.ok and 1 or 0, l.remaining, l.reset")
         yield f"return write_struct('<{'i8' * (9 + 3 * len(self.limits))}', {values})"
 
-    def whole(self) -> str:
+    def full_text(self) -> str:
         """Return the text of the script."""
         lines = list(self.expand(scripts.text("decide").splitlines()))
         for place, line in enumerate(lines):

@@ -34,7 +34,7 @@ def read(*names: str) -> Script:
 
 
 def text(name: str, key_parts: Mapping[str, str] = SHARD_KEYS) -> str:
-    """Return a file of ratelimits/lua, with each "${name}" replaced by `key_parts[name]`, if it is there."""
+    """Return the text of a file of ratelimits/lua. Replace its placeholders as `filled` does."""
     return filled(_file(name), key_parts)
 
 
@@ -44,7 +44,7 @@ def _file(name: str) -> str:
 
 
 def filled(source: str, parts: Mapping[str, str]) -> str:
-    """Return a text with each "${name}" replaced by `parts[name]`, if it is there."""
+    """Replace each "${name}" in a text by `parts[name]`. Leave placeholders whose names are not in `parts`."""
     if "${" not in source:
         return source
     return _PLACEHOLDER.sub(lambda found: parts.get(found[1], found[0]), source)

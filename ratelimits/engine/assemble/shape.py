@@ -10,12 +10,13 @@ from ratelimits.algorithms.base import Algorithm
 class LimitShape(NamedTuple):
     """What a script knows about one limit. Numbers of KEYS begin at 1.
 
-    form       the name of the record's form; "" if the size of the record varies
+    form       the name of the usual form of the limit's record; "" if there is no usual form
     slot       the position of the cost, from 1
     state_key  the number of the Redis key with the limit's record
     own_key    the number of the limit's first own key; 0 if it has none
     waits      whether the limit has its own longest wait
-    lasting    1 if the state is restored when Redis may have lost it; 2 if also when there is no state; otherwise 0
+    lasting    when the state is restored from the ledger. 0: never. 1: if Redis may have lost counts of this limit.
+               2: in the case of 1, and if there is no state
     """
 
     algorithm: type[Algorithm]
@@ -79,5 +80,8 @@ def flags(shape: Shape) -> dict[str, bool]:
 
 
 def renews(shape: Shape) -> bool:
-    """Return whether a reset writes a new state: without one, a lasting limit would be restored."""
+    """Return whether the call is a reset that writes new states.
+
+    A lasting limit needs a new state: without a state, the next decision would restore the old count from the ledger.
+    """
     return shape.op == "reset" and (shape.general or any(limit.lasting for limit in shape.limits))

@@ -7,16 +7,19 @@ from collections.abc import Iterator, Sequence
 from ratelimits.engine.assemble.limit_text import LimitText
 from ratelimits.engine.assemble.shape import Shape, flags, renews
 
-#: The most values that are read or written by one call of struct. A Lua function has at most 250 registers.
-_MOST_VALUES = 180
+#: Maximum number of values that one call of struct reads or writes. A Lua function has at most 250 registers.
+_MAX_VALUES = 180
 
 
 def common_form(limits: Sequence[LimitText]) -> tuple[str, int] | None:
-    """Return format and size of a packed state that contains only these limits; None if there is no such form."""
+    """Return format and size of a packed state with one record for each of these limits, in their usual forms.
+
+    Return None if a limit has no usual form, or if the state has more values than one call of struct can read.
+    """
     if not all(limit.shape.form for limit in limits):
         return None
     records = [limit.form for limit in limits]
-    if sum(4 + len(record.names) for record in records) > _MOST_VALUES:
+    if sum(4 + len(record.names) for record in records) > _MAX_VALUES:
         return None
     form = "<I4" + "".join(f"I4BI2I4{record.format}" for record in records)
     return form, 4 + sum(11 + record.size for record in records)
@@ -158,7 +161,10 @@ class StateLines:
 
     @property
     def moment(self) -> str:
-        """Return the moment until which expired records are left out."""
+        """Return the Lua name of the moment. Records that have expired at this moment are left out.
+
+        If the clock is virtual, the moment is -1, so no record is left out.
+        """
         return "-1" if self.shape.virtual else "now"
 
     def new_record(self, limit: LimitText) -> Iterator[str]:

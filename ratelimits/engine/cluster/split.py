@@ -106,8 +106,8 @@ def _split(keyspace: Keyspace, call: Call) -> list[ShardPart]:
 def steps(whole_command: Command, name: bytes) -> Sending:
     """Yield the commands for a call in several shards. Return a reply as if one shard had decided the call.
 
-    The caller throws an error into this generator if a command fails. Then give back the permits that were taken
-    before, and raise the error again.
+    If a command fails, the caller throws its error into this generator. The generator then gives back the permits that
+    were taken before, and raises the error again.
     """
     if whole_command.call.op is Op.TRY:
         return _try(whole_command, name)
@@ -239,9 +239,12 @@ def _undo(call: Call, terms: tuple[Term, ...], at: int, name: str) -> Call:
     )
 
 
-def _peek(whole_command: Command, replies: Replies, refused_at: int) -> Generator[Sent, bytes, None]:
-    """Yield peeks at the shards after the shard that refused. If a peek fails, the request is still refused."""
-    for number, part in enumerate(parts(whole_command)[refused_at + 1 :], refused_at + 1):
+def _peek(whole_command: Command, replies: Replies, refusing: int) -> Generator[Sent, bytes, None]:
+    """Yield peeks at the parts after the part with the number `refusing`, which has refused the request.
+
+    If a peek fails, the request is still refused.
+    """
+    for number, part in enumerate(parts(whole_command)[refusing + 1 :], refusing + 1):
         if not part.limits:
             continue
         peek = Command(whole_command.keyspace, part.command.call._replace(op=Op.PEEK, usage=None))

@@ -161,7 +161,11 @@ class ClusterWire(Wire):
 
     @contextmanager
     def _asking(self, address: Address) -> Iterator[_Node]:
-        """Yield the node at `address`. If it fails, forget the owners of all slots; the next call asks for them."""
+        """Yield the node at `address`, and handle the errors of a call to this node.
+
+        If the node does not answer, or cannot answer for the slot now, raise an error that names the node, and forget
+        the owners of all slots. The next call then asks for the owners. Raise all other errors unchanged.
+        """
         node = self._node(address)
         if not node.breaker.closed:
             raise NodeNotSent(f"{_named(address)} did not answer just now")

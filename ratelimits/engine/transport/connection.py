@@ -55,7 +55,7 @@ def refuses_writes(error: ResponseError) -> bool:
 
     If so, the caller closes the connection: another server may be the primary now.
     """
-    # In Redis 6.2 the error of a script contains this text.
+    # In Redis 6.2 the error of a script is a ResponseError that contains the server's error in its text.
     return isinstance(error, ReadOnlyError) or _REFUSES.search(str(error)) is not None
 
 
@@ -132,7 +132,7 @@ class RawReplyParser(DefaultParser):  # type: ignore[misc, valid-type]
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 self.socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, microseconds))
         except OSError:
-            return  # a system with another format of times
+            return  # this system has another format for timeouts
         self.socket.settimeout(None)
 
 

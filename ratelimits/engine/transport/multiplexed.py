@@ -1,7 +1,8 @@
 """A connection to a server. All tasks of one event loop share it.
 
-If the connection waits for no reply, a command is written at once. Otherwise all commands of one turn of the loop are
-written together. The server replies in the order of the commands.
+If no command waits for its reply, a new command is written at once. Otherwise all commands of one turn of the loop are
+written together. (In one turn, an event loop runs all callbacks that are ready.) The server replies in the order of the
+commands.
 
 At most IN_FLIGHT commands are written and not answered. Other commands wait in order, without a time limit: a wait here
 does not mean that the server has failed. The time of the setting TIMEOUT begins when a command is written.
@@ -26,7 +27,7 @@ from ratelimits.engine.transport.connection import INFO, MORE, NotSent, Unanswer
 #: Maximum number of commands that are written and not answered. A server decides 128 commands in about 10 ms.
 IN_FLIGHT = 128
 #: A busy event loop may fail to connect although the server works. If a timer of the loop was late by more than LATE
-#: times TIMEOUT during the attempt, the loop was busy. Then it tries to connect again.
+#: times TIMEOUT during the attempt, the loop was busy. Then try to connect again.
 LATE = 0.2
 #: Maximum number of attempts to connect.
 ATTEMPTS = 5
@@ -74,9 +75,10 @@ class _Link(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._sent: deque[tuple[_Reply, float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        #: Whether to look once more if a reply is late. False after this last look was planned, until bytes come.
+        #: Whether a late reply gets one more look before the connection fails. It is False after this last look was
+        #: planned, until bytes come.
         self._heard = False
-        #: Done when the socket is closed.
+        #: A future that is done when the socket is closed.
         self.gone: asyncio.Future[None] = self._loop.create_future()
         self._reader = hiredis.Reader(
             protocolError=InvalidResponse, replyError=DefaultParser.parse_error, notEnoughData=MORE
@@ -280,7 +282,7 @@ class Multiplexed:
 
     async def _connect(self) -> None:
         try:
-            self._link = await self._connected()
+            self._link = await self._new_link()
         except (RedisError, OSError) as error:
             self._give_up(str(error), object())
         except BaseException as error:
@@ -290,12 +292,12 @@ class Multiplexed:
             self._connecting = None
         self.write()
 
-    async def _connected(self) -> _Link:
+    async def _new_link(self) -> _Link:
         """Return a new connection. Try again, at most ATTEMPTS times, if the event loop was late."""
         for is_last_attempt in (*(False,) * (ATTEMPTS - 1), True):
             lateness = _Lateness(self._loop, self._timeout * LATE)
             try:
-                return await self._attempt()
+                return await self._try_to_connect()
             except (RedisError, OSError):
                 if is_last_attempt or not lateness.late:
                     raise
@@ -303,7 +305,7 @@ class Multiplexed:
                 lateness.stop()
         raise AssertionError
 
-    async def _attempt(self) -> _Link:
+    async def _try_to_connect(self) -> _Link:
         connection = self._pool.make_connection()
         try:
             await connection.connect()

@@ -131,8 +131,8 @@ class Wire:
         client = redis.Redis(connection_pool=self._blocking)
         end = time.monotonic() + seconds
         try:
-            while (left := end - time.monotonic()) > 0:
-                taken: Any = client.blpop([key], timeout=_block(left))
+            while (seconds_left := end - time.monotonic()) > 0:
+                taken: Any = client.blpop([key], timeout=_block_timeout(seconds_left))
                 if taken is not None:
                     return bytes(taken[1])
         except (RedisError, OSError) as error:
@@ -145,8 +145,8 @@ class Wire:
         client: Any = redis.asyncio.Redis(connection_pool=pool)
         end = time.monotonic() + seconds
         try:
-            while (left := end - time.monotonic()) > 0:
-                taken = await client.blpop([key], timeout=_block(left))
+            while (seconds_left := end - time.monotonic()) > 0:
+                taken = await client.blpop([key], timeout=_block_timeout(seconds_left))
                 if taken is not None:
                     return bytes(taken[1])
         except (RedisError, OSError) as error:
@@ -158,8 +158,9 @@ class Wire:
     def stream(self, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
         """Load the scripts, then send many commands at once and return their replies in order.
 
-        Only the simulator calls this method. Raise the errors of `call`. If the scripts are deleted meanwhile, raise
-        ResponseError: some of the commands were not carried out.
+        Each item of `packed` gets the run of the server and returns the bytes of one command. Only the simulator calls
+        this method. Raise the errors of `call`. If the scripts are deleted meanwhile, raise ResponseError: some of the
+        commands were not carried out.
         """
         if self._idle is None:
             connection, run = self._take()
@@ -200,9 +201,9 @@ class Wire:
     async def _shared(self, loop: Any) -> Multiplexed:
         """Make and return the connection of an event loop. Called when the loop is used for the first time."""
         # List the references in one step, because other threads may add their loops at the same time.
-        for other in [reference() for reference in self._loops.keyrefs()]:
-            if other is not None and other.is_closed():
-                self._loops.pop(other, None)
+        for known_loop in [reference() for reference in self._loops.keyrefs()]:
+            if known_loop is not None and known_loop.is_closed():
+                self._loops.pop(known_loop, None)
         if loop in self._loops:
             # A forked child uses its parent's loop. Keep a reference to the parent's connection: without this
             # reference Python would close the connection, also for the parent.
@@ -233,13 +234,16 @@ class Wire:
         return await shared[0].exchange(command, name)
 
 
-def _block(left: float) -> float:
-    """Return the timeout of a blocking command. To the server, a timeout of 0 means that it blocks for ever."""
-    return round(min(max(left, 0.001), LONGEST_BLOCK), 3)
+def _block_timeout(seconds_left: float) -> float:
+    """Return the timeout of a blocking command in seconds, never 0: with 0 the server would block for ever."""
+    return round(min(max(seconds_left, 0.001), LONGEST_BLOCK), 3)
 
 
 def _load_and_repeat(exchange: Callable[[bytes], Any], command: Sendable, run: str, name: bytes) -> Any:
-    """Load a command's script, send the command, and return its reply. Repeat this if the script is deleted between."""
+    """Load a command's script, send the command, and return its reply.
+
+    If the script is deleted before the server gets the command, repeat this.
+    """
     for _ in range(MAX_LOADS - 1):
         exchange(loading(command.script))
         try:

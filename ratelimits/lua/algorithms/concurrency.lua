@@ -8,20 +8,21 @@
 --                member of any other lease is "number:permits:name"
 --   ${details}   sorted set about the leases that are not plain. All scores are 0, so Redis sorts the members by text.
 --                "@name:number:permits" finds the leases with a name.
---                A decision counts the permits that end before a moment. With this key, it need not read each lease.
---                The first key counts one permit of each lease. The other permits of a lease are split into powers of
---                two, for example 5 = 1 + 4. Each power is a member: a letter ("A" is 1, "B" is 2, "C" is 4), the expiry
---                (16 digits), ":", the number of the lease. So Redis can count the members of a power up to an expiry
+--                A decision counts the permits that end before a moment, without reading each lease: the members of the
+--                first key count one permit of each lease. The other permits of a lease are split into powers of two.
+--                For example, a lease of 6 permits has 5 other permits, and 5 = 1 + 4. Each power is a member of the
+--                second key: a letter ("A" is 1, "B" is 2, "C" is 4), the expiry (16 digits), ":", the number of the
+--                lease. So Redis can count the members of a power up to an expiry
 -- The second key also has an empty member. Because of this member the second key exists as long as the first. A cluster
 -- needs this: while it moves a slot, a server runs a script only if this server has all keys of the script.
 --
 -- Two more Redis keys let callers wait for a release. They exist only while callers wait. The script does not declare
--- them, so that it also runs without them while a cluster moves the slot. If they cannot be used then, the callers wait
--- until the first lease expires.
+-- them, so that it also runs while a cluster moves the slot and these two keys are on another node. Then the callers
+-- wait until the first lease expires.
 --   ${announced}   string "number terms": how many callers were refused and wait for a release. The terms say under
 --                which rules these callers are given a lease without asking again: "version capacity lease_ttl". The
---                version is that of the rules, or "any" for a limit in code. If the callers have different terms, or
---                need more than one permit of this limit alone, the terms are ASK_AGAIN
+--                version is that of the rules, or "any" for a limit in code. The terms are ASK_AGAIN if the callers
+--                have different terms, or if a caller needs more than one permit or is also under another limit
 --   ${freed}       list. Callers take elements from it with BLPOP, and the server serves the caller that has waited
 --                longest. An element is the name of a new lease, which belongs to the caller that takes the element;
 --                or "1", and this caller asks again. A lease whose element is in the list belongs to nobody yet:
@@ -56,7 +57,8 @@ local function announce(redis_key, retry, terms)
   redis.pcall('SET', key, int(count + 1) .. ' ' .. terms, 'PX', math.ceil(retry / 1000))
 end
 
--- Returns whether the first `need` leases in the list have not ended. They belong to nobody.
+-- Returns whether the list has at least `need` leases, and the first `need` of them have not ended. These leases belong
+-- to nobody.
 local function has_unclaimed(redis_key, need, base)
   local size = redis.pcall('LLEN', redis_key .. '${freed}')
   if type(size) ~= 'number' or size < need then return false end
@@ -192,8 +194,9 @@ local function lease_functions()
     l.next_number, l.others = l.next_number + 1, l.others + 1
   end
 
-  -- Gives permits that have come back to callers that wait, at most one to each: a lease if the callers' terms hold,
-  -- else a call to ask again. `head` is the head of a shard: it begins with the version of the rules.
+  -- Gives permits that have come back to callers that wait, at most one to each caller. If the callers' terms hold, the
+  -- caller gets a lease. Otherwise it gets "1", and asks again. `head` is the head of a shard: it begins with the
+  -- version of the rules.
   local function give_to_callers(l, count, head)
     local key, freed = l.redis_key .. '${announced}', l.redis_key .. '${freed}'
     local value = redis.pcall('GET', key)
@@ -213,7 +216,7 @@ local function lease_functions()
       else
         lease_ttl = l.lease_ttl
       end
-      -- The list ends before each of its leases.
+      -- The list expires before each of its leases ends.
       if size == 1 then redis.pcall('PEXPIRE', freed, math.max(math.floor(lease_ttl / 1000), 1)) end
     end
     if given > 0 then redis.pcall('SET', key, int(waiting - given) .. string.match(value, ' .*'), 'KEEPTTL') end
@@ -235,11 +238,11 @@ local function lease_functions()
     local function add(member, number)
       local expiry = tonumber(redis.call('ZSCORE', l.redis_key, member) or -1)
       if expiry <= at - l.base then return end
-      local place = #out + 1
-      while place > 1 and numbers[place - 1] > number do place = place - 1 end
-      table.insert(out, place, member)
-      table.insert(expiries, place, expiry)
-      table.insert(numbers, place, number)
+      local index = #out + 1
+      while index > 1 and numbers[index - 1] > number do index = index - 1 end
+      table.insert(out, index, member)
+      table.insert(expiries, index, expiry)
+      table.insert(numbers, index, number)
     end
     add('=' .. lease, 0) -- a plain lease is older than others with its name
     if l.others == 0 then return out, expiries end
@@ -264,20 +267,21 @@ local function lease_functions()
     return #members > 0
   end
 
-  -- Gives back permits of the leases with the request's name, the newest lease first. Returns whether there were any.
+  -- Gives back permits of the leases with the request's name, the newest lease first. Returns whether it has given back
+  -- any permits.
   local function refund(l, lease, head)
-    local left, members, expiries = l.cost, leases_of_name(l, lease)
+    local to_refund, members, expiries = l.cost, leases_of_name(l, lease)
     for i = #members, 1, -1 do
       local count = permits_of(members[i])
-      if left > 0 then
+      if to_refund > 0 then
         remove_lease(l, members[i], expiries[i])
         l.live_permits = l.live_permits - count
-        if count > left then add_lease(l, lease, count - left, expiries[i]) end
-        left = math.max(left - count, 0)
+        if count > to_refund then add_lease(l, lease, count - to_refund, expiries[i]) end
+        to_refund = math.max(to_refund - count, 0)
       end
     end
-    if left < l.cost then give_to_callers(l, l.cost - left, head) end
-    return left < l.cost
+    if to_refund < l.cost then give_to_callers(l, l.cost - to_refund, head) end
+    return to_refund < l.cost
   end
 
   return {

@@ -4,7 +4,8 @@
 -- Usually m is 1. After a change of the rate, the fraction of the old debt may need a larger denominator. Then m is
 -- larger. The *room* is the largest debt that is allowed. It is the time that `capacity` permits take: room + part/n.
 -- In a queue with a capacity above 0, the room is the time that capacity + 1 permits take.
--- `special` is for token_bucket the number of permits that are already spent in a new state, for a queue `delay_after`.
+-- `special` has two meanings. For token_bucket it is the number of permits that are already spent in a new state. For a
+-- queue it is `delay_after`, the number of permits that may be ahead of a request that need not wait.
 -- A record begins with the moment of the last charge, and the q, r and n of that moment. It has one of three forms:
 -- without fractions (r is 0), with fractions, and with m above 1 or a large n.
 --@params * q r n room part capacity special
@@ -22,6 +23,7 @@ local function stretch(T, g, m, old_q, old_r, old_n, q, r, n)
   local debt = plus(times(times(big(T), big(old_n)), big(m)), big(g))
   local top = times(debt, plus(times(big(q), big(n)), big(r)))
   local unit = times(big(m), plus(times(big(old_q), big(old_n)), big(old_r)))
+  -- The new debt is top / (unit * n).
   -- Returns the greatest x with (base + x) * unit <= product.
   local function greatest(base, unit, product)
     local x, bit = 0, 4503599627370496
@@ -63,9 +65,9 @@ end
 
 function level.stored_params(l)
   l.q, l.r, l.n = l.stored_q, l.stored_r, l.stored_n
-  local most = l.code == 4 and l.capacity > 0 and l.capacity + 1 or l.capacity
-  l.room, l.part = muldiv(most, l.r, l.n)
-  l.room = l.room + most * l.q
+  local permits = l.code == 4 and l.capacity > 0 and l.capacity + 1 or l.capacity
+  l.room, l.part = muldiv(permits, l.r, l.n)
+  l.room = l.room + permits * l.q
 end
 
 function level.resolve(l)
@@ -96,26 +98,28 @@ function level.check(l)
     l.retry = NEVER
   else
     local n = l.n * l.m
+    -- Calculate the debt after this request, minus the room.
     local T, g = muldiv(l.cost, l.r, l.n)
     T, g = l.T + T + l.cost * l.q - l.room, l.g + (g - l.part) * l.m
     if g < 0 then T, g = T - 1, g + n elseif g >= n then T, g = T + 1, g - n end
-    local over = g > 0 and T + 1 or T -- the time (µs) by which the debt would be larger than the room
+    local excess = g > 0 and T + 1 or T -- the time (µs) by which the debt would be larger than the room
     if l.code == 4 then
+      -- The wait is the time of the permits that are ahead, minus the time of `delay_after` permits.
       T, g = muldiv(l.special, l.r, l.n)
       T, g = l.T - T - l.special * l.q, l.g - g * l.m
       if g < 0 then T, g = T - 1, g + n end
       l.wait = math.max(g > 0 and T + 1 or T, 0)
-      if over <= 0 and (l.timeout == ANY or l.wait <= l.timeout) then
+      if excess <= 0 and (l.timeout == ANY or l.wait <= l.timeout) then
         l.ok = true
       else
-        l.retry = l.timeout == ANY and over or math.max(over, l.wait - l.timeout)
+        l.retry = l.timeout == ANY and excess or math.max(excess, l.wait - l.timeout)
       end
-    elseif over <= 0 then
+    elseif excess <= 0 then
       l.ok = true
-    elseif l.code <= 2 and (l.timeout == ANY or over <= l.timeout) then
-      l.ok, l.wait = true, over
+    elseif l.code <= 2 and (l.timeout == ANY or excess <= l.timeout) then
+      l.ok, l.wait = true, excess
     else
-      l.retry = l.code <= 2 and over - math.max(l.timeout, 0) or over
+      l.retry = l.code <= 2 and excess - math.max(l.timeout, 0) or excess
     end
   end
 end
@@ -150,7 +154,7 @@ function level.standing(l)
 end
 
 function level.store(l)
-  -- After a refund `last` may be earlier than now. Then write the debt as it was at `last`.
+  -- After a refund `last` may be earlier than `at`. Then write the debt as it was at `last`: it was larger then.
   if at > l.last and (l.T > 0 or l.g > 0) then l.T = l.T + at - l.last end
   -- If a new bucket begins with spent permits, store its state for FOREVER. If the state expired, the bucket would be
   -- new, and would begin with spent permits again.

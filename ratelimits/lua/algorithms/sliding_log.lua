@@ -82,7 +82,7 @@ local function log_functions()
 
   -- Goes down the tree. In each node it takes the last pair whose time is `t` or earlier. Returns the sum of all
   -- permits up to `t`, the number of the block with the last of these permits, and the path. The path has a table for
-  -- each level, the top first: its level, number and node, and the index `at` of the pair in the node.
+  -- each level, the top first: its level, number and node, and the index of the pair in the node.
   local function by_time(l, t)
     local sum, number, path = 0, 0, {}
     for level = TOP, 0, -1 do
@@ -90,17 +90,17 @@ local function log_functions()
       -- The node was removed: either all its charges are before `ended_until`, or it has no permits.
       if not node then
         local last = path[#path]
-        if last then sum = sum + last.node[last.at + 1] end
+        if last then sum = sum + last.node[last.index + 1] end
         return sum, number * SPREAD ^ level, path
       end
-      local at = 1
+      local index = 1
       if node[1] > t then return sum, number * SPREAD ^ level, path end
-      while node[at + 2] and node[at + 2] <= t do
-        sum, at = sum + node[at + 1], at + 2
+      while node[index + 2] and node[index + 2] <= t do
+        sum, index = sum + node[index + 1], index + 2
       end
-      path[#path + 1] = {level = level, number = number, node = node, at = at}
-      if level == 0 then return sum + node[at + 1], number, path end
-      number = first_child(l, level, number) + (at - 1) / 2
+      path[#path + 1] = {level = level, number = number, node = node, index = index}
+      if level == 0 then return sum + node[index + 1], number, path end
+      number = first_child(l, level, number) + (index - 1) / 2
     end
   end
 
@@ -108,13 +108,13 @@ local function log_functions()
   local function by_sum(l, sum)
     local number = 0
     for level = TOP, 0, -1 do
-      local node, at = load_node(l, level, number), 1
-      while node and node[at] and node[at + 1] < sum do
-        sum, at = sum - node[at + 1], at + 2
+      local node, index = load_node(l, level, number), 1
+      while node and node[index] and node[index + 1] < sum do
+        sum, index = sum - node[index + 1], index + 2
       end
-      if not (node and node[at]) then error('the log of a limit is shorter than its count: reset the key') end
-      if level == 0 then return node[at] end
-      number = first_child(l, level, number) + (at - 1) / 2
+      if not (node and node[index]) then error('the log of a limit is shorter than its count: reset the key') end
+      if level == 0 then return node[index] end
+      number = first_child(l, level, number) + (index - 1) / 2
     end
   end
 
@@ -201,9 +201,9 @@ local function log_functions()
   local function time_of_permit(l, need)
     if l.in_tree - l.ended_in_tree >= need then return by_sum(l, l.ended_in_tree + need) end
     need = need - (l.in_tree - l.ended_in_tree)
-    local at, t = l.ended_items
+    local position, t = l.ended_items
     while need > 0 do
-      local items = redis.call('LRANGE', l.redis_key, at, at + 63)
+      local items = redis.call('LRANGE', l.redis_key, position, position + 63)
       if #items == 0 then error('the log of a limit is shorter than its count: reset the key') end
       for i = 1, #items do
         local count
@@ -211,7 +211,7 @@ local function log_functions()
         need = need - count
         if need <= 0 then break end
       end
-      at = at + #items
+      position = position + #items
     end
     return t
   end
@@ -232,19 +232,19 @@ local function log_functions()
     remove_blocks(l, l.first_live_block)
   end
 
-  -- Gives back at most `left` permits of the charge that was made at the time `t` and is in the tree. Returns the
+  -- Gives back at most `to_refund` permits of the charge that was made at the time `t` and is in the tree. Returns the
   -- number of permits that it gave back.
-  local function refund_in_tree(l, t, left)
+  local function refund_in_tree(l, t, to_refund)
     local _, _, path = by_time(l, t)
     local last = path[#path]
-    if not last or last.level > 0 or last.node[last.at] ~= t then return 0 end
-    local amount = math.min(left, last.node[last.at + 1])
+    if not last or last.level > 0 or last.node[last.index] ~= t then return 0 end
+    local amount = math.min(to_refund, last.node[last.index + 1])
     for i = #path, 1, -1 do
-      local level, number, node, at = path[i].level, path[i].number, path[i].node, path[i].at
-      node[at + 1] = node[at + 1] - amount
-      if level == 0 and node[at + 1] == 0 then
-        table.remove(node, at)
-        table.remove(node, at)
+      local level, number, node, index = path[i].level, path[i].number, path[i].node, path[i].index
+      node[index + 1] = node[index + 1] - amount
+      if level == 0 and node[index + 1] == 0 then
+        table.remove(node, index)
+        table.remove(node, index)
       end
       local sum = 0
       for j = 2, #node, 2 do sum = sum + node[j] end
@@ -265,30 +265,30 @@ local function log_functions()
   local function refund(l, charged_at)
     -- Do not remove ended charges: they count again if the clock steps back before the next charge.
     local cost = math.min(l.cost, l.live_permits)
-    local left = cost
+    local to_refund = cost
     charged_at = charged_at > 0 and charged_at - l.base
     local items = l.in_list > l.ended_permits and redis.call('LRANGE', l.redis_key, l.ended_items, -1) or {}
     for i = #items, 1, -1 do
       local t, count = parse_item(items[i])
-      if left == 0 or charged_at and t < charged_at then break end
+      if to_refund == 0 or charged_at and t < charged_at then break end
       if not charged_at or t == charged_at then
-        local amount, at = math.min(left, count), l.ended_items + i - 1
+        local amount, position = math.min(to_refund, count), l.ended_items + i - 1
         if amount < count then
-          redis.call('LSET', l.redis_key, at, format_item(t, count - amount))
+          redis.call('LSET', l.redis_key, position, format_item(t, count - amount))
         else
-          redis.call('LSET', l.redis_key, at, '-') -- a list has no command that removes an item by its index
+          redis.call('LSET', l.redis_key, position, '-') -- a list has no command that removes an item by its index
           redis.call('LREM', l.redis_key, -1, '-')
         end
-        left, l.live_permits, l.in_list = left - amount, l.live_permits - amount, l.in_list - amount
+        to_refund, l.live_permits, l.in_list = to_refund - amount, l.live_permits - amount, l.in_list - amount
       end
     end
-    while left > 0 and l.in_tree > l.ended_in_tree do
+    while to_refund > 0 and l.in_tree > l.ended_in_tree do
       local t = charged_at or by_sum(l, l.in_tree)
-      local amount = t > l.cutoff and refund_in_tree(l, t, left) or 0
-      left = left - amount
+      local amount = t > l.cutoff and refund_in_tree(l, t, to_refund) or 0
+      to_refund = to_refund - amount
       if charged_at or amount == 0 then break end
     end
-    return left < cost
+    return to_refund < cost
   end
 
   return {

@@ -1,7 +1,8 @@
 -- sliding_window (7): a window of N buckets, as in LeapArray of Alibaba's Sentinel. A bucket has the permits that were
 -- spent in a time of the length `width` (µs). The bucket for the time t has the index floor(t / width). When a new
--- bucket begins, the oldest bucket leaves the window. The bucket before the window, number N+1, is partly outside and
--- partly inside. If `weighted` is 1, its share that is inside is counted. Otherwise this bucket is not counted.
+-- bucket begins, the oldest bucket leaves the window. The bucket before the window, number N+1, is partly outside of
+-- the window and partly inside. If `weighted` is 1, the share of its permits that is inside is counted. Otherwise this
+-- bucket is not counted.
 --@params * width buckets weighted - - capacity
 --@record counts I7 last I7 stored_width I7 stored_newest c# stored_counts
 -- The record has the moment of the last charge, the width, and the index of the newest bucket at that moment. Then it has
@@ -56,9 +57,9 @@ local function leaving_share(counts, width, buckets, at)
   return whole + (part > 0 and 1 or 0)
 end
 
--- Returns the first moment at which a cost fits that leaves `room` for other permits. `ahead` is the number of buckets
--- by which the window will have moved. Then `inside` is the sum of the buckets that are fully inside, and `leaving` is
--- the count of the bucket that is partly inside.
+-- Returns the first moment at which at most `room` permits of earlier requests still count. Then the cost of this
+-- request fits. `ahead` is the number of buckets by which the window has moved at this moment. `inside` is then the sum
+-- of the buckets that are fully inside, and `leaving` is the count of the bucket that is partly inside.
 local function moment_with_room(counts, sum, room, newest, width, buckets, weighted)
   local inside = sum
   for ahead = 0, buckets + 1 do
@@ -121,7 +122,7 @@ function sliding.charge(l)
 end
 
 function sliding.refund(l)
-  local left, counted = l.cost, l.buckets + l.weighted
+  local to_refund, counted = l.cost, l.buckets + l.weighted
   local first, last = 1, counted
   if charged_at > 0 then
     first = l.newest - math.floor(charged_at / l.width) + 1
@@ -129,8 +130,8 @@ function sliding.refund(l)
   end
   for i = math.max(first, 1), last do
     local count, stored_position = count_at(l.counts, i), i - (l.newest - l.stored_newest)
-    local amount = math.min(left, count)
-    l.counts, left = with_count(l.counts, i, count - amount), left - amount
+    local amount = math.min(to_refund, count)
+    l.counts, to_refund = with_count(l.counts, i, count - amount), to_refund - amount
     if i <= l.buckets then l.sum = l.sum - amount end
     -- Also change the counts that will be stored. Their buckets are still those of the last charge, because the
     -- clock may step back before the next charge.
@@ -138,7 +139,7 @@ function sliding.refund(l)
       l.stored_counts = with_count(l.stored_counts, stored_position, count_at(l.stored_counts, stored_position) - amount)
     end
   end
-  l.undone = left < l.cost
+  l.undone = to_refund < l.cost
 end
 
 function sliding.standing(l)

@@ -8,7 +8,8 @@
 --@record large_bursty I7 last I7 stored_q I7 stored_r I7 stored_n I7 m i7 ahead I7 S I7 g I7 stored_most
 -- `most` is the maximum of the store. `ahead` is next - last.
 
--- Returns the store S + g/base and `next` after the time until `now`, with the store's maximum in µs.
+-- Returns the store S + g/base and `next` as they are at `now`, if no request comes until then. `most` is the maximum
+-- of the store, in µs.
 local function saved_until(now, S, g, next, most)
   if now <= next then return S, g, next end
   S = S + now - next

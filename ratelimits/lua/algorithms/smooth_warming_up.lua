@@ -14,7 +14,7 @@
 --@record warming I7 last I7 stored_q I4 stored_r I4 stored_n i7 ahead I7 S I7 g I4 stored_factor I7 stored_W I4 stored_cold I4 stored_top I4 stored_bottom | m=1
 --@record large_warming I7 last I7 stored_q I7 stored_r I7 stored_n I7 m i7 ahead I7 S I7 g I7 stored_factor I7 stored_W I7 stored_cold I7 stored_top I7 stored_bottom
 
--- Returns the store S + g/(base*m) and `next` after the time until `now`.
+-- Returns the store S + g/(base*m) and `next` as they are at `now`, if no request comes until then.
 local function warm_saved_until(now, S, g, next, m, base, W, top, bottom)
   if now <= next then return S, g, next end
   local whole, part = muldiv(now - next, top, bottom)

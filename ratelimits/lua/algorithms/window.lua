@@ -38,7 +38,7 @@ function window.resolve(l)
       end
     end
   elseif l.shift > 0 or not (l.start == l.start_2 and l.length == l.start_3 - l.start_2) then
-    -- Not the window in which the rule's second period ends. Look at all three periods.
+    -- The stored window is not the second of the three periods. Look at all three.
     local moment = at
     if l.shift == 0 then
       moment = rarely().moment_of_change(l.number, l.last, at)
@@ -97,7 +97,7 @@ function window.refund(l)
   end
 end
 
--- Lets the window have counted at least `cost` permits.
+-- Raises the count of the window to `cost` permits, if the count is lower.
 function window.restore(l)
   l.count = math.max(l.count, l.cost)
 end
