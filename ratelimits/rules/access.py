@@ -39,7 +39,7 @@ class AccessRow(NamedTuple):
     valid_until: int
 
 
-#: The networks of IPv4 or of IPv6. The first key is the number of bits after the prefix, the second is the prefix.
+#: The networks of IPv4 or of IPv6: by the number of bits after the prefix, and then by the prefix as a number.
 _Networks = dict[int, dict[int, tuple[AccessRow, ...]]]
 
 
@@ -127,8 +127,9 @@ class AccessIndex:
     def find(self, identity: Identity, now: int) -> AccessRow | None:
         """Return the block or allow that decides the requests of an identity; None if the rules decide.
 
-        First find the row of the caller: that of the API key, or else of the user, or else of the account. Then find
-        the row of the address, or else of its smallest network. If one of these two rows is a block, the block decides.
+        First look for a row of the API key, then of the user, then of the account. The first row that is in force is
+        the caller's row. In the same way look for a row of the address, then of the smallest network that contains the
+        address. If one of these two rows is a block, the block decides. If both are allows, the caller's row decides.
         """
         keys = self._keys
         caller_row = None

@@ -11,7 +11,8 @@ from ratelimits.algorithms.billing_periods import Span, periods_around
 class Billing(NamedTuple):
     """An account's billing periods.
 
-    kept        the period that kept its start and end after a change of time zone or anchor; None if there is none
+    kept        the period that kept its start and end after a change of time zone or anchor; None if there is no such
+                period
     boundaries  starts of the previous period, the current one and the next two, in µs since 1970 UTC
     """
 

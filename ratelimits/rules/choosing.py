@@ -22,7 +22,7 @@ class Chooser:
     """Chooses among the rules of one version.
 
     clock     returns the present moment, in µs since 1970 UTC
-    seen      is called with this moment and the first moment at which a rule's numbers change
+    seen      is called with the present moment and the next moment at which a rule's numbers change
     log_once  logs an error about the rows
     """
 
@@ -86,6 +86,10 @@ class Chooser:
     def _apply(
         self, row: RuleRow, kind: str, overrides: list[OverrideRow], deletions: list[tuple[int, int]], changed_at: int
     ) -> AppliedRule | UnreadableRule | None:
+        """Return the rule with the numbers and the mode of its overrides.
+
+        Return None for a rule that is off, and for a rule in shadow mode that is not valid.
+        """
         mode = next((override.mode for override in overrides if override.mode), row.mode)
         if mode == "off":
             return None

@@ -53,7 +53,7 @@ def grant(
 ) -> list[KeyOverride]:
     """Save the overrides of `planned`, in one edit. While these are in force, the existing overrides are not in force.
 
-    `by` is the user who decided this; None if it was no user.
+    `by` is the user who decided this. If it is None, the history of the overrides names no user.
     """
     with editing(conf.DATABASE):
         granted = planned(key, rule, extra, until, account=account)
@@ -117,7 +117,7 @@ def _overrides(key: str, rule: str, start: datetime, until: datetime) -> Sequenc
 
 
 def _rule_of(key: str, name: str, account: str) -> Rule:
-    """Return the rule with this name that applies to a key. Raise ValidationError if there is none.
+    """Return the rule with this name that applies to a key. Raise ValidationError if there is no such rule.
 
     This is the rule of the key's plan, or else of its account's plan, or else the default rule.
     """

@@ -24,7 +24,7 @@ from ratelimits.models.versions import Tombstone, editing
 
 #: The names of the groups of users, by the user's key, such as "user:42".
 Groups = dict[str, frozenset[str]]
-#: Maximum number of users whose groups a process keeps. When this number is reached, all are forgotten.
+#: Maximum number of users whose groups a process keeps. When it is reached, the groups of all users are forgotten.
 MAX_USERS = 100_000
 #: Maximum number of tombstones for one change. A change of more users makes processes read the groups of all users.
 _MAX_TOMBSTONES = 100

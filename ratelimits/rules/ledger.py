@@ -1,4 +1,4 @@
-"""Read how much usage of a key the ledger has. Under some rules, a key continues with this usage, not at zero."""
+"""Read how much usage of a key the ledger has. Under some rules, the count of a key starts at this usage, not at 0."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ logger = bounded(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
-#: A function that takes rows and returns the same rows with other rules. It returns rows of its own without a change.
+#: A function that takes rows and returns the same rows with other rules. If it gets rows that it has made itself, it
+#: returns them without a change.
 Override = Callable[[rows.Rows], rows.Rows]
 
 #: Maximum number of seconds to wait for the reply to one query.
@@ -58,7 +59,7 @@ class Loader:
         self._refreshes = True
         #: The rules that a test uses instead of the rules in the database; None outside such a test.
         self._override: Override | None = None
-        #: The number of versions that this process had published when the rules were read. Only overrides use it.
+        #: The number of versions that this process had published when the rules were read. Used only with an override.
         self._publications = 0
         self._current: Snapshot | None = None
         self._refresh_at = 0
@@ -74,7 +75,7 @@ class Loader:
         #: Start of the query that runs now, in seconds of the monotonic clock; None if no query runs.
         self._query_began_at: float | None = None
         self._lock = threading.Lock()
-        #: The shards, and the users whose groups are missing, for which jobs wait.
+        #: The shards, and the users with missing groups, that the waiting jobs of the thread need.
         self._wanted: set[int] = set()
         self._wanted_users: set[str] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ratelimits-rules")
@@ -245,7 +246,7 @@ class Loader:
         return answer.result()
 
     def _patience_left(self) -> float:
-        """Return how many seconds the database has left to answer."""
+        """Return how many seconds the database has left to answer the query that runs now."""
         began_at = self._query_began_at
         return PATIENCE if began_at is None else max(began_at + PATIENCE - time.monotonic(), 0)
 
@@ -324,7 +325,8 @@ class Loader:
     def _use(self, rows_read: rows.Rows) -> Snapshot:
         """Use these rows from now on.
 
-        If Redis has a newer version than the database, decisions do not compare versions. The next refresh ends this.
+        If Redis has a newer version than the database, decisions do not compare versions. A second later the next
+        refresh ends this.
         """
         with self._lock:
             redis_is_newer = rows_read.version < self._newer_in_redis

@@ -1,7 +1,7 @@
 """Read the rules at one version into frozen rows. The first time read all rows, later only those that have changed.
 
 Rules, plans, blocks and allows are always read. Rows about single keys (overrides, memberships, accounts) are read for
-a whole shard of keys at a time. So a key that has no rows needs no query either.
+a whole shard of keys at a time. So a key without rows needs no query of its own.
 """
 
 from __future__ import annotations

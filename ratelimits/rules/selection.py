@@ -104,7 +104,7 @@ class Selection:
     """The rules that apply to one kind of request. Selections are compared and hashed by object identity."""
 
     rules: tuple[AppliedRule, ...]
-    #: The version of the rules. Redis compares it with the version in Redis. None: Redis does not compare versions.
+    #: The version of the rules. Redis compares it with the version in Redis. If it is None, Redis compares nothing.
     version: int | None
     #: Rules that cannot be read. Their failure policies decide instead. Shadow rules are left out.
     unreadable: tuple[UnreadableRule, ...] = ()
