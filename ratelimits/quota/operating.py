@@ -106,7 +106,7 @@ def counted_under(key: str, rule: str, account: str = "") -> list[tuple[AppliedR
     # that there are newer rules.
     rules.reload()
     rules_of_name = standings(identity_of(key, account), _choose_by_name(rule))
-    counted = [(applied, counted_key, left) for applied, counted_key, left in rules_of_name if counted_key == key]
+    counted = [found for found in rules_of_name if found[1] == key]
     if not counted:
         text = _("No rule “%(rule)s” counts %(key)s: its permits cannot be reset.")
         raise NothingDoneError(text % {"rule": rule, "key": key})

@@ -227,7 +227,7 @@ def write() -> None:
 
 
 def _rename() -> None:
-    """Continue under a new process name. Forget all that was written. Keep only what was counted after that."""
+    """Continue under a new process name. Of each total keep only the part that is not written yet."""
     global _process
     _process = nonce().decode()
     for total_key, (requests, units, written_requests, written_units) in list(_totals.items()):

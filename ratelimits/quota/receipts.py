@@ -37,7 +37,7 @@ def _to_settle(request: Any) -> Receipt | None:
 
 
 def true_costs(receipt: Receipt, costs: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the true cost in each meter of the receipt; for a meter that `costs` does not name, the charged cost.
+    """Return the true cost in each meter of the receipt. For a meter that `costs` does not name, use the charged cost.
 
     Raise ValueError for a meter in which the request was not charged.
     """

@@ -53,7 +53,7 @@ class Observation(NamedTuple):
     ended: int
 
 
-#: The name of a limit that has none, such as the rate of a throttle class.
+#: The name that observers get for a limit without a name, such as the rate of a throttle class.
 IN_CODE = "in code"
 #: The functions that are called if this process stops asking Redis (True), or asks it again (False).
 breaker_observers: list[Callable[[bool], None]] = []

@@ -1,3 +1,3 @@
-"""Restore the counts of rules that Redis has not, or not any more."""
+"""Restore the counts of rules that Redis does not have, or has lost."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Restore the counts of rules from the ledger.
 
 Two kinds of rules need this. If Redis may have lost its data, a lasting rule continues with the usage that the ledger
-has of its window. A rule that starts from the ledger does so at each key's first request.
+has of its window. A rule that starts from the ledger also begins with this usage at the first request of each key.
 
 The deciding script notices that a count is missing, or older than the data of the server. Then it does not decide.
 This module reads the ledger and lets the script raise the count to the usage in the ledger, unless another process has
@@ -54,7 +54,7 @@ def restore(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapsh
     counts = list(_counts(call, prepared, identity, snapshot))
     units = [0 if count.query is None else rules.used(count.query) for count in counts]
     try:
-        decide_call(current_server(), _raising(call, counts, units))
+        decide_call(current_server(), _raising_call(call, counts, units))
     except Unanswered as error:
         # The request itself was not sent yet, so it cannot have been counted.
         raise NotSent(str(error), error.event) from error
@@ -65,16 +65,16 @@ async def arestore(call: Call, prepared: Prepared, identity: Identity, snapshot:
     counts = list(_counts(call, prepared, identity, snapshot))
     units = [0 if count.query is None else await rules.aused(count.query) for count in counts]
     try:
-        await adecide_call(current_server(), _raising(call, counts, units))
+        await adecide_call(current_server(), _raising_call(call, counts, units))
     except Unanswered as error:
         raise NotSent(str(error), error.event) from error
 
 
-def _raising(call: Call, counts: list[_Count], units: list[int]) -> Call:
+def _raising_call(call: Call, counts: list[_Count], units: list[int]) -> Call:
     """Return the call that raises each count to at least its number of `units`."""
-    used = sorted({count.term.key for count in counts})
-    terms = [replace(count.term, key=used.index(count.term.key), slot=slot) for slot, count in enumerate(counts)]
-    keys = tuple(call.keys[key] for key in used)
+    positions = sorted({count.term.key for count in counts})
+    terms = [replace(count.term, key=positions.index(count.term.key), slot=slot) for slot, count in enumerate(counts)]
+    keys = tuple(call.keys[position] for position in positions)
     return Call(program(tuple(terms)), keys, tuple(units), call.account, version=None, op=Op.RESTORE)
 
 
