@@ -20,7 +20,7 @@ from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
 from ratelimits.view_keys import Key, check_key, with_view_key
 
 View = TypeVar("View", bound=Callable[..., Any])
-#: A cost, or a callable that takes the request and returns one. None: one request.
+#: A cost, or a callable that takes the request and returns a cost. None means one request.
 AnyCost = Cost | Callable[[HttpRequest], Cost] | None
 
 
@@ -69,7 +69,7 @@ def limited(
             return with_headers(response, answer)
 
         wrapped: Any = async_view if _is_async(view) else sync_view
-        wrapped.ratelimits = scope_name, cost  # For the middleware and the admin: this view is limited.
+        wrapped.ratelimits = scope_name, cost  # tells the middleware and the admin that this view is limited
         return cast("View", wrapped)
 
     return decorate

@@ -123,7 +123,7 @@ def address_of(request: HttpRequest) -> str:
 def _from_trusted_proxy(meta: Mapping[str, Any], remote: str, trusted_proxies: tuple[str, ...]) -> str | None:
     """Return the client's address in ADDRESS_HEADER; None if there is none, or if no trusted proxy sends the request.
 
-    Each proxy adds the address of its client at the end. So the last entry that is no trusted proxy is the client.
+    Each proxy adds the address of its client at the end. So the last entry that is not a trusted proxy is the client.
     """
     header = meta.get(f"HTTP_{conf.ADDRESS_HEADER.upper().replace('-', '_')}")
     if not header or not _is_trusted(remote[:_MAX_LENGTH], trusted_proxies):

@@ -1,6 +1,7 @@
-"""Log what may happen at every request, but never without bound.
+"""Log events that may happen at every request, without filling the log.
 
-A message is logged at most once in INTERVAL seconds in a process. The next time says how often it was left out.
+A process logs a message at most once in INTERVAL seconds. When it logs the message again, it adds how often the message
+was left out.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class BoundedLogger(logging.LoggerAdapter[logging.Logger]):
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         if not self.isEnabledFor(level):
             return
-        left_out = _turn(self.logger.name, str(msg))
+        left_out = _times_left_out(self.logger.name, str(msg))
         if left_out is None:
             return
         extra: Mapping[str, object] = kwargs.get("extra") or {}
@@ -46,8 +47,8 @@ def bounded(name: str) -> BoundedLogger:
     return BoundedLogger(logging.getLogger(name), {})
 
 
-def _turn(name: str, message: str) -> int | None:
-    """Return how often the message was left out, if it may be logged now; otherwise None."""
+def _times_left_out(name: str, message: str) -> int | None:
+    """Return how often the message was left out since it was last logged. If it must be left out now, return None."""
     now = time.monotonic()
     with _lock:
         not_before, left_out = _next.get((name, message), (0.0, 0))
@@ -59,7 +60,7 @@ def _turn(name: str, message: str) -> int | None:
 
 
 def forget() -> None:
-    """Log every message the next time. A forked process calls this, because the counts belong to its parent."""
+    """Forget which messages were logged. A forked process calls this, because the counts belong to its parent."""
     global _lock
     _lock = threading.Lock()
     _next.clear()

@@ -163,7 +163,10 @@ class Connection:
 
 
 def is_public(text: str) -> bool:
-    """Return whether an address belongs to the public internet, and does not stand for an address that does not."""
+    """Return whether an address belongs to the public internet.
+
+    If the address stands for an IPv4 address, return whether this IPv4 address belongs to the public internet.
+    """
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         # Addresses of transition mechanisms lead to the IPv4 address that they contain.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ratelimits.models.rules import Rule
     from ratelimits.testing import FrozenClock
 
-# The fixtures import the app: pytest loads this module before Django's settings are known.
+# The fixtures import the app only when they run, because pytest loads this module before Django's settings are known.
 
 
 @pytest.fixture(scope="session", autouse=True)

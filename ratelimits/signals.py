@@ -23,6 +23,6 @@ rules_changed = Signal()
 #: Sent in the worker that finalised a report, after the commit. `sender` is the model `Report`, and `report` its row.
 period_closed = Signal()
 
-#: Sent when this process stops asking Redis because it failed several times in a row (`is_open` is True), and when
-#: Redis has answered again (False).
+#: Sent when this process stops asking Redis, because several calls in a row have failed (`is_open` is True), and when
+#: Redis has answered again (`is_open` is False).
 breaker_switched = Signal()

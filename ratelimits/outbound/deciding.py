@@ -87,7 +87,7 @@ class Ask(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """The answer to one question: when it is the turn of the call.
+    """The answer that `Outbound.ask` returns: whether the call may proceed, and when.
 
     allowed      whether the permits are granted, for the moment in `wait` seconds
     wait         seconds until the call may proceed
@@ -107,7 +107,7 @@ class Turn(NamedTuple):
 
 #: The answer if nothing limits the call.
 _UNLIMITED = Turn(True)
-#: A generator that yields instructions, receives their results, and returns when it is the turn of the call.
+#: A generator that yields instructions, receives their results, and returns a Turn.
 Steps = Generator[Any, Any, Turn]
 
 
@@ -190,7 +190,7 @@ class Outbound:
         return Call(limits, keys, costs, account, timeout=timeout, version=version)
 
     def _by_policies(self, prepared: Prepared | None) -> Turn:
-        """Return when it is the turn of the call, by the failure policies."""
+        """Return the answer of the failure policies."""
         if self.algorithm is not None:
             return Turn(conf.FAILURE_POLICY == "allow", retry_after=PAUSE)
         if prepared is None:
@@ -217,6 +217,6 @@ def typed(rate: str) -> Algorithm:
     permits, period = typed_rates.rate(rate)
     places = _MAX_PLACES
     if permits > 0:
-        # At a low rate the time of so many permits would be too long to be exact.
+        # At a low rate, the time of _MAX_PLACES permits would be too long to be exact.
         places = min(places, int(HORIZON / MICROSECONDS * float(permits / period)) - 2)
     return LeakyBucketQueue(max(places, 1), permits, period)

@@ -71,7 +71,8 @@ class permits:  # noqa: N801  (used like a function, as `contextlib.suppress` is
 
     Also use it as `async with`. Leases of `concurrency` limits end with the block.
 
-    name      the scope of the rules that limit this call. Rules for "*" do not limit it. Without a rule, nothing does
+    name      the scope of the rules that limit this call. Rules for "*" do not limit it. Without a rule for its scope,
+              the call is not limited
     cost      a number of requests, or a mapping of meters to costs, such as {"tokens": 250}
     rate      a limit given in code, which is used instead of rules: a text such as "3000/min", or an Algorithm
     max_wait  the longest wait in seconds; None for any wait
@@ -143,17 +144,19 @@ def _until_granted(outbound: Outbound, max_wait: float | None) -> Generator[Any,
     """
     started = time.monotonic()
     while True:
-        left = None if max_wait is None else max_wait - (time.monotonic() - started)
-        turn = yield from outbound.ask(left)
+        seconds_left = None if max_wait is None else max_wait - (time.monotonic() - started)
+        turn = yield from outbound.ask(seconds_left)
         if turn.allowed:
             return turn
-        needed, leases = seconds_needed(turn, left), turn.algorithm is not None and turn.algorithm.leases
-        # A lease may be released before it expires, so wait for a release until the end of `max_wait`.
-        too_long = left is not None and (left <= 0 if leases else needed is not None and needed > left)
+        needed, leases = seconds_needed(turn, seconds_left), turn.algorithm is not None and turn.algorithm.leases
+        too_long = False
+        if seconds_left is not None:
+            # A lease may be released before it expires, so wait for a release until the end of `max_wait`.
+            too_long = seconds_left <= 0 if leases else needed is not None and needed > seconds_left
         if needed is None or too_long:
             raise WaitTooLong(outbound.name, turn.limit, needed, max_wait)
         if leases:
-            lease = yield from _released(turn, needed if left is None else min(needed, left))
+            lease = yield from _released(turn, needed if seconds_left is None else min(needed, seconds_left))
             if lease is not None:
                 return outbound.handed_over(turn, lease)
         else:
@@ -193,9 +196,10 @@ def _released(turn: Turn, seconds: float) -> Generator[Any, Any, bytes | None]:
             return None
         if len(call.program.terms) == 1 and call.costs == (1,):
             return lease
-        # The lease was meant for a call that waits for one permit of this limit alone. End it: then it goes to another.
+        # The lease was meant for a call that waits for one permit of this limit alone. End the lease, so that the
+        # script gives its permit to another call.
         yield Ask(Call(call.program, call.keys, call.costs, call.account, op=Op.RELEASE, lease=lease.decode()))
     except Unavailable:
-        # The next question finds out whether Redis answers.
+        # The caller asks again after this, and then finds out whether Redis answers.
         yield Sleep(min(seconds, PAUSE))
     return None

@@ -40,7 +40,8 @@ class Window:
     step: int
     #: Number of steps.
     steps: int
-    #: Lengths (s) of two spans of `KeyTotal`. The long spans are read, and the short ones before the first of them.
+    #: Lengths in seconds of the short and the long spans of `KeyTotal` that are read. At the start of the window short
+    #: spans are read, and then long spans.
     key_spans: tuple[int, int]
 
     def starts(self) -> range:
@@ -176,7 +177,7 @@ class _Sums(Generic[T]):
     def top(self, kind: Kind) -> list[tuple[T, int, int]]:
         """Return the names with the most requests, as (name, number of requests, rule that refused most of them)."""
         counts = self._requests[kind]
-        # Find the smallest of the largest numbers first: names are then compared for few of them.
+        # First find the smallest of the TOP largest numbers. Then only a few names must be sorted.
         smallest = min(nlargest(TOP, counts.values()), default=0)
         largest = [(name, requests) for name, requests in counts.items() if requests >= smallest]
         largest.sort(key=lambda pair: (-pair[1], str(pair[0])))
