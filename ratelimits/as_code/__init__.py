@@ -130,7 +130,7 @@ def to_text(document: Document) -> str:
 def parse(raw: bytes) -> Document:
     """Return the document that the bytes of a file contain.
 
-    Raises RefusedError if the document is not valid. The error lists all problems, each with its place.
+    Raise RefusedError if the document is not valid. The error lists all problems, each with its place.
     """
     try:
         document = decoded(raw)
@@ -216,7 +216,7 @@ def load(
         if problems:
             raise RefusedError(problems)
         if not changes:
-            transaction.set_rollback(True, using=using)  # Use no version number.
+            transaction.set_rollback(True, using=using)  # An edit without changes must not take a version number.
     return changes
 
 
@@ -266,7 +266,10 @@ def _load_plans(before: Document, document: Document, using: str, problems: list
 
 
 def _unsaved_prices(plan: Plan, wanted: dict[str, Any], using: str) -> list[PlanPrice]:
-    """Return the prices of the document as rows that are not saved yet. Delete the plan's other prices."""
+    """Return the prices in the document as rows that are not saved yet.
+
+    Delete the prices of the plan that are not in the document.
+    """
     rows = {row.meter: row for row in PlanPrice.objects.using(using).filter(plan__slug=plan.slug)}
     for meter in rows.keys() - wanted.keys():
         rows.pop(meter).delete(using=using)
@@ -286,7 +289,7 @@ def _load_prices(prices: list[PlanPrice], old: dict[str, Any], using: str) -> bo
     """Save the prices that have changed. Return whether a price was changed, added or deleted."""
     changed = old.keys() != {row.meter for row in prices}
     for row in prices:
-        row.plan = row.plan  # The plan was saved meanwhile: take its primary key.
+        row.plan = row.plan  # A new plan was saved after this row was made: this copies the plan's primary key.
         try:
             row.full_clean()
         except ValidationError as error:

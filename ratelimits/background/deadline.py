@@ -18,7 +18,7 @@ def within(seconds: float, work: Callable[[], None], name: str) -> None:
     def run() -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001  (raised again below, where somebody handles it)
+        except BaseException as error:  # noqa: BLE001  (raised again below, in the thread of the caller)
             outcome.put(error)
         else:
             outcome.put(None)

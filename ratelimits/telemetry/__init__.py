@@ -40,7 +40,7 @@ def start() -> None:
 
 
 def stop() -> None:
-    """Observe nothing any more."""
+    """Stop observing decisions."""
     while _watching:
         module = _watching.pop()
         observing.observers.remove(module.observe)

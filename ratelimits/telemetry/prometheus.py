@@ -43,13 +43,14 @@ _rules: set[str] = set()
 
 def observe(observation: Observation) -> None:
     """Count one decision."""
-    _decisions.labels(_bounded(observation.rule), observation.outcome.value).inc()
+    _decisions.labels(_label(observation.rule), observation.outcome.value).inc()
     _seconds.observe((observation.ended - observation.started) / 1e9)
     for rule in observation.shadow:
-        _shadow.labels(_bounded(rule)).inc()
+        _shadow.labels(_label(rule)).inc()
 
 
-def _bounded(rule: str) -> str:
+def _label(rule: str) -> str:
+    """Return the label under which a rule is counted: its name, or OTHER if MAX_RULES other rules have a counter."""
     if rule in _rules or not rule:
         return rule
     if len(_rules) >= MAX_RULES:
@@ -81,7 +82,8 @@ class _State(Collector):
 def exposition() -> bytes:
     """Return all metrics in Prometheus's text format.
 
-    If PROMETHEUS_MULTIPROC_DIR is set, as for a web server with several processes, add up those of all processes.
+    If PROMETHEUS_MULTIPROC_DIR is set, as for a web server with several processes, add up the metrics of all
+    processes.
     """
     counted = registry
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:

@@ -1,4 +1,4 @@
-"""Read what is not counted at decisions: Redis, the way of usage to the ledger, and gaps."""
+"""Read the numbers that are not counted at decisions: about Redis, the way of usage to the ledger, and gaps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = bounded(__name__)
 
 #: Seconds for which the state is kept, so that frequent scrapes do not load the database.
 KEPT = 5.0
-#: Unmetered and unanswered requests of this many bins are summed: one day.
+#: Number of bins whose unmetered and unanswered requests are added up: one day.
 _BINS = 96
 
 
@@ -53,7 +53,7 @@ def readings() -> list[Reading]:
 
 
 def forget() -> None:
-    """Read everything the next time."""
+    """Forget the state, so that the next call of `readings` reads it again."""
     global _kept
     _kept = 0.0, []
 

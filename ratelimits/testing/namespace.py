@@ -16,17 +16,17 @@ def enter() -> Callable[[], None]:
     """Use a new namespace from now on. Return the function that ends this and uses the former namespace again."""
     start_server_if_needed()
     # `tests` learns from a database connection that this process runs tests. The tools also work without a connection,
-    # so say it here.
+    # so set it here.
     tests.possible = True
     tests.follow(conf.DATABASE)
-    previous, own = test_suffix(), tests.new_suffix()
-    isolate(own, delete=False)
+    previous, current = test_suffix(), tests.new_suffix()
+    isolate(current, delete=False)
     _forget()
 
     def leave() -> None:
         tests.follow(conf.DATABASE)
         # If another test has begun meanwhile, it has its own namespace already.
-        if test_suffix() == own:
+        if test_suffix() == current:
             isolate(previous)
         _forget()
 

@@ -26,7 +26,8 @@ class override_rules(TestContextDecorator):  # noqa: N801  (it is used as a deco
     """Decide by these rules instead of the database's rules.
 
     A rule is a dict with the fields of the model `Rule`, or an unsaved `Rule`. `rate` may be a typed rate such as
-    "10/5min"; then it also gives the period and, if there is no capacity, the capacity. `plan` is the slug of a plan.
+    "10/5min". It then also sets the period and the capacity, if the dict does not have them. `plan` is the slug of a
+    plan.
     Plans, memberships, groups, accounts, overrides, blocks and allows stay those of the database.
 
     All permits are unspent at the beginning. Raise ValueError for a rule that is not valid.

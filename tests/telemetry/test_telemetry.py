@@ -200,7 +200,7 @@ def test_opentelemetry_has_the_same_metrics() -> None:
 def test_names_of_rules_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus, "MAX_RULES", 1)
     monkeypatch.setattr(prometheus, "_rules", set())
-    assert [prometheus._bounded(rule) for rule in ("a", "b", "a", "")] == ["a", "other", "a", ""]
+    assert [prometheus._label(rule) for rule in ("a", "b", "a", "")] == ["a", "other", "a", ""]
 
 
 def test_switched_off_nothing_observes_and_the_page_says_what_to_set() -> None:
