@@ -168,7 +168,7 @@ class AuditedAdmin(TypedNumbers, _Base):
     ) -> HttpResponse:
         """Show a former state of the row. A POST restores that state as a new edit.
 
-        Raises PermissionDenied for a POST of a user who may only view the row. django-simple-history itself would save
+        Raise PermissionDenied for a POST of a user who may only view the row. django-simple-history itself would save
         the row.
         """
         pk = self._primary_key(unquote(object_id))
@@ -204,7 +204,7 @@ class AuditedAdmin(TypedNumbers, _Base):
         return response
 
     def _primary_key(self, text: str) -> Any:
-        """Return the primary key that a part of a URL names. Raises Http404 if the text cannot be a primary key."""
+        """Return the primary key that a part of a URL names. Raise Http404 if the text cannot be a primary key."""
         try:
             return self.model._meta.pk.to_python(text)
         except ValidationError as error:

@@ -140,7 +140,7 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
     def _tried_form(self, request: HttpRequest, values: dict[str, Any] | None = None) -> TriedRuleForm:
         """Return the form with the rule that the user has typed, or with the given values.
 
-        Raises PermissionDenied if the user may not save rules.
+        Raise PermissionDenied if the user may not save rules.
         """
         if not self._may_try(request):
             raise PermissionDenied

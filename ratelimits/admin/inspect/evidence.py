@@ -173,8 +173,8 @@ def _meter_texts(use: MeterUse) -> tuple[str, str, str, str]:
     unit, used = conf.UNITS.get(use.meter, use.meter), f"{use.used:,}"
     if not use.included:
         return unit, used, "–", "–"
-    left = _("%s beyond") % f"{use.overage:,}" if use.overage else _("%s left") % f"{use.remaining:,}"
-    return unit, used, f"{use.included:,}", left
+    remaining = _("%s beyond") % f"{use.overage:,}" if use.overage else _("%s left") % f"{use.remaining:,}"
+    return unit, used, f"{use.included:,}", remaining
 
 
 def shown_refusals(identity: Identity, now: float, rule_page: str, at: int | None = None) -> Refusals:

@@ -103,7 +103,7 @@ class _Table:
     def row(self, limit: LiveLimit, permits: int) -> tuple[SafeString, ...]:
         """Return the values of a row as HTML."""
         row, rule, standing, key = limit.why.row, limit.why.rule, limit.standing, limit.key
-        name, left, full = _html(row.name), _NOTHING, _NOTHING
+        name, permits_left, full = _html(row.name), _NOTHING, _NOTHING
         reset = grant = _NOTHING
         if isinstance(rule, AppliedRule):
             if key != GLOBAL_KEY:
@@ -112,7 +112,7 @@ class _Table:
                 if self._grant_url and "capacity" in fields_of(rule.algorithm.id):
                     grant = _action(self._grant, name, self._grant_url + query)
             if standing is not None:
-                left = SafeString(f"{standing.remaining:,} / {permits:,}")
+                permits_left = SafeString(f"{standing.remaining:,} / {permits:,}")
                 full = _html(duration(standing.reset_after)) if standing.reset_after > 0 else self._full
         admits = standing is not None and standing.allowed
         return (
@@ -123,7 +123,7 @@ class _Table:
             self._shadow if isinstance(rule, AppliedRule) and rule.mode is Mode.SHADOW else _NOTHING,
             self._why(limit),
             self._keys.get(key) or self._key_link(key),
-            left,
+            permits_left,
             full,
             self._admits if admits else _html(_next_request(limit)),
             reset,

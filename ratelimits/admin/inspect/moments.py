@@ -11,13 +11,14 @@ MAX_LENGTH = 30
 
 
 class NoMomentError(ValueError):
-    """The typed text is no moment of the past. The error's text says what to write."""
+    """Raised if the typed text is not a moment of the past. The error's text says what to write."""
 
 
 def typed_moment(text: str, now: float) -> int | None:
     """Return the moment of a typed text, in seconds since 1970 UTC; None for "".
 
-    A time without a date is its newest one: that of today, or else that of yesterday. Raise NoMomentError.
+    A time without a date means today. If this time has not come yet, it means yesterday. Raise NoMomentError if the
+    text is not a moment of the past.
     """
     if not text:
         return None

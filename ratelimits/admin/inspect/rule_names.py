@@ -26,8 +26,9 @@ class RuleNames:
     """The histories of some rules. They are read with two queries, for any number of rules.
 
     current    the names of those rules that still exist, by primary key
-    plans      " (plan pro)" for those of a plan, by primary key
-    sentences  their present sentences with their plans, by primary key. Rules that cannot be read have none
+    plans      a text such as " (plan pro)" for each rule that belongs to a plan, by primary key
+    sentences  the present sentence of each rule with its plan, by primary key. A rule that cannot be read has no
+               sentence
     """
 
     def __init__(self, rules: Collection[int]) -> None:

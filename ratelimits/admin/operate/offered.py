@@ -110,8 +110,8 @@ class OfferedRule:
 def offered_rules(identity: Identity, key: str) -> list[OfferedRule]:
     """Return the rules that limit a key, or keys that belong to it. `identity` is the identity of the key.
 
-    Rules that refused a request in the last 24 hours come first, the newest refusal at the top; then the others by
-    name. Rules that are off or cannot be read are left out. Raise RulesUnavailable.
+    Rules that refused a request in the last 24 hours come first, the newest refusal at the top. The other rules follow,
+    sorted by name. Rules that are off or cannot be read are left out. Raise RulesUnavailable.
     """
     snapshot, kind = rules.reload(), key.partition(":")[0]
     found = {why.row.name: (why, True) for why in snapshot.in_any_scope(identity) if _counted_key(why, identity) == key}
@@ -141,9 +141,9 @@ def _counted_key(why: ExplainedRule, identity: Identity) -> str | None:
 
 
 def _last_refusals(identity: Identity, key: str) -> dict[int, tuple[int, int]]:
-    """Return, by rule, the start of the newest quarter of an hour in which it refused the key, and how many requests.
+    """Return, by rule, the start of the newest quarter of an hour with refusals of the key, and a number of requests.
 
-    The number counts the newest `MAX_REFUSALS` rows.
+    This number is the sum of the requests that the rule refused, in the newest `MAX_REFUSALS` rows.
     """
     if not identity.account:
         return {}

@@ -21,7 +21,7 @@ MAX_KEYS = 5
 def permits_left(whom: Whom, rule: OfferedRule, name_of: Callable[[str], str], extra: int = 0) -> list[str]:
     """Return a sentence for each key that the rule counts, at most `MAX_KEYS`.
 
-    `name_of` returns the name of a key, or "". If `extra` is not 0, the sentences also say what is left with this many
+    `name_of` returns the name of a key, or "". If `extra` is not 0, the sentences also say what is left with `extra`
     more permits. If Redis or the database does not answer, the only sentence says so.
     """
     keys = [whom.key] if rule.counts_it else used_keys(whom)
@@ -41,7 +41,7 @@ def permits_left(whom: Whom, rule: OfferedRule, name_of: Callable[[str], str], e
 
 
 def used_keys(whom: Whom) -> list[str]:
-    """Return the keys of an account that were used lately, or the user itself."""
+    """Return the keys that an account has used lately. Return an empty list if the key is not an account."""
     return keys_of_account(whom.identity.account_id) if whom.key == whom.identity.account else []
 
 

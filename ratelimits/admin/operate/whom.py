@@ -154,9 +154,9 @@ def _url(request: HttpRequest, key: str, account: str = "") -> str:
 
 
 def names_of(request: HttpRequest, site: AdminSite, key: str) -> Iterator[str]:
-    """Yield the names that people know. For an API key: its name.
+    """Yield the names that people know of a key: the name of the API key, the account or the user.
 
-    For an account or a user: its name, if the person who asks may view the row.
+    Leave out the name of an account or a user if the person who asks may not view its row.
     """
     kind, _colon, identifier = key.partition(":")
     users: Any = get_user_model()

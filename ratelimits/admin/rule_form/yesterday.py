@@ -121,7 +121,8 @@ def _newly_refused_text(newly: int, refused: int) -> str:
 def _changes(after: ReplayResult, kind: str) -> list[tuple[str, str, str, str]]:
     """Return the rows of the comparison with what happened at the time.
 
-    The columns are: refused then too, newly refused, refused then but not by this rule alone.
+    The columns are: refused by the typed rule, and refused at the time too; refused only by the typed rule; refused at
+    the time, but not by the typed rule.
     """
     counts = after.refused_too, after.refused - after.refused_too, after.admitted_now
     too, newly, admitted_now = (number(count.total()) for count in counts)
