@@ -152,14 +152,15 @@ def _add_up() -> None:
     for add_more in _adders:
         add_more()
     with _lock:
-        # Requests with the same prepared command have the same mapping of costs. So first count these.
+        # Requests with the same prepared command have the same mapping of costs. So first count the requests with the
+        # same account, mapping and bin, and then add each count to the totals at once.
         counts: dict[tuple[str | None, int, int], int] = {}
         mappings: dict[int, Mapping[str, int]] = {}
         for _ in range(len(_new_admissions)):
             account, costs, now = _new_admissions.popleft()
             mappings[id(costs)] = costs
-            same = account, id(costs), now // _BIN
-            counts[same] = counts.get(same, 0) + 1
+            group = account, id(costs), now // _BIN
+            counts[group] = counts.get(group, 0) + 1
         for (account, mapping, bin_number), requests in counts.items():
             start = max(bin_number * BIN_SECONDS, _forgotten)
             owner = account[len("account:") :] if account is not None else ""
