@@ -68,7 +68,7 @@ class Meter(NamedTuple):
 class Usage(NamedTuple):
     """Where a request is counted.
 
-    account   the account's identifier; "" if there is none
+    account   the account's identifier; "" if the request has no account
     key       the request's key, such as "user:42"
     meters    the meters that count the request. A call's costs begin with one cost for each meter, in this order
     periods   starts of the previous billing period, the current one and the next two, in µs since 1970 UTC

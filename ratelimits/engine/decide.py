@@ -240,9 +240,9 @@ def reserve(
     usage: Usage | None = None,
     now: int | None = None,
 ) -> Decision:
-    """Take permits now and use them after a wait. `max_wait` is the longest accepted wait in seconds (None: any wait).
+    """Take permits now and use them after a wait. The decision's `wait` says how long to wait.
 
-    The decision's `wait` says how long to wait.
+    `max_wait` is the longest accepted wait in seconds. If it is None, any wait is accepted.
     """
     timeout = ANY if max_wait is None else max(max_wait, 0)
     return decide(limits, timeout=timeout, account=account, usage=usage, now=now)

@@ -68,7 +68,7 @@ class Decision:
         # The numbers of a reply, by index (times in µs):
         # 0  always 1: the call was decided
         # 1  allowed (1 or 0)
-        # 2  number of the binding limit, from 1; 0 if there is none
+        # 2  number of the binding limit, from 1; 0 if there is no binding limit
         # 3  remaining
         # 4  retry_after; -1 for never
         # 5  reset_after

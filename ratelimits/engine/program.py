@@ -78,9 +78,9 @@ class Program:
             raise ValueError(f"a decision takes at most {MAX_LIMITS} limits, not {len(self.terms)}")
         names: dict[tuple[int, int], str] = {}
         for term in self.terms:
-            other = names.setdefault((term.key, name_id(term.name)), term.name)
-            if other != term.name or sum(t.key == term.key and t.name == term.name for t in self.terms) > 1:
-                raise ValueError(f"two limits of one key are named {term.name!r} and {other!r}: rename one")
+            first = names.setdefault((term.key, name_id(term.name)), term.name)
+            if first != term.name or sum(t.key == term.key and t.name == term.name for t in self.terms) > 1:
+                raise ValueError(f"two limits of one key are named {term.name!r} and {first!r}: rename one")
 
     def __reduce__(self) -> tuple[object, ...]:
         # Pickle only the terms, so that a stored receipt does not contain the script.

@@ -22,7 +22,7 @@ from ratelimits.engine.keys import LONGEST_NAMESPACE, Keyspace
 from ratelimits.engine.transport.connection import NotReached
 from ratelimits.engine.transport.wire import Wire, configured
 
-#: If no node of a cluster answers, the process waits this many seconds before it tries again.
+#: If no node of a cluster answers, the process tries again after this number of seconds.
 PAUSE = 1.0
 #: Do not try the cluster again before this time of the monotonic clock (seconds).
 _not_before = 0.0

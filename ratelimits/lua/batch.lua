@@ -12,7 +12,7 @@
 -- files.
 --   open    hash: the open batch. The fields of its identity are written together with the first counter:
 --             #i incarnation   #s seq   #o time of opening (µs)   #r run of the server   #p `cum` before this batch
---             #f "<incarnation>:<seq>" of the last batch before this incarnation; "" if there is none
+--             #f "<incarnation>:<seq>" of the last batch before this incarnation; "" if there was no batch
 --           Every other field is a counter (a whole number >= 0).
 --   meta    hash with these fields:
 --             incarnation, seq   of the newest batch that was opened

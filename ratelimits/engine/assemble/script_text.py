@@ -167,21 +167,21 @@ class ScriptText(StateLines):
         if len(in_locals) == len(self.limits):
             names = [limit.name(name) for limit, _form, names in in_locals for name in names]
             yield f"local {', '.join(names)} = read_struct('<{''.join(form for form, _names in fields)}', ARGV[4])"
-        place = 1
+        position = 1
         for limit, (form, names) in zip(self.limits, fields, strict=True):
             number, cost = limit.number, f"cost_of_{limit.shape.slot}"
             if limit.in_table:
-                own = f", redis_key = KEYS[{limit.shape.own_key}]" if limit.shape.own_key else ""
-                values = f"cost = {cost}{own}"
+                redis_key = f", redis_key = KEYS[{limit.shape.own_key}]" if limit.shape.own_key else ""
+                values = f"cost = {cost}{redis_key}"
                 yield f"local {limit.table} = {{{values}}}"
             if limit.in_table or len(in_locals) < len(self.limits):
                 start = "" if limit.in_table else "local "
                 targets = ", ".join(limit.name(name) for name in names)
-                yield f"{start}{targets} = read_struct('<{form}', ARGV[4], {place})"
+                yield f"{start}{targets} = read_struct('<{form}', ARGV[4], {position})"
             if not limit.in_table:
                 yield f"local {limit.name('cost')} = {cost}"
                 yield f"--locals {number}"
-            place += 4 + 8 * (len(names) - 1)
+            position += 4 + 8 * (len(names) - 1)
 
     def do_count(self) -> Iterator[str]:
         shape, open_key = self.shape, f"KEYS[{self.shape.open_key}]"
@@ -223,9 +223,9 @@ class ScriptText(StateLines):
     def full_text(self) -> str:
         """Return the text of the script."""
         lines = list(self.expand(scripts.text("decide").splitlines()))
-        for place, line in enumerate(lines):
+        for index, line in enumerate(lines):
             if line.startswith(("--locals ", "--table ", "--fields ")):
-                lines[place] = self.limits[int(line.split()[1]) - 1].filled(line)
+                lines[index] = self.limits[int(line.split()[1]) - 1].filled(line)
         return without_unused("\n".join(lines) + "\n", self.functions_of_files)
 
     @property

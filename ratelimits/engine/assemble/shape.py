@@ -13,7 +13,7 @@ class LimitShape(NamedTuple):
     form       the name of the usual form of the limit's record; "" if there is no usual form
     slot       the position of the cost, from 1
     state_key  the number of the Redis key with the limit's record
-    own_key    the number of the limit's first own key; 0 if it has none
+    own_key    the number of the limit's first own key; 0 if the limit has no own key
     waits      whether the limit has its own longest wait
     lasting    when the state is restored from the ledger. 0: never. 1: if Redis may have lost counts of this limit.
                2: in the case of 1, and if there is no state

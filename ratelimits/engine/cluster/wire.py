@@ -151,7 +151,7 @@ class ClusterWire(Wire):
         return self._store_table(best, failure)
 
     def _store_table(self, table: Table | None, failure: Exception | None = None) -> Table:
-        """Store and return a new table. Raise NotReached if there is none."""
+        """Store and return a new table. Raise NotReached if no node has sent a table."""
         if table is None:
             raise NotReached(f"no node of the cluster answers: {failure}") from failure
         with _lock:

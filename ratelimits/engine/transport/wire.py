@@ -124,7 +124,7 @@ class Wire:
             self._pool.release(connection)
 
     def pop(self, key: str, seconds: float) -> bytes | None:
-        """Wait until a list has an element, and take it. Return None if it has none for this number of seconds.
+        """Wait until a list has an element, and take it. Return None if the list has no element in this time.
 
         The server wakes the callers one by one, in the order in which they came. Raise NotSent.
         """

@@ -48,10 +48,10 @@ local ASK_AGAIN = '- 0 0'
 local function announce(redis_key, retry, terms)
   local key = redis_key .. '${announced}'
   local value = redis.pcall('GET', key)
-  local count, others = string.match(type(value) == 'string' and value or '0 ' .. ASK_AGAIN, '^(%d+) (.*)$')
+  local count, terms_before = string.match(type(value) == 'string' and value or '0 ' .. ASK_AGAIN, '^(%d+) (.*)$')
   if terms == nil or count == '0' then
-    terms = terms or others
-  elseif terms ~= others then
+    terms = terms or terms_before
+  elseif terms ~= terms_before then
     terms = ASK_AGAIN
   end
   redis.pcall('SET', key, int(count + 1) .. ' ' .. terms, 'PX', math.ceil(retry / 1000))
