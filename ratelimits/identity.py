@@ -58,7 +58,7 @@ def _digest(secret: str | bytes) -> str:
 
 
 def api_key_of(auth: Any) -> str | None:
-    """Return the API key for `request.auth`, or None if there is none.
+    """Return the API key for `request.auth`; None if the request has no API key.
 
     A key has the id or UUID of a row, or the digest of a text. A text may be a secret: the primary key of DRF's `Token`
     is its secret. A mapping, such as the claims of a JWT, is not an API key.
@@ -121,7 +121,9 @@ def address_of(request: HttpRequest) -> str:
 
 
 def _from_trusted_proxy(meta: Mapping[str, Any], remote: str, trusted_proxies: tuple[str, ...]) -> str | None:
-    """Return the client's address in ADDRESS_HEADER; None if there is none, or if no trusted proxy sends the request.
+    """Return the client's address in ADDRESS_HEADER.
+
+    Return None if the header has no address, or if the request does not come from a trusted proxy.
 
     Each proxy adds the address of its client at the end. So the last entry that is not a trusted proxy is the client.
     """

@@ -62,7 +62,7 @@ class Deadline:
         self._at = time.monotonic() + seconds
 
     def remaining(self) -> float:
-        """Return the remaining seconds. Raise TimeoutError if there are none."""
+        """Return the remaining seconds. Raise TimeoutError if no time is left."""
         seconds = self._at - time.monotonic()
         if seconds <= 0:
             raise TimeoutError("timed out")

@@ -19,8 +19,9 @@ def key_id(key: str) -> str:
 
 
 def error_of(text: str, signature: str) -> str:
-    """Return the error of a text's signature, as part of a sentence; "" if it is valid, or if there is no key.
+    """Return the error of a text's signature, as part of a sentence.
 
+    Return "" if the signature is valid, or if there is no key to check it.
     A signature is valid if it was made with SIGNING_KEY or a key of SIGNING_KEYS_OLD. If SIGNING_KEYS_OLD contains "",
     a text without a signature is valid, too.
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: How a view names its key: "header:X-Tenant", "query:team", "field:email", "arg:pk", or a function of the request.
 Key = str | Callable[..., Any]
-#: Takes a request and the URL arguments, and returns the value; None if there is none.
+#: Takes a request and the URL arguments, and returns the value; None if the request has no such value.
 _Reader = Callable[[Any, Mapping[str, Any]], Any]
 
 #: Errors of a body that cannot be read. The view or Django answers such a request.

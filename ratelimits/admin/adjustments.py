@@ -152,7 +152,7 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
             return saved
 
     def _saved_before(self, request: HttpRequest) -> HttpResponse | None:
-        """Return a response with a warning if an earlier POST of this page saved the adjustment; else None."""
+        """Return a response with a warning if an earlier POST of this page saved the adjustment; otherwise None."""
         reference = _reference(request)
         saved = None if reference is None else Adjustment.objects.filter(reference=reference).first()
         if saved is None:

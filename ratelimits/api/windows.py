@@ -71,9 +71,9 @@ def edges(window: str, timezone: str, terms: Terms, at: int) -> tuple[int, int]:
 def rows(
     using: str, query: WindowQuery, after: PagePosition | None, count: int
 ) -> tuple[list[dict[str, Any]], PagePosition | None]:
-    """Return at most `count` rows after the position `after`.
+    """Return at most `count` rows after the position `after`, and the position of the last of these rows.
 
-    If there are further rows, return also the position of the last returned row, else None.
+    If no further rows follow, return None instead of the position.
     """
     lines = Line.objects.using(using).filter(_condition(using, query)).annotate(window=_window(query))
     if after is not None:

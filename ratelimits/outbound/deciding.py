@@ -91,7 +91,7 @@ class Turn(NamedTuple):
 
     allowed      whether the permits are granted, for the moment in `wait` seconds
     wait         seconds until the call may proceed
-    limit        the name of the limit that refused, or "" if there is none
+    limit        the name of the limit that refused; "" if no limit refused
     algorithm    the algorithm of this limit, or None
     retry_after  seconds after which the caller may ask again; None if the permits can never be granted
     decision     the engine's decision; None if Redis was not asked or did not answer

@@ -78,7 +78,10 @@ class DenyCache:
         self._decided.append(decision)
 
     def look(self, cache_key: Hashable) -> Denied | None:
-        """Return the refusal that this request gets again, and count the repetition. Return None if there is none."""
+        """Return the refusal that this request gets again, and count the repetition.
+
+        Return None if no refusal is stored for the request, or if the refusal has ended.
+        """
         denied = self.known.get(cache_key)
         if denied is None or self.clock() >= denied.until:
             return None

@@ -24,7 +24,10 @@ QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded
 
 
 class Policy(NamedTuple):
-    """A limit as clients see it: its name, its quota in permits, and its window in seconds (None: no window)."""
+    """A limit as clients see it: its name, its quota in permits, and its window in seconds.
+
+    `window` is None if the limit has no window.
+    """
 
     name: str
     quota: int
@@ -62,7 +65,7 @@ def standing(name: str, remaining: int, reset: float | None) -> str:
     """Return the RateLimit field for the binding limit.
 
     `name` is the quoted name of the limit. `remaining` is the number of permits left. `reset` is the number of seconds
-    until there are more permits (None: never).
+    until there are more permits. If it is None, there will never be more permits.
     """
     if reset is None:
         return f"{name};r={remaining}"
@@ -132,8 +135,8 @@ def blocked(status: int, message: str) -> dict[str, Any]:
 def problem(violated: Sequence[str], seconds: float | None, status: int = 429, text: str = "") -> dict[str, Any]:
     """Return the body of a refusal by rules, as application/problem+json (RFC 9457).
 
-    `violated` are the names of the rules. `seconds` is the time until the request would be admitted (None: never).
-    `text` is the text of the rule; "" for the sentence that says when to try again.
+    `violated` are the names of the rules. `seconds` is the time until the request would be admitted. If it is None, the
+    request would never be admitted. `text` is the text of the rule; "" for the sentence that says when to try again.
     """
     detail = text or (
         "This request can never be admitted." if seconds is None else f"Try again in {max(ceil(seconds), 1)} seconds."

@@ -31,8 +31,8 @@ from ratelimits.models.testcase import tests
 Kind = Literal["admitted", "unanswered", "unmetered", "blocked", "exempt"]
 Totals = dict["TotalKey", tuple[int, int]]
 
-#: Each bin (15 minutes) has its own totals. They stay in memory for this many seconds after the bin, because a request
-#: of the bin may be counted late.
+#: Each bin (15 minutes) has its own totals. After the end of the bin they stay in memory for this number of seconds,
+#: because a request of the bin may be counted late.
 _KEPT = 2 * BIN_SECONDS
 
 

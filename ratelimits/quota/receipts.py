@@ -20,7 +20,7 @@ logger = bounded(__name__)
 
 
 def receipt_of(request: Any) -> Receipt | None:
-    """Return the receipt of a request (Django's or DRF's); None if it has none."""
+    """Return the receipt of a request (Django's or DRF's); None if the request has no receipt."""
     answer = getattr(request, "quota", None)
     return answer.decision.receipt if answer is not None and answer.decision is not None else None
 

@@ -87,9 +87,9 @@ class AccessIndex:
     def _put(self, row: AccessRow) -> None:
         """Add a row. Raise OSError or ValueError if its target is neither a key nor a network."""
         rows_by_key, key = self._dictionary_of(row.target)
-        others = rows_by_key.get(key, ())
+        other_rows = rows_by_key.get(key, ())
         # Raw SQL can write several rows for one target. Then a block decides, so blocks are first.
-        rows_by_key[key] = (row, *others) if row.blocks else (*others, row)
+        rows_by_key[key] = (row, *other_rows) if row.blocks else (*other_rows, row)
         self._by_pk[row.pk] = row
 
     def _remove(self, pk: int) -> None:
@@ -120,7 +120,7 @@ class AccessIndex:
         self._starts = sorted({row.valid_from for row in self._by_pk.values()} - {0})
 
     def next_start(self, now: int) -> int:
-        """Return the next moment at which a row comes into force; NEVER if there is none."""
+        """Return the next moment at which a row comes into force; NEVER if no row comes into force later."""
         later = bisect_right(self._starts, now)
         return self._starts[later] if later < len(self._starts) else NEVER
 
@@ -171,7 +171,7 @@ NO_ACCESS = AccessIndex()
 
 
 def _in_force(rows: tuple[AccessRow, ...], now: int) -> AccessRow | None:
-    """Return the first row in force; None if there is none."""
+    """Return the first row in force; None if no row is in force."""
     for row in rows:
         if row.valid_from <= now < row.valid_until:
             return row

@@ -56,7 +56,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One fact. `model` and `query` name a list in the admin that shows more; `model` is "" if there is none."""
+    """One fact. `model` and `query` name a list in the admin that shows more; `model` is "" if no list shows more."""
 
     name: str
     title: str

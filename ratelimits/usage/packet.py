@@ -66,7 +66,7 @@ class Packet:
     run: str
     #: The run in which the batch was sealed.
     sealed_run: str
-    #: The last batch of the previous incarnation, as "incarnation:seq"; "" if there is none.
+    #: The last batch of the previous incarnation, as "incarnation:seq"; "" if no batch came before.
     follows: str
     #: The canonical lines, sorted.
     lines: tuple[bytes, ...]

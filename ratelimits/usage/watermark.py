@@ -71,7 +71,7 @@ def _correct(using: str, state: ShardState, pending: Pending) -> None:
 
 
 def _sealed_before(using: str, shard: int, clock: int) -> int:
-    """Return the last time, not after `clock`, at which a batch in the ledger was sealed; 0 if there is none."""
+    """Return the last time, not after `clock`, at which a batch in the ledger was sealed; 0 if there is no batch."""
     rows = Batch.objects.using(using).filter(shard=shard, sealed_at__lte=clock).order_by("-position")
     return rows.values_list("sealed_at", flat=True).first() or 0
 

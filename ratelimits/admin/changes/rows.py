@@ -77,9 +77,9 @@ def changed_rows(
 ) -> list[ChangedRow]:
     """Return at most `count` changes of these tables, newest first.
 
-    Changes after the moment `until` are left out (None: no change is left out). Of the remaining changes, the first
-    `skip` are left out too. A moment alone cannot say where a page starts, because one edit may change many rows at the
-    same moment. `chosen` is a further condition for the records.
+    Changes after the moment `until` are left out. If `until` is None, no change is left out for this reason. Of the
+    remaining changes, the first `skip` are left out too. A moment alone cannot say where a page starts, because one
+    edit may change many rows at the same moment. `chosen` is a further condition for the records.
     """
     records = merge(
         *(_records(model, until, skip + count, chosen) for model in models),

@@ -38,7 +38,7 @@ class AccessForm(_Base):
             )
 
     def clean_target(self) -> str:
-        """Return the key that the typed text names. Raise ValidationError if there is none, or more than one."""
+        """Return the key that the typed text names. Raise ValidationError if it names no key, or more than one."""
         text: str = self.cleaned_data["target"].strip()
         try:
             return canonical(text)

@@ -116,8 +116,8 @@ def offered_rules(identity: Identity, key: str) -> list[OfferedRule]:
     snapshot, kind = rules.reload(), key.partition(":")[0]
     found = {why.row.name: (why, True) for why in snapshot.in_any_scope(identity) if _counted_key(why, identity) == key}
     if kind in ("account", "user"):
-        others = Identity(identity.user or _ANY, _ANY, identity.account)
-        for why in snapshot.in_any_scope(others):
+        any_key = Identity(identity.user or _ANY, _ANY, identity.account)
+        for why in snapshot.in_any_scope(any_key):
             if isinstance(why.rule, AppliedRule) and why.rule.key_kind in COVERS[kind] - {kind}:
                 found.setdefault(why.row.name, (why, False))
     refusals = _last_refusals(identity, key)

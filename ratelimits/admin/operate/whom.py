@@ -148,8 +148,8 @@ def keys_of(request: HttpRequest, site: AdminSite, found: Whom) -> tuple[tuple[K
 
 def _url(request: HttpRequest, key: str, account: str = "") -> str:
     """Return the URL of this page for a key. It keeps the other values of the page's own URL."""
-    others = {name: value for name, value in request.GET.items() if name not in ("key", "account")}
-    query = {"key": key} | ({"account": account} if account else {}) | others
+    other_values = {name: value for name, value in request.GET.items() if name not in ("key", "account")}
+    query = {"key": key} | ({"account": account} if account else {}) | other_values
     return f"?{urlencode(query)}"
 
 

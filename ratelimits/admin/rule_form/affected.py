@@ -187,8 +187,8 @@ def _limited_by(rule: Rule, keys: list[tuple[str, str]]) -> list[tuple[str, str]
     Rules of several plans may have the same name. Then the rule of the key's plan applies. If that plan has no such
     rule, the rule of the account's plan applies. If that plan has none either, the rule without a plan applies.
     """
-    others = Rule.objects.using(conf.DATABASE).filter(name=rule.name).exclude(pk=rule.pk).exclude(plan=None)
-    plans = {*others.values_list("plan_id", flat=True), rule.plan_id}
+    same_name = Rule.objects.using(conf.DATABASE).filter(name=rule.name).exclude(pk=rule.pk).exclude(plan=None)
+    plans = {*same_name.values_list("plan_id", flat=True), rule.plan_id}
     if plans == {None}:
         return keys
     now = timezone.now()

@@ -137,8 +137,8 @@ def _keys_word(kind: str) -> str:
 def _rows(before: ReplayResult | None, after: ReplayResult, typed: Rule) -> list[tuple[str, str, str]]:
     """Return the rows of the comparison.
 
-    Each row has a title, the value for the saved rule ("" if there is none), and the value for the typed rule. Without
-    a saved rule, the numbers of refused requests are left out: the sentence above the table has them.
+    Each row has a title, the value for the saved rule, and the value for the typed rule. Without a saved rule, its
+    value is "", and the numbers of refused requests are left out: the sentence above the table has these numbers.
     """
     words, unit = Wording(_, ngettext), conf.UNITS.get(typed.meter, typed.meter)
     rows: list[tuple[str, Callable[[ReplayResult], str]]] = [

@@ -65,10 +65,10 @@ def in_groups(app_list: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _groups(app: dict[str, Any]) -> list[dict[str, Any]]:
     models = {entry["object_name"]: entry for entry in app["models"]}
     names_in_groups = {name for _title, names in GROUPS for name in names}
-    others = [entry for name, entry in models.items() if name not in names_in_groups]
+    without_group = [entry for name, entry in models.items() if name not in names_in_groups]
     groups = []
     for number, (title, names) in enumerate(GROUPS):
-        entries = [models[name] for name in names if name in models] + ([] if number else others)
+        entries = [models[name] for name in names if name in models] + ([] if number else without_group)
         if entries:
             name = _("%(app)s: %(group)s") % {"app": app["name"], "group": title}
             groups.append({**app, "name": name, "models": entries})

@@ -86,8 +86,8 @@ def _shadow(decision: Decision) -> tuple[str, ...]:
     terms = decision.program.terms
     if not any(term.mode for term in terms):
         return ()
-    both = zip(terms, decision.standings, strict=True)
-    return tuple(term.name for term, standing in both if term.mode and not standing.allowed)
+    pairs = zip(terms, decision.standings, strict=True)
+    return tuple(term.name for term, standing in pairs if term.mode and not standing.allowed)
 
 
 def breaker_changed(is_open: bool) -> None:

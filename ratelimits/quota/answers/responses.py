@@ -71,7 +71,7 @@ async def arefusal(request: HttpRequest, answer: Answer) -> HttpResponseBase:
 
 
 def own_refusal(request: HttpRequest, answer: Answer) -> HttpResponseBase | None:
-    """Return the project's own response to a refused request; None if it has none.
+    """Return the project's own response to a refused request; None if the project has no response of its own.
 
     Raise ImproperlyConfigured if RATELIMITS["REFUSAL_RESPONSE"] returns anything else.
     """
