@@ -48,7 +48,7 @@ logger = bounded(__name__)
 
 #: Redis is asked again if the rules were too old, or if a prefetch asked for too many permits. After this number of
 #: repetitions Redis is asked once more, without comparing versions. The rules in memory may then decide the request,
-#: because they were read after it came in. Without this end, rules that are edited again and again could prevent a
+#: because they were read after the request. Without this limit, rules that are edited again and again could prevent a
 #: decision.
 RELOADS = 3
 _ATTEMPTS = range(2 + RELOADS)

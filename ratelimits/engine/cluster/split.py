@@ -32,7 +32,7 @@ from ratelimits.logs import bounded
 
 logger = bounded(__name__)
 
-#: Seconds after a charge in which its permits can be given back. The command that does this is sent immediately.
+#: Seconds after a charge in which its permits can be given back. If another shard refuses, they are given back at once.
 _GIVE_BACK_TTL = 60.0
 
 #: The retry_after of a request that can never be admitted.

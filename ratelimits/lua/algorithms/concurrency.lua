@@ -3,9 +3,9 @@
 -- some time.
 --
 -- A limit has two Redis keys: `l.redis_key`, and the same name with the ending ${details}.
---   (no ending)  sorted set with a member for each lease. The score is the lease's expiry, in µs after `l.base`. Usually
---                the member is "=name". This is a *plain* lease: it has one permit, and no other lease has its name. The
---                member of any other lease is "number:permits:name"
+--   (no ending)  sorted set with a member for each lease. The score is the lease's expiry, in µs after `l.base`. Most
+--                leases are *plain*: they have one permit, and no other lease has their name. The member of a plain
+--                lease is "=name". The member of any other lease is "number:permits:name"
 --   ${details}   sorted set about the leases that are not plain. All scores are 0, so Redis sorts the members by text.
 --                "@name:number:permits" finds the leases with a name.
 --                A decision counts the permits that end before a moment, without reading each lease: the members of the
@@ -21,12 +21,12 @@
 -- wait until the first lease expires.
 --   ${announced}   string "number terms": how many callers were refused and wait for a release. The terms say under
 --                which rules these callers are given a lease without asking again: "version capacity lease_ttl". The
---                version is that of the rules, or "any" for a limit in code. The terms are ASK_AGAIN if the callers
---                have different terms, or if a caller needs more than one permit or is also under another limit
+--                version is the version of the rules, or "any" for a limit in code. The terms are ASK_AGAIN if the
+--                callers have different terms, or if a caller needs more than one permit or is also under another limit
 --   ${freed}       list. Callers take elements from it with BLPOP, and the server serves the caller that has waited
---                longest. An element is the name of a new lease, which belongs to the caller that takes the element;
---                or "1", and this caller asks again. A lease whose element is in the list belongs to nobody yet:
---                perhaps the caller has gone. So a request that needs this lease takes its place
+--                longest. An element is either the name of a new lease, which then belongs to the caller that takes the
+--                element, or "1", which tells this caller to ask again. While the name of a lease is in the list, the
+--                lease belongs to nobody: perhaps no caller waits any more. So a request that needs permits may end it
 --
 --@params * lease_ttl - - - - capacity
 --@record leases I7 last i7 base I6 stored_permits I6 next_number I6 others I6 powers I7 oldest i7 newest
