@@ -72,15 +72,18 @@ def _restored(message: str, name: str, limit: str, retry_after: float | None) ->
     return error
 
 
-class Rules(NamedTuple):
-    """An instruction: return the Selection of this scope and identity. `newer`: first read rules with this version."""
+class SelectRules(NamedTuple):
+    """An instruction: return the Selection of this scope and identity.
+
+    If `newer` is not None, first read the rules with this version or a newer one.
+    """
 
     scope: str
     identity: Identity
     newer: int | None = None
 
 
-class Ask(NamedTuple):
+class DecideCall(NamedTuple):
     """An instruction: return the engine's decision on a call."""
 
     call: Call
@@ -154,7 +157,7 @@ class Outbound:
         try:
             for attempt in range(2 + RELOADS):
                 if self.algorithm is None:
-                    selection = yield Rules(self.name, self.identity, newer)
+                    selection = yield SelectRules(self.name, self.identity, newer)
                     prepared = prepare(selection, tuple(self.costs))
                     version = selection.version if attempt <= RELOADS else None
                 # A caller that accepts no wait does not wait for a release either.
@@ -164,7 +167,7 @@ class Outbound:
                 if not call.program.terms:
                     return _UNLIMITED
                 try:
-                    decision = yield Ask(call)
+                    decision = yield DecideCall(call)
                 except Stale as stale:
                     checking.breaker.succeeded()
                     newer = stale.version

@@ -9,7 +9,7 @@ from ratelimits import rules
 from ratelimits.engine.clock import clock
 from ratelimits.engine.decide import adecide_call, decide_call
 from ratelimits.engine.server import current_server
-from ratelimits.outbound.deciding import Ask, Rules
+from ratelimits.outbound.deciding import DecideCall, SelectRules
 
 T = TypeVar("T")
 
@@ -20,10 +20,11 @@ class Sleep(NamedTuple):
     seconds: float
 
 
-class Release(NamedTuple):
+class AwaitRelease(NamedTuple):
     """An instruction: wait until a lease is released, for at most this number of seconds.
 
-    Return the element that the server pushes to the list at `key`, a Redis key of this shard; None if it pushes none.
+    Return the element that a script adds to the list at `key`, a Redis key of this shard. Return None if no element was
+    added in this time.
     """
 
     shard: int
@@ -33,12 +34,12 @@ class Release(NamedTuple):
 
 def _do(instruction: Any) -> Any:
     match instruction:
-        case Rules(scope, identity, newer):
+        case SelectRules(scope, identity, newer):
             snapshot = rules.current() if newer is None else rules.reload(newer)
             return snapshot.only(scope, identity)
-        case Ask(call):
+        case DecideCall(call):
             return decide_call(current_server(), call)
-        case Release(shard, key, seconds):
+        case AwaitRelease(shard, key, seconds):
             server = current_server()
             return server.wire.wire_of(server.keyspace, shard).pop(key, seconds)
         case _:
@@ -48,12 +49,12 @@ def _do(instruction: Any) -> Any:
 
 async def _ado(instruction: Any) -> Any:
     match instruction:
-        case Rules(scope, identity, newer):
+        case SelectRules(scope, identity, newer):
             snapshot = await rules.acurrent() if newer is None else await rules.areload(newer)
             return await rules.aonly(snapshot, scope, identity)
-        case Ask(call):
+        case DecideCall(call):
             return await adecide_call(current_server(), call)
-        case Release(shard, key, seconds):
+        case AwaitRelease(shard, key, seconds):
             server = current_server()
             return await server.wire.wire_of(server.keyspace, shard).apop(key, seconds)
         case _:

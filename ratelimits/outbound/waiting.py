@@ -19,8 +19,8 @@ from ratelimits.engine.keys import own_name
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.outbound import driving
-from ratelimits.outbound.deciding import PAUSE, PROJECT, Ask, Outbound, Turn, WaitTooLong, typed
-from ratelimits.outbound.driving import Release, Sleep
+from ratelimits.outbound.deciding import PAUSE, PROJECT, DecideCall, Outbound, Turn, WaitTooLong, typed
+from ratelimits.outbound.driving import AwaitRelease, Sleep
 from ratelimits.quota import finishing
 from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
 from ratelimits.quota.costs import valid
@@ -191,14 +191,14 @@ def _released(turn: Turn, seconds: float) -> Generator[Any, Any, bytes | None]:
     number, storage = shard(keyspace, key, call.account), term.algorithm.storage
     freed = keyspace.own(number, own_name(storage.own, term.name), key) + storage.optional["freed"]
     try:
-        lease: bytes | None = yield Release(number, freed, seconds)
+        lease: bytes | None = yield AwaitRelease(number, freed, seconds)
         if lease is None or b"~" not in lease:
             return None
         if len(call.program.terms) == 1 and call.costs == (1,):
             return lease
         # The lease was meant for a call that waits for one permit of this limit alone. End the lease, so that the
         # script gives its permit to another call.
-        yield Ask(Call(call.program, call.keys, call.costs, call.account, op=Op.RELEASE, lease=lease.decode()))
+        yield DecideCall(Call(call.program, call.keys, call.costs, call.account, op=Op.RELEASE, lease=lease.decode()))
     except Unavailable:
         # The caller asks again after this, and then finds out whether Redis answers.
         yield Sleep(min(seconds, PAUSE))
