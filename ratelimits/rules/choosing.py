@@ -12,8 +12,9 @@ from ratelimits.rules.narrowing import USER, concerns, counted_kind, covers, ove
 from ratelimits.rules.rows import Rows, RuleRow
 from ratelimits.rules.selection import GLOBAL_KEY, AppliedRule, UnreadableRule
 
-#: The properties of an identity on which its rules depend: the kinds of its keys (bits), the key's plan, the account's
-#: plan, the moment when one of them last changed, the overrides, and the groups of the user that rules name.
+#: The properties of an identity on which its rules depend. The items are: a bit for each kind of key that it has; the
+#: plan of its key; the plan of its account; the moment when a row about one of its keys last changed, or 0 if that was
+#: long ago; the overrides of its keys; and those groups of its user that rules name.
 Properties = tuple[int, int, int, int, tuple[OverrideRow, ...], frozenset[str]]
 _NO_GROUPS: frozenset[str] = frozenset()
 
