@@ -19,6 +19,8 @@ END_SECONDS = 5.0
 #: The shortest pause after the work, before `wake` can start it again: PAUSE seconds, or PAUSE_FACTOR times the
 #: duration of the work, if this is longer.
 PAUSE, PAUSE_FACTOR = 0.1, 9
+#: Minimum seconds between two logs of failures of the same work. While a server is away, each attempt fails.
+LOG_INTERVAL = 60.0
 
 
 class Background:
@@ -97,7 +99,7 @@ class Background:
     def _run(self) -> None:
         # A child that this thread forks has its own queue and its own thread.
         orders, working = self._orders, self._working
-        rest_ends, due = 0.0, time.monotonic() + self._seconds()
+        rest_ends, due, log_from = 0.0, time.monotonic() + self._seconds(), 0.0
         while True:
             finished = None
             try:
@@ -114,7 +116,11 @@ class Background:
                 with working:
                     (self._work if finished is None else self._last)()
             except Exception:
-                logger.warning("%s failed; it is tried again.", self._name, exc_info=True)
+                if began >= log_from:
+                    logger.warning("%s failed; it is tried again.", self._name, exc_info=True)
+                    log_from = began + LOG_INTERVAL
+            else:
+                log_from = 0.0
             if finished is not None:
                 finished.set()
             ended = time.monotonic()
