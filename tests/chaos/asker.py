@@ -2,8 +2,7 @@
 
 `python -m tests.chaos.asker SEED PROCESSES PAUSE` takes the settings CACHES and RATELIMITS from the variable
 CHAOS_SETTINGS (JSON). If there is a variable CHAOS_CLOCK, the processes have the clock of this file. Each process
-writes a JSON list to the standard output when it begins, for each request, for each exception, and at the end for each
-key whose replies were lost.
+writes a JSON list to the standard output when it begins, for each request and for each exception.
 """
 
 from __future__ import annotations
@@ -32,14 +31,12 @@ def _ended() -> bool:
 
 
 def _child(pause: float, number: int, rng: random.Random) -> None:
-    from ratelimits.quota import process_totals
+    from ratelimits import background
     from tests.chaos.load import ask
 
     _write("begins")
     ask(rng, f"p{number}", pause, _ended, lambda one: _write("request", *one), partial(_write, "error"))
-    for total, (requests, _units) in process_totals.totals().items():
-        if total.kind == "unanswered":
-            _write("lost", total.key, requests)
+    background.end()
     os._exit(0)
 
 

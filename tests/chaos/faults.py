@@ -12,15 +12,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import redis
 from django.db import connection, connections
 from django.db.models import F
 
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.models import ConfigVersion, Rule
+from ratelimits.rules.loader import PATIENCE
 from tests.chaos.clocks import Clock
 from tests.chaos.compared import STEP
-from tests.chaos.load import Load
+from tests.chaos.load import TIMEOUT, Load
 from tests.support.engine.proxy import Proxy
 from tests.support.eventually import until
 from tests.support.servers import TestServers
@@ -203,6 +205,17 @@ def postgres_away(place: Place) -> None:
     connections.close_all()  # This thread's connection was to the server that has ended.
 
 
+def postgres_stopped(place: Place) -> None:
+    """Stop PostgreSQL's processes without closing their connections (SIGSTOP)."""
+    server = psutil.Process(place.servers.postgres.get_pid())
+    processes = [server, *server.children(recursive=True)]
+    for process in processes:
+        process.suspend()
+    place.load.wait(place.seconds)
+    for process in reversed(processes):
+        process.resume()
+
+
 def locked(place: Place) -> None:
     """Let another program hold the lock for writing the database (SQLite)."""
     with sqlite3.connect(connection.settings_dict["NAME"], isolation_level=None) as other:
@@ -230,6 +243,7 @@ class Fault(NamedTuple):
     clock      whose clock is stepped: "server" (this needs Debian's package libfaketime) or "processes"
     vendor     the only database that can have the fault
     seconds    how long the fault lasts with `--long`
+    longest    the longest time that it may add to a request (s): TIMEOUT, unless a request waits for the database
     """
 
     name: str
@@ -238,11 +252,12 @@ class Fault(NamedTuple):
     clock: str = ""
     vendor: str = ""
     seconds: float = 5.0
+    longest: float = TIMEOUT
 
 
 FAULTS = (
     Fault("`kill -9` of the server", killed),
-    Fault("server stopped (SIGSTOP)", stopped),
+    Fault("server stopped (SIGSTOP)", stopped, seconds=10.0),
     Fault("black hole: no reply comes back", black_hole),
     Fault("connections end in the middle of a reply", torn),
     Fault("`maxmemory` reached", full),
@@ -258,6 +273,7 @@ FAULTS = (
     Fault("the web processes' clock: an hour ahead, then behind", clock_steps, reachable=True, clock="processes"),
     Fault("database away", database_away),
     Fault("PostgreSQL away for 60 s", postgres_away, vendor="postgresql", seconds=60.0),
+    Fault("PostgreSQL stopped (SIGSTOP)", postgres_stopped, vendor="postgresql", seconds=10.0, longest=PATIENCE),
     Fault("SQLite locked for writing", locked, reachable=True, vendor="sqlite"),
     Fault("50 edits a second", edit_storm, reachable=True),
 )

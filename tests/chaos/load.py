@@ -23,14 +23,18 @@ from django.db import connections
 from ratelimits.identity import Identity
 from ratelimits.quota import checking
 from ratelimits.quota.answers.answer import Answer
-from tests.support.eventually import PATIENCE
+from tests.support.eventually import PATIENCE, until
 
+#: The setting TIMEOUT, in seconds.
+TIMEOUT = 0.25
 #: Seconds between two requests of one caller, unless a load has another pause.
 PAUSE = 0.01
 THREADS = 4
 TASKS = 8
 PROCESSES = 2
 CALLERS = THREADS + TASKS + PROCESSES
+#: The number of users of each caller.
+USERS = 5
 #: The scope whose rule all requests share, and the scope whose rule refuses nothing.
 TIGHT, WIDE = "tight", "wide"
 
@@ -56,7 +60,6 @@ class Load:
 
     pause        seconds between two requests of one caller
     environment  the environment of the other processes (tests.chaos.asker); without it, there are none
-    lost         requests of the other processes whose reply was lost, by key
     """
 
     seed: int
@@ -64,7 +67,6 @@ class Load:
     environment: dict[str, str] | None = None
     requests: list[Request] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    lost: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     _end: threading.Event = field(default_factory=threading.Event)
 
@@ -113,14 +115,17 @@ class Load:
                 self.requests.append(Request(*values))
             elif kind == "error":
                 self.errors.append(values[0])
-            elif kind == "lost":
-                self.lost[values[0]] += values[1]
             else:
                 started.release()
 
     def wait(self, seconds: float) -> None:
         """Let the load go on for some time."""
         self._end.wait(seconds)
+
+    def wait_for_all_keys(self) -> None:
+        """Let the load go on until there was a decision about each user, so that all their rows were read."""
+        users = CALLERS * USERS
+        until(lambda: len({one.key for one in [*self.requests] if one.at}) == users, "each user was decided about")
 
     def _thread(self, number: int) -> None:
         rng = random.Random(f"{self.seed}:{number}")
@@ -192,5 +197,5 @@ def _request(began: float, scope: str, identity: Identity, answer: Answer | Base
 
 
 def _drawn(rng: random.Random, who: str) -> tuple[Identity, str]:
-    user = f"user:{who}-{rng.randrange(5)}"
+    user = f"user:{who}-{rng.randrange(USERS)}"
     return Identity(user=user, account=f"account:{who}"), rng.choice((TIGHT, WIDE, WIDE))

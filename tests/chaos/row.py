@@ -20,7 +20,7 @@ class Row(NamedTuple):
     lost      admitted requests that the ledger does not have
     doubled   requests that the ledger has, but that were neither admitted nor unanswered
     unknown   requests whose reply was lost; the report says how many
-    declared  whether there is a gap in the ledger, so that reports say that usage may be missing
+    declared  whether a gap is declared, so that reports say that usage may be missing
     back      seconds from the end of the fault to the last request without a decision
     drained   seconds from the end of the fault until a worker drained; None if there was no worker
     """

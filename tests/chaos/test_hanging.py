@@ -16,8 +16,7 @@ from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.transport.breaker import FAILURES, Breaker
 from ratelimits.identity import Identity
 from ratelimits.quota import checking
-from tests.chaos.conftest import TIMEOUT
-from tests.chaos.load import TIGHT, WIDE
+from tests.chaos.load import TIGHT, TIMEOUT, WIDE
 from tests.chaos.row import Hanging
 from tests.support.entry_points import away
 from tests.support.servers import TestServers, server_binary
