@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import addresses
-from benchmarks.pairs import importing
+from benchmarks.pairs import draining, importing
 from benchmarks.pairs.throttles import PAIRS as THROTTLES
 from benchmarks.support import plan, server_tables
 from benchmarks.support.report import markdown
@@ -187,6 +187,11 @@ def ledger(runs: dict[str, Run]) -> str:
     heads = ("database", "drain, lines/s", "tally, lines/s", "bare insert, lines/s", "bytes per line")
     over = f"report over {int(run['options']['lines']):,} lines, s"
     return markdown((*heads, over, "rows of the report", "peak memory of the report, MB"), rows)
+
+
+def draining_parts(runs: dict[str, Run]) -> str:
+    """Return the table of the parts of a drain."""
+    return markdown(draining.HEADS, draining.rows_of(runs["pairs.draining"]))
 
 
 def _pages(table: str) -> Callable[[dict[str, Run]], str]:
@@ -372,6 +377,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "growth": (("growth",), growth),
     "loads": (("growth",), loads),
     "ledger": (("ledger",), ledger),
+    "draining": (("pairs.draining",), draining_parts),
     **{table: (("pages",), _pages(table)) for table in addresses.TABLES},
     "closing": (("closing",), closing),
     "verifying": (("verifying",), verifying),

@@ -30,6 +30,7 @@ COMMANDS = {
     "server": ("--rounds 1 --calls 100 --seconds 0.05 --users 100 --keys 100", "bare script, one rule"),
     "growth": ("--rounds 1 --calls 2 --rules 10 --overrides 50 --keys 100 --only all", "3 rules, 1 key"),
     "ledger": ("--lines 300 --portion 200 --keys 20 --database sqlite", "sqlite"),
+    "pairs.draining": ("--rounds 1 --lines 300 --keys 20 --database sqlite", "the drain"),
     "closing": ("--accounts 6 --keys 2 --gaps 3 --database sqlite", "sqlite"),
     "pages": (
         "--lines 300 --keys 20 --rules 3 --overrides 30 --rounds 1 --database sqlite",

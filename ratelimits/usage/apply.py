@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from enum import Enum, auto
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 from zlib import crc32
 
@@ -30,7 +30,8 @@ from ratelimits.models.ledger import (
 from ratelimits.usage import crash, gaps
 from ratelimits.usage.packet import Packet, chained, values
 
-_COLUMNS = ("id", "batch_id", *SUBJECT, *COUNTERS, "checksum")
+#: The columns of a line, in the order in which they are written.
+COLUMNS = ("id", "batch_id", *SUBJECT, *COUNTERS, "checksum")
 #: Number of lines that one call of `executemany` writes.
 _CHUNK = 2000
 #: Number of lines that are sent to COPY at once.
@@ -61,19 +62,14 @@ def apply(
         if state is None:
             return BatchOutcome.BUSY
         crash.reached("drain:locked")
-        in_ledger = (
-            Batch.objects.using(using)
-            .filter(shard=packet.shard, incarnation=packet.incarnation)
-            .filter(first_seq__lte=packet.seq, seq__gte=packet.seq)
-            .first()
-        )
-        if in_ledger is not None:
-            outcome = _apply_again(using, state, in_ledger, packet, fence)
-        elif _is_archived(using, packet):
+        in_ledger, archived, quarantined = _earlier(using, packet)
+        if in_ledger:
+            outcome = _apply_again(using, state, packet, fence)
+        elif archived:
             outcome = quarantine(
                 using, state, packet, ("a batch with its number was archived: compare it with the archive")
             )
-        elif _was_quarantined(using, packet):
+        elif quarantined:
             outcome = quarantine(using, state, packet, "a batch with its number was quarantined before: compare them")
         elif packet.incarnation == state.incarnation and packet.seq <= state.seq and not _was_missing(using, packet):
             outcome = quarantine(using, state, packet, "the ledger has later batches, but not this one")
@@ -96,9 +92,28 @@ def _advance(state: ShardState, packet: Packet) -> None:
         state.incarnation, state.seq, state.cum = packet.incarnation, packet.seq, packet.cum
 
 
-def _is_archived(using: str, packet: Packet) -> bool:
-    rows = ArchivedRange.objects.using(using).filter(shard=packet.shard, incarnation=packet.incarnation)
-    return rows.filter(first_seq__lte=packet.seq, last_seq__gte=packet.seq).exists()
+def _earlier(using: str, packet: Packet) -> tuple[bool, bool, bool]:
+    """Return whether a batch with this number is in the ledger, was archived, or was quarantined before.
+
+    This is one statement instead of three queries of the ORM, because a drain executes it for each batch.
+    """
+    connection = connections[using]
+    batch, archived, quarantined = (
+        connection.ops.quote_name(model._meta.db_table) for model in (Batch, ArchivedRange, QuarantinedBatch)
+    )
+    number = "shard = %s AND incarnation = %s AND first_seq <= %s"
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT EXISTS (SELECT 1 FROM {batch} WHERE {number} AND seq >= %s),"  # noqa: S608
+            f" EXISTS (SELECT 1 FROM {archived} WHERE {number} AND last_seq >= %s),"
+            f" EXISTS (SELECT 1 FROM {quarantined} WHERE shard = %s AND name = %s)",
+            [
+                *(packet.shard, packet.incarnation, packet.seq, packet.seq) * 2,
+                *(packet.shard, f"{packet.incarnation}:{packet.seq}"),
+            ],
+        )
+        in_ledger, was_archived, was_quarantined = cursor.fetchone()
+    return bool(in_ledger), bool(was_archived), bool(was_quarantined)
 
 
 def _was_missing(using: str, packet: Packet) -> bool:
@@ -119,17 +134,15 @@ def _was_missing(using: str, packet: Packet) -> bool:
     return bool(spans)
 
 
-def _was_quarantined(using: str, packet: Packet) -> bool:
-    name = f"{packet.incarnation}:{packet.seq}"
-    return QuarantinedBatch.objects.using(using).filter(shard=packet.shard, name=name).exists()
-
-
-def _apply_again(using: str, state: ShardState, in_ledger: Batch, packet: Packet, fence: str) -> BatchOutcome:
+def _apply_again(using: str, state: ShardState, packet: Packet, fence: str) -> BatchOutcome:
     """Return the outcome for a packet that has the identity of a batch in the ledger.
 
     If both have the same contents, nothing is done. If the packet has less usage, it is discarded. If it has other
     usage, it is quarantined.
     """
+    rows = Batch.objects.using(using).filter(shard=packet.shard, incarnation=packet.incarnation)
+    in_ledger = rows.filter(first_seq__lte=packet.seq, seq__gte=packet.seq).first()
+    assert in_ledger is not None
     if in_ledger.first_seq != in_ledger.seq:
         first = 32 * (packet.seq - in_ledger.first_seq)
         if bytes(in_ledger.parts)[first : first + 32].hex() == packet.content:
@@ -221,6 +234,13 @@ def insert(using: str, state: ShardState, packet: Packet, fence: str) -> None:
     state.head = digest
 
 
+def copy_rows(first: int, batch_id: int, lines: Sequence[bytes]) -> Iterator[bytes]:
+    """Return the rows of a batch's lines in the text format of COPY. `first` is the id of the first line."""
+    # `map` needs half the time of a generator.
+    row = b"%%d\t%d\t%%b\t%%d\n" % batch_id
+    return map(row.__mod__, zip(count(first), lines, map(crc32, lines), strict=False))
+
+
 def write_lines(using: str, batch: Batch, lines: Sequence[bytes]) -> None:
     """Insert the canonical lines of a batch. Raise ValueError for `LINES_PER_BATCH` lines or more."""
     if len(lines) >= LINES_PER_BATCH:
@@ -228,16 +248,16 @@ def write_lines(using: str, batch: Batch, lines: Sequence[bytes]) -> None:
     first, batch_id = batch.line_ids()[0], batch.pk
     connection = connections[using]
     table = connection.ops.quote_name(Line._meta.db_table)
-    columns = ", ".join(map(connection.ops.quote_name, _COLUMNS))
+    columns = ", ".join(map(connection.ops.quote_name, COLUMNS))
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql" and hasattr(cursor, "copy"):
-            rows = (b"%d\t%d\t%b\t%d\n" % (pk, batch_id, line, crc32(line)) for pk, line in enumerate(lines, first))
+            rows = copy_rows(first, batch_id, lines)
             with cursor.copy(f"COPY {table} ({columns}) FROM STDIN") as copy:
                 # The server reads one text while this process makes the next one.
                 while text := b"".join(islice(rows, _COPY_CHUNK)):
                     copy.write(text)
             return
-        statement = f"INSERT INTO {table} ({columns}) VALUES ({', '.join(['%s'] * len(_COLUMNS))})"  # noqa: S608
+        statement = f"INSERT INTO {table} ({columns}) VALUES ({', '.join(['%s'] * len(COLUMNS))})"  # noqa: S608
         tuples: Iterator[tuple[int | str, ...]] = (
             (pk, batch_id, *values(line), crc32(line)) for pk, line in enumerate(lines, first)
         )

@@ -190,7 +190,7 @@ def _read(server: Server, pending: Pending, name: str) -> _Read:
     result: Packet | Exception
     try:
         client = server.wire.client_of(server.keyspace, pending.shard)
-        result = packet(pending.shard, _fields(client, server.keyspace.batch(pending.shard, name)))
+        result = packet(pending.shard, read_fields(client, server.keyspace.batch(pending.shard, name)))
     except Unreadable as error:
         result = error
     except ResponseError as error:
@@ -296,7 +296,8 @@ def _drain_batch(server: Server, using: str, read: _Read, drained: Drained) -> B
     return outcome
 
 
-def _fields(client: redis.Redis, key: str) -> Iterable[tuple[bytes, bytes]]:
+def read_fields(client: redis.Redis, key: str) -> Iterable[tuple[bytes, bytes]]:
+    """Return the fields of a batch's hash, each once."""
     # HSCAN may return a field twice. Both values are equal, because a sealed batch does not change.
     fields: dict[bytes, bytes] = dict(client.hscan_iter(key, count=_SCAN))
     return fields.items()
