@@ -25,7 +25,7 @@ from ratelimits.models import (
     TaskRun,
 )
 from ratelimits.models.ledger import when
-from ratelimits.status.redis_state import RedisState, read_redis
+from ratelimits.status.redis_state import RedisReading, RedisState
 
 #: If a task has not succeeded for this number of intervals, its level is amber.
 _AMBER_INTERVALS = 3
@@ -68,20 +68,28 @@ class Fact:
 
 
 def facts() -> list[Fact]:
-    """Return all facts. Redis is read once, and the number of queries is fixed."""
-    using, redis, now = conf.DATABASE, read_redis(), time.time()
+    """Return all facts. Redis is read once, and the number of queries is fixed.
+
+    Redis is read while the database is queried. So a server that hangs adds at most TIMEOUT, and usually less.
+    """
+    reading, using, now = RedisReading(), conf.DATABASE, time.time()
     policies = Rule.objects.using(using).order_by().exclude(mode=Rule.Mode.OFF).values_list("on_failure")
     rows = list(policies.annotate(count=Count("pk"), billing=Count("pk", filter=Q(bills=True))))
     metered = any(billing for _policy, _count, billing in rows)
+    version, quarantine = ConfigVersion.read(using)[0], _quarantine(using)
+    watermark, gaps = _watermark(using, metered, now), _gaps(using)
+    deliveries, tasks = list(_deliveries(using)), list(_tasks(using, metered))
+    redis = reading.state()
     return [
         *_redis_facts(redis, metered),
         _failure_policy(redis, {policy: count for policy, count, _billing in rows}),
-        _configuration(using, redis),
-        _watermark(using, metered, now),
-        *_batches(using, redis),
-        _gaps(using),
-        *_deliveries(using),
-        *_tasks(using, metered),
+        _configuration(version, redis),
+        watermark,
+        *_batches(redis),
+        quarantine,
+        gaps,
+        *deliveries,
+        *tasks,
     ]
 
 
@@ -158,8 +166,8 @@ def _failure_policy(redis: RedisState, rules: Mapping[str, int]) -> Fact:
     return Fact("failure", title, Level.RED, _("active: %(policy)s") % {"policy": default}, detail, "rule")
 
 
-def _configuration(using: str, redis: RedisState) -> Fact:
-    title, in_database = _("Configuration"), ConfigVersion.read(using)[0]
+def _configuration(in_database: int, redis: RedisState) -> Fact:
+    title = _("Configuration")
     version = _("version %(version)s") % {"version": in_database}
     in_redis = max((server.version for server in redis.servers), default=0)
     if not redis.servers:
@@ -213,7 +221,7 @@ def ago(seconds: float) -> str:
     return _("%(n)s s ago") % {"n": f"{max(seconds, 0):.0f}"}
 
 
-def _batches(using: str, redis: RedisState) -> Iterator[Fact]:
+def _batches(redis: RedisState) -> Iterator[Fact]:
     if redis.servers:
         opened, sealed = (sum(getattr(server, name) for server in redis.servers) for name in ("open", "sealed"))
         yield Fact("open", _("Open batches"), Level.GREEN, f"{opened:,}", model="batch")
@@ -224,11 +232,14 @@ def _batches(using: str, redis: RedisState) -> Iterator[Fact]:
     else:
         yield _unknown("open", _("Open batches"))
         yield _unknown("sealed", _("Sealed batches"))
+
+
+def _quarantine(using: str) -> Fact:
     unresolved = _count(QuarantinedBatch.objects.using(using).filter(resolved_at=None))
     hint = _("No period of their shards is closed until a person accepts or discards them.") if unresolved else ""
     level = Level.RED if unresolved else Level.GREEN
     query = {"resolved_at__isempty": "1"}
-    yield Fact("quarantine", _("Quarantined batches"), level, _count_text(unresolved), hint, "quarantinedbatch", query)
+    return Fact("quarantine", _("Quarantined batches"), level, _count_text(unresolved), hint, "quarantinedbatch", query)
 
 
 def _count(rows: QuerySet[AlertDelivery] | QuerySet[PushDelivery] | QuerySet[QuarantinedBatch]) -> int:

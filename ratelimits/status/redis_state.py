@@ -57,35 +57,45 @@ class RedisState:
         return not self.silent
 
 
-#: The message of a thread: the number of servers, the state of one server, or an error.
-_Message = int | ServerState | Exception
+#: The message of a thread: the number of servers, the state of one server, or an error; and the moment of this message.
+_Message = tuple[int | ServerState | Exception, float]
+
+
+class RedisReading:
+    """Reads the state of all servers in threads. The threads begin at once, so the caller can use a database meanwhile.
+
+    The timeout of a socket is not enough, because it limits only a single wait: for the connection, for a part of a
+    reply, or for one node of a cluster. A thread that still waits ends later, after the timeouts of its socket.
+    """
+
+    def __init__(self) -> None:
+        self._start, self._messages = time.monotonic(), SimpleQueue[_Message]()
+        _start(_ask_all, self._messages)
+
+    def state(self) -> RedisState:
+        """Wait for the servers, and return the state of those that answered within TIMEOUT from the beginning."""
+        servers: list[ServerState] = []
+        expected, failed, error, seconds = 1, 0, "", 0.0
+        while len(servers) + failed < expected:
+            remaining = self._start + conf.TIMEOUT - time.monotonic()
+            try:
+                message, sent_at = self._messages.get(timeout=max(remaining, 0.0))
+            except Empty:
+                error, seconds = error or f"no answer within {conf.TIMEOUT:g} s", time.monotonic() - self._start
+                break
+            seconds = sent_at - self._start
+            if isinstance(message, int):
+                expected = message
+            elif isinstance(message, ServerState):
+                servers.append(message)
+            else:
+                failed, error = failed + 1, error or f"{type(message).__name__}: {message}"
+        return RedisState(tuple(servers), expected - len(servers), error, seconds)
 
 
 def read_redis() -> RedisState:
-    """Return the state of all servers that answer within TIMEOUT.
-
-    The servers are asked in threads. The timeout of a socket is not enough, because it limits only a single wait: for
-    the connection, for a part of a reply, or for one node of a cluster. A thread that still waits ends later, after the
-    timeouts of its socket.
-    """
-    start, messages = time.monotonic(), SimpleQueue[_Message]()
-    _start(_ask_all, messages)
-    servers: list[ServerState] = []
-    expected, failed, error = 1, 0, ""
-    while len(servers) + failed < expected:
-        remaining = start + conf.TIMEOUT - time.monotonic()
-        try:
-            message = messages.get(timeout=max(remaining, 0.0))
-        except Empty:
-            error = error or f"no answer within {conf.TIMEOUT:g} s"
-            break
-        if isinstance(message, int):
-            expected = message
-        elif isinstance(message, ServerState):
-            servers.append(message)
-        else:
-            failed, error = failed + 1, error or f"{type(message).__name__}: {message}"
-    return RedisState(tuple(servers), expected - len(servers), error, time.monotonic() - start)
+    """Return the state of all servers that answer within TIMEOUT."""
+    return RedisReading().state()
 
 
 def _start(target: Any, *arguments: Any) -> None:
@@ -98,9 +108,9 @@ def _ask_all(messages: SimpleQueue[_Message]) -> None:
         server = current_server()
         clients = list(server.wire.servers(server.keyspace, range(server.keyspace.shards)))
     except Exception as error:  # noqa: BLE001  (the page shows any error)
-        messages.put(error)
+        _put(messages, error)
         return
-    messages.put(len(clients))
+    _put(messages, len(clients))
     for client, shards in clients[1:]:
         _start(_ask, client, server.keyspace, shards, messages)
     client, shards = clients[0]
@@ -116,9 +126,13 @@ def _ask(client: redis.Redis, keyspace: Keyspace, shards: Sequence[int], message
                 pipeline.exists(keyspace.open(shard))
                 pipeline.llen(keyspace.sealed(shard))
             info, *replies = pipeline.execute()
-        messages.put(_state(info, replies))
+        _put(messages, _state(info, replies))
     except Exception as error:  # noqa: BLE001  (the page shows any error)
-        messages.put(error)
+        _put(messages, error)
+
+
+def _put(messages: SimpleQueue[_Message], message: int | ServerState | Exception) -> None:
+    messages.put((message, time.monotonic()))
 
 
 def _state(info: dict[str, Any], replies: list[Any]) -> ServerState:

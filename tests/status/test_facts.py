@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from django.db import connection
 from django.test import override_settings
 from django.utils import timezone
 
@@ -24,9 +25,8 @@ from ratelimits.models import (
     ShardState,
     TaskRun,
 )
-from ratelimits.status import facts as module
 from ratelimits.status.facts import Fact, Level, ago, facts, worst
-from ratelimits.status.redis_state import RedisState, ServerState
+from ratelimits.status.redis_state import RedisReading, RedisState, ServerState
 from ratelimits.usage.seal import seal
 from tests.support.entry_points import away
 from tests.support.raw import RawRedis
@@ -64,7 +64,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Fact]]:
 
     def with_state(**values: Any) -> dict[str, Fact]:
         state = RedisState((ServerState(**HEALTHY | values),), 0, "", 0.001)
-        monkeypatch.setattr(module, "read_redis", lambda: state)
+        monkeypatch.setattr(RedisReading, "state", lambda _reading: state)
         return found()
 
     return with_state
@@ -102,9 +102,32 @@ def test_without_redis_it_is_said_which_policy_decides_and_what_nobody_knows(set
     assert now["configuration"].level is Level.UNKNOWN
 
 
+def test_the_database_is_queried_while_redis_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    begin, state = RedisReading.__init__, RedisReading.state
+
+    def noted(name: str, method: Callable[[RedisReading], Any]) -> Callable[[RedisReading], Any]:
+        def call(reading: RedisReading) -> Any:
+            events.append(name)
+            return method(reading)
+
+        return call
+
+    def query(execute: Callable[..., Any], *args: Any) -> Any:
+        events.append("query")
+        return execute(*args)
+
+    monkeypatch.setattr(RedisReading, "__init__", noted("begin", begin))
+    monkeypatch.setattr(RedisReading, "state", noted("state", state))
+    with connection.execute_wrapper(query):
+        facts()
+    assert events == ["begin", *["query"] * (len(events) - 2), "state"]
+    assert len(events) > 5
+
+
 def test_one_of_several_servers_that_is_silent_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     state = RedisState((ServerState(**HEALTHY), ServerState(**HEALTHY)), 1, "TimeoutError: x", 0.25)
-    monkeypatch.setattr(module, "read_redis", lambda: state)
+    monkeypatch.setattr(RedisReading, "state", lambda _reading: state)
     assert found()["redis"].word == "1 of 3 servers do not answer"
     assert found()["memory"].level is Level.GREEN
 
@@ -197,7 +220,7 @@ def test_gaps_are_amber_for_a_day_and_counted_for_a_month() -> None:
 
 
 def test_more_rows_than_anybody_counts_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_COUNT", 2)
+    monkeypatch.setattr("ratelimits.status.facts._MAX_COUNT", 2)
     for number in range(4):
         DurabilityGap.objects.create(event=f"x{number}", kind="wipe", since=1, until=2)
         QuarantinedBatch.objects.create(shard=1, name=f"a:{number}", content="1")
