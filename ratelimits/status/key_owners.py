@@ -44,6 +44,12 @@ def nobody_has(key: str) -> str:
     return text % {"name": name}
 
 
+def without_effect(target: str) -> str:
+    """Return a warning about a block or allow if nobody has its key; "" if somebody has the key, or may have it."""
+    problem = nobody_has(target)
+    return f"{problem} {_('Until somebody has this key, the block or allow has no effect.')}" if problem else ""
+
+
 def searched_name(key: str) -> str:
     """Return the name that the project's function KEY_SEARCH gives to a key; "" if it gives none."""
     return _searched(key) or ""

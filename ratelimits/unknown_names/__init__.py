@@ -13,7 +13,7 @@ from django.views import View
 
 from ratelimits import as_code
 from ratelimits.conf import conf
-from ratelimits.models import Access, Account, KeyOverride, Plan, PlanMembership, Rule
+from ratelimits.models import Account, KeyOverride, Plan, PlanMembership, Rule
 from ratelimits.models.fields.scopes import names_in, split_scope
 from ratelimits.models.users import existing_users
 from ratelimits.unknown_names.urlconf import named_by_views
@@ -31,8 +31,6 @@ def in_row(row: Model) -> Iterator[str]:
             yield from in_rule("*", meter)
     elif isinstance(row, KeyOverride | PlanMembership):
         yield from in_key(row.key)
-    elif isinstance(row, Access):
-        yield from in_key(row.target)
 
 
 def in_document(document: as_code.Document) -> Iterator[tuple[str, str]]:

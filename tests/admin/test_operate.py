@@ -198,6 +198,26 @@ class TestBlocks:
         assert "not counted as usage and not billed" in text(page)
         assert "Your own requests" not in text(page)
 
+    def test_a_key_that_nobody_has_is_warned_of_before_the_confirmation(self) -> None:
+        client = user_with("operate")
+        Account.objects.create(identifier="acme-1")
+        for target, warned in (
+            ("account:acmee", True),
+            ("user:9999", True),
+            ("account:acme-1", False),
+            ("user:1", False),
+            ("203.0.113.9", False),
+        ):
+            for effect in ("block", "allow"):
+                page = client.post(BLOCK, typed_block(target=target, effect=effect))
+                said = "Until somebody has this key, the block or allow has no effect." in text(page)
+                assert said == warned, (target, effect)
+        page, _response = confirmed(client, BLOCK, typed_block(target="account:acmee"))
+        assert "No account has the identifier “acmee”." in text(page)
+        assert Access.objects.get().target == "account:acmee"
+        # The page of consequences has warned. The list does not warn again.
+        assert "acmee”" not in text(client.get(BLOCKS)).replace("account:acmee", "")
+
     def test_a_mistake_is_shown_at_its_field_before_any_confirmation(self) -> None:
         client = user_with("operate")
         for wrong, said in (

@@ -243,6 +243,13 @@ class TestBlocking:
         run("allow", "user:1", "--reason", "test", "--until", f"{timezone.now() + timedelta(days=2):%Y-%m-%d}")
         assert spend() == [True] * 3
 
+    def test_a_key_that_nobody_has_is_warned_of(self) -> None:
+        Account.objects.create(identifier="acme")
+        warning = "Until somebody has this key, the block or allow has no effect."
+        assert warning in run("block", "account:acmee", "--reason", "r")
+        assert warning not in run("block", "account:acme", "--reason", "r")
+        assert set(Access.objects.values_list("target", flat=True)) == {"account:acme", "account:acmee"}
+
     def test_what_makes_no_sense(self) -> None:
         assert refused("unblock", "user:1", "--reason", "r") == ("No block or allow of user:1 is in force.", 1)
         assert "write 203.0.113.0/24" in refused("block", "203.0.113.1/24", "--reason", "r")[0]

@@ -23,6 +23,7 @@ from ratelimits.models.ledger import when
 from ratelimits.quota.operating import NO_ACCOUNT
 from ratelimits.quota.standings import LiveLimit
 from ratelimits.rules import AppliedRule, UnreadableRule
+from ratelimits.rules.access import AccessRow
 from ratelimits.rules.keyed import NEVER, OverrideRow
 from ratelimits.rules.selection import GLOBAL_KEY
 
@@ -51,13 +52,19 @@ _NOTHING = SafeString("")
 _REFUSES = SafeString(' class="ratelimits-refuses"')
 
 
-def shown_limits(limits: Iterable[LiveLimit], identity: Identity, plans: Mapping[int, str], pages: Pages) -> SafeString:
+def shown_limits(
+    limits: Iterable[LiveLimit],
+    identity: Identity,
+    plans: Mapping[int, str],
+    pages: Pages,
+    access: AccessRow | None = None,
+) -> SafeString:
     """Return the rows of the table, as HTML.
 
     The rules that refuse now come first, then the rules with the smallest share of permits left. This makes at most 3
-    queries, for any number of rules.
+    queries, for any number of rules. `access` is the block or allow that decides before any rule.
     """
-    table = _Table(identity, plans, pages)
+    table = _Table(identity, plans, pages, access)
     by_urgency = sorted(((limit, _permits(limit)) for limit in limits), key=lambda pair: _urgency(*pair))
     return SafeString("\n".join(_ROW.format(*table.row(limit, permits)) for limit, permits in by_urgency))
 
@@ -80,7 +87,9 @@ def _urgency(limit: LiveLimit, permits: int) -> tuple[int, float, str]:
 class _Table:
     """Makes the rows of the table. Data that all rows need is read only once."""
 
-    def __init__(self, identity: Identity, plans: Mapping[int, str], pages: Pages) -> None:
+    def __init__(
+        self, identity: Identity, plans: Mapping[int, str], pages: Pages, access: AccessRow | None = None
+    ) -> None:
         using = conf.DATABASE
         keys = [key for key in (identity.api_key, identity.user, identity.address, identity.account) if key]
         self._identity, self._plans, self._pages = identity, plans, pages
@@ -94,6 +103,10 @@ class _Table:
             self._account_url = next((pages.account.format(pk) for pk in accounts.values_list("pk", flat=True)), "")
         # Translate once for all rows, because looking up a translation takes time.
         self._default, self._full, self._admits = _html(_("default rule")), _html(_("full")), _html(_("admits"))
+        self._decided = ""
+        if access is not None:
+            self._decided = _html(_("the block refuses") if access.blocks else _("the allow admits")) + "; "
+            self._decided += _html(_("this rule alone:")) + " "
         self._shadow = format_html("<br><em>{}</em>", _("shadow: refuses nobody"))
         self._reset, self._grant = _html(_("Reset")), _html(_("Give more"))
         self._rule_url, self._reset_url, self._grant_url = _html(pages.rule), _html(pages.reset), _html(pages.grant)
@@ -125,7 +138,7 @@ class _Table:
             self._keys.get(key) or self._key_link(key),
             permits_left,
             full,
-            self._admits if admits else _html(_next_request(limit)),
+            SafeString(self._decided + (self._admits if admits else _html(_next_request(limit)))),
             reset,
             grant,
         )

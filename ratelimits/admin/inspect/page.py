@@ -41,6 +41,7 @@ from ratelimits.models.access.targets import canonical
 from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, UnknownAccountError, identity_of
 from ratelimits.quota.standings import live_limits
 from ratelimits.rules import RulesUnavailable, Snapshot
+from ratelimits.rules.access import AccessRow
 from ratelimits.status.known_keys import (
     MAX_KEYS,
     KnownKey,
@@ -184,7 +185,9 @@ class _Page:
         except RulesUnavailable as error:
             return {"problem": _("The rules cannot be read: %s") % error}
         if limits is not None:
-            context["limits"] = shown_limits(limits, identity, snapshot.rows.plans, self._pages())
+            access = snapshot.access(identity)
+            context["limits"] = shown_limits(limits, identity, snapshot.rows.plans, self._pages(), access)
+            context["decided"] = "" if access is None else _decided(access)
             context["owner_has_rules"] = identity.api_key is not None and _counts_owners(snapshot, identity)
         if redis_error is not None:
             context["silent"] = _("Redis does not answer, so the remaining permits are not known: %s") % redis_error
@@ -276,6 +279,15 @@ class _Page:
 
 def _is_searchable(text: str) -> bool:
     return bool(text) and len(text) <= MAX_TEXT and text.isprintable()
+
+
+def _decided(access: AccessRow) -> str:
+    """Return a sentence about the block or allow that decides the requests of a key before any rule."""
+    if access.blocks:
+        text = _("A block of %(target)s refuses every request of this key now, with %(status)s, before any rule.")
+    else:
+        text = _("An allow of %(target)s admits every request of this key now, before any rule.")
+    return text % {"target": access.target, "status": access.status}
 
 
 def _counts_owners(snapshot: Snapshot, identity: Identity) -> bool:

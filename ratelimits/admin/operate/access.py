@@ -32,6 +32,7 @@ from ratelimits.models import Access, ProcessTotal
 from ratelimits.models.access.targets import addresses
 from ratelimits.models.history import MAX_REASON
 from ratelimits.rules.access import AccessIndex, of_model
+from ratelimits.status.key_owners import without_effect
 from ratelimits.status.known_keys import known_keys
 
 _DAY = 86_400
@@ -168,6 +169,9 @@ class AccessAdmin(KeySuggestions, AuditedAdmin):
         obj._change_reason = (request.POST.get(REASON) or obj.reason)[:MAX_REASON]
         super().save_model(request, obj, form, change)
 
+    def _warn(self, request: HttpRequest, row: Any) -> None:
+        """Do nothing: the page with the consequences has warned already."""
+
     @admin.action(description=gettext_lazy("End the selected blocks and allows now"), permissions=["change"])
     def end_now(self, request: HttpRequest, queryset: QuerySet[Access]) -> HttpResponse | None:
         """Ask for a reason. Then end the rows that are in force, and delete the rows that begin later."""
@@ -198,7 +202,9 @@ class AccessAdmin(KeySuggestions, AuditedAdmin):
 
 
 def consequences(request: HttpRequest, row: Access, names: Sequence[str] = ()) -> Consequences:
-    """Return the consequences of an unsaved row, with a warning if the row blocks the user of this page.
+    """Return the consequences of an unsaved row.
+
+    There is a warning if the row blocks the user of this page, and if nobody has the row's key.
 
     `names` are the names that people know of the row's target.
     """
@@ -226,8 +232,8 @@ def consequences(request: HttpRequest, row: Access, names: Sequence[str] = ()) -
         + " "
         + (_("until %s.") % f"{ends:%Y-%m-%d %H:%M %Z}" if ends else _("without an end."))
     )
-    warnings = []
+    warnings = [without_effect(row.target)]
     if blocks and AccessIndex([of_model(row)._replace(valid_from=0)]).find(identify(request), 0) is not None:
         warnings.append(_("This also blocks your own requests to the API. You can still use these admin pages."))
     title = _("Block %(target)s") % values if blocks else _("Allow %(target)s") % values
-    return Consequences(title, sentences, warnings)
+    return Consequences(title, sentences, list(filter(None, warnings)))

@@ -27,7 +27,7 @@ from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, identity_of
 from ratelimits.quota.standings import UNAVAILABLE, LiveLimit, live_limits
 from ratelimits.rules import AppliedRule
 from ratelimits.rules.grants import grant
-from ratelimits.status.key_owners import nobody_has
+from ratelimits.status.key_owners import nobody_has, without_effect
 from ratelimits.status.known_keys import known_keys, typed_key
 
 #: Exit status if Redis or the database does not answer. (The exit status is 2 if the arguments are not valid, and 1 if
@@ -139,6 +139,8 @@ class Command(ExplainedCommand):
             message=options.get("message", ""),
         )
         row.full_clean()
+        if warning := without_effect(row.target):
+            self.stderr.write(self.style.WARNING(warning))
         row._history_user, row._change_reason = user, options["reason"][:MAX_REASON]
         row.save(using=conf.DATABASE)
         self.stdout.write(f"{row}, {_validity_text(row)}")

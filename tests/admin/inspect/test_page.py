@@ -284,6 +284,27 @@ class TestRefusals:
         Access.objects.create(target="ip:2001:db8::/32", reason="six")
         assert "ip:2001:db8::/32 block decides now" in text(html(admin_client, "2001:db8:0:7::5"))
 
+    def test_no_rule_admits_beside_a_block(self, admin_client: Client) -> None:
+        rule("hour", "fixed_window", capacity=1, period=3600, key_kind="user", window_start="first_hit")
+        rule("burst", capacity=5, rate=1, period=1, key_kind="user")
+        who = Identity("user:1", None, "account:1")
+        assert checking.check(who).allowed
+        assert not checking.check(who).allowed
+        assert "this rule alone" not in text(html(admin_client, "user:1"))
+        row = Access.objects.create(target="user:1", reason="abuse", status=429)
+        page = html(admin_client, "user:1")
+        said = text(page)
+        assert "A block of user:1 refuses every request of this key now, with 429, before any rule." in said
+        assert said.count("the block refuses; this rule alone: ") == 2
+        assert "the block refuses; this rule alone: admits" in said
+        assert "the block refuses; this rule alone: refuses; admits again in" in said
+        assert "<td>admits" not in page
+        row.end("over")
+        Access.objects.create(target="account:1", reason="partner", effect="allow")
+        said = text(html(admin_client, "user:1"))
+        assert "An allow of account:1 admits every request of this key now, before any rule." in said
+        assert said.count("the allow admits; this rule alone: ") == 2
+
 
 class TestUsage:
     def test_usage_of_the_period_stands_beside_what_is_included(self, admin_client: Client) -> None:
