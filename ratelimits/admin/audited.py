@@ -60,6 +60,14 @@ class ReasonedActionForm(ActionForm):
     change_reason = forms.CharField(label=_("Why:"), required=False, max_length=MAX_REASON)
 
 
+class ReasonForm(forms.Form):
+    """A form that asks only for the reason of a change."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields[REASON] = reason_field()
+
+
 @contextmanager
 def recorded_user(request: HttpRequest) -> Iterator[None]:
     """Record the user and the reason of the request in the history, for all changes in the `with` block.
@@ -141,6 +149,10 @@ class AuditedAdmin(TypedNumbers, _Base):
         """Show a warning for each name in a saved row that the project does not know, such as an unknown scope."""
         for sentence in unknown_names.in_row(row):
             self.message_user(request, sentence, messages.WARNING)
+
+    def effect_of(self, request: HttpRequest, row: Any) -> tuple[list[str], list[str]]:
+        """Return sentences and warnings about what an unsaved row does. The page that undoes a change shows them."""
+        return [], []
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         with recorded_user(request):

@@ -22,6 +22,7 @@ from ratelimits.admin.audited import AuditedAdmin, InForceFilter
 from ratelimits.admin.inspected import InspectedAdmin, inspect_url, may_inspect
 from ratelimits.admin.row_files.page import RowFiles
 from ratelimits.admin.rule_form import starting_points
+from ratelimits.admin.rule_form.affected import affected
 from ratelimits.admin.rule_form.enforcing import enforcing
 from ratelimits.admin.rule_form.forms import MAIN_NUMBERS, SavedRuleForm, TriedRuleForm
 from ratelimits.admin.rule_form.quick_try import QuickTryForm
@@ -121,12 +122,17 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
             self._url("trial", rule),
             _("Show what the rule admits, without saving it"),
             self._url("yesterday", rule),
-            _("Try the rule on yesterday's requests, without saving it"),
+            _("Try the rule on the requests of the last 24 hours, without saving it"),
         )
 
     def _url(self, name: str, rule: Rule | None) -> str:
         url = reverse(f"{self.admin_site.name}:ratelimits_rule_{name}")
         return url if rule is None or rule.pk is None else f"{url}?rule={rule.pk}"
+
+    def effect_of(self, request: HttpRequest, row: Rule) -> tuple[list[str], list[str]]:
+        """Return the sentences of the rule, and the number of keys that it applies to."""
+        keys = affected(row, row.to_algorithm())
+        return [reading(row), *([] if keys.everyone else [keys.text])], [keys.text] * keys.everyone
 
     def get_urls(self) -> list[URLPattern]:
         views = (("preview", self.preview_view), ("trial", self.trial_view), ("yesterday", self.yesterday_view))
@@ -186,7 +192,8 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
             if quick is not None and self.has_add_permission(request):
                 add = reverse(f"{self.admin_site.name}:ratelimits_rule_add")
                 context["add_url"] = add + quick.rule_query(rule)
-        context |= {**self.admin_site.each_context(request), "title": _("Would a limit have hurt anyone yesterday?")}
+        title = _("Would a limit have hurt anyone in the last 24 hours?")
+        context |= {**self.admin_site.each_context(request), "title": title}
         if rule is not None and quick is not None:
             rule.name = ""  # The user has typed no name.
         context |= {"opts": self.model._meta, "reading": rule and reading(rule)}

@@ -67,6 +67,14 @@ class Plan(Versioned):
             )
 
 
+def plan_name(row: Any) -> str:
+    """Return the name of a row's plan. For a row of the history whose plan was deleted, return the plan's key."""
+    try:
+        return str(row.plan)
+    except Plan.DoesNotExist:
+        return f"#{row.plan_id}"
+
+
 class PlanInclusion(Versioned):
     """The units of a meter that a plan includes in each billing period. Further units are overage."""
 
@@ -207,7 +215,7 @@ class PlanMembership(Versioned):
         ]
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.plan}"
+        return f"{self.key}: {plan_name(self)}"
 
     def clean_values(self) -> None:
         """Raise ValidationError if the values of the row are not valid. Do not look at other memberships."""

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.algorithms.calendar import UNITS
 from ratelimits.algorithms.limits import ALGORITHMS, Algorithm, algorithm_from_json, fields_of
 from ratelimits.conf import conf
-from ratelimits.models.accounts import Plan
+from ratelimits.models.accounts import Plan, plan_name
 from ratelimits.models.fields import sentences
 from ratelimits.models.fields.conditions import constraint, has_required_fields, may_prefetch
 from ratelimits.models.fields.rule_fields import (
@@ -264,7 +264,7 @@ class Rule(Coverage, Refusal, Start, Versioned):
         ]
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.plan})" if self.plan_id else self.name
+        return f"{self.name} ({plan_name(self)})" if self.plan_id else self.name
 
     def parameters(self) -> dict[str, Any]:
         """Return the algorithm's name and its parameters as in a rule file (JSON). Leave out empty parameters."""

@@ -46,8 +46,8 @@ def nobody_has(key: str) -> str:
 
 def without_effect(target: str) -> str:
     """Return a warning about a block or allow if nobody has its key; "" if somebody has the key, or may have it."""
-    problem = nobody_has(target)
-    return f"{problem} {_('Until somebody has this key, the block or allow has no effect.')}" if problem else ""
+    problem, effect = nobody_has(target), _("Until somebody has this key, the block or allow has no effect.")
+    return f"{problem} {effect}" if problem else ""
 
 
 def searched_name(key: str) -> str:

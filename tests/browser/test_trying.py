@@ -33,7 +33,7 @@ def fits(page: Page) -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
 
 
-def test_a_typed_rule_is_tried_on_the_requests_of_yesterday(open_page: OpenPage) -> None:
+def test_a_typed_rule_is_tried_on_the_requests_of_the_last_24_hours(open_page: OpenPage) -> None:
     start = (int(time.time()) - 600) * 1_000_000
     requests = [(start + n, Identity(f"user:{n % 3}"), "*", "GET", {"requests": 1}, False) for n in range(60)]
     trace.write(requests)
@@ -43,7 +43,7 @@ def test_a_typed_rule_is_tried_on_the_requests_of_yesterday(open_page: OpenPage)
     page.get_by_label("Capacity:").fill("15")
     page.get_by_text("Recorded requests: the newest 1 hour").wait_for()
     with page.context.expect_page() as opened:
-        page.get_by_role("button", name="yesterday's requests").click()
+        page.get_by_role("button", name="requests of the last 24 hours").click()
     tried = opened.value
     tried.get_by_text("would have refused 15 requests of 3 keys").wait_for()
     assert tried.get_by_role("link", name="user:1").count() == 1

@@ -15,6 +15,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext as _
 
 from ratelimits.admin.changes.rows import ChangedRow, audited_models, changed_rows
+from ratelimits.admin.changes.undoing import undoing
 from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.models import Change, Plan, PlanInclusion, PlanPrice
 from ratelimits.models.ledger import moment
@@ -74,10 +75,11 @@ def shown_change(site: AdminSite, request: HttpRequest, row: ChangedRow) -> Show
     if row.kind == "+" and row.is_newest and _may(site, request, model, "delete"):
         undo, undo_url = _("Undo: delete the row"), reverse(f"{name}_delete", args=[instance.pk])
     elif row.kind == "-" and row.is_newest and _may(site, request, model, "add") and may_change:
-        undo, undo_url = _("Undo: add the row again"), _record_url(name, record)
+        undo, undo_url = _("Undo: add the row again"), _undo_url(site, record)
     elif row.kind == "~" and row.before is not None and may_change:
-        undo = _("Undo") if row.is_newest else _("State before the change")
-        undo_url = _record_url(name, row.before)
+        undo, undo_url = _("State before the change"), _record_url(name, row.before)
+        if row.is_newest:
+            undo, undo_url = _("Undo"), _undo_url(site, record)
     return ShownChange(
         *_when_and_who(row), what, reverse(f"{name}_history", args=[instance.pk]), row, _reason(row), undo, undo_url
     )
@@ -85,6 +87,11 @@ def shown_change(site: AdminSite, request: HttpRequest, row: ChangedRow) -> Show
 
 def _record_url(name: str, record: Any) -> str:
     return reverse(f"{name}_simple_history", args=[record.id, record.history_id])
+
+
+def _undo_url(site: AdminSite, record: Any) -> str:
+    table = record.instance_type._meta.model_name
+    return reverse(f"{site.name}:ratelimits_change_undo", args=[table, record.history_id])
 
 
 def _when_and_who(row: ChangedRow) -> tuple[str, str]:
@@ -100,8 +107,16 @@ class ChangeAdmin(ReadOnlyAdmin):
     """The page that lists all changes of the tables that the user may view. It replaces Django's list of rows."""
 
     def get_urls(self) -> list[URLPattern]:
-        """Return only the URL of this page. Single rows have no pages."""
-        return [path("", self.admin_site.admin_view(self.changelist_view), name="ratelimits_change_changelist")]
+        """Return the URL of this page, and the URL that undoes a change. Single rows have no pages."""
+        view = self.admin_site.admin_view
+        return [
+            path("", view(self.changelist_view), name="ratelimits_change_changelist"),
+            path("undo/<str:table>/<int:history_id>/", view(self.undo_view), name="ratelimits_change_undo"),
+        ]
+
+    def undo_view(self, request: HttpRequest, table: str, history_id: int) -> HttpResponse:
+        """Show what it changes to undo a change of this table. After the user has confirmed, undo it."""
+        return undoing(request, self.admin_site, table, history_id)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Show changes, newest first.

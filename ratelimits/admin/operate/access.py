@@ -169,6 +169,11 @@ class AccessAdmin(KeySuggestions, AuditedAdmin):
         obj._change_reason = (request.POST.get(REASON) or obj.reason)[:MAX_REASON]
         super().save_model(request, obj, form, change)
 
+    def effect_of(self, request: HttpRequest, row: Access) -> tuple[list[str], list[str]]:
+        """Return what the block or allow does."""
+        page = consequences(request, row, tuple(names_of(request, self.admin_site, row.target)))
+        return list(page.sentences), list(page.warnings)
+
     def _warn(self, request: HttpRequest, row: Any) -> None:
         """Do nothing: the page with the consequences has warned already."""
 

@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.translation import gettext as _
 
-from ratelimits.admin.audited import REASON, reason_field, recorded_user
+from ratelimits.admin.audited import ReasonForm, recorded_user
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed
 from ratelimits.admin.rule_form.affected import affected
 from ratelimits.admin.status.shadow import may_see_shadow, shadow_summary
@@ -24,14 +24,10 @@ from ratelimits.models.versions import editing
 from ratelimits.status.shadow_refusals import shadow_refusals
 
 
-class _ConfirmForm(forms.Form):
+class _ConfirmForm(ReasonForm):
     """A form that asks for the reason of the change. `version` is the version of the rule that the page has shown."""
 
     version = forms.CharField(required=False, widget=forms.HiddenInput)
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.fields[REASON] = reason_field()
 
 
 def enforcing(request: HttpRequest, site: AdminSite, rule: Rule, enforce: Callable[[], None]) -> HttpResponse:

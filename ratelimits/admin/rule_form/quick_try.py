@@ -1,4 +1,4 @@
-"""A short form that tries a limit on yesterday's requests, without the long form of a rule."""
+"""A short form that tries a limit on the requests of the last 24 hours, without the long form of a rule."""
 
 from __future__ import annotations
 

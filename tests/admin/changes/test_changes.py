@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from django.utils import timezone
 from ratelimits.admin import accounts
 from ratelimits.admin.changes.page import PER_PAGE
 from ratelimits.admin.changes.rows import audited_models, changed_rows
-from ratelimits.models import Account, KeyOverride, Plan, PlanInclusion, PlanMembership, Rule
+from ratelimits.models import Access, Account, ConfigVersion, KeyOverride, Plan, PlanInclusion, PlanMembership, Rule
 from ratelimits.models.history import because
 from tests.admin.test_rules import BUCKET, RULES, text
 from tests.support.rows import rule
@@ -32,8 +33,13 @@ def reasons(model: Any) -> list[str | None]:
     return list(model.history.order_by("-history_id").values_list("history_change_reason", flat=True))
 
 
+def undo_url(record: Any) -> str:
+    """Return the page that undoes the change of a history's record."""
+    return reverse("admin:ratelimits_change_undo", args=[record.instance_type._meta.model_name, record.history_id])
+
+
 def user_with(client: Client, *permissions: str) -> Client:
-    user = User.objects.create_user("some", is_staff=True)
+    user, _made = User.objects.get_or_create(username="some", is_staff=True)
     user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
     client.force_login(user)
     return client
@@ -124,27 +130,20 @@ class TestAllChanges:
         assert "capacity: 0" in page
         assert "bills" not in page
 
-    def test_each_change_can_be_undone(self, admin_client: Client) -> None:
+    def test_each_change_has_a_link_that_undoes_it(self, admin_client: Client) -> None:
         changed, deleted, added = rule("a"), rule("b"), rule("c")
-        before = changed.history.latest()
         Rule.objects.filter(pk=changed.pk).update(capacity=20)
         pk = deleted.pk
         deleted.delete()
-        gone = Rule.history.get(id=pk, history_type="-")
         page = admin_client.get(CHANGES).content.decode()
-        undo = reverse("admin:ratelimits_rule_simple_history", args=[changed.pk, before.pk])
-        assert f'<a href="{undo}">Undo</a>' in page
-        back = reverse("admin:ratelimits_rule_simple_history", args=[pk, gone.pk])
-        assert f'<a href="{back}">Undo: add the row again</a>' in page
+        assert f'<a href="{undo_url(changed.history.latest())}">Undo</a>' in page
+        gone = Rule.history.get(id=pk, history_type="-")
+        assert f'<a href="{undo_url(gone)}">Undo: add the row again</a>' in page
         delete = reverse("admin:ratelimits_rule_delete", args=[added.pk])
         assert f'<a href="{delete}">Undo: delete the row</a>' in page
-        for url in (undo, back, delete):
-            assert admin_client.get(url).status_code == 200
-        form = admin_client.get(undo).context["adminform"].form
-        values = {name: form[name].value() for name in form.fields if form[name].value() not in (None, False)}
-        assert admin_client.post(undo, values).status_code == 302
-        assert Rule.objects.get(pk=changed.pk).capacity == 10
-        # What was changed again since is no longer the last change, and says so.
+        assert admin_client.get(delete).status_code == 200
+        # A change after which the row was changed again says so, and opens the whole form.
+        Rule.objects.filter(pk=changed.pk).update(capacity=30)
         assert ">State before the change</a>" in admin_client.get(CHANGES).content.decode()
 
     def test_it_shows_what_the_user_may_view_and_offers_what_the_user_may_do(self, client: Client) -> None:
@@ -209,6 +208,140 @@ class TestAllChanges:
                 admin_client.get(CHANGES)
             counts.append(len(queries))
         assert counts[0] == counts[1]
+
+
+class TestUndoing:
+    def test_it_shows_what_changes_back_and_asks_once(self, admin_client: Client) -> None:
+        row = rule("burst", "fixed_window", key_kind="user", capacity=10, period=60)
+        typed = {**BUCKET, "algorithm": "fixed_window", "rate": "", "capacity": "20", "period": "60"}
+        admin_client.post(f"{RULES}{row.pk}/change/", {**typed, "key_kind": "user", "change_reason": "OPS-1"})
+        url, before = undo_url(row.history.latest()), row.history.count()
+        page = admin_client.get(url)
+        said = text(page)
+        assert "Undo the change of rule burst" in said
+        assert "rule burst was changed at" in said
+        assert "by admin. Reason: OPS-1" in said
+        assert "field now after undoing capacity 20 10 " in said, "only what changed"
+        assert "10 requests per minute" in said
+        assert "Applies to 0 keys of the last 24 hours." in said
+        assert page.content.decode().count('value="Undo the change of rule burst"') == 1
+        assert 'name="capacity"' not in page.content.decode()
+        admin_client.post(url, {"change_reason": "x"})
+        assert row.history.count() == before, "not confirmed"
+        done = admin_client.post(url, {"_confirmed": "1", "change_reason": "OPS-2"}, follow=True)
+        assert done.redirect_chain == [(CHANGES, 302)]
+        assert "Undone: burst has its former values again." in done.content.decode()
+        row.refresh_from_db()
+        record = row.history.latest()
+        assert (row.capacity, record.history_change_reason, record.history_user.username) == (10, "OPS-2", "admin")
+        assert row.version == record.version == ConfigVersion.read("default")[0]
+        # To undo is a change, which can be undone too.
+        assert admin_client.post(undo_url(record), {"_confirmed": "1"}).status_code == 302
+        row.refresh_from_db()
+        assert row.capacity == 20
+
+    @pytest.mark.parametrize("model", [Rule, Plan, Account, KeyOverride, PlanMembership, Access])
+    def test_a_change_of_each_table_is_undone(self, admin_client: Client, model: Any) -> None:
+        rule()
+        plan = Plan.objects.create(name="Pro", slug="pro")
+        row, name, value = {
+            Rule: lambda: (Rule.objects.get(), "rate", 7),
+            Plan: lambda: (plan, "name", "Gold"),
+            Account: lambda: (Account.objects.create(identifier="7", name="A"), "name", "B"),
+            KeyOverride: lambda: (KeyOverride.objects.create(key="user:1", rule="burst", capacity=5), "capacity", 6),
+            PlanMembership: lambda: (PlanMembership.objects.create(key="user:1", plan=plan), "plan", None),
+            Access: lambda: (Access.objects.create(target="user:1", reason="a"), "reason", "b"),
+        }[model]()
+        value = value or Plan.objects.create(name="Free", slug="free")
+        former = getattr(row, name)
+        setattr(row, name, value)
+        row.save()
+        url = undo_url(row.history.latest())
+        assert admin_client.get(url).status_code == 200
+        assert admin_client.post(url, {"_confirmed": "1"}).status_code == 302
+        row = model.objects.get(pk=row.pk)
+        assert getattr(row, name) == former
+        if model is Plan:
+            PlanMembership.objects.all().delete()
+        pk = row.pk
+        row.delete()
+        url = undo_url(model.history.filter(id=pk).latest())
+        assert "Undo: add" in text(admin_client.get(url))
+        assert admin_client.post(url, {"_confirmed": "1"}).status_code == 302
+        assert getattr(model.objects.get(pk=pk), name) == former
+        assert [record.history_type for record in model.history.filter(id=pk).order_by("-history_id")[:2]] == ["+", "-"]
+
+    def test_a_block_that_was_ended_says_what_it_does_again(self, admin_client: Client) -> None:
+        row = Access.objects.create(target="ip:203.0.113.0/24", reason="a scan")
+        row.end("over")
+        said = text(admin_client.get(undo_url(row.history.latest())))
+        assert "Every request of ip:203.0.113.0/24 is refused with 403" in said
+        assert "The network has 256 addresses." in said
+
+    def test_a_rule_that_would_refuse_everyone_again_is_warned_of(self, admin_client: Client) -> None:
+        row = rule("shut", "fixed_window", capacity=0, period=60, key_kind="ip")
+        Rule.objects.filter(pk=row.pk).update(capacity=5)
+        page = admin_client.get(undo_url(row.history.latest())).content.decode()
+        assert re.search(r'<p class="errornote">[^<]*Everyone would be refused.', page)
+
+    def test_only_the_last_change_of_a_row_is_undone(self, admin_client: Client) -> None:
+        row = rule("a")
+        Rule.objects.filter(pk=row.pk).update(capacity=20)
+        url = undo_url(row.history.latest())
+        Rule.objects.filter(pk=row.pk).update(capacity=30)
+        for response in (admin_client.get(url), admin_client.post(url, {"_confirmed": "1"})):
+            assert response["Location"] == f"{RULES}{row.pk}/history/"
+        row.refresh_from_db()
+        assert (row.capacity, row.version) == (30, ConfigVersion.read("default")[0]), "no version was used up"
+
+    def test_former_values_that_are_no_longer_valid_lead_to_the_form(self, admin_client: Client) -> None:
+        plan = Plan.objects.create(name="Pro", slug="pro")
+        row = rule("a", plan=plan)
+        pk, former = row.pk, row.history.latest().pk
+        row.delete()
+        gone = Rule.history.get(id=pk, history_type="-")
+        plan.delete()
+        form = reverse("admin:ratelimits_rule_simple_history", args=[pk, gone.pk])
+        for response in (admin_client.get(undo_url(gone)), admin_client.post(undo_url(gone), {"_confirmed": "1"})):
+            assert response["Location"] == form
+        assert not Rule.objects.exists()
+        assert former != gone.pk
+        assert "The former values are no longer valid." in admin_client.get(form).content.decode()
+
+    @pytest.mark.parametrize("path", ["rule/1/", f"rule/{10**30}/", "user/1/", "report/1/", "nothing/1/"])
+    def test_an_address_that_names_no_change_is_not_found(self, admin_client: Client, path: str) -> None:
+        assert admin_client.get(f"{CHANGES}undo/{path}").status_code == 404
+
+    def test_an_added_row_is_undone_on_the_page_that_deletes_it(self, admin_client: Client) -> None:
+        assert admin_client.post(undo_url(rule().history.latest()), {"_confirmed": "1"}).status_code == 404
+
+    def test_it_is_for_those_who_may_change_the_row(self, client: Client) -> None:
+        row, gone, block = rule("a"), rule("b"), Access.objects.create(target="user:1", reason="r")
+        Rule.objects.filter(pk=row.pk).update(capacity=20)
+        pk = gone.pk
+        gone.delete()
+        block.end("over")
+        changed, deleted = undo_url(row.history.latest()), undo_url(Rule.history.filter(id=pk).latest())
+        ended = undo_url(block.history.latest())
+        everything = {"view_change", "view_rule", "delete_rule", "add_rule", "change_plan", "view_access", "finalise"}
+        for permissions, allowed in (
+            (everything, set()),
+            (everything - {"add_rule"} | {"change_rule"}, {changed}),
+            ({"add_rule", "change_rule"}, {changed, deleted}),
+            ({"operate"}, {ended}),
+        ):
+            user_with(client, *permissions)
+            for url in (changed, deleted, ended):
+                assert client.get(url).status_code == (200 if url in allowed else 403), (permissions, url)
+                if url not in allowed:
+                    assert client.post(url, {"_confirmed": "1"}).status_code == 403, (permissions, url)
+        row.refresh_from_db()
+        block.refresh_from_db()
+        assert row.capacity == 20
+        assert block.valid_until is not None
+        assert client.post(ended, {"_confirmed": "1"})["Location"] == reverse("admin:ratelimits_access_changelist")
+        client.logout()
+        assert client.get(changed)["Location"].startswith("/admin/login/")
 
 
 class TestAPlansHistory:
