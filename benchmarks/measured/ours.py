@@ -26,7 +26,8 @@ from ratelimits.models import Access, Rule
 from ratelimits.models.versions import editing
 from ratelimits.quota import checking as quota
 from ratelimits.quota.deny_cache import DenyCache
-from ratelimits.quota.prefetch import PrefetchedPermits
+from ratelimits.quota.prefetch import spending
+from ratelimits.quota.prefetch.permits import PrefetchedPermits
 from ratelimits.rules import Selection
 
 SECOND = TokenBucket(capacity=1_000_000, rate=Decimal(100_000), period=Decimal(1))
@@ -204,22 +205,26 @@ def cases(now: int) -> list[Case]:
 
 def engine_ahead(server: Server, now: int) -> Case:
     """Return a function that spends prefetched permits, and fetches new ones when none are left."""
-    call = call_of([("hour", HOUR)], now, counted=False, user="42-ahead")
+    call = call_of([("hour", HOUR)], now, counted=True, user="42-ahead")
     permits = PrefetchedPermits(server, call, PREFETCH, 1.0)
 
     def spend() -> object:
-        held = permits.spend()
-        if held is None:
-            fetch = permits.next_fetch()
-            held = permits.record(fetch, decide_call(server, fetch.command.call, fetch.command), True)
-        return held
+        spent = permits.spend()
+        if spent is not None:
+            return spent
+        fetch = permits.next_fetch()
+        taken = permits.take(fetch, decide_call(server, fetch.command.call, fetch.command))
+        spending.send(permits, taken[1] if taken is not None else None)
+        return taken
 
-    return Case("engine_ahead", "engine, one rule, permits taken ahead", "ours", spend, inner=AHEAD)
+    return Case("engine_ahead", "engine, one rule + metering, permits taken ahead", "ours", spend, inner=AHEAD)
 
 
 def check_ahead() -> Case:
     """Return a function that does the same by quota.check."""
-    return Case("check_ahead", "quota.check, 1 rule, permits taken ahead", "ours", checking("ahead"), inner=AHEAD)
+    return Case(
+        "check_ahead", "quota.check, 1 rule + metering, permits taken ahead", "ours", checking("ahead"), inner=AHEAD
+    )
 
 
 def exhaust(identity: Identity = REFUSED) -> None:

@@ -136,6 +136,7 @@ class Call(NamedTuple):
     at_once      true if a request that would have to wait is refused
     receipt_ttl  seconds for which a receipt can be settled or refunded
     announces    true if the caller will wait until a lease is released, in case a `concurrency` limit refuses
+    counts_refusal  whether a refusal is counted as a denied request
     """
 
     program: Program
@@ -154,6 +155,7 @@ class Call(NamedTuple):
     at_once: bool = False
     receipt_ttl: float = 86_400
     announces: bool = False
+    counts_refusal: bool = True
 
 
 #: A random name of this process, and a counter of its calls. A nonce consists of the name and a number.

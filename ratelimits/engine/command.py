@@ -112,11 +112,11 @@ class Command:
         is_first = self.is_first
         fields: list[bytes] = []
         if usage is not None and receipt is not None:
-            fields = _counters(usage, receipt.bin, receipt.period)
+            fields = counters_of(usage, receipt.bin, receipt.period)
         elif usage is not None:
             bin_start, period, until = bin_and_period(usage, now)
             start, end = max(start, bin_start * MICROSECONDS, period * MICROSECONDS), min(end, until)
-            fields = _counters(usage, bin_start, period)
+            fields = counters_of(usage, bin_start, period)
         moment = clock.frozen if call.now is None else call.now
         request = (
             -1.0 if moment is None else moment,
@@ -176,11 +176,12 @@ def _assembled(call: Call, heads: int, keys_without_state: int) -> Assembled:
         call.whole,
         call.lease is not None,
         call.announces,
+        call.counts_refusal,
     )
     return assembled(shape)
 
 
-def _counters(usage: Usage, bin_start: int, period: int) -> list[bytes]:
+def counters_of(usage: Usage, bin_start: int, period: int) -> list[bytes]:
     """Return the names of the counters of an admitted request, one for each meter."""
     who = f"{quoted(usage.account)}|{quoted(usage.key)}"
     return [f"a|{bin_start}|{period}|{meter}|{who}".encode() for meter in _meter_texts(usage.meters)]

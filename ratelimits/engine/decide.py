@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import NoReturn
 
 from redis.exceptions import ResponseError
 
@@ -88,15 +89,20 @@ async def adecide_call(server: Server, call: Call, command: Command | None = Non
             raise asyncio.CancelledError from error
         raise
     if task.cancelling() > cancelled:
-        refund_task = asyncio.ensure_future(_give_back(server, decision))
-        _refund_tasks.add(refund_task)  # a reference is needed: an event loop has only weak references to its tasks
-        refund_task.add_done_callback(_refund_tasks.discard)
-        await asyncio.shield(refund_task)
-        raise asyncio.CancelledError
+        await refund_cancelled(server, decision)
     return decision
 
 
 _refund_tasks: set[asyncio.Future[None]] = set()
+
+
+async def refund_cancelled(server: Server, decision: Decision) -> NoReturn:
+    """Refund a decision whose caller was cancelled, then raise CancelledError."""
+    refund_task = asyncio.ensure_future(_give_back(server, decision))
+    _refund_tasks.add(refund_task)  # a reference is needed: an event loop has only weak references to its tasks
+    refund_task.add_done_callback(_refund_tasks.discard)
+    await asyncio.shield(refund_task)
+    raise asyncio.CancelledError
 
 
 async def _give_back(server: Server, decision: Decision) -> None:

@@ -143,6 +143,10 @@ class Keyspace:
         """Return the key of a list: the identities "<incarnation>:<seq>" of the sealed batches, the oldest first."""
         return self.prefix(shard) + SHARD_KEYS["sealed"]
 
+    def prefetched(self, shard: int) -> str:
+        """Return the key of a hash: the prefetches of which not all requests may be counted (see engine/spent.py)."""
+        return self.prefix(shard) + "prefetched"
+
     def batch(self, shard: int, identity: str) -> str:
         """Return the key of a hash: the sealed batch with this identity, "<incarnation>:<seq>"."""
         return self.prefix(shard) + SHARD_KEYS["batch"] + identity

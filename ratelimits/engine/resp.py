@@ -30,3 +30,10 @@ class Sendable(Protocol):
 
     def to(self, run: str, name: bytes) -> bytes:
         """Return the command in RESP. `run` is the run of the server, `name` is the nonce."""
+
+
+class HasKey(Protocol):
+    """A command whose Redis keys are all in one slot of a cluster. `key` is one of them."""
+
+    @property
+    def key(self) -> bytes: ...

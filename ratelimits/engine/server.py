@@ -82,7 +82,8 @@ def isolate(suffix: str, *, delete: bool = True) -> None:
     def clear(client: redis.Redis, shards: list[int]) -> None:
         with client.pipeline(transaction=False) as pipeline:
             for shard in shards:
-                pipeline.unlink(*(name(shard) for name in (keys.head, keys.open, keys.meta, keys.sealed, keys.fence)))
+                names = (keys.head, keys.open, keys.meta, keys.sealed, keys.prefetched, keys.fence)
+                pipeline.unlink(*(name(shard) for name in names))
             pipeline.execute()
 
     with contextlib.suppress(RedisError, RedisClusterException, OSError):

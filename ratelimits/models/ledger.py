@@ -237,6 +237,7 @@ class GapKind(models.TextChoices):
     FORK = "fork", _("a batch came again with less in it")
     UNKNOWN = "unknown", _("replies were lost")
     UNMETERED = "unmetered", _("requests were admitted unmetered")
+    UNREPORTED = "unreported", _("a process ended before it counted all requests")
     FORCED = "forced", _("a period was closed before its usage was complete")
     CLOCK = "clock", _("the server's clock was ahead")
 

@@ -182,7 +182,8 @@ class Rule(Coverage, Refusal, Start, Versioned):
         blank=True,
         help_text=_(
             "Maximum number of requests whose permits a process takes in advance in one call, to spend them without"
-            " asking Redis. Requests that only such rules limit are not counted as usage. Empty: Redis decides and"
+            " asking Redis. These requests are counted as usage at most a second later. If the process is killed, some"
+            " of them are not counted: fewer than this number. The report then says so. Empty: Redis decides and"
             " counts every request."
         ),
     )
@@ -238,11 +239,8 @@ class Rule(Coverage, Refusal, Start, Versioned):
             constraint("max_wait", Q(max_wait=None) | Q(max_wait__gte=0), _("Write a max wait of 0 seconds or more.")),
             constraint(
                 "prefetch",
-                Q(prefetch=None) | Q(prefetch__gte=1, bills=False) & may_prefetch(),
-                _(
-                    "Leave permits per prefetch empty, or give 1 or more to a fixed or calendar window that does not"
-                    " bill."
-                ),
+                Q(prefetch=None) | Q(prefetch__gte=1) & may_prefetch(),
+                _("Leave permits per prefetch empty, or give 1 or more to a fixed or calendar window."),
             ),
             constraint("key_kind", Q(key_kind__in=KeyKind.values), _("Choose “counted per” from the list.")),
             constraint("callers", Q(callers__in=Callers.values), _("Choose the callers from the list.")),

@@ -21,7 +21,7 @@ from ratelimits.engine.publish import publications
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.quota import headers
-from ratelimits.quota.prefetch import Fetch, PrefetchedPermits
+from ratelimits.quota.prefetch.permits import Fetch, PrefetchedPermits
 from ratelimits.rules import AppliedRule, Selection, Snapshot, UnreadableRule
 from ratelimits.rules.selection import key_of
 
@@ -143,7 +143,7 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
 
 def _may_prefetch(rule: AppliedRule) -> bool:
     """Return whether a rule's permits may be prefetched. The form checks this too, but raw SQL can write a rule."""
-    return rule.mode is Mode.ENFORCE and not rule.bills and rule.algorithm.may_prefetch
+    return rule.mode is Mode.ENFORCE and rule.algorithm.may_prefetch
 
 
 class PreparedCommand(NamedTuple):
@@ -196,9 +196,7 @@ class PreparedCommands:
             # The failure policy decides. Ask Redis only whether it has newer rules.
             call = call._replace(program=program(()), keys=(), op=Op.PEEK)
         elif prepared.prefetch and conf.PREFETCH_SECONDS > 0:
-            # Do not count prefetched permits as usage, because Redis does not learn how many of them are spent.
-            unmetered = call._replace(usage=None)
-            permits = PrefetchedPermits(server, unmetered, prepared.prefetch, conf.PREFETCH_SECONDS, clock.seconds())
+            permits = PrefetchedPermits(server, call, prepared.prefetch, conf.PREFETCH_SECONDS, clock.seconds())
         fetch = Fetch(1, Command(server.keyspace, call))
         # Copy the costs: a view may change its mapping later.
         costs = dict(shape.costs)

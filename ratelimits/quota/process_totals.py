@@ -1,15 +1,16 @@
 """Count requests in this process. Reports compare these totals with the ledger, which was counted in Redis.
 
-There are five kinds of totals:
+There are six kinds of totals:
 
 admitted    requests that Redis admitted, by account. The ledger must contain at least these requests
 unanswered  requests whose reply was lost, by key. It is not known whether the ledger contains them
 unmetered   requests that a failure policy let through, by key. The ledger does not contain them
+unreported  requests that spent prefetched permits, but may not be counted, by key
 blocked     requests that a block refused, by the key or network of the block
 exempt      requests that an allow exempted, by the key or network of the allow
 
 A thread writes the totals that have grown to the database, every PROCESS_TOTALS_INTERVAL seconds and when the process
-ends. It writes unanswered and unmetered requests at once, so that every report can state them.
+ends. It writes unanswered, unmetered and unreported requests at once, so that every report can state them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ratelimits.engine.call import nonce
 from ratelimits.engine.keys import BIN_SECONDS, ledger_name
 from ratelimits.models.testcase import tests
 
-Kind = Literal["admitted", "unanswered", "unmetered", "blocked", "exempt"]
+Kind = Literal["admitted", "unanswered", "unmetered", "unreported", "blocked", "exempt"]
 Totals = dict["TotalKey", tuple[int, int]]
 
 #: Each bin (15 minutes) has its own totals. After the end of the bin they stay in memory for this number of seconds,
@@ -106,9 +107,13 @@ def _add(total_key: TotalKey, cost: int, requests: int = 1) -> None:
     total[1] += cost * requests
 
 
-def add(kind: Kind, account: str, key: str, costs: Mapping[str, int], requests: int) -> None:
-    """Count a number of requests that have the same costs, in the present bin."""
-    start = int(time.time()) // BIN_SECONDS * BIN_SECONDS
+def add(kind: Kind, account: str, key: str, costs: Mapping[str, int], requests: int, start: int | None = None) -> None:
+    """Count a number of requests that have the same costs.
+
+    `start` is the start of their bin, in seconds since 1970 UTC; None for the present bin.
+    """
+    if start is None:
+        start = int(time.time()) // BIN_SECONDS * BIN_SECONDS
     with _lock:
         # If the clock steps back, do not count in a bin whose totals were written and forgotten.
         start = max(start, _forgotten)
@@ -121,17 +126,18 @@ def before_totals(add_more: Callable[[], None]) -> None:
     _adders.append(add_more)
 
 
-def start() -> None:
-    """Start the thread that writes the totals."""
+def start(*, at_once: bool = False) -> None:
+    """Start the thread that writes the totals. If `at_once` is true, the thread writes soon."""
     if not _background.running:
         _start()
+    if at_once:
+        _background.wake()
 
 
 def _count(kind: Kind, account: str, key: str, costs: Mapping[str, int]) -> None:
     add(kind, account, key, costs, 1)
-    _start()
     # Write at once: the request is recorded nowhere else, and the process may end.
-    _background.wake()
+    start(at_once=True)
 
 
 def admitted(account: str | None, costs: Mapping[str, int], now: int) -> None:

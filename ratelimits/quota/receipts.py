@@ -12,28 +12,13 @@ from typing import Any
 from ratelimits.engine import Decision, Receipt, arefund, asettle
 from ratelimits.engine import refund as _refund
 from ratelimits.engine import settle as _settle
-from ratelimits.logs import bounded
 from ratelimits.quota import finishing
-from ratelimits.quota.prefetch import PrefetchedDecision
-
-logger = bounded(__name__)
 
 
 def receipt_of(request: Any) -> Receipt | None:
     """Return the receipt of a request (Django's or DRF's); None if the request has no receipt."""
     answer = getattr(request, "quota", None)
     return answer.decision.receipt if answer is not None and answer.decision is not None else None
-
-
-def _to_settle(request: Any) -> Receipt | None:
-    """Return the receipt of a request. If it has none because its permits were prefetched, log a warning."""
-    receipt, answer = receipt_of(request), getattr(request, "quota", None)
-    if receipt is None and answer is not None and answer.allowed and isinstance(answer.decision, PrefetchedDecision):
-        logger.warning(
-            "A request that spent prefetched permits cannot be settled or refunded."
-            " To allow it, leave the field 'permits per prefetch' of its rule empty"
-        )
-    return receipt
 
 
 def true_costs(receipt: Receipt, costs: Mapping[str, int]) -> tuple[int, ...]:
@@ -54,7 +39,7 @@ def settle(request: Any, costs: Mapping[str, int]) -> Decision | None:
     A settled request is not refunded when its response is a server error. Raise AlreadySettled if it was settled or
     refunded before, and engine.Unavailable if Redis cannot be asked.
     """
-    receipt = _to_settle(request)
+    receipt = receipt_of(request)
     if receipt is None:
         return None
     settled_costs = true_costs(receipt, costs)
@@ -65,7 +50,7 @@ def settle(request: Any, costs: Mapping[str, int]) -> Decision | None:
 
 async def async_settle(request: Any, costs: Mapping[str, int]) -> Decision | None:
     """Do the same as `settle`, in async code."""
-    receipt = _to_settle(request)
+    receipt = receipt_of(request)
     if receipt is None:
         return None
     settled_costs = true_costs(receipt, costs)
@@ -76,7 +61,7 @@ async def async_settle(request: Any, costs: Mapping[str, int]) -> Decision | Non
 
 def refund(request: Any) -> Decision | None:
     """Give back the whole charge of a request. Raise the errors of `settle`."""
-    receipt = _to_settle(request)
+    receipt = receipt_of(request)
     if receipt is None:
         return None
     decision = _refund(receipt)
@@ -86,7 +71,7 @@ def refund(request: Any) -> Decision | None:
 
 async def async_refund(request: Any) -> Decision | None:
     """Do the same as `refund`, in async code."""
-    receipt = _to_settle(request)
+    receipt = receipt_of(request)
     if receipt is None:
         return None
     decision = await arefund(receipt)

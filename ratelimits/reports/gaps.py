@@ -12,9 +12,10 @@ from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.models import DurabilityGap
 from ratelimits.reports.periods import iso
 
-#: The word before a gap's units, by kind of gap. "unknown" is for requests whose replies were lost. Such a gap has
-#: "at-most", because the ledger may have some of these requests.
-_UNITS = {"unknown": "at-most", "unmetered": "unmetered"}
+#: The word before a gap's units, by kind of gap. "unknown" is for requests whose replies were lost, "unreported" for
+#: prefetched permits of a process that was killed. Such gaps have "at-most", because the ledger may have some of these
+#: requests, or some of these permits were not spent.
+_UNITS = {"unknown": "at-most", "unmetered": "unmetered", "unreported": "at-most"}
 
 
 #: A shard (None for all shards) and an account ("" for all accounts).

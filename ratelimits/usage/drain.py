@@ -33,6 +33,7 @@ from ratelimits.usage.apply import BatchOutcome, apply, quarantine
 from ratelimits.usage.fence import fence
 from ratelimits.usage.packet import Packet, Unreadable, packet
 from ratelimits.usage.pending import Pending, read_pending
+from ratelimits.usage.process_totals import declare_unreported
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +117,7 @@ def _live_runs(server: Server, listing_run: str, states: Iterable[ShardState]) -
 def _drain_server(
     server: Server, using: str, shards: list[int], drained: Drained, now: int | None, progress: Progress | None
 ) -> None:
+    declare_unreported(server, shards)
     while True:
         listed = read_pending(server, shards, drained.refused, now)
         if not listed:

@@ -2,18 +2,27 @@
 
 When a total has grown, its process writes the whole new total. So writing a total twice changes nothing, and a process
 that dies loses at most the requests since its last write.
+
+There is one exception: requests that spent prefetched permits. A process takes these permits in advance, and tells
+Redis at least every second how many it has spent. Redis has a record of each prefetch until all of its requests are
+counted. If the process is killed, the record remains. It says how many requests may be missing from the ledger, and
+`declare_unreported` writes this total in place of the process.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from django.db import DataError, connections, transaction
 from django.db.models import F, Sum
+from redis.exceptions import ResponseError
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ANONYMOUS, BIN_SECONDS
+from ratelimits.engine.server import Server
+from ratelimits.engine.spent import Uncounted, uncounted
 from ratelimits.models.ledger import DurabilityGap, GapKind, ProcessTotal, ShardState
 from ratelimits.usage.gaps import note_changes
 
@@ -28,15 +37,18 @@ _FOLD_AGE = 86_400
 #: The kinds of totals that are added up over all processes.
 FOLDED = ("admitted", "blocked", "exempt")
 #: The kinds of requests that may be missing from the ledger, each with the kind of gap that is declared.
-_GAPS = {"unanswered": GapKind.UNKNOWN, "unmetered": GapKind.UNMETERED}
+_GAPS = {"unanswered": GapKind.UNKNOWN, "unmetered": GapKind.UNMETERED, "unreported": GapKind.UNREPORTED}
 #: Errors that the database or its driver raises if a value cannot be stored.
 _REFUSED = (DataError, ValueError, OverflowError)
+#: A process sends its last number within a second after its permits have ended. If the record still exists after LATE
+#: seconds, the process was killed, or it cannot reach Redis.
+LATE = 30
 
 logger = logging.getLogger(__name__)
 
 
 def write(process: str, totals: Totals) -> None:
-    """Write a process's totals, and declare gaps for its unanswered and unmetered requests."""
+    """Write a process's totals, and declare gaps for its unanswered, unmetered and unreported requests."""
     using = conf.DATABASE
     rows = [
         ProcessTotal(
@@ -52,16 +64,21 @@ def write(process: str, totals: Totals) -> None:
         for total_key, (requests, units) in sorted(totals.items())
     ]
     try:
-        # Both are one transaction. So no total is stored without its gap, even if the process dies in between.
-        with transaction.atomic(using=using):
-            rows = _save(using, rows)
-            for kind, account, start in sorted({(row.kind, row.account, row.bin) for row in rows}):
-                if kind in _GAPS:
-                    _declare(using, kind, account, start)
+        store(using, rows)
     finally:
         # Close this thread's own connection: the thread serves no requests, so Django would never close it.
         if not connections[using].in_atomic_block:
             connections[using].close()
+
+
+def store(using: str, rows: list[ProcessTotal]) -> None:
+    """Write totals, and declare the gaps for them."""
+    # Both are one transaction. So no total is stored without its gap, even if the process dies in between.
+    with transaction.atomic(using=using):
+        rows = _save(using, rows)
+        for kind, account, start in sorted({(row.kind, row.account, row.bin) for row in rows}):
+            if kind in _GAPS:
+                _declare(using, kind, account, start)
 
 
 def _save(using: str, rows: list[ProcessTotal]) -> list[ProcessTotal]:
@@ -109,6 +126,62 @@ def _declare(using: str, kind: str, account: str, start: int) -> None:
         sums = rows.aggregate(requests=Sum("requests"), units=Sum("units"))
         declared.update(units=sums["units"], detail=f"{sums['requests']} requests")
         note_changes(using, declared.values_list("pk", flat=True))
+
+
+def declare_unreported(server: Server, shards: Sequence[int], now: int | None = None) -> int:
+    """Declare the requests of processes that were killed. Return the number of prefetches. The shards have one server.
+
+    `now` is µs since 1970 UTC, by default the server's time. A shard that the server refuses is left out: the next
+    drain asks again.
+    """
+    client = server.wire.client_of(server.keyspace, shards[0])
+    with client.pipeline(transaction=False) as pipeline:
+        pipeline.time()
+        for shard in shards:
+            pipeline.hgetall(server.keyspace.prefetched(shard))
+        (seconds, microseconds), *replies = pipeline.execute(raise_on_error=False)
+    if now is None:
+        now = seconds * _SECOND + microseconds
+    count = 0
+    for shard, reply in zip(shards, replies, strict=True):
+        records = {} if isinstance(reply, ResponseError) else _late(reply, now)
+        if not records:
+            continue
+        rows = [_total(name, one) for name, meters in records.items() for one in meters if one.requests > 0]
+        if rows:
+            # The name of a prefetch is the name of its process. So nothing is declared twice.
+            store(conf.DATABASE, rows)
+            logger.warning("Shard %02d: processes ended without counting requests with prefetched permits", shard)
+        client.hdel(server.keyspace.prefetched(shard), *records)
+        count += len(records)
+    return count
+
+
+def _late(reply: dict[bytes, bytes], now: int) -> dict[str, list[Uncounted]]:
+    """Return the records whose processes will send no more numbers. Leave out texts that are not records."""
+    records = {}
+    for name, text in reply.items():
+        try:
+            meters = uncounted(text)
+        except ValueError as error:
+            logger.error("A record of prefetched permits cannot be read: %r: %s", text[:200], error)
+            continue
+        if all(one.until + LATE * _SECOND < now for one in meters):
+            records[name.decode(errors="replace")] = meters
+    return records
+
+
+def _total(name: str, one: Uncounted) -> ProcessTotal:
+    return ProcessTotal(
+        process=name[:64],
+        kind="unreported",
+        account=one.account,
+        key=one.key,
+        meter=one.meter,
+        bin=one.bin,
+        requests=one.requests,
+        units=one.requests * one.cost,
+    )
 
 
 def fold(now: int) -> int:

@@ -43,6 +43,7 @@ from ratelimits.models.ledger import GapKind
 from ratelimits.outbound import WaitTooLong, permits
 from ratelimits.quota import checking
 from ratelimits.quota.deny_cache import DenyCache, send
+from ratelimits.quota.prefetch import spending
 from ratelimits.simulate.trial import try_rule
 from ratelimits.throttling import UserRateThrottle
 from ratelimits.usage.drain import drain
@@ -846,3 +847,22 @@ def test_a_cluster_that_was_away_is_asked_again_after_a_pause_and_by_no_request_
         with monkeypatch.context() as patch:
             patch.setattr(server_module, "_not_before", 0.0)
             assert engine.peek([limit(key="ip:never")]).allowed
+
+
+@pytest.mark.django_db(transaction=True)
+def test_requests_with_prefetched_permits_are_counted_on_the_node_of_their_account(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_afresh(monkeypatch)
+    for name, key_kind in (("own", "user"), ("all", "global")):
+        rule(name, "fixed_window", key_kind=key_kind, capacity=500, period=700_000_000, prefetch=16)
+    asking = Identity("user:1", None, f"account:{ACCOUNT}")
+    assert sum(checking.check(asking).allowed for _ in range(100)) == 100
+    spending.send_and_give_back(everything=True)
+    client: RawRedis = cluster.client_of(home(ACCOUNT))
+    at_home = client.hgetall(KEYS.open(home(ACCOUNT)))
+    (name,) = counted(cluster)
+    assert (counted(cluster)[name], at_home[name.encode()]) == (100, b"100")
+    decision = checking.check(Identity("user:2", None, f"account:{ACCOUNT}")).decision
+    assert decision is not None
+    assert decision.remaining == 500 - 100 - 1

@@ -178,8 +178,11 @@ def test_windows_that_lie_where_the_clock_says_may_be_prefetched(algorithm: str)
     assert rule(algorithm=algorithm, prefetch=10).prefetch == 10
 
 
-def test_what_is_billed_is_not_prefetched() -> None:
-    assert "Untick “bills”" in errors(unsaved(algorithm="fixed_window", prefetch=10, bills=True))["prefetch"]
+def test_a_rule_that_bills_may_be_prefetched() -> None:
+    assert rule(algorithm="fixed_window", prefetch=10, bills=True).bills
+
+
+def test_at_least_one_request_is_prefetched() -> None:
     assert "Write 1 or more" in errors(unsaved(algorithm="fixed_window", prefetch=0))["prefetch"]
 
 

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 
 from ratelimits import rules
-from ratelimits.engine import Unanswered
+from ratelimits.engine import AlreadySettled, Unanswered
+from ratelimits.engine.call import Op
+from ratelimits.engine.counting import Count
+from ratelimits.engine.decide import decide_call
 from ratelimits.engine.decision import Decision
+from ratelimits.engine.server import current_server
+from ratelimits.engine.spent import CountSpent
 from ratelimits.identity import Identity
 from ratelimits.models import KeyOverride, Rule
 from ratelimits.quota import checking, prepared, process_totals, receipts
 from ratelimits.quota.answers.answer import Answer
-from ratelimits.quota.prefetch import Fetch, PrefetchedPermits
+from ratelimits.quota.prefetch import spending
+from ratelimits.quota.prefetch.permits import Fetch, PrefetchedPermits
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.support.entry_points import Clock, away, begin_afresh, counted
 from tests.support.rows import rule
@@ -39,6 +46,18 @@ def ahead(name: str = "ahead", **more: Any) -> Rule:
     return rule(name, "fixed_window", **{"capacity": 1000, "period": LONG, "prefetch": 50, **more})
 
 
+def prefetched() -> PrefetchedPermits:
+    """Return the prefetched permits of the only prepared command."""
+    (ready,) = prepared._commands.by_key.values()
+    assert ready.permits is not None
+    return ready.permits
+
+
+def left() -> int:
+    """Return how many permits Redis has left."""
+    return decide_call(current_server(), prefetched().call._replace(op=Op.PEEK)).remaining
+
+
 class TestPrefetch:
     def test_requests_are_admitted_to_the_limit_and_few_are_asked_for(
         self, check: Check, redis_url: str, settings: Any
@@ -50,8 +69,9 @@ class TestPrefetch:
         with commands_of_clients(redis_url) as commands:
             admitted = 1 + sum(check(WHO).allowed for _ in range(1500))
         assert admitted == 1000
-        decided = [command for command in commands if command.startswith("EVALSHA")]
-        assert len(decided) < 150
+        calls = [command for command in commands if command.startswith("EVALSHA")]
+        reports = [command for command in calls if CountSpent.script.sha.decode() in command]
+        assert len(reports) <= len(calls) - len(reports) < 150
 
     def test_an_admitted_request_is_told_where_it_stands(self, check: Check) -> None:
         ahead()
@@ -59,20 +79,24 @@ class TestPrefetch:
         assert answer.headers()["RateLimit"].startswith('"ahead";r=999;t=')
         assert answer.wait == 0.0
 
-    def test_nothing_of_it_is_counted_as_usage(self, check: Check, redis_client: redis.Redis) -> None:
-        ahead(capacity=5)
-        for _ in range(10):
-            check(WHO)
+    def test_each_request_is_counted_under_the_rule_that_bills(self, check: Check, redis_client: redis.Redis) -> None:
+        row = ahead(capacity=50, bills=True)
+        assert sum(check(WHO).allowed for _ in range(60)) == 50
+        spending.send_and_give_back(everything=True)
         checking.sender.flush()
-        assert counted(redis_client) == {}
-        assert process_totals.totals() == {}
+        assert counted(redis_client) == {
+            f"a requests {row.pk} acme api_key:9 1": 50,
+            f"d requests {row.pk} acme api_key:9 1": 10,
+        }
+        assert {(each.kind, *counts) for each, counts in process_totals.totals().items()} == {("admitted", 50, 50)}
 
     def test_a_refusal_is_repeated_without_asking(self, check: Check, redis_url: str) -> None:
         ahead(capacity=1)
         assert [check(WHO).allowed for _ in range(2)] == [True, False]
         with commands_of_clients(redis_url) as commands:
             assert not any(check(WHO).allowed for _ in range(100))
-        assert commands == []
+        # A thread counts the refusals every second.
+        assert [command for command in commands if Count.script.sha.decode() not in command] == []
 
     def test_beside_another_rule_each_request_is_decided_and_counted(
         self, check: Check, redis_client: redis.Redis
@@ -104,14 +128,14 @@ class TestPrefetch:
     ) -> None:
         ahead(capacity=10, prefetch=8)
         assert sum(check(WHO).allowed for _ in range(12)) == 10
-        recorded = PrefetchedPermits.record
+        take = PrefetchedPermits.take
 
-        def beside_others(self: PrefetchedPermits, fetch: Fetch, decision: Decision, payload: object) -> bool:
-            done = recorded(self, fetch, decision, payload)
+        def beside_others(self: PrefetchedPermits, fetch: Fetch, decision: Decision) -> object:
+            taken = take(self, fetch, decision)
             self._size = self._room = 8  # another thread's prefetch was admitted just now
-            return done
+            return taken
 
-        monkeypatch.setattr(PrefetchedPermits, "record", beside_others)
+        monkeypatch.setattr(PrefetchedPermits, "take", beside_others)
         for _ in range(3):
             checking.denials.clear()
             answer = check(WHO)
@@ -122,25 +146,32 @@ class TestPrefetch:
         KeyOverride.objects.create(key=str(WHO.api_key), rule="ahead", capacity=7)
         assert sum(check(WHO).allowed for _ in range(30)) == 7
 
-    def test_what_a_request_took_cannot_be_given_back(self, check: Check) -> None:
-        class Request:
-            quota = None
-
+    def test_each_request_can_be_refunded_once(self, check: Check, redis_client: redis.Redis) -> None:
         ahead()
-        request: Any = Request()
-        for _ in range(10):
-            request.quota = check(WHO)
-            assert receipts.refund(request) is None
-        assert request.quota.allowed
+        answers = [check(WHO) for _ in range(10)]
+        for answer in answers:
+            request: Any = SimpleNamespace(quota=answer)
+            assert receipts.refund(request) is not None
+            with pytest.raises(AlreadySettled):
+                receipts.refund(request)
+        spending.send_and_give_back(everything=True)
+        assert counted(redis_client) == {"a requests 0 acme api_key:9 1": 10, "r requests 0 acme api_key:9 1": 10}
+        assert left() == 1000
 
-    def test_who_wants_to_settle_it_is_told(self, check: Check, caplog: pytest.LogCaptureFixture) -> None:
-        class Request:
-            quota = check(WHO)
-
+    def test_each_request_can_be_settled(self, check: Check, redis_client: redis.Redis) -> None:
         ahead(meter="tokens")
-        Request.quota = check(WHO, costs={"tokens": 1})
-        assert receipts.settle(Request, {"tokens": 300}) is None
-        assert "cannot be settled" in caplog.text
+        costs = {"tokens": 10}
+        for used in (12, 3, 10, 10, 15):
+            request: Any = SimpleNamespace(quota=check(WHO, costs=costs))
+            decision = receipts.settle(request, {"tokens": used})
+            assert decision is not None
+        spending.send_and_give_back(everything=True)
+        assert left() == 1000 - 50
+        assert counted(redis_client) == {
+            "a tokens 0 acme api_key:9 n": 5,
+            "a tokens 0 acme api_key:9 u": 57,
+            "r tokens 0 acme api_key:9 u": 7,
+        }
 
     def test_costs_are_taken_as_often_as_requests(self, check: Check) -> None:
         ahead(capacity=100, meter="tokens")
@@ -165,11 +196,26 @@ class TestPrefetch:
         assert [answer.allowed for answer in answers] == [True] * 7 + [False] * 3
         assert answers[-1].unavailable
 
-    def test_what_is_never_counted_is_not_declared_as_missing_either(self, check: Check, settings: Any) -> None:
+    def test_what_a_failure_policy_admits_is_declared(self, check: Check, settings: Any) -> None:
         ahead()
         away(settings, 1)
         assert check(WHO).allowed
-        assert process_totals.totals() == {}
+        assert [each.kind for each in process_totals.totals()] == ["unmetered"]
+
+    def test_a_refused_fetch_for_several_requests_is_not_counted_as_denied(
+        self, check: Check, redis_client: redis.Redis
+    ) -> None:
+        ahead(capacity=100, key_kind="account", prefetch=8)
+        assert all(check(WHO).allowed for _ in range(7))
+        other = WHO._replace(api_key="api_key:8")
+        permits = prefetched()
+        assert sum(check(other, costs={"requests": 91}).allowed for _ in range(2)) == 1
+        permits._size = 8
+        checking.denials.clear()
+        assert sum(check(WHO).allowed for _ in range(2)) == 2
+        spending.send_and_give_back(everything=True)
+        fields = {name: count for name, count in counted(redis_client).items() if "api_key:9" in name}
+        assert fields == {"a requests 0 acme api_key:9 1": 9}
 
     def test_no_time_at_all_takes_nothing_ahead(self, check: Check, settings: Any, redis_client: redis.Redis) -> None:
         settings.RATELIMITS = {**settings.RATELIMITS, "PREFETCH_SECONDS": 0}
@@ -203,7 +249,7 @@ class TestPrefetch:
         else:
             asyncio.run(checking.acheck(WHO))
         assert len(calls) == 2
-        assert {place.kind for place in process_totals.totals()} == {"unanswered", "unmetered"}
+        assert {place.kind for place in process_totals.totals()} == {"admitted", "unanswered", "unmetered"}
 
 
 def test_meters_that_clients_name_are_not_kept_for_ever(check: Check) -> None:

@@ -188,8 +188,9 @@ class GeneralText(ScriptText):
             yield "new = new + usage_add(open, counter_of_rule('s', counter, number), cost, 1)"
             yield "end"
             yield "end"
-            yield "else"
-            yield "new = new + usage_add(open, counter_of_rule('d', counter, binding), cost, 1)"
+            if shape.counts_refusal:
+                yield "else"
+                yield "new = new + usage_add(open, counter_of_rule('d', counter, binding), cost, 1)"
             yield "end"
         yield "end"
         yield from self.counted("open")

@@ -198,9 +198,10 @@ class ScriptText(StateLines):
                     if limit.shape.shadow and limit.shape.slot == meter:
                         added = f"usage_add({open_key}, counter_of_rule('s', {counter}, l.number), {cost}, 1)"
                         yield limit.bind(f"if not l.ok then new = new + {added} end")
-            yield "else"
-            for _meter, counter, cost in meters:
-                yield f"new = new + usage_add({open_key}, counter_of_rule('d', {counter}, binding), {cost}, 1)"
+            if shape.counts_refusal:
+                yield "else"
+                for _meter, counter, cost in meters:
+                    yield f"new = new + usage_add({open_key}, counter_of_rule('d', {counter}, binding), {cost}, 1)"
             yield "end"
         yield from self.counted(open_key)
 

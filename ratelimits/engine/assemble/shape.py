@@ -42,6 +42,7 @@ class Shape(NamedTuple):
     whole      whether a whole receipt is refunded
     lease      whether the call names its leases
     announces  whether a caller that is refused waits until a lease is released
+    counts_refusal  whether a refusal is counted as a denied request
     general    whether the script is a general one (general.py)
     """
 
@@ -56,6 +57,7 @@ class Shape(NamedTuple):
     whole: bool
     lease: bool
     announces: bool
+    counts_refusal: bool = True
     general: bool = False
 
 

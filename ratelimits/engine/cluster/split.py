@@ -259,7 +259,7 @@ def _peek(whole_command: Command, replies: Replies, refusing: int) -> Generator[
 def _count_denied(whole_command: Command, reply: Reply) -> Generator[Sent, bytes, None]:
     """Yield the command with which the account's shard counts a refusal by another shard."""
     call, usage = whole_command.call, whole_command.call.usage
-    if usage is not None and reply[0] == 1:
+    if usage is not None and reply[0] == 1 and call.counts_refusal:
         term = call.program.terms[reply[2] - 1]
         counted = Counted(usage, call.costs[: len(usage.meters)], term.rule, term.version, 1)
         yield from _count(whole_command, usage, "d", [counted])

@@ -21,7 +21,7 @@ from ratelimits.engine.cluster.split import Reply, parts, slot_of, steps
 from ratelimits.engine.command import Command
 from ratelimits.engine.counting import Count
 from ratelimits.engine.keys import Keyspace
-from ratelimits.engine.resp import Sendable, resp
+from ratelimits.engine.resp import HasKey, Sendable, resp
 from ratelimits.engine.transport.breaker import Breaker, NodeNotSent, NodeUnanswered, SlotNotReached
 from ratelimits.engine.transport.connection import NotReached, Unanswered, Unavailable
 from ratelimits.engine.transport.wire import Wire
@@ -312,8 +312,7 @@ def _plan(command: Sendable, name: bytes) -> int | Generator[tuple[int, Command 
     if isinstance(command, Command):
         all_parts = parts(command)
         return all_parts[0].slot if len(all_parts) == 1 else steps(command, name)
-    assert isinstance(command, Count)
-    return key_slot(command.key)
+    return key_slot(cast("HasKey", command).key)
 
 
 def _packed(reply: Reply) -> bytes:

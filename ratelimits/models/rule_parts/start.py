@@ -83,5 +83,8 @@ class Start(models.Model):
         if rule.key_kind not in _KINDS:
             return _("Switch this off, or count per user, API key, account or key: the ledger knows no other keys.")
         if rule.prefetch is not None:
-            return _("Switch this off, or leave permits per prefetch empty: prefetched permits are not in the ledger.")
+            return _(
+                "Switch this off, or leave permits per prefetch empty: the ledger contains prefetched permits only"
+                " later."
+            )
         return ""

@@ -201,15 +201,11 @@ def _billing_errors(rule: Rule, rules: QuerySet[Rule]) -> Errors:
 def _prefetch_errors(rule: Rule) -> Errors:
     """Return an error if the rule has `prefetch` but its permits cannot be prefetched.
 
-    Such a rule must not bill, and all its permits must become free again at the same moment.
+    All permits of such a rule must become free again at the same moment.
     """
     if rule.prefetch is None:
         return {}
-    if rule.bills:
-        message = _(
-            "Untick “bills” or leave this empty: requests that a process decides by itself are not counted as usage."
-        )
-    elif not _may_prefetch(rule):
+    if not _may_prefetch(rule):
         message = _(
             "Leave this empty, or choose a fixed window at the clock's full periods or a calendar window. With any"
             " other algorithm, permits come back while a process still has prefetched permits. Together these permits"

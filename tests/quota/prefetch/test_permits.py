@@ -12,77 +12,31 @@ from hypothesis import strategies as st
 
 from ratelimits.algorithms.limits import ALGORITHMS
 from ratelimits.embedded import free_port
-from ratelimits.engine.call import Call, Op
-from ratelimits.engine.command import Command
-from ratelimits.engine.decide import call_for, decide_call
 from ratelimits.engine.server import Server, current_server
-from ratelimits.quota.prefetch import (
-    DRIFT,
-    MARGIN,
-    Fetch,
-    PrefetchedDecision,
-    PrefetchedPermits,
-    give_back,
-)
+from ratelimits.quota import process_totals
+from ratelimits.quota.prefetch import spending
+from ratelimits.quota.prefetch.permits import DRIFT, MARGIN
+from ratelimits.quota.prefetch.spending import send_and_give_back
 from tests.support.engine.asking import NOW, SECOND, limit
 from tests.support.engine.proxy import Proxy
-from tests.support.entry_points import Clock, away, short_timeout
+from tests.support.entry_points import Clock, away, begin_afresh, short_timeout
+from tests.support.quota.prefetching import Process, call
 from tests.support.servers import TestServers
 
 
 @pytest.fixture(autouse=True)
-def _nothing_lent() -> Iterator[None]:
-    """Forget the permits that earlier tests prefetched, because the server was emptied."""
-    give_back(everything=True)
+def _begin_afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forget the permits that other tests have prefetched, because the server was emptied."""
+    begin_afresh(monkeypatch)
     yield
-    give_back(everything=True)
+    spending.clear()
+    process_totals._begin()
 
 
 def _server_at(settings: Any, port: int) -> Server:
     """Use another port for the server of the limits."""
     away(settings, port)
     return current_server()
-
-
-def call(capacity: int = 1000, period: int = 60, cost: int = 1, key: str = "user:1") -> Call:
-    return call_for([limit("fixed_window", key=key, capacity=capacity, period=period, cost=cost)], now=NOW)
-
-
-class Process:
-    """The prefetched permits of one process; `requests` happen at one moment of the server's clock and its own."""
-
-    def __init__(self, asked: Call, most: int = 64, seconds: float = 1.0, clock: Clock | None = None) -> None:
-        self.clock = clock or Clock()
-        self.takes: list[Fetch] = []
-        self.asked = asked
-        self._began = self.clock.now
-        self.permits = PrefetchedPermits(current_server(), asked, most, seconds, self.clock)
-
-    def now(self) -> int:
-        """Return the server's time, in µs since 1970 UTC."""
-        return NOW + round((self.clock.now - self._began) * SECOND)
-
-    def request(self) -> bool:
-        """Return whether one request is admitted."""
-        while True:
-            held = self.permits.spend()
-            if held is not None:
-                return True
-            fetch = self.permits.next_fetch()
-            self.takes.append(fetch)
-            asked = fetch.command.call._replace(now=self.now())
-            decision = decide_call(current_server(), asked, Command(current_server().keyspace, asked))
-            if self.permits.record(fetch, decision, "held"):
-                return decision.allowed
-
-    def left(self) -> int:
-        """Return how many permits are left on the server."""
-        asked = self.asked._replace(op=Op.PEEK, now=self.now())
-        return decide_call(current_server(), asked).remaining
-
-    @property
-    def sizes(self) -> list[int]:
-        return [fetch.size for fetch in self.takes]
 
 
 def test_what_is_asked_for_doubles_while_it_is_spent() -> None:
@@ -158,11 +112,11 @@ def test_what_was_not_spent_in_time_is_given_back() -> None:
     process = Process(call(capacity=100))
     assert all(process.request() for _ in range(6))
     assert process.left() == 100 - 7
-    give_back()
+    send_and_give_back()
     assert process.left() == 100 - 7
     process.clock.now += 1.1
-    give_back()
-    give_back()
+    send_and_give_back()
+    send_and_give_back()
     assert process.left() == 100 - 6
     assert process.request()
     assert process.left() == 100 - 6 - 2
@@ -174,14 +128,14 @@ def test_nothing_is_given_back_into_another_window() -> None:
     process.clock.now += 2
     assert all(process.request() for _ in range(3))
     before = process.left()
-    give_back()
+    send_and_give_back()
     assert process.left() == before
 
 
 def test_a_process_that_ends_gives_everything_back_and_spends_no_more() -> None:
     process = Process(call(capacity=100))
     assert all(process.request() for _ in range(5))
-    give_back(everything=True)
+    send_and_give_back(everything=True)
     assert process.left() == 100 - 5
     assert process.permits.spend() is None
 
@@ -190,11 +144,11 @@ def test_what_could_not_be_sent_is_given_back_later(servers: TestServers, settin
     process = Process(call(capacity=100))
     assert all(process.request() for _ in range(5))
     assert process.left() == 100 - 7
-    process.permits._server = _server_at(settings, free_port())
-    give_back(everything=True)
-    process.permits._server = _server_at(settings, servers.redis.port)
+    process.permits.server = _server_at(settings, free_port())
+    send_and_give_back(everything=True)
+    process.permits.server = _server_at(settings, servers.redis.port)
     assert process.left() == 100 - 7
-    give_back(everything=True)
+    send_and_give_back(everything=True)
     assert process.left() == 100 - 5
 
 
@@ -205,12 +159,12 @@ def test_nothing_more_is_tried_once_the_server_does_not_answer(servers: TestServ
         with short_timeout(settings):
             hanging = _server_at(settings, proxy.port)
         for process in processes:
-            process.permits._server = hanging
+            process.permits.server = hanging
         proxy.lose.set()
-        give_back(everything=True)
+        send_and_give_back(everything=True)
         assert proxy.count(b"EVALSHA") <= 1
         proxy.lose.clear()
-        give_back(everything=True)
+        send_and_give_back(everything=True)
     away(settings, servers.redis.port)
     # The reply of one may have been lost; it is not sent again.
     assert sum(process.left() < 1000 - 2 for process in processes) <= 1
@@ -221,7 +175,7 @@ def test_bursts_lose_nothing_in_the_long_run() -> None:
     for _ in range(20):
         admitted += sum(process.request() for _ in range(16))
         process.clock.now += 1.1
-        give_back()
+        send_and_give_back()
     assert admitted == 200
 
 
@@ -243,18 +197,11 @@ def test_processes_together_never_spend_more_than_a_window_holds(
     for number, seconds, requests in steps:
         clock.now += seconds
         process = processes[number]
-        give_back()
+        send_and_give_back()
         for _ in range(requests):
             window = process.now() // (period * SECOND)
             spent[window] = spent.get(window, 0) + process.request()
     assert max(spent.values(), default=0) <= capacity
-
-
-def test_what_one_of_several_took_cannot_be_given_back() -> None:
-    asked = call()
-    decision = decide_call(current_server(), asked)
-    assert decision.receipt is not None
-    assert PrefetchedDecision(decision.call, decision.reply).receipt is None
 
 
 def test_a_child_of_a_fork_holds_nothing() -> None:
@@ -264,11 +211,11 @@ def test_a_child_of_a_fork_holds_nothing() -> None:
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(theirs, b"held" if process.permits.spend() else b"none")
+        os.write(theirs, b"spent" if process.permits.spend() else b"none")
         os._exit(0)
     os.waitpid(child, 0)
     assert os.read(ours, 4) == b"none"
-    assert process.permits.spend() == "held"
+    assert process.permits.spend() is not None
     os.close(ours)
     os.close(theirs)
 

@@ -1,6 +1,6 @@
 -- Counts requests that decide.lua did not count in this shard. These requests were refused from the memory of a process,
 -- or another shard has refused them, or they were admitted and a shadow rule of another shard would have refused them.
--- Loaded after batch.lua, usage.lua and usage_new.lua.
+-- Loaded after run.lua, batch.lua, shard_run.lua, usage.lua and usage_new.lua.
 -- KEYS[1]  head of the shard, "<version of the rules> <run of the server>"     KEYS[2]  the shard's open batch
 -- ARGV[1]  run of the server when the caller connected   ARGV[2]  nonce
 -- ARGV[3]  '<dddd': starts of the previous billing period, the current one and the next two (µs). Then the kind of
@@ -10,15 +10,7 @@
 -- Returns the version of the rules in force. So a process that refuses only from memory learns of an edit.
 local time = redis.call('TIME')
 local now = time[1] * 1e6 + time[2]
-local prefix, head = string.sub(KEYS[2], 1, -1 - #'${open}'), redis.call('GET', KEYS[1])
-local version, run = string.match(head or '0 ?', '^(%d+) (.*)$')
-local current_run = ARGV[1]
--- Ask the server if the runs differ: its run can change while the caller's connection stays open.
-if run ~= current_run then current_run = server_run() end
-if run ~= current_run then
-  batch_seal(prefix, now, current_run, ARGV[2])
-  redis.call('SET', KEYS[1], version .. ' ' .. current_run)
-end
+local version, run = shard_run(KEYS[1], KEYS[2], ARGV[1], ARGV[2], now)
 local starts = {struct.unpack('<dddd', ARGV[3])}
 local period = starts[1]
 for i = 2, 3 do
@@ -29,5 +21,5 @@ local new = 0
 for i = 4, #ARGV, 3 do
   new = new + usage_add(KEYS[2], name_start .. ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]))
 end
-if new > 0 then usage_new(KEYS[2], ARGV[2], current_run, now, new) end
+if new > 0 then usage_new(KEYS[2], ARGV[2], run, now, new) end
 return tonumber(version)

@@ -1,0 +1,102 @@
+"""Count requests that spent prefetched permits. CONTRIBUTING.md explains words such as prefetch, bin and nonce.
+
+Each prefetch has a record in Redis, in a hash of its shard, as long as some of its requests may not be counted. The
+record is the text "<counted> <requests> <until> <counter> <cost> …":
+
+counted   number of the requests that are counted
+requests  maximum number of requests that can spend the permits of the prefetch
+until     the moment (µs since 1970 UTC) until which they can be spent
+counter   for each meter the name of its counter in a batch of usage, and the cost of one request
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from ratelimits.engine.assemble import scripts
+from ratelimits.engine.call import Receipt, shard_of_usage
+from ratelimits.engine.command import counters_of
+from ratelimits.engine.keys import Keyspace, ledger_name
+from ratelimits.engine.resp import resp
+
+
+class Spent(NamedTuple):
+    """The number of requests that have spent permits of one prefetch. `is_all` is true if no more requests will."""
+
+    name: str
+    requests: int
+    is_all: bool
+
+
+class Uncounted(NamedTuple):
+    """Requests of one meter that a process may have admitted but that are not counted: at most `requests`.
+
+    until  the moment until which a process could spend the permits, in µs since 1970 UTC
+    bin    start of the bin in which the requests would be counted, in seconds since 1970 UTC
+    cost   units of one request
+    """
+
+    until: int
+    requests: int
+    account: str
+    key: str
+    meter: str
+    bin: int
+    cost: int
+
+
+def record(receipt: Receipt, requests: int, until: int) -> bytes:
+    """Return the record of a new prefetch. `receipt` has the cost of one request in each meter."""
+    assert receipt.usage is not None
+    counters = counters_of(receipt.usage, receipt.bin, receipt.period)
+    costs = receipt.costs[: len(counters)]
+    return b" ".join([b"0 %d %d" % (requests, until), *(b"%b %d" % pair for pair in zip(counters, costs, strict=True))])
+
+
+def uncounted(text: bytes) -> list[Uncounted]:
+    """Return for each meter the requests that a record says may not be counted. Raise ValueError for another text."""
+    counted, requests, until, *rest = text.decode().split(" ")
+    result = []
+    for counter, cost in zip(rest[::2], rest[1::2], strict=True):
+        _kind, bin_start, _period, meter, _rule, _version, account, key = counter.split("|")
+        account, key, meter = (ledger_name(unquote(name)) for name in (account, key, meter))
+        result.append(
+            Uncounted(int(until), int(requests) - int(counted), account, key, meter, int(bin_start), int(cost))
+        )
+    return result
+
+
+class CountSpent:
+    """The command that counts the requests of prefetches in one shard, and records a new prefetch.
+
+    new  name and record of the new prefetch; None for none
+    """
+
+    script = scripts.read("run", "batch", "counting/shard_run", "usage", "usage_new", "counting/spent")
+
+    def __init__(
+        self, keyspace: Keyspace, shard: int, spent: Sequence[Spent], new: tuple[str, bytes] | None = None
+    ) -> None:
+        names = (keyspace.head, keyspace.open, keyspace.prefetched)
+        self._keys = [name(shard).encode() for name in names]
+        name, text = new or ("", b"")
+        self._arguments = [name.encode(), text]
+        for one in spent:
+            self._arguments += [one.name.encode(), b"%d" % one.requests, b"%d" % one.is_all]
+
+    @property
+    def key(self) -> bytes:
+        """Return one of the command's Redis keys. In a cluster the node is found by this key."""
+        return self._keys[0]
+
+    def to(self, run: str, name: bytes) -> bytes:
+        """Return the command in RESP. `run` is the run of the server, `name` is the nonce."""
+        return resp(b"EVALSHA", self.script.sha, b"3", *self._keys, run.encode(), name, *self._arguments)
+
+
+def shard_of_receipt(keyspace: Keyspace, receipt: Receipt) -> int:
+    """Return the shard that counts the requests of a prefetch."""
+    assert receipt.usage is not None
+    return shard_of_usage(keyspace, receipt.usage)

@@ -1,0 +1,14 @@
+-- Compares the run in the head of a shard with the run of the server. Loaded after run.lua and batch.lua.
+
+-- Returns the version of the rules in the head, and the run of the server. If the run has changed, seals the open batch
+-- and stores the new run. A head is "<version of the rules> <run>". `run` is the server's run when the caller connected.
+local function shard_run(head, open, run, nonce, now)
+  local version, stored_run = string.match(redis.call('GET', head) or '0 ?', '^(%d+) (.*)$')
+  -- Ask the server if the runs differ: its run can change while the caller's connection stays open.
+  if stored_run ~= run then run = server_run() end
+  if stored_run ~= run then
+    batch_seal(string.sub(open, 1, -1 - #'${open}'), now, run, nonce)
+    redis.call('SET', head, version .. ' ' .. run)
+  end
+  return version, run
+end

@@ -1,0 +1,347 @@
+"""Prefetch permits: take permits for several requests in one call, and later spend them without asking Redis.
+
+This works only for fixed and calendar windows whose start depends on the clock alone. All permits of such a window come
+back at its end. The reply of Redis says when this is, and prefetched permits end earlier. With other algorithms permits
+come back one by one. Then new permits and prefetched permits together could exceed the limit.
+
+The call that takes the permits counts its own request as usage. `spending.py` counts the other requests, and
+gives back permits that were not spent in time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
+from weakref import WeakSet
+
+from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.engine.call import Call, Receipt, bin_and_period
+from ratelimits.engine.command import Command
+from ratelimits.engine.decide import receipt_call
+from ratelimits.engine.decision import Decision
+from ratelimits.engine.program import program
+from ratelimits.engine.server import Server
+from ratelimits.engine.spent import Spent, record
+
+#: The clocks of this machine and of Redis differ. So prefetched permits end before their window ends: MARGIN seconds
+#: earlier, plus the fraction DRIFT of the time that the window has left.
+MARGIN, DRIFT = 0.001, 0.001
+#: A process takes at most 1/SHARE of the permits that a limit has left, because other processes need permits too.
+SHARE = 8
+#: Seconds for which Redis remembers that permits were given back, so that they are not given back twice.
+REMEMBERED = 60.0
+_ENDED = float("-inf")
+
+
+class Fetch(NamedTuple):
+    """The command that takes the permits of `size` requests.
+
+    `asked` is the moment at which the command was made, in seconds of the clock of PrefetchedPermits.
+    """
+
+    size: int
+    command: Command
+    asked: float = 0.0
+
+
+class Prefetch:
+    """The permits that one fetch took for `size` requests. The request that fetched has spent its permits.
+
+    unspent   one number for each other request whose permits are not spent. To spend its permits, a request takes the
+              last number. This needs no lock
+    ended     the number of requests whose permits have ended and were not spent
+    until     the moment before which permits can be spent, in seconds of the clock
+    counted   the number of other requests that Redis has counted
+    recorded  whether Redis may have a record of the prefetch (see engine/spent.py)
+    returned  whether all permits that were not spent are given back
+    receipt   the receipt of all permits. Its usage is the usage of one request
+    """
+
+    __slots__ = (
+        *("call", "counted", "ended", "permits", "receipt", "recorded"),
+        *("reply", "returned", "size", "unspent", "until"),
+    )
+
+    def __init__(self, permits: PrefetchedPermits, size: int, decision: Decision) -> None:
+        receipt = decision.receipt
+        assert receipt is not None
+        self.permits = permits
+        self.call = permits.call
+        self.receipt: Receipt = receipt
+        self.reply = decision.reply
+        self.size = size
+        self.unspent = list(range(size - 1))
+        self.ended = 0
+        self.until = _ENDED
+        self.counted = 0
+        self.recorded = False
+        self.returned = False
+
+    @property
+    def left(self) -> int:
+        """Return the number of other requests whose permits were not spent."""
+        return len(self.unspent) + self.ended
+
+    def end(self) -> None:
+        """Let no more requests spend permits."""
+        self.until = _ENDED
+        while self.unspent:
+            with suppress(IndexError):  # another thread has taken the last number
+                self.unspent.pop()
+                self.ended += 1
+
+    @property
+    def spent(self) -> int:
+        """Return the number of other requests that have spent their permits."""
+        return self.size - 1 - self.left
+
+    def receipt_of(self, number: int) -> Receipt:
+        """Return the receipt of one request."""
+        nonce = f"{self.receipt.nonce}.{number}"
+        return replace(self.receipt, nonce=nonce, program=self.call.program, costs=self.call.costs)
+
+    def record(self) -> bytes:
+        """Return the record of the prefetch for Redis. Its times are by the server's clock."""
+        lasts = round((self.until - self.permits.clock()) * MICROSECONDS)
+        return record(self.receipt, self.size - 1, self.reply[8] + max(lasts, 0))
+
+    def give_back_call(self) -> Call:
+        """Return the call that gives back the permits that were not spent. It does not change the counted usage."""
+        costs = self.call.costs
+        spent = (*costs, *((self.size - self.left) * cost for cost in costs))
+        return receipt_call(replace(self.receipt, usage=None), spent, REMEMBERED)._replace(now=self.call.now)
+
+
+class PrefetchedDecision(Decision):
+    """The decision on one of the requests that share a prefetch. Its receipt is the receipt of this request alone."""
+
+    __slots__ = ("_number", "_prefetch")
+
+    def __init__(self, prefetch: Prefetch, number: int) -> None:
+        self.call = prefetch.call
+        self.reply = prefetch.reply
+        self._prefetch = prefetch
+        self._number = number
+
+    @property
+    def receipt(self) -> Receipt:
+        return self._prefetch.receipt_of(self._number)
+
+
+class UnsentNumbers(NamedTuple):
+    """The numbers of requests that a command sends to Redis, and a new prefetch that the command records."""
+
+    permits: PrefetchedPermits
+    new: Prefetch | None
+    items: tuple[tuple[Prefetch, Spent], ...]
+
+
+class PrefetchedPermits:
+    """The prefetched permits of this process for one kind of request. `call` decides and counts one such request.
+
+    A fetch takes permits for 1, 2, 4, … requests, but for at most `maximum`. If all permits of the last prefetch were
+    spent, the next fetch takes twice as many. Otherwise the next fetch takes as many as were spent. Unspent permits end
+    after `seconds`. They also end before the window, the bin of usage and the billing period in which they were taken.
+    So each request is counted where its permits were taken. `clock` returns seconds and never goes back.
+
+    Only one prefetch can be spent at a time, and only after Redis has counted all requests of earlier prefetches. So
+    the number of requests that are not counted is always below `maximum`.
+    """
+
+    def __init__(
+        self, server: Server, call: Call, maximum: int, seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.server = server
+        self.call = call
+        self.clock = clock
+        self._maximum = maximum
+        self._seconds = seconds
+        self._size = 1
+        #: Maximum number of requests for which the next fetch takes permits, so that other processes get permits too.
+        self._room = maximum
+        self._commands: dict[int, Command] = {}
+        self.clear()
+        _all.add(self)
+
+    def clear(self) -> None:
+        """Forget all permits. A forked process calls this, because the permits belong to its parent."""
+        self._lock = threading.Lock()
+        #: The prefetch that can be spent.
+        self._current: Prefetch | None = None
+        #: A prefetch that Redis must record before it can be spent.
+        self._new: Prefetch | None = None
+        #: The prefetches that Redis may have recorded.
+        self._recorded: list[Prefetch] = []
+        #: Whether numbers are being sent.
+        self._sending = False
+
+    def spend(self) -> PrefetchedDecision | None:
+        """Spend the permits of one request, and return the decision on it. Return None if no permits are left."""
+        prefetch = self._current
+        if prefetch is None:
+            return None
+        if self.clock() < prefetch.until:
+            try:
+                return PrefetchedDecision(prefetch, prefetch.unspent.pop())
+            except IndexError:
+                pass
+        with self._lock:
+            self._end(prefetch)
+        return None
+
+    def _end(self, prefetch: Prefetch) -> None:
+        """Spend no more permits of a prefetch. Call this with the lock."""
+        prefetch.end()
+        if self._current is prefetch:
+            self._current = None
+            self._size = prefetch.size - prefetch.left if prefetch.left else 2 * prefetch.size
+
+    def next_fetch(self, *, again: bool = False) -> Fetch:
+        """Return the next fetch, which takes the permits of this request and of later requests.
+
+        If `again` is true, it takes only the permits of this request. Use this after a refused fetch: the limit may
+        have too few permits for many requests, but enough for one.
+        """
+        size = 1
+        if not again and self._current is None and self._new is None:
+            size = _power(min(self._size, self._room, self._maximum))
+        if size > 1:
+            self._size = 1  # Until this prefetch is recorded, other threads take permits for one request.
+        command = self._commands.get(size)
+        if command is None:
+            command = self._commands[size] = Command(self.server.keyspace, self._fetching(size))
+        return Fetch(size, command, self.clock())
+
+    def _fetching(self, size: int) -> Call:
+        """Return the call that takes the permits of several requests and counts one request."""
+        call = self.call
+        if size == 1:
+            return call
+        # First the costs of one request, which are counted as usage. Then the costs of the limits.
+        terms = tuple(replace(term, slot=len(call.costs) + term.slot) for term in call.program.terms)
+        costs = (*call.costs, *(size * cost for cost in call.costs))
+        # If this is refused, the request is decided again, with permits for it alone. That decision is counted.
+        return call._replace(program=program(terms), costs=costs, counts_refusal=False)
+
+    def take(self, fetch: Fetch, decision: Decision) -> tuple[Decision, Prefetch | None] | None:
+        """Take the permits of a fetch.
+
+        Return the decision on the request that fetched, and the prefetch; None instead of it if it has no more permits.
+        Return None if a fetch for several requests was refused. Then the caller fetches again, for one request.
+        """
+        with self._lock:
+            if not decision.allowed:
+                self._size, self._room = 1, 0
+                return (decision, None) if fetch.size == 1 else None
+            cost = max(self.call.costs, default=1) or 1
+            self._room = decision.remaining // (SHARE * cost)
+            if fetch.size == 1:
+                self._size = max(self._size, 2)
+                return decision, None
+            prefetch = Prefetch(self, fetch.size, decision)
+            if self._current is not None and not self._current.unspent:
+                self._end(self._current)
+            if self._current is None and self._new is None:
+                prefetch.until = fetch.asked + min(self._seconds, self._seconds_left(decision))
+                self._new = prefetch
+        return PrefetchedDecision(prefetch, fetch.size - 1), prefetch
+
+    def _seconds_left(self, decision: Decision) -> float:
+        """Return the seconds after a fetch was made for which its permits can be spent at most."""
+        usage, now = self.call.usage, decision.reply[8]
+        assert usage is not None
+        _bin, _period, counted_until = bin_and_period(usage, now)
+        window = min(standing.reset_after for standing in decision.standings)
+        # Both times begin at the moment of the decision, which is after the fetch was made. So the result is too short
+        # rather than too long.
+        return min(window, (counted_until - now) / MICROSECONDS) * (1 - DRIFT) - MARGIN
+
+    def begin_sending(self, *, everything: bool = False) -> UnsentNumbers | None:
+        """Return the numbers to send to Redis; None if there are none, or if numbers are being sent.
+
+        If `everything` is true, all permits end. Afterwards call `end_sending` or `fail_sending`.
+        """
+        with self._lock:
+            if self._sending:
+                return None
+            new, self._new = self._new, None
+            if everything and new is not None:
+                new.until, new = _ENDED, None
+            now, items = self.clock(), []
+            for prefetch in self._recorded:
+                is_all = everything or not prefetch.unspent or now >= prefetch.until
+                if is_all:
+                    self._end(prefetch)
+                if is_all or prefetch.spent > prefetch.counted:
+                    items.append((prefetch, Spent(prefetch.receipt.nonce, prefetch.spent, is_all)))
+            if new is None and not items:
+                return None
+            self._sending = True
+        return UnsentNumbers(self, new, tuple(items))
+
+    def end_sending(
+        self, numbers: UnsentNumbers, found: Sequence[int]
+    ) -> tuple[list[tuple[Prefetch, int]], list[tuple[Prefetch, int]]]:
+        """Note that Redis has got the numbers. `found` says for each item whether Redis had a record.
+
+        Return two lists of prefetches with numbers of requests: those that were counted, and those that may not be
+        counted, because Redis has lost the record.
+        """
+        counted, lost = [], []
+        with self._lock:
+            self._sending = False
+            for (prefetch, spent), was_found in zip(numbers.items, found, strict=True):
+                if was_found:
+                    counted.append((prefetch, spent.requests - prefetch.counted))
+                    prefetch.counted = spent.requests
+                else:
+                    self._end(prefetch)
+                    lost.append((prefetch, prefetch.spent - prefetch.counted))
+                if spent.is_all or not was_found:
+                    prefetch.recorded = False
+                    self._recorded.remove(prefetch)
+            if numbers.new is not None:
+                numbers.new.recorded = True
+                self._recorded.append(numbers.new)
+                self._current = numbers.new
+        return counted, lost
+
+    def fail_sending(self, numbers: UnsentNumbers, *, sent: bool) -> None:
+        """Note that there is no reply. The numbers are sent again later, and the new prefetch cannot be spent.
+
+        `sent` is false if the numbers were certainly not sent.
+        """
+        with self._lock:
+            self._sending = False
+            if numbers.new is not None:
+                numbers.new.until = _ENDED
+                if sent:
+                    numbers.new.recorded = True
+                    self._recorded.append(numbers.new)
+
+    def end(self, prefetch: Prefetch, *, now: bool = False) -> bool:
+        """Return whether the permits of a prefetch have ended. If `now` is true, they end at once."""
+        with self._lock:
+            if now:
+                self._end(prefetch)
+            return self.clock() >= prefetch.until
+
+
+def _power(size: int) -> int:
+    """Return the greatest power of two that is not above `size`; at least 1."""
+    return 1 << max(size, 1).bit_length() - 1
+
+
+def clear() -> None:
+    """Forget all permits of this process."""
+    for permits in list(_all):
+        permits.clear()
+
+
+_all: WeakSet[PrefetchedPermits] = WeakSet()
+os.register_at_fork(after_in_child=clear)

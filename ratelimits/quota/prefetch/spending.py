@@ -1,0 +1,221 @@
+"""Count the requests that spent prefetched permits, and give back permits that were not spent in time.
+
+Redis counts these requests with the next fetch, and at least every second. A process that is killed does not count its
+last requests. The drain declares these requests as a gap (usage/unreported.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Sequence
+
+from redis.exceptions import ResponseError
+
+from ratelimits.background import Background
+from ratelimits.engine.call import nonce
+from ratelimits.engine.decide import decide_call, refund_cancelled
+from ratelimits.engine.decision import AlreadySettled, Decision, Stale
+from ratelimits.engine.server import Server
+from ratelimits.engine.spent import CountSpent, shard_of_receipt
+from ratelimits.engine.transport.breaker import NodeUnavailable
+from ratelimits.engine.transport.connection import NotSent, Unavailable
+from ratelimits.logs import bounded
+from ratelimits.quota import process_totals
+from ratelimits.quota.prefetch import permits as prefetched
+from ratelimits.quota.prefetch.permits import Prefetch, PrefetchedPermits, UnsentNumbers
+
+logger = bounded(__name__)
+
+#: Seconds between two times at which requests are counted and permits are given back.
+INTERVAL = 1.0
+#: One command sends the numbers of at most this number of PrefetchedPermits, because the server does nothing else while
+#: it counts.
+MAX_PER_COMMAND = 500
+
+
+def send(permits: PrefetchedPermits, prefetch: Prefetch | None) -> None:
+    """Count the requests that spent earlier prefetches, and record the new `prefetch`, so that it can be spent.
+
+    If Redis does not answer, the background thread tries again, and the new prefetch is not spent.
+    """
+    started = _begin(permits, prefetch)
+    if started is None:
+        return
+    try:
+        found = permits.server.wire.call(_command([started]), nonce())
+    except BaseException as error:
+        _fail([started], error)
+        if not isinstance(error, (Unavailable, ResponseError)):
+            raise
+    else:
+        _end([started], found)
+
+
+async def asend(permits: PrefetchedPermits, prefetch: Prefetch | None, decision: Decision) -> None:
+    """Do the same as `send`, in async code.
+
+    If the caller is cancelled, refund its request, which `decision` has admitted.
+    """
+    started = _begin(permits, prefetch)
+    if started is None:
+        return
+    task = asyncio.current_task()
+    assert task is not None
+    cancelled = task.cancelling()
+    try:
+        found = await permits.server.wire.acall(_command([started]), nonce())
+    except BaseException as error:
+        _fail([started], error)
+        if task.cancelling() == cancelled and not isinstance(error, (Unavailable, ResponseError)):
+            raise
+    else:
+        _end([started], found)
+    if task.cancelling() > cancelled:
+        await refund_cancelled(permits.server, decision)
+
+
+def _begin(permits: PrefetchedPermits, prefetch: Prefetch | None) -> UnsentNumbers | None:
+    if prefetch is not None:
+        with _lock:
+            _unfinished.append(prefetch)
+        _background.start()
+    return permits.begin_sending()
+
+
+def _command(numbers: Sequence[UnsentNumbers]) -> CountSpent:
+    """Return the command that sends numbers of one shard. Only the first of them may have a new prefetch."""
+    server, new = numbers[0].permits.server, numbers[0].new
+    receipt = (new or numbers[0].items[0][0]).receipt
+    spent = [spent for one in numbers for _prefetch, spent in one.items]
+    recorded = (new.receipt.nonce, new.record()) if new is not None else None
+    return CountSpent(server.keyspace, shard_of_receipt(server.keyspace, receipt), spent, recorded)
+
+
+def _fail(numbers: Sequence[UnsentNumbers], error: BaseException) -> None:
+    logger.warning("Requests that spent prefetched permits are counted later: %s", error)
+    for one in numbers:
+        one.permits.fail_sending(one, sent=not isinstance(error, NotSent))
+
+
+def _end(numbers: Sequence[UnsentNumbers], found: Sequence[int]) -> None:
+    position = 0
+    for one in numbers:
+        counted, lost = one.permits.end_sending(one, found[position : position + len(one.items)])
+        position += len(one.items)
+        for prefetch, requests in counted:
+            _total("admitted", prefetch, requests)
+        for prefetch, requests in lost:
+            if requests:
+                logger.error("Redis has lost a prefetch: %s requests may not be counted.", requests)
+            _total("unreported", prefetch, requests)
+
+
+def _total(kind: process_totals.Kind, prefetch: Prefetch, requests: int) -> None:
+    """Add requests to the process totals."""
+    receipt = prefetch.receipt
+    if requests == 0 or receipt.usage is None:
+        return
+    usage = receipt.usage
+    costs = {meter.name: cost for meter, cost in zip(usage.meters, receipt.costs, strict=False)}
+    key = usage.key if kind == "unreported" else ""
+    process_totals.add(kind, usage.account, key, costs, requests, receipt.bin)
+    process_totals.start(at_once=kind == "unreported")
+
+
+def send_and_give_back(*, everything: bool = False) -> None:
+    """Count the requests that have spent permits, and give back the permits that were not spent in time.
+
+    If `everything` is true, all permits end. If Redis does not answer, the rest is done at the next call. If another
+    thread does this at the moment, first wait for it.
+    """
+    with _working:
+        _send_and_give_back(everything=everything)
+
+
+def _send_and_give_back(*, everything: bool) -> None:
+    global _unfinished
+    with _lock:
+        unfinished, _unfinished = _unfinished, []
+    try:
+        answers = _send_all(unfinished, everything=everything)
+        for prefetch in unfinished:
+            if prefetch.permits.end(prefetch, now=everything) and answers:
+                answers = _give_back(prefetch)
+    finally:
+        with _lock:
+            _unfinished += [one for one in unfinished if one.recorded or not one.returned]
+
+
+def _send_all(unfinished: Sequence[Prefetch], *, everything: bool) -> bool:
+    """Send all numbers of these prefetches. Return whether Redis answers."""
+    groups: dict[tuple[Server, int, int], list[UnsentNumbers]] = {}
+    for permits in dict.fromkeys(prefetch.permits for prefetch in unfinished):
+        one = permits.begin_sending(everything=everything)
+        if one is not None:
+            receipt = (one.new or one.items[0][0]).receipt
+            shard = shard_of_receipt(permits.server.keyspace, receipt)
+            # Numbers with a new prefetch are sent alone.
+            groups.setdefault((permits.server, shard, id(one) if one.new else 0), []).append(one)
+    answers = True
+    for (server, _shard, _id), group in groups.items():
+        for start in range(0, len(group), MAX_PER_COMMAND):
+            numbers = group[start : start + MAX_PER_COMMAND]
+            try:
+                if not answers:
+                    raise NotSent("the server has not answered just now")
+                found = server.wire.call(_command(numbers), nonce())
+            except Exception as error:  # noqa: BLE001  (the numbers are sent again, whatever the error is)
+                _fail(numbers, error)
+                # Other nodes of a cluster may answer.
+                answers = answers and isinstance(error, (ResponseError, NodeUnavailable))
+            else:
+                _end(numbers, found)
+    return answers
+
+
+def _give_back(prefetch: Prefetch) -> bool:
+    """Give the unspent permits of a prefetch back to Redis. Return whether Redis answers.
+
+    If Redis answers with an error, or if the reply is lost, nobody can use these permits until the window ends. Never
+    send a command again that may have arrived.
+    """
+    if prefetch.returned or not prefetch.left:
+        prefetch.returned = True
+        return True
+    try:
+        decide_call(prefetch.permits.server, prefetch.give_back_call())
+    except (Unavailable, ResponseError, Stale, AlreadySettled) as error:
+        logger.info("Unspent permits of %s requests were not given back: %s", prefetch.left, error)
+        if isinstance(error, NotSent):
+            return isinstance(error, NodeUnavailable)
+        prefetch.returned = True
+        return isinstance(error, NodeUnavailable) or not isinstance(error, Unavailable)
+    prefetch.returned = True
+    return True
+
+
+def clear() -> None:
+    """Forget all permits of this process, and numbers that were not sent. A test calls this."""
+    _forget()
+    prefetched.clear()
+
+
+def _forget() -> None:
+    global _lock, _working, _unfinished
+    _lock, _working, _unfinished = threading.Lock(), threading.Lock(), []
+
+
+_lock = threading.Lock()
+_working = threading.Lock()
+#: Prefetches with requests that may not be counted, or with permits that may have to be given back.
+_unfinished: list[Prefetch] = []
+_background = Background(
+    "ratelimits-prefetch",
+    lambda: INTERVAL,
+    send_and_give_back,
+    lambda: send_and_give_back(everything=True),
+    end_order=3,
+)
+os.register_at_fork(after_in_child=_forget)
