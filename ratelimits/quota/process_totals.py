@@ -122,7 +122,7 @@ def add(kind: Kind, account: str, key: str, costs: Mapping[str, int], requests: 
 
 
 def before_totals(add_more: Callable[[], None]) -> None:
-    """Call `add_more` each time before totals are read: it calls `add` for requests that another module counts."""
+    """Call `add_more` each time before totals are read. `add_more` calls `add` for requests that its module counted."""
     _adders.append(add_more)
 
 

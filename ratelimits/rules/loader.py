@@ -30,8 +30,8 @@ logger = bounded(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
-#: A function that takes rows and returns the same rows with other rules. If it gets rows that it has made itself, it
-#: returns them without a change.
+#: A function with which a test replaces the rules (not an override of one key). It takes rows and returns the same rows
+#: with other rules. If it gets rows that it has made itself, it returns them without a change.
 Override = Callable[[rows.Rows], rows.Rows]
 
 #: Maximum number of seconds to wait for the reply to one query.
@@ -75,7 +75,7 @@ class Loader:
         #: Start of the query that runs now, in seconds of the monotonic clock; None if no query runs.
         self._query_began_at: float | None = None
         self._lock = threading.Lock()
-        #: The shards, and the users with missing groups, that the waiting jobs of the thread need.
+        #: What the waiting jobs of the thread need: all rows of these shards, and the groups of these users.
         self._wanted: set[int] = set()
         self._wanted_users: set[str] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ratelimits-rules")
@@ -87,11 +87,11 @@ class Loader:
         """
         if tests.possible:
             self._follow_test()
-        # Without a call of `_now`: every decision does this.
+        # Do not call `_now` here: this line runs at every decision, and a call would make it slower.
         current, now = self._current, time.time_ns() // 1000 if self._clock is _now else self._clock()
         if current is None:
             return self._wait(self._submit(self._load, 0))
-        # Without `min`: every decision does this.
+        # Do not call `min` here, for the same reason.
         if current.seen_at - _STEP <= now < current.good_until and now < self._refresh_at:
             return current
         return self._renew(current, now)
@@ -121,7 +121,7 @@ class Loader:
         return await self._await(self._submit(self._load, minimum_version))
 
     async def aload(self, missing: Missing) -> Snapshot:
-        """Return a snapshot that contains these rows about keys."""
+        """Read the rows in `missing`, and return a snapshot that contains them."""
         return await self._await(self._submit_missing(missing))
 
     def used(self, query: ledger.LedgerQuery) -> int:
@@ -195,7 +195,8 @@ class Loader:
         )
 
     def _interval(self) -> int:
-        # The clock of a test jumps. No thread may then use the test's connection by itself.
+        # A test may set its own clock, and this clock may jump. A jump must not start a refresh, because the thread
+        # would use the test's connection.
         return int(conf.RELOAD_INTERVAL * 1_000_000) if self._refreshes else 2**62
 
     def _submit(self, job: Callable[[T], R], argument: T) -> Future[R]:
@@ -207,7 +208,7 @@ class Loader:
                 raise RulesUnavailable(message)
         future = self._start(job, argument)
         if future is None:
-            raise RulesUnavailable("the process has no thread to read the rules: it ends, or has too many")
+            raise RulesUnavailable("the process has no thread to read the rules: it ends, or has too many threads")
         return future
 
     def _start(self, job: Callable[..., R], *arguments: Any) -> Future[R] | None:
@@ -289,9 +290,9 @@ class Loader:
         )
 
     def _load_missing(self, missing: Missing) -> Snapshot:
-        """Update the rows, then read these rows about keys. Runs in the thread.
+        """Update the rows, then read the rows in `missing`. Runs in the thread.
 
-        Also read the rows for which other jobs wait. So even many new keys at once need only two reads.
+        Also read the missing rows for which other jobs wait. So even many new keys at once need only two reads.
         """
         current = self._current
         if (

@@ -127,9 +127,9 @@ def objects(texts: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
 def _decoded_together(texts: list[bytes]) -> list[Any] | None:
     """Decode several lines together, as one JSON list, because this is faster. Return their values.
 
-    Return None if each line must be decoded alone, because an item of the list might consist of several lines. All
-    lines must begin with "{". Inside of an item, such a line could only be a part of another list. So no line may
-    contain "[".
+    Return None if each line must be decoded alone: if a line is not JSON, or if an item of the list might continue on
+    the next line. If all lines begin with "{" and no line contains "[", no item does this: inside of an item, "{" can
+    follow a comma only in an inner list.
     """
     whole = b",\n".join(texts)
     if b"[" in whole or not all(text.lstrip().startswith(b"{") for text in texts):

@@ -83,7 +83,11 @@ FORMATS = {
             cloudevents.stream,
         ),
         Format(
-            "cloudevents-ndjson", "CloudEvents, one a line", ".ndjson", "application/x-ndjson", cloudevents.stream_lines
+            "cloudevents-ndjson",
+            "CloudEvents, one per line",
+            ".ndjson",
+            "application/x-ndjson",
+            cloudevents.stream_lines,
         ),
         Format(
             "csv-amounts",

@@ -4,7 +4,7 @@ There are four kinds of such further amounts:
 
 - the flat fees;
 - if the total reaches another volume tier: the difference between the new and the old price of earlier units;
-- the amount that is missing to the minimum;
+- if the price of a meter is below its minimum: the difference;
 - the rounding of a period's price.
 
 All amounts of a report add up to its total.
@@ -92,7 +92,8 @@ def version_charges(report: Report) -> Iterator[Charge]:
 def _provisional(statement: Statement, book: PriceBook, using: str, sharing: list[Report]) -> Iterator[Charge]:
     """Yield the charges of an open period.
 
-    `sharing` collects the provisional reports of accounts that had several names, because these names share one price.
+    `sharing` collects the provisional reports of renamed accounts. The reports under the old and the new name share one
+    price. So the amounts of each of these reports depend on the reports before it.
     """
     report = statement.report
     try:
