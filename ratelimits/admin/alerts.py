@@ -55,6 +55,9 @@ class AlertChannelForm(forms.ModelForm):  # type: ignore[type-arg]
 class AlertChannelAdmin(RowSuggestions, admin.ModelAdmin):  # type: ignore[type-arg]
     """The channels: mail addresses and webhooks that get the alerts of an account."""
 
+    class Media:
+        css = {"all": ["ratelimits/lists.css"]}
+
     list_display = ["account", "email", "webhook_url", "active"]
     list_filter = ["active"]
     list_select_related = ["account"]

@@ -50,6 +50,14 @@ _UNREACHABLE = """() => [...document.querySelectorAll('#content *')].filter((par
     part.scrollWidth > part.clientWidth && ['auto', 'scroll'].includes(getComputedStyle(part).overflowX)
     && part.tabIndex < 0 && !part.querySelector('a, input, select, button, summary, [tabindex]')
 ).map((part) => part.outerHTML.slice(0, 200))"""
+#: Returns the tables whose hidden columns no shadow shows. Tables in closed details are not shown.
+_HIDING = """() => [...document.querySelectorAll('#content table')].filter((table) => {
+    if (!table.checkVisibility()) return false;
+    let box = table.parentElement;
+    const scrolls = () => ['auto', 'scroll'].includes(getComputedStyle(box).overflowX);
+    while (box.id !== 'content' && !scrolls()) box = box.parentElement;
+    return table.scrollWidth > box.clientWidth && !getComputedStyle(box).backgroundAttachment.includes('local');
+}).map((table) => table.parentElement.outerHTML.slice(0, 200))"""
 #: The pages with colours of our own; the other pages have only Django's, which need not be checked twice.
 COLOURED = {"index", "status", "shadow", "inspector", "new-rule", "trial", "changes", "import-differences"}
 #: Pages that look much like another one, so that they need no picture.
@@ -163,6 +171,8 @@ def _faults(page: Page, name: str, look: str, axe: Any) -> Iterator[str]:
         hidden = table.evaluate("list => list.scrollWidth - list.clientWidth")
         if hidden > 0:
             yield f"its list is {hidden} pixels too wide"
+    if look.startswith("phone"):
+        yield from (f"no shadow shows hidden columns: {part}" for part in page.evaluate(_HIDING))
     yield from (f"no key scrolls {part}" for part in page.evaluate(_UNREACHABLE))
     if look in RULES and (look != "dark" or name in COLOURED):
         options = {"resultTypes": ["violations"], **RULES[look]}

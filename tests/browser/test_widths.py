@@ -23,7 +23,7 @@ pytestmark = [
 ]
 #: The pixels by which the page, or a part of it that would scroll by itself, is wider than what is seen of it.
 _BEYOND = """() => {
-    const parts = [document.documentElement, ...document.querySelectorAll('.results, [style*="overflow-x"]')];
+    const parts = [document.documentElement, ...document.querySelectorAll('.results, .ratelimits-table')];
     return Math.max(...parts.map((part) => part.scrollWidth - part.clientWidth));
 }"""
 _LISTS = (Report, ReportLine, Adjustment, PeriodUsage, Line, DurabilityGap)

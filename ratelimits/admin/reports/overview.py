@@ -98,7 +98,7 @@ def table_of_totals(using: str, report: Report, versions: Sequence[Report]) -> s
         )
         title = format_html("<caption>{}</caption>", caption) if caption else ""
         texts.append((format_html("<table>{}<thead><tr>{}</tr></thead><tbody>{}</tbody></table>", title, head, body),))
-    return format_html_join("", '<div style="overflow-x:auto" tabindex="0">{}</div>', texts) if up_to_version else "–"
+    return format_html_join("", '<div class="ratelimits-table" tabindex="0">{}</div>', texts) if up_to_version else "–"
 
 
 def versions_of(using: str, report: Report) -> list[Report]:
