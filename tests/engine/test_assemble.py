@@ -32,7 +32,7 @@ LINES: dict[str, Edit] = {
     "a clock that steps back": ("decide", "if l.last > at then l.shift, l.last = l.last - at, at end", ""),
     "a window that has ended": ("window", "not l.start or at >= l.start + l.length", "not l.start"),
     "a window that is full": ("window", "elseif l.count + l.cost <= l.capacity then", "else"),
-    "a level that is full": ("level", "    elseif over <= 0 then", "    else"),
+    "a level that is full": ("level", "    elseif excess <= 0 then", "    else"),
     "a level that has drained": ("level", "    l.T = l.T - elapsed\n  end\nend", "  end\nend"),
     "a fraction that is carried": ("level", "  if g >= l.n * l.m then T, g = T + 1, g - l.n * l.m end\n", ""),
     "a fraction that is borrowed": ("level", "if g < 0 then T, g = T - 1, g + l.n * l.m end", ""),

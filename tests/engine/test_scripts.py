@@ -19,13 +19,17 @@ FILES = sorted(KINDS)
 LUA = Path(scripts.__file__).parents[2] / "lua"
 
 
+COUNTING = ("run", "batch", "counting/shard_run", "usage", "usage_new")
+SPENT = (*COUNTING, "counting/spent")
+
+
 def test_every_algorithm_has_its_file() -> None:
     names = {path.name for path in (LUA / "algorithms").iterdir()}
     assert {f"{name}.lua" for name in FILES} <= names
 
 
 @pytest.mark.parametrize(
-    "names", [("publish",), ("batch", "seal"), ("drop",), ("pending",), ("run", "batch", "usage", "usage_new", "count")]
+    "names", [("publish",), ("batch", "seal"), ("drop",), ("pending",), (*COUNTING, "counting/count"), SPENT]
 )
 def test_every_other_script_is_taken_too(redis_client: redis.Redis, names: tuple[str, ...]) -> None:
     assert redis_client.script_load(read(*names).text)
@@ -57,6 +61,6 @@ def test_a_file_spells_no_part_of_a_key(name: str) -> None:
 
 
 def test_whole_scripts_have_no_placeholder_left() -> None:
-    whole = [read("run", "batch", "usage", "usage_new", "count"), read("run", "pending")]
+    whole = [read(*COUNTING, "counting/count"), read(*SPENT), read("run", "pending")]
     whole += [read("run", "batch", "seal"), read("drop"), read("publish")]
     assert not [script for script in whole if b"${" in re.sub(rb"--.*", b"", script.text)]
