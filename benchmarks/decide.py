@@ -19,6 +19,7 @@ import redis
 
 from benchmarks.support import report, servers
 from benchmarks.support.timing import Case, interleaved
+from ratelimits import background
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -122,6 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with servers.redis_server(core, options.server) as redis_server, servers.database("sqlite") as database:
         servers.start_django(servers.environment(redis_server, database))
         run = measure(options, redis_server.url, core, available)
+        # Write the last totals now: the database is deleted at the end of this block.
+        background.end()
     print(text_of(run))
     report.write(run, options.out, {"decide": chart(run)})
     return 0
