@@ -70,9 +70,9 @@ class TestRates:
     )
     def test_simple(self, text: str, rate: tuple[int, int]) -> None:
         """Differs: "100/10" is refused, since a rate needs a unit of time."""
-        assert tuple(map(int, typed_rates.rate(text, m_is_minute=True))) == rate
+        assert tuple(map(int, typed_rates.rate(text))) == rate
         with pytest.raises(typed_rates.Mistyped):
-            typed_rates.rate("100/10", m_is_minute=True)
+            typed_rates.rate("100/10")
 
     def test_rate(self) -> None:
         fixed("two", 2)

@@ -14,7 +14,8 @@ from ratelimits.algorithms.wording import gettext_noop
 
 _SECONDS = {
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1),
-    **dict.fromkeys(("min", "mins", "minute", "minutes"), 60),
+    # Django REST framework and django-ratelimit read "m" as a minute too. A month is not a length of time here.
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60),
     **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3_600),
     **dict.fromkeys(("d", "day", "days"), 86_400),
     **dict.fromkeys(("w", "week", "weeks"), 604_800),
@@ -25,12 +26,12 @@ _COUNTED = r"(?:\b(?:requests?|calls?|hits?|tokens?|permits?|units?|times)\s*)?"
 _RATE = re.compile(
     rf"(?P<permits>.*?)\s*{_COUNTED}(?:/|\b(?:per|an?|each|every|in|within)\b)\s*(?P<time>.*)", re.DOTALL
 )
-_M = re.compile(r"(?<![a-z])m(?![a-z])")
 _WRONG_LENGTH = gettext_noop(
-    "“%(text)s” is not a length of time: write seconds, such as 60, or a number and s, min, h, day or week."
+    "“%(text)s” is not a length of time: write seconds, such as 60, or a number and s, m, min, h, d, day or week."
 )
 _WRONG_RATE = gettext_noop(
-    "“%(text)s” is not a rate: write a number, a slash and a length of time, such as 10/s, 100/min or 10/5min."
+    "“%(text)s” is not a rate: write a number, a slash and a length of time, such as 10/s, 10/m or 10/min, 10/h, 10/d,"
+    " 10/week or 10/5min."
 )
 _NO_FIXED_LENGTH = gettext_noop(
     "“%(text)s” is not a rate: months and years have no fixed length. Choose the algorithm calendar window, or write"
@@ -58,9 +59,9 @@ class TypedRate(NamedTuple):
 
 
 def seconds(text: str) -> Decimal:
-    """Return the number of seconds for a text such as "90", "1.5 h" or "1 day 12 h".
+    """Return the number of seconds for a text such as "90", "1.5 h", "5 m" (five minutes) or "1 day 12 h".
 
-    Raise Mistyped for any other text, also for "1 m": it may mean a minute or a month.
+    Raise Mistyped for any other text.
     """
     plain = text.strip().lower()
     if _NUMBER.fullmatch(plain):
@@ -79,17 +80,15 @@ def is_rate(text: str) -> bool:
 
 # A throttle class parses its rate at each request.
 @lru_cache(maxsize=1024)
-def rate(text: str, *, m_is_minute: bool = False) -> TypedRate:
-    """Return the rate of a text such as "10/s", "100 per hour", "10/5min" or "50 requests a minute".
+def rate(text: str) -> TypedRate:
+    """Return the rate of a text such as "10/s", "10/m" (per minute), "100 per hour", "10/5min" or "50 calls a minute".
 
-    Raise Mistyped for any other text. This includes rates without a unit of time ("10", "10/60"). It also includes
-    "10/m", because "m" may mean a minute or a month. With `m_is_minute`, "m" is a minute: Django REST framework and
-    django-ratelimit define it so.
+    Raise Mistyped for any other text. This includes rates without a unit of time ("10", "10/60").
     """
     found = _RATE.fullmatch(text.strip().lower())
     if found is None or not _NUMBER.fullmatch(found["permits"]) or _NUMBER.fullmatch(found["time"]):
         raise Mistyped(_WRONG_RATE, text)
-    time = _M.sub("min", found["time"]) if m_is_minute else found["time"]
+    time = found["time"]
     if re.fullmatch(r"[0-9. ]*(months?|years?)", time):
         raise Mistyped(_NO_FIXED_LENGTH, text)
     try:

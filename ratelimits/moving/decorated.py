@@ -151,7 +151,7 @@ def _parsed(rate: str | tuple[int, int]) -> tuple[int, int]:
     if isinstance(rate, tuple):
         return int(rate[0]), int(rate[1])
     text = f"{rate}s" if _NO_UNIT.fullmatch(rate) else rate
-    permits, period = typed_rates.rate(text, m_is_minute=True)
+    permits, period = typed_rates.rate(text)
     return int(permits), int(period)
 
 

@@ -135,7 +135,7 @@ def _with_rate(throttle: type[Any], scope: str, where: tuple[str, ...]) -> Findi
 def _read_otherwise(rate: str, capacity: int, period: float) -> tuple[str, ...]:
     """Return a note if the project's throttle reads a rate in another way than this app. Else return an empty tuple."""
     try:
-        permits, seconds = typed_rates.rate(rate, m_is_minute=True)
+        permits, seconds = typed_rates.rate(rate)
         if permits == capacity and float(seconds) == period:
             return ()
     except ValueError:

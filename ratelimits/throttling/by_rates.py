@@ -98,7 +98,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         if rate is None:
             return None, None
         try:
-            permits, period = typed_rates.rate(str(rate), m_is_minute=True)
+            permits, period = typed_rates.rate(str(rate))
             if permits % 1:
                 raise ValueError(f"“{rate}” is not a whole number of requests: write one, such as 1/2s for 0.5/s.")
         except ValueError as error:

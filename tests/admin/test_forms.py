@@ -61,7 +61,7 @@ def test_a_capacity_of_zero_is_taken_as_what_lets_nothing_pass(admin_client: Cli
     assert KeyOverride.objects.get().capacity == 0
 
 
-@pytest.mark.parametrize("typed", [{"period": "1 m"}, {"max_wait": "soon"}, {"rate": "5/m"}, {"capacity": "10k"}])
+@pytest.mark.parametrize("typed", [{"period": "1 mo"}, {"max_wait": "soon"}, {"rate": "5/mo"}, {"capacity": "10k"}])
 def test_what_could_be_misread_is_refused(admin_client: Client, typed: dict[str, str]) -> None:
     assert typed.keys() <= errors(admin_client.post(RULES, {**BUCKET, **typed})).keys()
     assert not Rule.objects.exists()

@@ -49,7 +49,7 @@ def test_every_constraint_has_a_sentence(model: type[models.Model], constraint: 
         ({"on_failure": "panic"}, {"on_failure": "not a valid choice"}),
         ({"rate": None}, {"rate": "Write how many permits"}),
         ({"prefetch": 5}, {"prefetch": "Leave this empty"}),
-        ({"rate": "fast", "period": "1 m"}, {"rate": "must be a decimal", "period": "is not a length of time"}),
+        ({"rate": "fast", "period": "1 mo"}, {"rate": "must be a decimal", "period": "is not a length of time"}),
     ],
 )
 def test_a_number_that_makes_no_sense_is_said_at_its_field(wrong: dict[str, Any], said: dict[str, str]) -> None:

@@ -181,7 +181,7 @@ class TestRulesAsCode:
         [
             ({"rules": [{**BURST, "rate": 0}]}, "rule “burst”: rate: rate must be above 0, not 0."),
             ({"rules": [{**BURST, "capacity": -1, "rate": 0}]}, "rule “burst”: rate: rate must be above 0, not 0."),
-            ({"rules": [{**BURST, "period": "1 m"}]}, "period: “1 m” is not a length of time: write seconds"),
+            ({"rules": [{**BURST, "period": "1 mo"}]}, "period: “1 mo” is not a length of time: write seconds"),
             ({"rules": [{**BURST, "algorithm": "dice"}]}, "rule 1: “burst”: algorithm must be one of fixed_window"),
             ({"rules": [{**BURST, "sub_windows": 3}]}, "token_bucket has no field sub_windows"),
             ({"rules": [{**BURST, "colour": "red"}]}, "token_bucket has no field colour"),

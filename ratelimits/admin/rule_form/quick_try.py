@@ -23,7 +23,9 @@ class QuickTryForm(forms.Form):
     """A form that asks for a limit such as "50 a minute", for the keys that it counts, and for its scope."""
 
     required_css_class = "required"
-    limit = forms.CharField(label=_("Limit"), max_length=60, help_text=_("Such as 50 a minute, 1000/h or 10/5min."))
+    limit = forms.CharField(
+        label=_("Limit"), max_length=60, help_text=_("Such as 50 a minute, 50/m, 1000/h or 10/5min.")
+    )
     key_kind = forms.ChoiceField(label=_("Counted per"), choices=KeyKind.choices, initial=KeyKind.KEY)
     scope = forms.CharField(
         label=_("Scope"),
@@ -39,7 +41,10 @@ class QuickTryForm(forms.Form):
         try:
             typed_rates.rate(limit)
         except Mistyped as error:
-            hint = _("Limit: write a number and a time from seconds to weeks, such as 50 a minute.")
+            hint = _(
+                "Write a number and a time: 50/s, 50/m, 50/h, 50/d, 50/week, 50/5min or 50 a minute. Months have no"
+                " fixed length: write days, such as 1000/30d."
+            )
             raise ValidationError(hint) from error
         return limit
 

@@ -58,6 +58,14 @@ class TestTypedRates:
         row.refresh_from_db()
         assert (row.rate, row.period) == (100, 3_600)
 
+    @pytest.mark.parametrize(
+        ("typed", "period"), [("50/s", 1), ("50/m", 60), ("50/min", 60), ("50/h", 3_600), ("50/d", 86_400)]
+    )
+    def test_a_unit_may_be_its_first_letter(self, typed: str, period: int) -> None:
+        form = RuleForm({**BUCKET, "rate": typed, "period": ""})
+        assert form.errors == {}
+        assert (form.cleaned_data["rate"], form.cleaned_data["period"]) == (50, period)
+
     def test_a_window_takes_it_as_its_capacity(self) -> None:
         assert read(algorithm="fixed_window", capacity="100/h", period="") == (
             "100 requests per hour, in fixed windows, per API key"
@@ -79,7 +87,7 @@ class TestTypedRates:
     @pytest.mark.parametrize(
         ("typed", "field", "said"),
         [
-            ({"rate": "10/m"}, "rate", "such as 10/s, 100/min or 10/5min."),
+            ({"rate": "10/mo"}, "rate", "such as 10/s, 10/m or 10/min, 10/h, 10/d, 10/week or 10/5min."),
             ({"rate": "10/month"}, "rate", "Choose the algorithm calendar window"),
             ({"rate": "10/5min", "period": "60"}, "period", "The rate 10/5min contains a period"),
             ({"capacity": "10/5min"}, "capacity", "Enter a whole number."),

@@ -256,8 +256,8 @@ def test_a_limit_is_tried_without_the_form_of_a_rule(admin_client: Client) -> No
     for values, said in (
         ({"limit": "", "key_kind": "key", "scope": "*"}, "This field is required."),
         *(
-            ({"limit": limit, "key_kind": "key", "scope": "*"}, "a time from seconds to weeks, such as 50 a minute.")
-            for limit in ("50", "50/m", "50 a minute per key", "many a minute", "1000 a month")
+            ({"limit": limit, "key_kind": "key", "scope": "*"}, "50/s, 50/m, 50/h, 50/d, 50/week, 50/5min or 50 a minute")
+            for limit in ("50", "50/mo", "50 a minute per key", "many a minute", "1000 a month")
         ),
         ({"limit": "5/s", "key_kind": "x", "scope": "*"}, "is not one of the available choices"),
     ):

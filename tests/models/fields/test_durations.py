@@ -21,6 +21,9 @@ from tests.support.rows import unsaved
         ("1 day", "86400"),
         ("1 Day", "86400"),
         ("5 min", "300"),
+        ("5m", "300"),
+        ("1 m", "60"),
+        ("2d", "172800"),
         ("1h", "3600"),
         ("1.5 h", "5400"),
         ("2 weeks", "1209600"),
@@ -37,8 +40,8 @@ def test_what_people_type_is_read_as_seconds(typed: str, read: str) -> None:
 @pytest.mark.parametrize(
     "typed",
     [
-        "1 m",
         "1 month",
+        "1 mo",
         "a day",
         "day",
         "1 day,",
@@ -53,7 +56,9 @@ def test_what_people_type_is_read_as_seconds(typed: str, read: str) -> None:
     ],
 )
 def test_what_could_mean_something_else_is_refused_with_what_to_write(typed: str) -> None:
-    with pytest.raises(ValidationError, match="write seconds, such as 60, or a number and s, min, h, day or week"):
+    with pytest.raises(
+        ValidationError, match="write seconds, such as 60, or a number and s, m, min, h, d, day or week"
+    ):
         seconds(typed)
 
 
