@@ -106,6 +106,7 @@ class Rule(Coverage, Refusal, Start, Versioned):
         max_length=10,
         blank=True,
         choices=[("epoch", _("at the clock's full periods")), ("first_hit", _("at the first request"))],
+        help_text=_("Leave it empty for the clock's full periods."),
     )
     calendar_unit = models.CharField(
         _("calendar unit"), max_length=10, blank=True, choices=[(unit, _(unit)) for unit in UNITS]
@@ -137,7 +138,7 @@ class Rule(Coverage, Refusal, Start, Versioned):
         _("delay after"),
         null=True,
         blank=True,
-        help_text=_("Number of requests that pass without delay before others are queued."),
+        help_text=_("Number of requests that pass without delay before others are queued. Leave it empty for 0."),
     )
     max_burst_seconds = seconds_field(
         _("max burst seconds"),
@@ -148,7 +149,8 @@ class Rule(Coverage, Refusal, Start, Versioned):
         _("cold factor"), _("How many times slower than the full rate a cold start is. Leave it empty for 3.")
     )
     lease_ttl = seconds_field(
-        _("lease time to live"), _("Time after which a lease that was not released ends by itself.")
+        _("lease time to live"),
+        _("Time after which a lease that was not released ends by itself. Leave it empty for 60 seconds."),
     )
     max_wait = seconds_field(_("max wait"), _("Longest time that a request may wait instead of being refused."))
 

@@ -8,8 +8,9 @@ from django.contrib.auth.models import Group
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
-from ratelimits.algorithms.limits import ALGORITHMS, TokenBucket
+from ratelimits.algorithms.limits import ALGORITHMS, TokenBucket, fields_of
 from ratelimits.models import Plan, Rule
+from ratelimits.models.fields.rule_fields import PARAMETERS, required_fields
 from tests.support.rows import NEEDED, rule, unsaved
 
 pytestmark = pytest.mark.django_db
@@ -107,10 +108,12 @@ def test_what_belongs_to_another_algorithm_is_dropped() -> None:
     assert (row.timezone, row.max_wait) == ("", None)
 
 
-def test_what_is_left_out_shows_as_what_holds() -> None:
-    assert rule().initial == "full"
-    assert rule("window", "sliding_window").sub_windows == 10
-    assert rule("month", "calendar_window").timezone == "UTC"
+def test_what_is_left_out_stays_empty_and_stands_for_its_default() -> None:
+    for name, algorithm in ALGORITHMS.items():
+        row = rule(name.replace("_", "-"), name)
+        optional = {*fields_of(name)} - {*NEEDED[name]}
+        assert {field: getattr(row, field) for field in optional} == {field: PARAMETERS[field] for field in optional}
+        assert row.to_algorithm() == algorithm(**{field: NEEDED[name][field] for field in required_fields(name)})
 
 
 @pytest.mark.parametrize("scope", ["*", "search", "search:POST", "search:POST,PUT", "*:DELETE"])

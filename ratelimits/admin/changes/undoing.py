@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 from django.contrib import messages
@@ -59,7 +60,8 @@ def _answer(request: HttpRequest, page: Any, history_id: int, form: ReasonForm) 
     row = former.instance
     row._state.adding = change.kind == "-"
     try:
-        row.full_clean()
+        # `full_clean` may change values. The former values are restored as they were.
+        copy(row).full_clean()
     except ValidationError as error:
         text = _("The former values are no longer valid. Correct them, then save: %s") % " ".join(error.messages)
         messages.error(request, text)

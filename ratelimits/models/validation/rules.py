@@ -59,7 +59,7 @@ def check_rule(rule: Rule, rules: QuerySet[Rule], overrides: QuerySet[KeyOverrid
 
 
 def _parameter_errors(rule: Rule) -> Errors:
-    """Return the errors in the algorithm's parameters. If there are none, fill in defaults for empty parameters."""
+    """Return the errors in the algorithm's parameters. An empty parameter stands for its default and stays empty."""
     missing = [name for name in required_fields(rule.algorithm) if getattr(rule, name) in (None, "")]
     if missing:
         return {name: [_ADVICE[name]] for name in missing}
@@ -67,9 +67,6 @@ def _parameter_errors(rule: Rule) -> Errors:
         algorithm = rule.to_algorithm()
     except ValueError as error:
         return _at_field(str(error)) | _not_above_zero(rule)
-    for name in fields_of(rule.algorithm):
-        if getattr(rule, name) in (None, ""):
-            setattr(rule, name, getattr(algorithm, name) or PARAMETERS[name])
     if algorithm.needs_max_wait and rule.max_wait is None:
         wait = Decimal(1) if algorithm.suggested_max_wait is None else algorithm.suggested_max_wait
         suggestion = f"{wait.quantize(Decimal('0.000001'), ROUND_UP).normalize():f}"

@@ -16,7 +16,17 @@ from django.utils import timezone
 from ratelimits.admin import accounts
 from ratelimits.admin.changes.page import PER_PAGE
 from ratelimits.admin.changes.rows import audited_models, changed_rows
-from ratelimits.models import Access, Account, ConfigVersion, KeyOverride, Plan, PlanInclusion, PlanMembership, Rule
+from ratelimits.models import (
+    Access,
+    Account,
+    ConfigVersion,
+    KeyOverride,
+    Plan,
+    PlanInclusion,
+    PlanMembership,
+    PlanPrice,
+    Rule,
+)
 from ratelimits.models.history import because
 from tests.admin.test_rules import BUCKET, RULES, text
 from tests.support.rows import rule
@@ -25,6 +35,8 @@ pytestmark = pytest.mark.django_db
 
 CHANGES = reverse("admin:ratelimits_change_changelist")
 PLANS = "/admin/ratelimits/plan/"
+#: The tables whose rows are edited on the page of their plan.
+PARTS_OF_PLANS: set[Any] = {PlanInclusion, PlanPrice}
 INLINES = {f"{name}-{count}_FORMS": "0" for name in ("inclusions", "prices") for count in ("TOTAL", "INITIAL")}
 
 

@@ -126,8 +126,25 @@ def test_what_was_not_changed_is_not_said_to_be(admin_client: Client) -> None:
     assert response.status_code == 200
     page = text(admin_client.get(f"{RULES}{row.pk}/history/"))
     assert "Rate: 5" in page
-    form = RuleForm({**BUCKET, "initial": "full"}, instance=Rule.objects.get())
+    form = RuleForm(BUCKET, instance=Rule.objects.get())
     assert form.changed_data == ["rate"]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_is_empty_stays_empty(admin_client: Client, algorithm: str) -> None:
+    row = rule("burst", algorithm)
+    url = f"{RULES}{row.pk}/change/"
+    form = admin_client.get(url).context["adminform"].form
+    typed = {name: form[name].value() for name in form.fields if form[name].value() not in (None, False)}
+    assert admin_client.post(url, typed).status_code == 302
+    assert Rule.history.count() == 2
+    page = text(admin_client.get("/admin/ratelimits/change/"))
+    assert "rule burst changed" in page
+    assert "→" not in page.partition("Why Undo")[2], page
+    assert admin_client.post(url, {**typed, "mode": "shadow"}).status_code == 302
+    assert re.findall(r"(\w+): (\S+) → (\S+)", text(admin_client.get("/admin/ratelimits/change/"))) == [
+        ("mode", "enforce", "shadow")
+    ]
 
 
 def test_scopes_and_meters_of_the_views_are_offered(admin_client: Client, settings: Any) -> None:
