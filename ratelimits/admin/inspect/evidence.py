@@ -12,7 +12,7 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from ratelimits.admin.inspect.rule_names import RuleNames
+from ratelimits.admin.inspect.rule_names import RuleNames, RuleThen
 from ratelimits.admin.operate.access import requests_of
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
@@ -63,19 +63,23 @@ class ShownAccess(NamedTuple):
 class ShownRefusal(NamedTuple):
     """A row of the table of refusals.
 
-    span    the quarter of an hour or the day, in UTC
-    by      the rule, with the name that it had then, or the block that refused
-    note    what became of the rule since then; "" if nothing
-    url     the rule's page; "" for none
-    denied  the number of refused requests
-    shadow  the number of requests that a rule in shadow mode would have refused
+    span      the quarter of an hour or the day, in UTC
+    by        the rule, with the name and the plan that it had then, or the block that refused
+    sentence  the rule with its numbers of then, if it was edited or deleted since; otherwise ""
+    note      what became of the rule since then; "" if nothing
+    url       the rule's page; "" for none
+    history   the page with all changes of the rule; "" for none
+    denied    the number of refused requests
+    shadow    the number of requests that a rule in shadow mode would have refused
     """
 
     span: str
     key: str
     by: str
+    sentence: str
     note: str
     url: str
+    history: str
     meter: str
     denied: str
     shadow: str
@@ -84,9 +88,11 @@ class ShownRefusal(NamedTuple):
 class RefusedLately(NamedTuple):
     """A line about the refusals by one rule or block in a quarter of an hour. The rows of its meters are joined.
 
-    by    the rule, with its sentence if it was not edited since, or the block
-    keys  the key, or the number of keys; "" on the page of a single key
-    note  what became of the rule since then; "" if nothing
+    by       the rule as a sentence with its numbers of then, or the block
+    keys     the key, or the number of keys; "" on the page of a single key
+    note     what became of the rule since then; "" if nothing
+    url      the rule's page; "" for none
+    history  the page with all changes of the rule; "" for none
     """
 
     span: str
@@ -95,12 +101,15 @@ class RefusedLately(NamedTuple):
     shadow: str
     keys: str
     note: str
+    url: str
+    history: str
 
 
 class Refusals(NamedTuple):
     """The refusals of a key or of a whole account.
 
     asked       the span that contains the moment for which the user asks; "" if the user asks for no moment
+    about       sentences about this span: why it is longer than a minute, and what is known of the minute
     then        the refusals of this span, one for each rule
     newest      the newest refusals of 24 hours, one for each rule and quarter of an hour
     recorded    recorded requests that were refused, each as its moment in UTC and its scope: those of the minute for
@@ -114,6 +123,7 @@ class Refusals(NamedTuple):
     """
 
     asked: str
+    about: list[str]
     then: list[RefusedLately]
     newest: list[RefusedLately]
     recorded: list[tuple[str, str]]
@@ -177,11 +187,15 @@ def _meter_texts(use: MeterUse) -> tuple[str, str, str, str]:
     return unit, used, f"{use.included:,}", remaining
 
 
-def shown_refusals(identity: Identity, now: float, rule_page: str, at: int | None = None) -> Refusals:
+def shown_refusals(
+    identity: Identity, now: float, rule_page: str, history_page: str, at: int | None = None
+) -> Refusals:
     """Return the refusals of a key in 24 hours and in 30 days, and around the moment `at` (s since 1970 UTC).
 
-    `rule_page` is the URL of a rule's page, with "{}" in place of the primary key. It is "" if links are not wanted.
+    `rule_page` is the URL of a rule's page, with "{}" in place of the primary key, and `history_page` that of the page
+    with its changes. They are "" if links are not wanted.
     """
+    pages = rule_page, history_page
     account, key = identity.account_id, identity.narrowest_key or ""
     if not account:
         blocked = blocked_lately(targets_of(identity), now)
@@ -191,12 +205,14 @@ def shown_refusals(identity: Identity, now: float, rule_page: str, at: int | Non
         )
         names = RuleNames(set())
         then = [row for row in blocked if at is not None and row.start == at // QUARTER * QUARTER]
+        recorded = _recorded(identity, blocked, now, at)
         return Refusals(
             _asked(at, QUARTER),
-            list(_newest(then, names, of_account=False)),
-            list(_newest(blocked, names, of_account=False)),
-            _recorded(identity, blocked, now, at),
-            list(_shown_rows(blocked, rule_page, names)),
+            _about(at, QUARTER, recorded),
+            list(_newest(then, pages, names, of_account=False)),
+            list(_newest(blocked, pages, names, of_account=False)),
+            recorded,
+            list(_shown_rows(blocked, pages, names)),
             [],
             len(blocked) > MAX_REFUSALS,
             "",
@@ -205,15 +221,18 @@ def shown_refusals(identity: Identity, now: float, rule_page: str, at: int | Non
         )
     lately, by_day = refused_lately(account, key, now), refused_by_day(account, key, now)
     then = [] if at is None else refused_at(account, key, at, now)
-    names = RuleNames({row.rule for row in (*lately, *by_day, *then)})
+    names = RuleNames({(row.rule, row.start) for row in (*lately, *by_day, *then)})
     until = complete_until(conf.DATABASE, f"account:{account}")
+    span = 0 if at is None else span_at(at, now)
+    recorded = _recorded(identity, lately, now, at)
     return Refusals(
-        _asked(at, 0 if at is None else span_at(at, now)),
-        list(_newest(then, names, of_account=not key)),
-        list(_newest(lately, names, of_account=not key)),
-        _recorded(identity, lately, now, at),
-        list(_shown_rows(lately, rule_page, names)),
-        list(_shown_rows(by_day, rule_page, names)),
+        _asked(at, span),
+        _about(at, span, recorded),
+        list(_newest(then, pages, names, of_account=not key)),
+        list(_newest(lately, pages, names, of_account=not key)),
+        recorded,
+        list(_shown_rows(lately, pages, names)),
+        list(_shown_rows(by_day, pages, names)),
         max(len(lately), len(by_day)) > MAX_REFUSALS,
         when(until) if until else "",
         "",
@@ -224,6 +243,27 @@ def shown_refusals(identity: Identity, now: float, rule_page: str, at: int | Non
 def _asked(at: int | None, seconds: int) -> str:
     """Return the span of this length that contains a moment; "" for no moment."""
     return "" if at is None else _span_text(at // seconds * seconds, seconds)
+
+
+def _about(at: int | None, seconds: int, recorded: list[tuple[str, str]]) -> list[str]:
+    """Return sentences that say where the refusals around a moment come from; an empty list for no moment."""
+    if at is None:
+        return []
+    minute = f"{moment(at * 1_000_000):%H:%M}"
+    if seconds == DAY:
+        text = _(
+            "You asked for %(minute)s. Refusals of more than 24 hours ago are counted by day: this is the whole day."
+        )
+    else:
+        text = _("You asked for %(minute)s. Refusals are counted by quarter of an hour: this is the whole quarter.")
+    sentences = [text % {"minute": minute}]
+    if recorded:
+        sentences.append(_("The recorder stored single requests, but not which rule refused them."))
+    elif conf.RECORD_SAMPLE:
+        sentences.append(_("The recorder has no refused request of this key in this minute."))
+    else:
+        sentences.append(_("Single requests are not recorded, so the minute itself is not known."))
+    return sentences
 
 
 def _recorded(
@@ -243,36 +283,49 @@ def _recorded(
     return [(f"{moment(row.at):%Y-%m-%d %H:%M:%S}", row.scope) for row in found]
 
 
-def _newest(rows: list[RefusedRequests], names: RuleNames, *, of_account: bool) -> Iterator[RefusedLately]:
+def _newest(
+    rows: list[RefusedRequests], pages: tuple[str, str], names: RuleNames, *, of_account: bool
+) -> Iterator[RefusedLately]:
     """Yield a line for each rule or block and quarter of an hour, at most `_MAX_NEWEST`."""
     by_rule: dict[tuple[int, int, str], list[RefusedRequests]] = {}
     for row in with_meters_joined(rows[:MAX_REFUSALS]):
         by_rule.setdefault((row.start, row.rule, row.target), []).append(row)
     for group in islice(by_rule.values(), _MAX_NEWEST):
-        by, note = _by(group[0], names)
-        if not note and group[0].rule in names.sentences:
-            by = f"{by}: {names.sentences[group[0].rule]}"
+        rule = _by(group[0], names)
+        by = f"{rule.name}: {rule.sentence}{rule.plan}" if rule.sentence else rule.name + rule.plan
         keys = group[0].key if len(group) == 1 else _("%s keys") % len(group)
         denied, shadow = sum(row.denied for row in group), sum(row.shadow for row in group)
-        yield RefusedLately(_span(group[0]), by, f"{denied:,}", f"{shadow:,}", keys if of_account else "", note)
+        urls = _urls(group[0], pages, names)
+        counts = f"{denied:,}", f"{shadow:,}"
+        yield RefusedLately(_span(group[0]), by, *counts, keys if of_account else "", rule.note, *urls)
 
 
-def _by(row: RefusedRequests, names: RuleNames) -> tuple[str, str]:
-    """Return the rule or block that refused, and a note about later edits of the rule."""
+def _by(row: RefusedRequests, names: RuleNames) -> RuleThen:
+    """Return the rule that refused, as it was then. For a block, the name says which block."""
     if row.rule:
-        return names.at(row.rule, row.start)
-    return _("block of %s") % row.target if row.target else _("a block"), ""
+        return names.at(row.rule, row.start, row.seconds)
+    return RuleThen(_("block of %s") % row.target if row.target else _("a block"))
 
 
-def _shown_rows(rows: list[RefusedRequests], rule_page: str, names: RuleNames) -> Iterator[ShownRefusal]:
+def _urls(row: RefusedRequests, pages: tuple[str, str], names: RuleNames) -> tuple[str, str]:
+    """Return the URLs of the rule's page and of its changes. A deleted rule has only changes, a block has neither."""
+    rule_page, history_page = pages
+    return (
+        rule_page.format(row.rule) if row.rule in names.current else "",
+        history_page.format(row.rule) if row.rule else "",
+    )
+
+
+def _shown_rows(rows: list[RefusedRequests], pages: tuple[str, str], names: RuleNames) -> Iterator[ShownRefusal]:
     for row in rows[:MAX_REFUSALS]:
-        by, note = _by(row, names)
+        rule = _by(row, names)
         yield ShownRefusal(
             _span(row),
             row.key,
-            by + names.plans.get(row.rule, ""),
-            note,
-            rule_page.format(row.rule) if row.rule in names.current and rule_page else "",
+            rule.name + rule.plan,
+            rule.sentence if rule.note else "",
+            rule.note,
+            *_urls(row, pages, names),
             row.meter,
             f"{row.denied:,}",
             f"{row.shadow:,}",

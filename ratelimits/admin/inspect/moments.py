@@ -24,7 +24,7 @@ def typed_moment(text: str, now: float) -> int | None:
         return None
     at = _parsed(text[: MAX_LENGTH + 1], datetime.fromtimestamp(now, UTC))
     if at is None or not 0 <= at <= now:
-        problem = _("%(text)s is no time of the past: write one such as 12:04 or 2026-11-23 12:04, in UTC.")
+        problem = _("“%(text)s” is not a time that has passed. Write 12:04, or 2026-11-23 12:04 with the date, in UTC.")
         raise NoMomentError(problem % {"text": text[:MAX_LENGTH]})
     return int(at)
 

@@ -21,6 +21,7 @@ from ratelimits.admin.inspect.limits import Pages, shown_limits
 from ratelimits.admin.inspect.moments import MAX_LENGTH, NoMomentError, typed_moment
 from ratelimits.admin.inspected import inspect_url
 from ratelimits.admin.operate.confirming import may_operate
+from ratelimits.admin.operate.running import running_overrides
 from ratelimits.admin.operate.whom import may_view, names_of, searched_tables
 from ratelimits.admin.operate.whom_form import MAX_TEXT
 from ratelimits.admin.readonly import ReadOnlyAdmin
@@ -196,6 +197,8 @@ class _Page:
             context["owner_url"] = self._inspect_url(f"account:{identity.account_id}")
             context["owner_name"] = ", ".join(names_of(self._request, self._site, f"account:{identity.account_id}"))
         context["names"] = list(names_of(self._request, self._site, key))
+        keys = (identity.api_key, identity.user, identity.account, identity.address)
+        context["running"] = running_overrides(self._request, self._site, keys)
         if may_operate(self._request) or self._may_view(Access):
             context["access"] = shown_access(identity, snapshot)
         if self._may_view(PeriodUsage) and identity.account_id:
@@ -208,7 +211,7 @@ class _Page:
     def _refusals(self, identity: Identity, key: str, now: float, at: int | None) -> dict[str, Any]:
         """Return the template's values that come from the ledger: the refusals, and the keys of an account."""
         context: dict[str, Any] = {
-            "refusals": shown_refusals(identity, now, self._pages().rule, at),
+            "refusals": shown_refusals(identity, now, self._pages().rule, self._row_url(Rule, "history"), at),
             "records": bool(conf.RECORD_SAMPLE),
             "lines_url": self._lines_url(identity),
         }
@@ -251,11 +254,11 @@ class _Page:
             inspect=reverse(f"{site}:ratelimits_inspect_changelist"),
         )
 
-    def _row_url(self, model: type[models.Model]) -> str:
+    def _row_url(self, model: type[models.Model], page: str = "change") -> str:
         """Return the URL of a row's page, with "{}" in place of the primary key; "" if the user may not open it."""
         if not self._may_view(model):
             return ""
-        name = f"{self._site.name}:ratelimits_{model._meta.model_name}_change"
+        name = f"{self._site.name}:ratelimits_{model._meta.model_name}_{page}"
         return reverse(name, args=[0]).replace("/0/", "/{}/")
 
     def _list_url(self, model: type[models.Model], query: dict[str, str]) -> str:

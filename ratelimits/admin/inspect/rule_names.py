@@ -1,4 +1,4 @@
-"""The names that rules had at a moment, and what became of the rules since then."""
+"""What rules said at a moment: their names, sentences and plans then, and what became of the rules since."""
 
 from __future__ import annotations
 
@@ -9,62 +9,97 @@ from typing import Any, NamedTuple
 from django.utils.translation import gettext as _
 
 from ratelimits.conf import conf
-from ratelimits.models import Rule
+from ratelimits.models import Plan, Rule
 from ratelimits.models.ledger import moment
 
 #: Maximum number of history records that are read, the newest first.
 _MAX_RECORDS = 1_000
 
 
+class RuleThen(NamedTuple):
+    """A rule as it was in a span of time.
+
+    name      its name then
+    sentence  the rule as a sentence, with its numbers of then; "" if they are not known
+    plan      a text such as " (plan pro)" if the rule belonged to a plan; otherwise ""
+    note      what became of the rule since then; "" if nothing
+    """
+
+    name: str
+    sentence: str = ""
+    plan: str = ""
+    note: str = ""
+
+
 class _Record(NamedTuple):
+    pk: int
     name: str
     at: datetime
     kind: str
+    plan: int | None
 
 
 class RuleNames:
-    """The histories of some rules. They are read with two queries, for any number of rules.
+    """The histories of some rules. They are read with four queries, for any number of rules.
 
-    current    the names of those rules that still exist, by primary key
-    plans      a text such as " (plan pro)" for each rule that belongs to a plan, by primary key
-    sentences  the present sentence of each rule with its plan, by primary key. A rule that cannot be read has no
-               sentence
+    `spans` has a pair (rule, start of a span in s since 1970 UTC) for each question that will be asked.
+
+    current  the names of those rules that still exist, by primary key
     """
 
-    def __init__(self, rules: Collection[int]) -> None:
+    def __init__(self, spans: Collection[tuple[int, int]]) -> None:
         self.current: dict[int, str] = {}
-        self.plans: dict[int, str] = {}
-        self.sentences: dict[int, str] = {}
         self._newest_first: dict[int, list[_Record]] = {}
-        pks, model = set(rules) - {0}, Rule
+        self._states: dict[int, Rule] = {}
+        self._plans: dict[int, str] = {}
+        self._sentences: dict[int, str] = {}
+        pks, using = {rule for rule, _start in spans} - {0}, conf.DATABASE
         if not pks:
             return
-        for row in model.objects.using(conf.DATABASE).filter(pk__in=pks).select_related("plan"):
-            self.current[row.pk] = row.name
-            if row.plan is not None:
-                self.plans[row.pk] = f" ({_('plan %(plan)s') % {'plan': row.plan.slug}})"
-            if not row.unreadable():
-                self.sentences[row.pk] = row.sentence() + self.plans.get(row.pk, "")
+        self.current.update(Rule.objects.using(using).filter(pk__in=pks).values_list("pk", "name"))
         history: Any = Rule.history
-        records = history.using(conf.DATABASE).filter(id__in=pks).order_by("-history_date", "-history_id")
-        for pk, *record in records.values_list("id", "name", "history_date", "history_type")[:_MAX_RECORDS]:
+        records = history.using(using).filter(id__in=pks).order_by("-history_date", "-history_id")
+        columns = "id", "history_id", "name", "history_date", "history_type", "plan"
+        for pk, *record in records.values_list(*columns)[:_MAX_RECORDS]:
             self._newest_first.setdefault(pk, []).append(_Record(*record))
+        states = {state.pk for rule, start in spans if rule and (state := self._at(rule, start)) is not None}
+        for state in history.using(using).filter(history_id__in=states):
+            self._states[state.history_id] = state.instance
+        plans = {state.plan_id for state in self._states.values() if state.plan_id is not None}
+        self._plans.update(Plan.objects.using(using).filter(pk__in=plans).values_list("pk", "slug"))
 
-    def at(self, rule: int, start: int) -> tuple[str, str]:
-        """Return the name that a rule had at `start` (s since 1970 UTC), and a note about later edits.
+    def _at(self, rule: int, start: int) -> _Record | None:
+        """Return the record that was the newest at a moment. For a rule without such a record, return its first one."""
+        records, then = self._newest_first.get(rule, []), moment(start * 1_000_000)
+        return next((record for record in records if record.at < then), records[-1] if records else None)
 
-        The note is "" if there were none.
-        """
-        then, current = moment(start * 1_000_000), self.current.get(rule)
-        records = self._newest_first.get(rule, [])
-        later = [record for record in records if record.at >= then]
-        earlier = records[len(later)] if len(later) < len(records) else None
-        first_known = earlier or (records[-1] if records else None)
-        name = first_known.name if first_known is not None else current
-        if name is None:
-            return _("rule %(number)s, which was deleted") % {"number": rule}, ""
+    def at(self, rule: int, start: int, seconds: int) -> RuleThen:
+        """Return a rule as it was at the start of a span. `start` is in s since 1970 UTC."""
+        record, current = self._at(rule, start), self.current.get(rule)
+        if record is None:
+            name = current or _("rule %(number)s, which was deleted") % {"number": rule}
+            return RuleThen(name)
+        plan = ""
+        if record.plan is not None:
+            plan = f" ({_('plan %(plan)s') % {'plan': self._plans.get(record.plan, f'#{record.plan}')}})"
+        return RuleThen(record.name, self._sentence(record), plan, self._note(rule, record, start, seconds))
+
+    def _sentence(self, record: _Record) -> str:
+        """Return the sentence of a former state. It is made only once, because many rows may have the same state."""
+        sentence = self._sentences.get(record.pk)
+        if sentence is None:
+            state = self._states.get(record.pk)
+            sentence = "" if state is None or state.unreadable() else state.sentence()
+            self._sentences[record.pk] = sentence
+        return sentence
+
+    def _note(self, rule: int, then: _Record, start: int, seconds: int) -> str:
+        current, end = self.current.get(rule), moment((start + seconds) * 1_000_000)
         if current is None:
-            return name, _("deleted since")
-        if current != name:
-            return name, _("edited since; its name is now %(name)s") % {"name": current}
-        return name, _("edited since") if any(record.kind == "~" for record in later) else ""
+            return _("deleted since")
+        if current != then.name:
+            return _("edited since; its name is now %(name)s") % {"name": current}
+        edits = [record.at for record in self._newest_first[rule] if record.kind == "~" and record.at > then.at]
+        if any(at < end for at in edits):
+            return _("edited in this span of time: before that, it had these numbers")
+        return _("edited since; these are its numbers of that time") if edits else ""

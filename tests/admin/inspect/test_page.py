@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from html import unescape
 from typing import Any
 from urllib.parse import urlencode
@@ -72,7 +72,7 @@ def html(client: Client, q: str, **more: str) -> str:
 
 def text(page: str) -> str:
     shown = unescape(page).partition('id="content-main"')[2]
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", shown))
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", shown)).replace(" , ", ", ")
 
 
 class TestRules:
@@ -198,21 +198,50 @@ class TestRefusals:
                 span=QUARTER, start=now - number * QUARTER, rule=pk, account="acme", key="user:1", meter="requests",
                 admitted_requests=0, denied_requests=7, shadow_requests=0,
             )  # fmt: skip
+        then = rows["kept"].sentence()
+        assert "bursts to 10" in then
         said = text(html(admin_client, "account:acme"))
         assert said.index("Refused in the last 24 hours") < said.index("Rules that apply")
         for said_then in (
             f"UTC: 7 refused by kept: {rows['kept'].sentence()}, user:1 ",
-            "UTC: 7 refused by edited, user:1, edited since ",
-            "UTC: 7 refused by renamed, user:1, edited since; its name is now other ",
-            "UTC: 7 refused by deleted, user:1, deleted since ",
-            "renamed (edited since; its name is now other) requests 7 0",
+            f"UTC: 7 refused by edited: {then}, user:1, edited since; these are its numbers of that time ",
+            f"UTC: 7 refused by renamed: {then}, user:1, edited since; its name is now other ",
+            f"UTC: 7 refused by deleted: {then}, user:1, deleted since ",
+            f"renamed ( edited since; its name is now other ) {then} requests 7 0",
         ):
-            assert said_then in said
+            assert said_then in said, said_then
+        assert "bursts to 99" not in said
+        page = html(admin_client, "account:acme")
+        history = f"/admin/ratelimits/rule/{pks[1]}/history/"
+        assert f'<em><a href="{history}">edited since; these are its numbers of that time</a></em>' in page
+        assert f'<a href="/admin/ratelimits/rule/{pks[1]}/change/">edited: {then}</a>' in page
+        assert admin_client.get(f"/admin/ratelimits/rule/{pks[3]}/history/").status_code == 200
         assert said.index("7 refused by kept") < said.index("7 refused by edited") < said.index("7 refused by renamed")
         assert "Nothing was refused in the last 24 hours." in text(html(admin_client, "account:other"))
         said = text(html(admin_client, "203.0.113.9"))
         assert "Refusals by rules are not known for a key without an account." in said
         assert "Nothing was refused" not in said
+
+    def test_a_rule_that_was_edited_in_the_span_has_its_numbers_of_before_and_its_plan_of_then(
+        self, admin_client: Client
+    ) -> None:
+        now = int(time.time()) // QUARTER * QUARTER
+        plan = Plan.objects.create(name="Free", slug="free")
+        row = rule("burst", key_kind="user", plan=plan)
+        history: Any = Rule.history
+        history.update(history_date=timezone.now() - timedelta(days=2))
+        Rule.objects.filter(pk=row.pk).update(capacity=99, plan=None)
+        history.filter(capacity=99).update(history_date=datetime.fromtimestamp(now - QUARTER + 60, UTC))
+        for start in (now - QUARTER, now):
+            KeyTotal.objects.create(
+                span=QUARTER, start=start, rule=row.pk, account="acme", key="user:1", meter="requests",
+                admitted_requests=0, denied_requests=7, shadow_requests=0,
+            )  # fmt: skip
+        said = text(html(admin_client, "user:1", account="acme"))
+        before, after = row.sentence(), Rule.objects.get().sentence()
+        assert f"refused by burst: {before} (plan free), edited in this span of time: before that" in said
+        assert f"refused by burst: {after} " in said
+        assert f"{after} (plan free)" not in said
 
     def test_the_meters_and_keys_of_a_rule_are_one_line_and_recorded_requests_have_their_moments(
         self, admin_client: Client
@@ -240,7 +269,9 @@ class TestRefusals:
         assert "Single requests are not recorded" not in said
         assert "elsewhere" in text(html(admin_client, "account:acme"))
 
-    def test_the_refusals_of_a_moment_come_first(self, admin_client: Client) -> None:
+    def test_the_refusals_of_a_moment_come_first_and_say_which_span_they_are_of(
+        self, admin_client: Client, settings: Any
+    ) -> None:
         now = int(time.time())
         then = (now - 6 * 3600) // 60 * 60
         row = rule("burst")
@@ -256,15 +287,25 @@ class TestRefusals:
         asked = said.partition("Refused at this time")[2].partition("Refused in the last 24 hours")[0]
         assert f"7 refused by burst: {row.sentence()}" in asked
         assert "9 refused" not in asked
+        assert f"You asked for {typed}. Refusals are counted by quarter of an hour: this is the whole quarter." in asked
+        assert "The recorder stored single requests, but not which rule refused them." in asked
+        other = text(html(admin_client, "user:2", account="acme", at=typed))
+        assert "Single requests are not recorded, so the minute itself is not known." in other
+        settings.RATELIMITS = {**settings.RATELIMITS, "RECORD_SAMPLE": 1}
+        other = text(html(admin_client, "user:2", account="acme", at=typed))
+        assert "The recorder has no refused request of this key in this minute." in other
         assert time.strftime("in UTC: %Y-%m-%d %H:%M:11 (search)", time.gmtime(then)) in asked
         day = time.strftime("%Y-%m-%d", time.gmtime(now - 5 * DAY))
         said = text(html(admin_client, "user:1", account="acme", at=f"{day} 12:04"))
-        assert f"Refused at this time ({day} UTC) {day} UTC: 40 refused by burst" in said
+        assert f"Refused at this time ({day} UTC) You asked for 12:04. Refusals of more than 24 hours ago" in said
+        assert f"{day} UTC: 40 refused by burst" in said
         assert "Nothing was refused in this span" in text(html(admin_client, "user:2", account="acme", at=typed))
         of_account = html(admin_client, "account:acme", at=typed)
         assert f"7 refused by burst: {row.sentence()}, user:1" in text(of_account)
         for wrong in ("25:00", "9999-12-31 23:59", "yesterday", "0001-01-01"):
-            assert f"{wrong} is no time of the past" in text(html(admin_client, "user:1", account="acme", at=wrong))
+            assert f"“{wrong}” is not a time that has passed. Write 12:04" in text(
+                html(admin_client, "user:1", account="acme", at=wrong)
+            )
 
     def test_a_block_is_shown_with_what_it_refused(self, admin_client: Client) -> None:
         now = timezone.now()
