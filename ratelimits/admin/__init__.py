@@ -10,6 +10,7 @@ from ratelimits.admin.inspect import page as inspector
 from ratelimits.admin.operate import access, resets
 from ratelimits.admin.reports import lines
 from ratelimits.admin.reports import page as reports
+from ratelimits.admin.rule_form import overrides
 from ratelimits.admin.status import page as status
 from ratelimits.admin.status import shadow
 
@@ -21,6 +22,7 @@ __all__ = [
     "changes",
     "inspector",
     "lines",
+    "overrides",
     "push",
     "quarantine",
     "reports",

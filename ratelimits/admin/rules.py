@@ -1,11 +1,9 @@
-"""Rules and overrides in the admin."""
+"""Rules in the admin."""
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
-from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.utils import unquote
@@ -18,9 +16,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from ratelimits.admin.audited import AuditedAdmin, InForceFilter
-from ratelimits.admin.inspected import InspectedAdmin, inspect_url, may_inspect
-from ratelimits.admin.row_files.page import RowFiles
+from ratelimits.admin.audited import AuditedAdmin
+from ratelimits.admin.inspected import inspect_url, may_inspect
 from ratelimits.admin.rule_form import starting_points
 from ratelimits.admin.rule_form.affected import affected
 from ratelimits.admin.rule_form.enforcing import enforcing
@@ -28,17 +25,11 @@ from ratelimits.admin.rule_form.forms import MAIN_NUMBERS, SavedRuleForm, TriedR
 from ratelimits.admin.rule_form.quick_try import QuickTryForm
 from ratelimits.admin.rule_form.reading import reading
 from ratelimits.admin.rule_form.trial import trial_of
-from ratelimits.admin.rule_form.typed_forms import TypedRates
 from ratelimits.admin.rule_form.yesterday import yesterday
-from ratelimits.admin.suggestions import KeySuggestions, RowSuggestions
-from ratelimits.algorithms.wording import number
-from ratelimits.conf import conf
-from ratelimits.models import KeyOverride, Rule
+from ratelimits.admin.suggestions import RowSuggestions
+from ratelimits.models import Rule
 from ratelimits.models.fields.rule_fields import PARAMETERS
-from ratelimits.models.overrides import readable, rules_by_name
 from ratelimits.status.key_owners import searched_name
-
-_NOT_IN_FORCE = _("not in force: %(error)s")
 
 
 @admin.register(Rule)
@@ -248,68 +239,3 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
         )
         message = ngettext("The mode of %(n)d rule is now %(mode)s.", "The mode of %(n)d rules is now %(mode)s.", count)
         self.message_user(request, message % {"n": count, "mode": mode.value}, messages.SUCCESS)
-
-
-class KeyOverrideForm(TypedRates):
-    """A form for an override. The user chooses one of the names of existing rules."""
-
-    rule = forms.ChoiceField(
-        label=_("Rule"), help_text=_("Name of the rule. The override applies in every plan that the key is on.")
-    )
-
-    class Meta:
-        model = KeyOverride
-        exclude: list[str] = []
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        rule = self.fields.get("rule")
-        if isinstance(rule, forms.ChoiceField):
-            names = {*Rule.objects.order_by().values_list("name", flat=True), self.instance.rule} - {""}
-            rule.choices = [("", "---------"), *((name, name) for name in sorted(names))]
-
-
-@admin.register(KeyOverride)
-class KeyOverrideAdmin(KeySuggestions, InspectedAdmin, RowFiles, AuditedAdmin):
-    """Overrides for single keys or accounts."""
-
-    form = KeyOverrideForm
-
-    class Media:
-        css = {"all": ["ratelimits/rule_form.css"]}
-
-    list_filter = [InForceFilter, "rule", "mode"]
-    search_fields = ["key", "rule", "reason"]
-    fieldsets = [
-        (None, {"fields": ["key", "rule", "reason"]}),
-        (_("What differs"), {"fields": [*KeyOverride.NUMBERS, "mode"]}),
-        (_("When"), {"fields": ["valid_from", "valid_until"]}),
-    ]
-
-    def get_list_display(self, request: HttpRequest) -> list[Any]:
-        """Return the columns. The column with the numbers reads the rules only once for all rows of the list."""
-        rules = cache(lambda: rules_by_name(conf.DATABASE))
-        # Validate only the rules of the rows that are shown.
-        readable_rules = cache(lambda name: readable(rules().get(name, ())))
-
-        @admin.display(description=_("what differs"))
-        def numbers(override: KeyOverride) -> str:
-            reason = override.numbers_error(readable_rules(override.rule))
-            changes = ", ".join(f"{name} {number(value)}" for name, value in override.changes().items()) or "–"
-            return f"{changes} ({_NOT_IN_FORCE % {'error': reason}})" if reason else changes
-
-        columns: list[Any] = ["key", "rule", numbers, "mode", "valid_from", "valid_until", "reason"]
-        return [*columns, *self.inspect_columns(request)]
-
-    def inspected(self, row: KeyOverride) -> tuple[str, str]:
-        return row.key, ""
-
-    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Show the form. If the override is not in force, a warning above the form says why."""
-        override = kwargs.get("obj")
-        if override is not None:
-            rules = Rule.objects.using(conf.DATABASE).select_related("plan").filter(name=override.rule)
-            reason = override.numbers_error(readable(rules))
-            if reason:
-                self.message_user(request, _NOT_IN_FORCE % {"error": reason}, messages.WARNING)
-        return super().render_change_form(request, context, *args, **kwargs)

@@ -72,5 +72,16 @@ def record(rows: Sequence[models.Model], kind: str, using: str, reason: str | No
         )
 
 
+def end_now(row: Any, reason: str) -> None:
+    """End a row now, and record the reason in its history. Delete a row that has not started yet."""
+    now = timezone.now()
+    row._change_reason = reason[:MAX_REASON]
+    if row.valid_from is not None and row.valid_from >= now:
+        row.delete()
+        return
+    row.valid_until = now
+    row.save()
+
+
 def _user(history: Any, row: models.Model) -> Any:
     return row._history_user if hasattr(row, "_history_user") else history.get_default_history_user(row)

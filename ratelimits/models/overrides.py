@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.models.fields.rule_fields import decimal_field, seconds_field
 from ratelimits.models.fields.validity import ENDS_BEFORE_IT_STARTS, validate_period
-from ratelimits.models.history import History
+from ratelimits.models.history import History, end_now
 from ratelimits.models.keys import derived_shard, validate_key
 from ratelimits.models.rules import Rule
 from ratelimits.models.validation import rules as validation
@@ -93,6 +93,10 @@ class KeyOverride(Versioned):
             except ValueError as error:
                 return str(error)
         return ""
+
+    def end(self, reason: str) -> None:
+        """End the override now, and record the reason in its history. Delete an override that has not started yet."""
+        end_now(self, reason)
 
     @classmethod
     def derive(cls, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.db.models import Model, Q
+from django.utils.translation import gettext as _
 
 from ratelimits.conf import conf
 from ratelimits.identity import network
@@ -39,6 +40,13 @@ class KnownKey(NamedTuple):
     key: str
     #: The name of the key's user or account; "" if it is not known.
     name: str = ""
+
+    @property
+    def about(self) -> str:
+        """Return what people need to know to choose between an account and a user; "" for other keys."""
+        if self.key.startswith("account:"):
+            return _("the customer, with all keys")
+        return _("only requests of this user without an API key") if self.key.startswith("user:") else ""
 
 
 class Found(NamedTuple):
@@ -87,15 +95,14 @@ def known_keys(text: str, tables: Container[type[Model]]) -> Found:
         except Exception:
             logger.exception("RATELIMITS['KEY_SEARCH'] failed for a text of %s characters", len(text))
             failed = True
-    wanted = text.casefold()
-
-    def order(known_key: KnownKey) -> tuple[bool, str]:
-        key, name = known_key.key.casefold(), known_key.name.casefold()
-        is_equal = wanted in (key, key.partition(":")[2], name)
-        return not is_equal, known_key.key
-
-    keys = sorted(found.values(), key=order)
+    keys = sorted(found.values(), key=lambda known_key: closeness(known_key, text))
     return Found(keys[:MAX_KEYS], len(keys) > MAX_KEYS, failed)
+
+
+def closeness(known_key: KnownKey, text: str) -> tuple[bool, str]:
+    """Return the sort key of a key that was found: keys that equal the text, or whose name does, come first."""
+    key, name = known_key.key.casefold(), known_key.name.casefold()
+    return text.casefold() not in (key, key.partition(":")[2], name), known_key.key
 
 
 def known_accounts(text: str, tables: Container[type[Model]]) -> list[KnownKey]:

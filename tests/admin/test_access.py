@@ -256,6 +256,8 @@ def page_of(model: type[models.Model], name: str) -> Page:
         tries = Page(lambda held: not held.isdisjoint({"add", "change"}))
         pages["enforce"] = Page(may("change"), may("change"))
         pages |= dict.fromkeys(("preview", "trial", "yesterday"), tries)
+    if model is KeyOverride:
+        pages["end"] = Page(may("change"), may("change"))
     if model in IN_FILES:
         pages["import"] = Page(both(may("add"), may("change")), both(may("add"), may("change")))
         pages["export"] = Page(see)
@@ -298,6 +300,8 @@ def posted(model: type[models.Model], name: str, row: Any) -> dict[str, Any]:
         return {"file": SimpleUploadedFile("rows.csv", f"{header}\nuser:{next(_numbers)},x".encode())}
     if name == "enforce":
         return {"_confirmed": "1"}
+    if name == "end":
+        return {"_confirmed": "1", "reason": "over"}
     if name not in ("add", "change", "simple_history"):
         return {}
     values = typed(model)

@@ -79,6 +79,12 @@ def confirmed(client: Client, url: str, typed: dict[str, Any]) -> Any:
     return page, client.post(url, posted)
 
 
+def offered(page: str) -> list[tuple[str, str, str]]:
+    """Return the rules that a form offers: the name, whether it is chosen, and the whole text."""
+    found = re.findall(r'<input type="radio" name="rule" value="([\w-]*)"([^>]*)>\s*([^<]*?)\s*</label>', page)
+    return [(name, "yes" if "checked" in more else "", unescape(label)) for name, more, label in found]
+
+
 def counts() -> list[int]:
     return [model.objects.count() for model in (Access, KeyReset, KeyOverride, LogEntry)]
 
@@ -157,6 +163,7 @@ class TestBlocks:
         assert "Every request of ip:203.0.113.0/24 is refused with 403" in said
         assert "The network has 256 addresses." in said
         assert "until 2099-01-01 00:00 UTC." in said
+        assert "Reason: a scan" in said
         assert not checking.check(who).allowed
         row = Access.objects.get()
         record = row.history.get()
@@ -167,12 +174,90 @@ class TestBlocks:
         assert "This field is required" in text(client.post(BLOCKS, {**again, "reason": ""}))
         assert not checking.check(who).allowed
         done = client.post(BLOCKS, {**again, "reason": "over"}, follow=True)
-        assert "1 block or allow has ended." in done.content.decode()
+        assert "Ended: block ip:203.0.113.0/24." in done.content.decode()
         assert checking.check(who).allowed
         assert row.history.latest().history_change_reason == "over"
         assert LogEntry.objects.count() == 2
         over = client.post(BLOCKS, {**again, "reason": "over"}, follow=True)
-        assert "All selected blocks and allows have already ended." in over.content.decode()
+        assert "Nothing to end: it has ended already." in over.content.decode()
+
+    def test_it_is_ended_on_its_own_page(self) -> None:
+        row = Access.objects.create(target="user:1", reason="a scan", message="Write to us.")
+        who, client = Identity("user:1", None, "account:1"), user_with("operate")
+        assert not checking.check(who).allowed
+        url = f"{BLOCKS}{row.pk}/end/"
+        assert f'<a href="{url}">End now</a>' in client.get(f"{BLOCKS}{row.pk}/change/").content.decode()
+        assert "user:1 block a scan" in text(client.get(url))
+        for values in ({}, {"_confirmed": "1", "reason": ""}, {"reason": "over"}):
+            assert client.post(url, values).status_code == 200
+        assert not checking.check(who).allowed
+        done = client.post(url, {"_confirmed": "1", "reason": "over"}, follow=True)
+        assert done.redirect_chain == [(BLOCKS, 302)]
+        assert "Ended: block user:1." in done.content.decode()
+        assert checking.check(who).allowed
+        record = row.history.latest()
+        assert (record.history_change_reason, record.history_user.username) == ("over", "user0")
+        assert "End now" not in client.get(f"{BLOCKS}{row.pk}/change/").content.decode()
+        assert client.get(url, follow=True).redirect_chain == [(BLOCKS, 302)]
+        viewer = user_with("view_access")
+        other = Access.objects.create(target="user:2", reason="r")
+        assert "End now" not in viewer.get(f"{BLOCKS}{other.pk}/change/").content.decode()
+        assert viewer.get(f"{BLOCKS}{other.pk}/end/").status_code == 403
+        assert viewer.post(f"{BLOCKS}{other.pk}/end/", {"_confirmed": "1", "reason": "x"}).status_code == 403
+        assert user_with("operate").get(f"{BLOCKS}999/end/").status_code == 404
+
+    def test_it_is_given_for_a_length_of_time(self) -> None:
+        client, before = user_with("operate"), timezone.now()
+        page = client.get(BLOCK)
+        assert "for an hour for a day for a week" in text(page)
+        assert "In the time zone UTC. A time without a date means today, or tomorrow" in text(page)
+        page, _response = confirmed(client, BLOCK, typed_block(lasts="3600"))
+        row = Access.objects.get()
+        assert row.valid_until is not None
+        hour = timedelta(hours=1)
+        assert hour - timedelta(seconds=1) <= row.valid_until - before <= timezone.now() - before + hour
+        assert f"until {row.valid_until:%Y-%m-%d %H:%M} UTC." in text(page)
+        confirmed(client, BLOCK, typed_block(target="user:7", lasts="86400", **FROM_2099))
+        later = Access.objects.get(target="user:7")
+        assert later.valid_from is not None
+        assert later.valid_until == later.valid_from + timedelta(days=1)
+        both = typed_block(target="user:8", lasts="3600", valid_until_0="2099-01-01", valid_until_1="0:00")
+        assert "Choose a length of time, or write when it ends. Not both." in text(client.post(BLOCK, both))
+        # The end of a row that is edited was not typed. The length of time replaces it.
+        page, _response = confirmed(
+            client,
+            f"{BLOCKS}{row.pk}/change/",
+            {
+                **both,
+                "target": "user:9",
+                "valid_until_0": f"{row.valid_until:%Y-%m-%d}",
+                "valid_until_1": f"{row.valid_until:%H:%M:%S}",
+                "lasts": "604800",
+            },
+        )
+        row.refresh_from_db()
+        assert row.valid_until is not None
+        assert row.valid_until > timezone.now() + timedelta(days=6)
+
+    def test_a_time_without_a_date_is_its_next_occurrence(self, settings: Any) -> None:
+        client = user_with("operate")
+        settings.TIME_ZONE = "Asia/Tokyo"
+        for shift in (-timedelta(minutes=2), timedelta(minutes=2)):
+            local = timezone.now().astimezone(ZoneInfo("Asia/Tokyo")) + shift
+            page, _response = confirmed(client, BLOCK, typed_block(valid_until_1=f"{local:%H:%M:%S}"))
+            row = Access.objects.get()
+            assert row.valid_until is not None
+            assert timedelta(0) < row.valid_until - timezone.now() <= timedelta(days=1)
+            assert row.valid_until.astimezone(ZoneInfo("Asia/Tokyo")).time() == local.time().replace(microsecond=0)
+            assert f"until {row.valid_until.astimezone(ZoneInfo('Asia/Tokyo')):%Y-%m-%d %H:%M} JST" in text(page)
+            row.delete()
+        for typed, said in (
+            ({"valid_until_0": "2099-01-01"}, "Write a time such as 18:00."),
+            ({"valid_until_0": "tomorrow", "valid_until_1": "18:00"}, "leave the date empty."),
+            ({"valid_until_1": "6 pm"}, "Write a time such as 18:00."),
+        ):
+            assert said in text(client.post(BLOCK, typed_block(**typed))), typed
+        assert not Access.objects.exists()
 
     def test_a_name_is_blocked_as_the_key_that_has_it(self) -> None:
         client = user_with("operate", "view_account")
@@ -300,7 +385,7 @@ class TestResets:
         assert "net: 100 requests per minute" in text(user_with("operate").get(f"{RESET}?key=ip:203.0.113.0/24"))
         page = user_with("operate").get(f"{RESET}?key=user:1&rule=day").content.decode()
         assert 'name="key" value="user:1"' in page
-        assert re.findall(r"<option value=\"(\w*)\"( selected)?>", page) == [("day", " selected")]
+        assert [(name, bool(selected)) for name, selected, _label in offered(page)] == [("day", True)]
 
 
 class TestGrants:
@@ -356,12 +441,12 @@ class TestGrants:
                 admitted_requests=0, denied_requests=3, shadow_requests=0,
             )  # fmt: skip
         page = user_with("operate").get(f"{GRANT}?key=account:1").content.decode()
-        options = re.findall(r'<option value="([\w-]*)"( selected)?>(.*?)</option>', page)
-        assert [name for name, _selected, _label in options] == ["", "x-late", "x-early", "a-burst", "hour"]
+        options = offered(page)
+        assert [name for name, _selected, _label in options] == ["x-late", "x-early", "a-burst", "hour"]
         assert [name for name, selected, _label in options if selected] == ["x-late"]
         late_label = r"x-late: .*10 requests at once.* – refused 3 lately \(at \d\d:\d\d UTC\) – gives more at once"
-        assert re.fullmatch(late_label, options[1][2])
-        assert re.fullmatch(r"hour: 100 requests per minute.* – gives more in each window of 1 minute", options[4][2])
+        assert re.fullmatch(late_label, options[0][2])
+        assert re.fullmatch(r"hour: 100 requests per minute.* – gives more in each window of 1 minute", options[3][2])
         assert "No rule here counts a day or a month" in text(CLIENT.get(f"{GRANT}?key=account:1"))
         rule("month", "calendar_window", calendar_unit="month", key_kind="account")
         assert "No rule here counts" not in text(CLIENT.get(f"{GRANT}?key=account:1"))
@@ -412,6 +497,56 @@ class TestGrants:
             assert said in text(client.post(GRANT, {**TYPED[GRANT], "rule": "day", **wrong})), wrong
         assert not KeyOverride.objects.exists()
 
+    def test_overrides_and_grants_that_run_already_are_above_the_form_and_in_the_inspector(self) -> None:
+        rule("day", "fixed_window", capacity=2, period=86_400, key_kind="account")
+        until = timezone.now() + timedelta(hours=2)
+        running = KeyOverride.objects.create(
+            key="account:1", rule="day", capacity=4, mode="shadow", valid_until=until, reason="a deal"
+        )
+        KeyOverride.objects.create(key="account:1", rule="day", capacity=5, valid_from=until, valid_until=None)
+        KeyOverride.objects.create(key="account:1", rule="day", capacity=6, valid_until=timezone.now())
+        KeyOverride.objects.create(key="account:2", rule="day", capacity=7)
+        said = f"day for account:1: capacity 4, shadow, until {until:%Y-%m-%d %H:%M} UTC"
+        later = f"day for account:1: capacity 5, from {until:%Y-%m-%d %H:%M} UTC, without an end"
+        link = f'<a href="{BASE}/keyoverride/{running.pk}/change/">{said} (a deal)</a>'
+        for url in (f"{GRANT}?key=account:1", f"{BASE}/inspect/?q=account:1"):
+            page = user_with("operate", "view_inspect").get(url)
+            assert said in text(page)
+            assert later in text(page)
+            assert "capacity 6" not in text(page)
+            assert "capacity 7" not in text(page)
+            assert "a deal" not in text(page)
+            page = user_with("operate", "view_inspect", "view_keyoverride").get(url)
+            assert link in page.content.decode()
+        assert "capacity 4" not in text(user_with("view_inspect").get(f"{BASE}/inspect/?q=account:1"))
+
+    def test_a_grant_is_ended_on_a_page_that_says_what_applies_then(self) -> None:
+        rule("day", "fixed_window", capacity=2, period=86_400, key_kind="account")
+        KeyOverride.objects.create(key="account:1", rule="day", capacity=4)
+        client = user_with("operate", "view_keyoverride", "change_keyoverride")
+        _page, response = confirmed(client, GRANT, {**TYPED[GRANT], "key": "account:1", "rule": "day"})
+        granted = KeyOverride.objects.get(reason="asked")
+        shown = client.get(response["Location"])
+        (message,) = map(str, shown.context["messages"])
+        url = f"{BASE}/keyoverride/{granted.pk}/end/"
+        assert f'end the override: <a href="{url}">day for account:1</a>.' in message
+        assert f'<a href="{url}">End now</a>' in client.get(f"{BASE}/keyoverride/{granted.pk}/change/").content.decode()
+        said = text(client.get(url))
+        assert "The numbers of the rule apply again from the next request on." in said
+        assert "From 2099-01-01 00:00 UTC on, another override applies: capacity 4." in said
+        who = Identity("user:1", None, "account:1")
+        assert checking.check(who).allowed
+        done = client.post(url, {"_confirmed": "1", "reason": "a mistake"}, follow=True)
+        assert "Ended: day for account:1." in done.content.decode()
+        assert [checking.check(who).allowed for _ in range(2)] == [True, False]
+        assert granted.history.latest().history_change_reason == "a mistake"
+        later = KeyOverride.objects.get(valid_from__gt=timezone.now())
+        assert client.get(f"{BASE}/keyoverride/{later.pk}/end/").status_code == 403, "to end it is to delete it"
+        client = user_with("change_keyoverride", "delete_keyoverride")
+        ending = client.post(f"{BASE}/keyoverride/{later.pk}/end/", {"_confirmed": "1", "reason": "x"})
+        assert ending.status_code == 302
+        assert not KeyOverride.objects.filter(pk=later.pk).exists()
+
 
 class TestForWhom:
     """The first page of resets and grants."""
@@ -430,6 +565,22 @@ class TestForWhom:
         assert "Which one? account:acme-2 account:c-17 (Acme Ltd.)" in text(page)
         assert 'href="?key=account%3Ac-17&amp;rule=day"' in page.content.decode()
         assert "No key or name that you may view contains “acme”" in text(user_with("operate").get(f"{url}?key=acme"))
+
+    def test_the_account_of_a_user_comes_before_the_user(self, settings: Any) -> None:
+        acme = User.objects.create(username="acme")
+        client = user_with("operate", "view_user")
+        page = text(client.get(f"{GRANT}?key=acme"))
+        assert (
+            f"Which one? account:{acme.pk} (acme) – the customer, with all keys"
+            f" user:{acme.pk} (acme) – only requests of this user without an API key"
+        ) in page
+        settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": "tests.quota.test_operating.nobody"}
+        assert f"account:{acme.pk}" not in text(client.get(f"{GRANT}?key=acme"))
+
+    def test_no_example_is_a_key_that_people_might_take_for_their_customer(self) -> None:
+        for url in (GRANT, RESET, BLOCK):
+            assert "account:acme" not in text(user_with("operate").get(url))
+        assert "account:acme" not in text(CLIENT.get(f"{GRANT}?key=acme"))
 
     @pytest.mark.parametrize("url", [RESET, GRANT])
     def test_a_key_that_nobody_has_is_refused(self, url: str, settings: Any) -> None:

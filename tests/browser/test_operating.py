@@ -94,7 +94,7 @@ def test_a_network_is_blocked_and_unblocked(admin_page: Page, customer: Customer
     page.get_by_role("button", name="Go", exact=True).or_(page.get_by_role("button", name="Run")).click()
     page.get_by_label("Reason:").fill("it was our office")
     page.get_by_role("button", name="End now").click()
-    page.get_by_text("1 block or allow has ended.").wait_for()
+    page.get_by_text("Ended: block ip:127.0.0.0/24.").wait_for()
     assert customer.ask(page) == 200
     assert Access.objects.get().history.first().history_change_reason == "it was our office"
 

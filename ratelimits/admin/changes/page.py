@@ -13,11 +13,12 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from ratelimits.admin.changes.rows import ChangedRow, audited_models, changed_rows
 from ratelimits.admin.changes.undoing import undoing
 from ratelimits.admin.readonly import ReadOnlyAdmin
-from ratelimits.models import Change, Plan, PlanInclusion, PlanPrice
+from ratelimits.models import Access, Change, KeyOverride, Plan, PlanInclusion, PlanMembership, PlanPrice, Rule
 from ratelimits.models.ledger import moment
 from ratelimits.models.versions import Versioned
 
@@ -27,13 +28,21 @@ PER_PAGE = 50
 MAX_SKIP = 10_000
 #: Tables whose rows have no page: users edit these rows on the page of their plan.
 PARTS: tuple[type[Versioned], ...] = (PlanInclusion, PlanPrice)
+#: Tables whose rows have a page that ends them, for users who may not delete them.
+ENDED: tuple[type[Versioned], ...] = (Access, KeyOverride)
+#: What to delete an added row means to people.
+_DELETED: dict[Any, Any] = {
+    Rule: gettext_lazy("Undo: delete the rule, which then limits nothing"),
+    KeyOverride: gettext_lazy("Undo: delete the override; the numbers of the rule apply again"),
+    PlanMembership: gettext_lazy("Undo: take the key off the plan again"),
+}
 
 
 class ShownChange(NamedTuple):
     """A line of the table of changes.
 
     url       the page with the history of the changed row
-    undo      the text of the link that undoes the change; "" if the user cannot undo it
+    undo      the text of the link that undoes the change. If `undo_url` is "", the reason why there is no such link
     undo_url  the URL of that link, or ""
     """
 
@@ -67,22 +76,40 @@ def shown_change(site: AdminSite, request: HttpRequest, row: ChangedRow) -> Show
     what = f"{model._meta.verbose_name} {instance}"
     if model in PARTS:
         what += f" ({instance.plan})"
-        name, pk = f"{site.name}:ratelimits_plan", record.plan_id
-        return ShownChange(*_when_and_who(row), what, reverse(f"{name}_history", args=[pk]), row, _reason(row), "", "")
-    name = f"{site.name}:ratelimits_{model._meta.model_name}"
-    undo, undo_url = "", ""
-    may_change = _may(site, request, model, "change")
-    if row.kind == "+" and row.is_newest and _may(site, request, model, "delete"):
-        undo, undo_url = _("Undo: delete the row"), reverse(f"{name}_delete", args=[instance.pk])
-    elif row.kind == "-" and row.is_newest and _may(site, request, model, "add") and may_change:
-        undo, undo_url = _("Undo: add the row again"), _undo_url(site, record)
-    elif row.kind == "~" and row.before is not None and may_change:
-        undo, undo_url = _("State before the change"), _record_url(name, row.before)
-        if row.is_newest:
-            undo, undo_url = _("Undo"), _undo_url(site, record)
-    return ShownChange(
-        *_when_and_who(row), what, reverse(f"{name}_history", args=[instance.pk]), row, _reason(row), undo, undo_url
-    )
+        history = reverse(f"{site.name}:ratelimits_plan_history", args=[record.plan_id])
+        undo, undo_url = _("Change it back on the page of its plan."), ""
+    else:
+        history = reverse(f"{site.name}:ratelimits_{model._meta.model_name}_history", args=[instance.pk])
+        undo, undo_url = _undo(site, request, row)
+    return ShownChange(*_when_and_who(row), what, history, row, _reason(row), undo, undo_url)
+
+
+def _undo(site: AdminSite, request: HttpRequest, row: ChangedRow) -> tuple[str, str]:
+    """Return the text and the URL of the link that undoes a change; for no link, the reason why, and ""."""
+    record, model, name = row.record, row.model, f"{site.name}:ratelimits_{row.model._meta.model_name}"
+    words = {"row": model._meta.verbose_name}
+    if row.kind == "+":
+        if not row.is_newest:
+            return _("It was changed or deleted later: see its later changes."), ""
+        if _may(site, request, model, "delete"):
+            text = _DELETED.get(model, _("Undo: delete the %(row)s"))
+            return text % words, reverse(f"{name}_delete", args=[record.id])
+        if model in ENDED and _may(site, request, model, "change"):
+            return _("Undo: end the %(row)s now") % words, reverse(f"{name}_end", args=[record.id])
+        return _("You may not delete the %(row)s.") % words, ""
+    if not _may(site, request, model, "change"):
+        return _("You may not change the %(row)s.") % words, ""
+    if row.kind == "-":
+        if not row.is_newest:
+            return _("It was added again since."), ""
+        if not _may(site, request, model, "add"):
+            return _("You may not add the %(row)s again.") % words, ""
+        return _("Undo: add the %(row)s again") % words, _undo_url(site, record)
+    if row.before is None:
+        return _("The values before the change are not known."), ""
+    if not row.is_newest:
+        return _("State before the change"), _record_url(name, row.before)
+    return _("Undo"), _undo_url(site, record)
 
 
 def _record_url(name: str, record: Any) -> str:

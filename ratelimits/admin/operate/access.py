@@ -9,22 +9,22 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from django import forms
-from django.contrib import admin, messages
-from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib import admin
 from django.db.models import QuerySet, Sum
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy
 
 from ratelimits.admin.audited import REASON, AuditedAdmin, InForceFilter
-from ratelimits.admin.operate.access_form import AccessForm
+from ratelimits.admin.operate.access_form import LASTS, AccessForm
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed, may_operate
+from ratelimits.admin.operate.ending import EndsRows
 from ratelimits.admin.operate.grants import GrantView
 from ratelimits.admin.operate.whom import names_of, searched_tables
 from ratelimits.admin.suggestions import KeySuggestions
+from ratelimits.admin.typed import MOMENTS, moment_inputs
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import identify
@@ -53,19 +53,13 @@ def requests_of(targets: list[str] | None = None, seconds: int = _DAY) -> dict[s
     return counts
 
 
-class EndForm(forms.Form):
-    """A form that asks why a block or allow ends."""
-
-    required_css_class = "required"
-    reason = forms.CharField(label=gettext_lazy("Reason"), max_length=MAX_REASON)
-
-
 @admin.register(Access)
-class AccessAdmin(KeySuggestions, AuditedAdmin):
+class AccessAdmin(EndsRows, KeySuggestions, AuditedAdmin):
     """The blocks and allows. Users end a block or allow, but cannot delete it: the list shows former ones too."""
 
     change_list_template = "ratelimits/admin/access_change_list.html"
     form = AccessForm
+    formfield_overrides = MOMENTS
     key_fields = ("target",)
     list_filter = ["effect", InForceFilter]
     search_fields = ["target", "reason", "message"]
@@ -73,7 +67,7 @@ class AccessAdmin(KeySuggestions, AuditedAdmin):
     readonly_fields = ["requests"]
     fieldsets = [
         (None, {"fields": ["effect", "target", "reason"]}),
-        (gettext_lazy("When"), {"fields": ["valid_from", "valid_until"]}),
+        (gettext_lazy("When"), {"fields": ["valid_from", LASTS, "valid_until"]}),
         (gettext_lazy("What a blocked client receives"), {"fields": ["status", "message"]}),
         (gettext_lazy("So far"), {"fields": ["requests"]}),
     ]
@@ -141,9 +135,12 @@ class AccessAdmin(KeySuggestions, AuditedAdmin):
                 form: Any = self.get_form(request, row, change=row is not None)(request.POST, instance=row)
                 if form.is_valid():
                     target, opts = form.instance.target, self.model._meta
-                    # The user confirms this key, even if the name means another key by then.
+                    # The user confirms this key and these moments, even if the typed texts mean others by then.
                     values: Any = request.POST.copy()
-                    values["target"] = target
+                    values["target"], values[LASTS] = target, ""
+                    for name in ("valid_from", "valid_until"):
+                        for one_input, value in moment_inputs(name, getattr(form.instance, name)).items():
+                            values[one_input] = value
                     request.POST = values
                     back = reverse(f"{self.admin_site.name}:ratelimits_access_changelist")
                     names = tuple(names_of(request, self.admin_site, target))
@@ -159,11 +156,17 @@ class AccessAdmin(KeySuggestions, AuditedAdmin):
         return form
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return the fieldsets. A new row asks for one reason: it is also the reason of the edit."""
-        fieldsets: Any = super().get_fieldsets(request, obj)
-        return (
-            fieldsets if obj is not None else [fieldset for fieldset in fieldsets if fieldset[1]["fields"] != [REASON]]
-        )
+        """Return the fieldsets. A new row asks for one reason: it is also the reason of the edit.
+
+        Only users who may save the form see the choice of a length of time, because it is not a column of the table.
+        """
+        hidden = set() if may_operate(request) else {LASTS}
+        fieldsets = []
+        for title, options in super().get_fieldsets(request, obj):
+            if obj is not None or options["fields"] != [REASON]:
+                fields = [name for name in options["fields"] if name not in hidden]
+                fieldsets.append((title, {**options, "fields": fields}))
+        return fieldsets
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         obj._change_reason = (request.POST.get(REASON) or obj.reason)[:MAX_REASON]
@@ -180,30 +183,16 @@ class AccessAdmin(KeySuggestions, AuditedAdmin):
     @admin.action(description=gettext_lazy("End the selected blocks and allows now"), permissions=["change"])
     def end_now(self, request: HttpRequest, queryset: QuerySet[Access]) -> HttpResponse | None:
         """Ask for a reason. Then end the rows that are in force, and delete the rows that begin later."""
-        now = timezone.now()
-        rows = [row for row in queryset.order_by("pk") if row.valid_until is None or row.valid_until > now]
-        if not rows:
-            self.message_user(request, _("All selected blocks and allows have already ended."), messages.WARNING)
-            return None
-        form = EndForm(request.POST if is_confirmed(request) else None, initial={"reason": request.POST.get(REASON)})
-        if not form.is_valid():
-            page = Consequences(
-                _("End now"),
-                [_("The rules decide these requests again. This takes about a second to reach every process.")],
-                heads=[_("key or network"), _("effect"), _("reason")],
-                rows=[(row.target, row.get_effect_display(), row.reason) for row in rows],
-            )
-            back = reverse(f"{self.admin_site.name}:ratelimits_access_changelist")
-            return confirmation(request, self.admin_site, self.model._meta, page, back, form=form)
-        for row in rows:
-            row.end(form.cleaned_data["reason"])
-        assert request.user.pk is not None
-        LogEntry.objects.log_actions(
-            request.user.pk, rows, CHANGE, [{"changed": {"fields": ["valid_until"]}}], single_object=False
+        return self.end_rows(request, queryset.order_by("pk"))
+
+    def end_consequences(self, rows: Sequence[Access]) -> Consequences:
+        """Return what happens if these blocks and allows end now."""
+        return Consequences(
+            _("End now"),
+            [_("The rules decide these requests again. This takes about a second to reach every process.")],
+            heads=[_("key or network"), _("effect"), _("reason")],
+            rows=[(row.target, row.get_effect_display(), row.reason) for row in rows],
         )
-        text = ngettext("%(n)d block or allow has ended.", "%(n)d blocks or allows have ended.", len(rows))
-        self.message_user(request, text % {"n": len(rows)}, messages.SUCCESS)
-        return None
 
 
 def consequences(request: HttpRequest, row: Access, names: Sequence[str] = ()) -> Consequences:
@@ -240,5 +229,8 @@ def consequences(request: HttpRequest, row: Access, names: Sequence[str] = ()) -
     warnings = [without_effect(row.target)]
     if blocks and AccessIndex([of_model(row)._replace(valid_from=0)]).find(identify(request), 0) is not None:
         warnings.append(_("This also blocks your own requests to the API. You can still use these admin pages."))
+    sentences.append(_("Reason: %s") % row.reason)
+    if blocks and row.message:
+        sentences.append(_("Blocked clients read: %s") % row.message)
     title = _("Block %(target)s") % values if blocks else _("Allow %(target)s") % values
     return Consequences(title, sentences, list(filter(None, warnings)))

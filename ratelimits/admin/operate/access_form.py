@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.core.exceptions import ValidationError
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -22,18 +24,33 @@ else:
 
 #: Maximum number of keys that an error lists.
 _MAX_LISTED = 20
+#: Name of the field for a length of time. It is not a column of the table: the form calculates the end.
+LASTS = "lasts"
 
 
 class AccessForm(_Base):
     """A form of a block or an allow. `search` returns the keys that contain a text in the key or in its name."""
 
     search: Callable[[str], list[KnownKey]]
+    lasts = forms.TypedChoiceField(
+        label=gettext_lazy("For how long"),
+        required=False,
+        coerce=int,
+        empty_value="",
+        choices=[
+            ("", gettext_lazy("until the moment below")),
+            ("3600", gettext_lazy("for an hour")),
+            ("86400", gettext_lazy("for a day")),
+            ("604800", gettext_lazy("for a week")),
+        ],
+        help_text=gettext_lazy("From its start, or from now on."),
+    )
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         if "target" in self.fields:
             self.fields["target"].help_text = gettext_lazy(
-                "A name of a customer, user or API key, or a part of it; a key, such as account:acme; an address or a"
+                "A name of a customer, user or API key, or a part of it; a whole key, such as user:42; an address or a"
                 " network, such as 203.0.113.0/24."
             )
 
@@ -56,7 +73,19 @@ class AccessForm(_Base):
         if looks_secret(text):
             raise ValidationError(_("This looks like a secret. Search for the name of the key instead."))
         problem = _(
-            "No key or name that you may view contains “%(text)s”. Write less of it, or the whole key, such as"
-            " account:acme or user:42."
+            "No key or name that you may view contains “%(text)s”. Write less of it, or the whole key, such as user:42."
         )
         raise ValidationError(problem % {"text": text})
+
+    def clean(self) -> dict[str, Any]:
+        """Calculate the end from the length of time. Refuse a length of time beside another end that was typed."""
+        data: dict[str, Any] = super().clean() or {}
+        seconds = data.get(LASTS)
+        if not seconds:
+            return data
+        if data.get("valid_until") is not None and "valid_until" in self.changed_data:
+            self.add_error(LASTS, _("Choose a length of time, or write when it ends. Not both."))
+        else:
+            now = timezone.now()
+            data["valid_until"] = max(data.get("valid_from") or now, now) + timedelta(seconds=seconds)
+        return data

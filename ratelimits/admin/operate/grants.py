@@ -9,7 +9,6 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.admin.widgets import AdminSplitDateTime
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -24,7 +23,9 @@ from ratelimits.admin.inspected import may_inspect
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed, may_operate
 from ratelimits.admin.operate.offered import OfferedRule, offered_rules
 from ratelimits.admin.operate.permits_left import permits_left, used_keys
+from ratelimits.admin.operate.running import running_overrides
 from ratelimits.admin.operate.whom import Question, Whom, ask_whom, names_of, whom
+from ratelimits.admin.typed import MomentField, local_time, moment_inputs
 from ratelimits.algorithms.calendar import boundaries
 from ratelimits.algorithms.limits import fields_of
 from ratelimits.conf import conf
@@ -35,28 +36,30 @@ from ratelimits.rules.grants import grant, planned
 from ratelimits.status.known_keys import MAX_KEYS
 
 
-def rule_choices(choices: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the choices of a rule for a form. Several choices begin with an empty one."""
-    return choices if len(choices) == 1 else [("", "---------"), *choices]
+def rule_field() -> forms.ChoiceField:
+    """Return a field for a rule. Its choices are long sentences, so each has a line: a list would cut them off."""
+    return forms.ChoiceField(label=gettext_lazy("Rule"), widget=forms.RadioSelect)
 
 
 def first_choice(offered: Sequence[OfferedRule], wanted: str) -> str:
-    """Return the rule that a form chooses first: the wanted rule, or else the rule that refused the key lately."""
+    """Return the rule that a form chooses first: the wanted one, the only one, or the one that refused lately."""
     names = [rule.name for rule in offered]
-    return wanted if wanted in names else next((rule.name for rule in offered if rule.refused_at), "")
+    if wanted in names or len(names) == 1:
+        return wanted if wanted in names else names[0]
+    return next((rule.name for rule in offered if rule.refused_at), "")
 
 
 class GrantForm(forms.Form):
     """A form that asks for the rule, the additional capacity and its end."""
 
     required_css_class = "required"
-    rule = forms.ChoiceField(label=gettext_lazy("Rule"))
+    rule = rule_field()
     extra = forms.IntegerField(
         label=gettext_lazy("How many more"),
         min_value=1,
         help_text=gettext_lazy("This number is added to the capacity of the rule."),
     )
-    until = forms.SplitDateTimeField(label=gettext_lazy("Until"), widget=AdminSplitDateTime)
+    until = MomentField(label=gettext_lazy("Until"))
     reason = forms.CharField(label=gettext_lazy("Reason"), max_length=200)
 
     def __init__(self, data: Any, whom: Whom, offered: Sequence[OfferedRule], initial: dict[str, Any]) -> None:
@@ -66,10 +69,10 @@ class GrantForm(forms.Form):
         self._whom = whom
         rule = self.fields["rule"]
         assert isinstance(rule, forms.ChoiceField)
-        rule.choices = rule_choices([(one.name, one.label_of_more) for one in offered])
+        rule.choices = [(one.name, one.label_of_more) for one in offered]
         rule.initial = first_choice(offered, initial.get("rule", ""))
-        text = _("In the time zone %(here)s. Filled in: the end of today in the time zone of the account, %(zone)s.")
-        self.fields["until"].help_text = text % {"here": timezone.get_current_timezone_name(), "zone": zone}
+        text = _("Filled in: the end of today in the time zone of the account, %(zone)s.") % {"zone": zone}
+        self.fields["until"].help_text = f"{self.fields['until'].help_text} {text}"
 
     def clean(self) -> dict[str, Any]:
         """Calculate the overrides that the grant will add. Show each error at the field with the wrong value."""
@@ -127,6 +130,11 @@ class GrantView:
             return self._form_page(request, form, found, offered, back)
         (rule,) = (one for one in offered if one.name == form.cleaned_data["rule"])
         if not is_confirmed(request):
+            # The user confirms this moment. A time without a date may mean another day by then.
+            values: Any = request.POST.copy()
+            for name, value in moment_inputs("until", form.cleaned_data["until"]).items():
+                values[name] = value
+            request.POST = values
             return confirmation(request, self._site, None, self._consequences(request, form, found, rule), back)
         return self._grant(request, form, found, rule, back)
 
@@ -139,6 +147,7 @@ class GrantView:
             "explained": " ".join(_explained(offered)),
             "whom": found,
             "inspect_url": found.inspect_url(self._site) if may_inspect(request) else "",
+            "running": running_overrides(request, self._site, [found.key, found.identity.account]),
             "form": form,
             "button": _("Show what this changes"),
             "media": form.media,
@@ -156,7 +165,7 @@ class GrantView:
         )
         sentences: list[str] = [_granted(found, rule, data), *permits_left(found, rule, self._name_of(request))]
         if request.user.has_perm("ratelimits.view_keyoverride"):
-            sentences.append(self._undoing(rows))
+            sentences.append(self._undoing(request, rows))
         messages.success(request, format_html_join(" ", "{}", ((sentence,) for sentence in sentences)))
         if may_inspect(request):
             back = found.inspect_url(self._site)
@@ -164,9 +173,10 @@ class GrantView:
             back = reverse(f"{self._site.name}:ratelimits_keyoverride_change", args=[rows[0].pk])
         return HttpResponseRedirect(back)
 
-    def _undoing(self, rows: Sequence[KeyOverride]) -> SafeString:
-        """Return a sentence with a link to each new override."""
-        page = f"{self._site.name}:ratelimits_keyoverride_change"
+    def _undoing(self, request: HttpRequest, rows: Sequence[KeyOverride]) -> SafeString:
+        """Return a sentence with a link to each new override: to the page that ends it, if the user may do this."""
+        may_end = request.user.has_perm("ratelimits.change_keyoverride")
+        page = f"{self._site.name}:ratelimits_keyoverride_{'end' if may_end else 'change'}"
         links = format_html_join(", ", '<a href="{}">{}</a>', ((reverse(page, args=[row.pk]), row) for row in rows))
         return format_html("{} {}.", _("To undo this, end the override:"), links)
 
@@ -178,8 +188,8 @@ class GrantView:
         capacities = [override.capacity for override in form.planned if override.capacity is not None]
         rows = [
             (
-                _local_time(override.valid_from),
-                _local_time(override.valid_until),
+                local_time(override.valid_from),
+                local_time(override.valid_until),
                 f"{override.capacity - extra:,}",
                 f"{override.capacity:,}",
             )
@@ -246,11 +256,7 @@ def _warnings(form: GrantForm, found: Whom, rule: OfferedRule, capacities: Seque
 
 def _granted(found: Whom, rule: OfferedRule, data: dict[str, Any]) -> str:
     """Return the grant as a sentence."""
-    values = {"whom": found, "more": rule.more(data["extra"]), "rule": rule.name, "until": _local_time(data["until"])}
+    values = {"whom": found, "more": rule.more(data["extra"]), "rule": rule.name, "until": local_time(data["until"])}
     if rule.counts_it:
         return _("Until %(until)s, %(whom)s has %(more)s (rule %(rule)s).") % values
     return _("Until %(until)s, each key of %(whom)s has %(more)s (rule %(rule)s).") % values
-
-
-def _local_time(moment: datetime | None) -> str:
-    return f"{timezone.localtime(moment):%Y-%m-%d %H:%M %Z}"

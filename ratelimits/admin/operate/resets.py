@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy
 
 from ratelimits.admin.inspected import may_inspect
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed, may_operate
-from ratelimits.admin.operate.grants import first_choice, rule_choices
+from ratelimits.admin.operate.grants import first_choice, rule_field
 from ratelimits.admin.operate.offered import OfferedRule, offered_rules
 from ratelimits.admin.operate.whom import Question, Whom, ask_whom, keys_of, whom
 from ratelimits.admin.readonly import ReadOnlyAdmin
@@ -30,7 +30,7 @@ class KeyResetForm(forms.Form):
     """A form that asks for the rule and the reason."""
 
     required_css_class = "required"
-    rule = forms.ChoiceField(label=gettext_lazy("Rule"))
+    rule = rule_field()
     reason = forms.CharField(label=gettext_lazy("Reason"), max_length=200)
 
     def __init__(self, data: Any, whom: Whom, offered: Sequence[OfferedRule], wanted: str) -> None:
@@ -39,7 +39,7 @@ class KeyResetForm(forms.Form):
         self._whom = whom
         rule = self.fields["rule"]
         assert isinstance(rule, forms.ChoiceField)
-        rule.choices = rule_choices([(one.name, one.label) for one in offered])
+        rule.choices = [(one.name, one.label) for one in offered]
         rule.initial = first_choice(offered, wanted)
 
     def clean(self) -> dict[str, Any]:

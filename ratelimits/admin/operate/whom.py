@@ -25,7 +25,15 @@ from ratelimits.models import Access, Account, KeyOverride, KeyTotal, Line, Plan
 from ratelimits.models.keys import COVERS
 from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, UnknownAccountError, identity_of
 from ratelimits.status.key_owners import nobody_has, searched_name
-from ratelimits.status.known_keys import MAX_KEYS, KnownKey, keys_of_account, known_keys, looks_secret, typed_key
+from ratelimits.status.known_keys import (
+    MAX_KEYS,
+    KnownKey,
+    closeness,
+    keys_of_account,
+    known_keys,
+    looks_secret,
+    typed_key,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +83,10 @@ def whom(request: HttpRequest, site: AdminSite) -> Whom | Question:
     key = typed_key(text) or (text if text.partition(":")[0] in COVERS else None)
     if key is None:
         found = known_keys(text, searched_tables(request, site))
-        if len(found.keys) != 1:
-            return _which_one(request, text, found.keys, more=found.more)
-        key = found.keys[0].key
+        keys = sorted(_with_accounts(found.keys), key=lambda known_key: closeness(known_key, text))
+        if len(keys) != 1:
+            return _which_one(request, text, keys, more=found.more)
+        key = keys[0].key
     problem = nobody_has(key) or (nobody_has(f"account:{account}") if account not in ("", NO_ACCOUNT) else "")
     if problem:
         return Question(problem)
@@ -105,6 +114,8 @@ def ask_whom(
         **site.each_context(request),
         "title": title,
         "question": question,
+        # Only a choice between a user and others needs an explanation.
+        "explained": any(one.key.startswith("user:") for one, _url in question.choices),
         "form": form,
         "others": [(name, value) for name, value in request.GET.items() if name not in form.fields],
         "media": form.media,
@@ -119,14 +130,26 @@ def _which_one(request: HttpRequest, text: str, keys: list[KnownKey], *, more: b
         return Question(_("This looks like a secret. Search for the name of the key instead."))
     if not keys:
         problem = _(
-            "No key or name that you may view contains “%(text)s”. Write less of it, or the whole key, such as"
-            " account:acme or user:42."
+            "No key or name that you may view contains “%(text)s”. Write less of it, or the whole key, such as user:42."
         )
         return Question(problem % {"text": text})
     problem = _("Which one?")
     if more:
         problem += " " + _("There are more keys: at most %s are listed. Write more of the key or name.") % MAX_KEYS
     return Question(problem, tuple((known, _url(request, known.key)) for known in keys))
+
+
+def _with_accounts(keys: list[KnownKey]) -> Iterator[KnownKey]:
+    """Yield the keys. Without RATELIMITS["ACCOUNT"], each user is an account too: yield it before the user.
+
+    A user's requests with an API key are counted for the API key and for the account, and not for the user.
+    """
+    found = {known.key for known in keys}
+    for known in keys:
+        kind, _colon, name = known.key.partition(":")
+        if conf.ACCOUNT is None and kind == "user" and f"account:{name}" not in found:
+            yield KnownKey(f"account:{name}", known.name)
+        yield known
 
 
 def _which_account(request: HttpRequest, key: str, error: UnknownAccountError) -> Question:

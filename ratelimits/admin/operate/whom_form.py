@@ -17,7 +17,7 @@ class WhomForm(forms.Form):
         label=gettext_lazy("For whom"),
         max_length=MAX_TEXT,
         help_text=gettext_lazy(
-            "A name of a customer, user or API key, or a part of it; or a key, such as account:acme."
+            "A name of a customer, user or API key, or a part of it; or a whole key, such as user:42."
         ),
     )
     account = forms.CharField(

@@ -10,12 +10,11 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import Q
-from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.models.access.targets import canonical, validate_target
 from ratelimits.models.fields.validity import ENDS_BEFORE_IT_STARTS, overlapping, validate_period
-from ratelimits.models.history import MAX_REASON, History
+from ratelimits.models.history import History, end_now
 from ratelimits.models.versions import Edit, Tombstone, Versioned
 
 
@@ -120,13 +119,7 @@ class Access(Versioned):
 
     def end(self, reason: str) -> None:
         """End the row now, and record the reason in its history. Delete a row that has not started yet."""
-        now = timezone.now()
-        self._change_reason = reason[:MAX_REASON]
-        if self.valid_from is not None and self.valid_from >= now:
-            self.delete()
-            return
-        self.valid_until = now
-        self.save()
+        end_now(self, reason)
 
     @classmethod
     def derive(cls, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -150,13 +150,44 @@ class TestAllChanges:
         page = admin_client.get(CHANGES).content.decode()
         assert f'<a href="{undo_url(changed.history.latest())}">Undo</a>' in page
         gone = Rule.history.get(id=pk, history_type="-")
-        assert f'<a href="{undo_url(gone)}">Undo: add the row again</a>' in page
+        assert f'<a href="{undo_url(gone)}">Undo: add the rule again</a>' in page
         delete = reverse("admin:ratelimits_rule_delete", args=[added.pk])
-        assert f'<a href="{delete}">Undo: delete the row</a>' in page
+        assert f'<a href="{delete}">Undo: delete the rule, which then limits nothing</a>' in page
         assert admin_client.get(delete).status_code == 200
         # A change after which the row was changed again says so, and opens the whole form.
         Rule.objects.filter(pk=changed.pk).update(capacity=30)
         assert ">State before the change</a>" in admin_client.get(CHANGES).content.decode()
+
+    def test_where_there_is_no_link_it_says_why(self, client: Client) -> None:
+        row, gone = rule("a"), rule("b")
+        Rule.objects.filter(pk=row.pk).update(capacity=20)
+        pk = gone.pk
+        gone.delete()
+        plan = Plan.objects.create(name="Pro", slug="pro")
+        PlanInclusion.objects.create(plan=plan, meter="requests", quantity=5)
+        block = Access.objects.create(target="user:1", reason="r")
+
+        def cells(*permissions: str) -> list[str]:
+            page = user_with(client, "view_change", "view_rule", "view_plan", *permissions).get(CHANGES)
+            return [change.undo for change in page.context["changes"]]
+
+        assert cells() == [
+            "Change it back on the page of its plan.",
+            "You may not delete the plan.",
+            "You may not change the rule.",
+            "You may not change the rule.",
+            "It was changed or deleted later: see its later changes.",
+            "It was changed or deleted later: see its later changes.",
+        ]
+        assert cells("change_rule")[2:4] == ["You may not add the rule again.", "Undo"]
+        (end, *_others) = user_with(client, "view_change", "operate").get(CHANGES).context["changes"]
+        assert (end.undo, end.undo_url) == (
+            "Undo: end the block or allow now",
+            reverse("admin:ratelimits_access_end", args=[block.pk]),
+        )
+        restored = Rule.history.filter(id=pk, history_type="-").get()
+        restored.instance.save()
+        assert "It was added again since." in cells("change_rule", "add_rule")
 
     def test_it_shows_what_the_user_may_view_and_offers_what_the_user_may_do(self, client: Client) -> None:
         row = rule()
@@ -231,6 +262,7 @@ class TestUndoing:
         page = admin_client.get(url)
         said = text(page)
         assert "Undo the change of rule burst" in said
+        assert f'<a href="{RULES}">Rules</a>' in page.content.decode(), "the breadcrumb leads to the rules"
         assert "rule burst was changed at" in said
         assert "by admin. Reason: OPS-1" in said
         assert "field now after undoing capacity 20 10 " in said, "only what changed"
