@@ -18,6 +18,7 @@ else:
 @admin.register(ApiKey)
 class ApiKeyAdmin(InspectedAdmin, Base):
     list_display = ("name", "limit_key", "user", "account", "created_at", "revoked_at")
+    refused_column = True
     list_select_related = ("user", "account")
     search_fields = ("name", "account__identifier")
     readonly_fields = ("limit_key", "created_at")

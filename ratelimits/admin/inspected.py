@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -11,16 +13,29 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.engine.keys import ledger_name
+from ratelimits.quota.operating import NO_ACCOUNT
+from ratelimits.status.refusals import refused_of_keys
+
 if TYPE_CHECKING:
     _Base = admin.ModelAdmin[Any]
 else:
     _Base = object
+
+#: The attribute of a request that has the rows of the list's page.
+_LISTED = "_ratelimits_listed"
 
 
 def may_inspect(request: HttpRequest) -> bool:
     """Return whether the user may open the inspector."""
     user: Any = request.user
     return any(user.has_perm(f"ratelimits.{action}_inspect") for action in ("view", "change"))
+
+
+def may_view_lines(request: HttpRequest) -> bool:
+    """Return whether the user may view ledger lines, and so numbers that are made of them."""
+    user: Any = request.user
+    return any(user.has_perm(f"ratelimits.{action}_line") for action in ("view", "change"))
 
 
 def inspect_url(key: str, account: str = "", site: str = "admin", at: str = "") -> str:
@@ -38,9 +53,13 @@ class InspectedAdmin(_Base):
 
     In the list, the values of the column `inspected_column` are the links. If `inspected_column` is "", the list gets
     another column with the links. A subclass that overrides `get_list_display` must call `inspect_columns` there.
+
+    If `refused_column` is True, the list gets a column with the requests that rules refused in 24 hours. One query
+    reads the numbers of all rows of the page. Only users who may view ledger lines see this column.
     """
 
     inspected_column = ""
+    refused_column = False
     change_form_template = "ratelimits/admin/inspected_change_form.html"
 
     def inspected(self, row: Any) -> tuple[str, str]:
@@ -51,9 +70,37 @@ class InspectedAdmin(_Base):
         """Return the columns. If the user may open the inspector, one column has links to it."""
         columns: list[Any] = list(super().get_list_display(request))
         links = self.inspect_columns(request)
+        if self.refused_column and may_view_lines(request):
+            columns.append(self._refused_column(request))
         if links and self.inspected_column:
             return [links[0] if name == self.inspected_column else name for name in columns]
         return [*columns, *links]
+
+    def _refused_column(self, request: HttpRequest) -> Any:
+        counts: Counter[tuple[str, str]] | None = None
+
+        @admin.display(description=_("refused in 24 hours"))
+        def refused(row: Any) -> str:
+            nonlocal counts
+            if counts is None:
+                rows = getattr(request, _LISTED, [row])
+                counts = refused_of_keys([self._used_by(one) for one in rows], time.time())
+            account, key = self._used_by(row)
+            # Without an account, requests are counted in one sum, so those of a single key are not known.
+            return f"{counts[account, ledger_name(key)]:,}" if account else "–"
+
+        return refused
+
+    def _used_by(self, row: Any) -> tuple[str, str]:
+        """Return the account and the key of a row. The account is "" if it is not known, or if there is none."""
+        key, account = self.inspected(row)
+        return "" if account == NO_ACCOUNT else account, key
+
+    def get_changelist_instance(self, request: HttpRequest) -> Any:
+        """Return the list. The request then has the rows of the page, for columns that read all rows at once."""
+        changelist: Any = super().get_changelist_instance(request)
+        setattr(request, _LISTED, changelist.result_list)
+        return changelist
 
     def inspect_columns(self, request: HttpRequest) -> list[Any]:
         """Return a list with the column of links. If the user may not open the inspector, return an empty list."""

@@ -5,10 +5,12 @@ The numbers are read from totals that have an index on account and key. So a lar
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from django.db.models import Q, Sum
+from django.db.models import Max, Q, Sum
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
@@ -17,6 +19,10 @@ from ratelimits.models.status.totals import DAY, HOUR, QUARTER, newest_days
 
 #: Maximum number of rows of each list.
 MAX_REFUSALS = 50
+#: Maximum number of rows that are read for the newest refusals of all keys.
+_MAX_READ = 2_000
+#: The columns that say which refusals a row of the totals has. There is a row for each meter.
+_SUBJECT = "start", "account", "key", "rule"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,49 @@ def with_meters_joined(rows: Iterable[RefusedRequests]) -> list[RefusedRequests]
         denied, shadow = max(row.denied, before.denied), max(row.shadow, before.shadow)
         joined[subject] = replace(before, denied=denied, shadow=shadow)
     return list(joined.values())
+
+
+class NewRefusal(NamedTuple):
+    """The requests of one key that one rule refused in a quarter of an hour, which begins at `start` (s, 1970 UTC)."""
+
+    start: int
+    account: str
+    key: str
+    rule: int
+    denied: int
+
+
+def newest_refusals(now: float, count: int) -> list[NewRefusal]:
+    """Return the newest refusals by rules in about an hour, of all keys, at most `count`. This is one query.
+
+    In each quarter of an hour, the keys with most refusals come first, among at most `_MAX_READ` rows.
+    """
+    current = int(now) // QUARTER * QUARTER
+    starts = list(range(current - HOUR, current + 1, QUARTER))
+    rows = KeyTotal.objects.using(conf.DATABASE).filter(span=QUARTER, start__in=starts, denied_requests__gt=0)
+    largest: dict[tuple[int, str, str, int], int] = {}
+    for *subject, denied in rows.order_by("-start").values_list(*_SUBJECT, "denied_requests")[:_MAX_READ]:
+        # A request may count in several meters. So the largest number is taken, not the sum.
+        largest[*subject] = max(largest.get((*subject,), 0), denied)
+    newest = sorted(largest.items(), key=lambda item: (-item[0][0], -item[1], item[0]))
+    return [NewRefusal(*subject, denied) for subject, denied in newest[:count]]
+
+
+def refused_of_keys(keys: Collection[tuple[str, str]], now: float) -> Counter[tuple[str, str]]:
+    """Return, for pairs (account, key), the number of requests that rules refused in about 24 hours. This is one query.
+
+    `now` is in seconds since 1970 UTC.
+    """
+    current = int(now) // HOUR * HOUR
+    starts = list(range(current - 23 * HOUR, current + 1, HOUR))
+    accounts, names = {account for account, _key in keys}, {ledger_name(key) for _account, key in keys}
+    rows = KeyTotal.objects.using(conf.DATABASE).filter(span=HOUR, start__in=starts, denied_requests__gt=0)
+    rows = rows.filter(account__in=accounts, key__in=names).order_by()
+    counts: Counter[tuple[str, str]] = Counter()
+    largest = rows.values(*_SUBJECT).annotate(denied=Max("denied_requests"))
+    for account, key, denied in largest.values_list("account", "key", "denied"):
+        counts[account, key] += denied
+    return counts
 
 
 def blocked_lately(targets: Collection[str], now: float) -> list[RefusedRequests]:

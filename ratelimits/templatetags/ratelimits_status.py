@@ -1,4 +1,4 @@
-"""Template tags for the admin's index: common tasks, a strip with the status, and the order of the app's tables."""
+"""Template tags for the admin's index: common tasks, the status, recent refusals, and the order of the app's tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.db import DatabaseError
 from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext
 
-from ratelimits.admin.status.index import in_groups, tasks
+from ratelimits.admin.status.index import in_groups, recent_refusals, tasks
 from ratelimits.admin.status.page import strip
 from ratelimits.status.facts import Fact, Level
 
@@ -43,6 +43,21 @@ def ratelimits_tasks(context: dict[str, Any]) -> dict[str, Any]:
     """Show links to the most common tasks, if the user may do them."""
     request = context["request"]
     return {"tasks": tasks(request, request.current_app)}
+
+
+@register.inclusion_tag("ratelimits/admin/recent_refusals.html", takes_context=True)
+def ratelimits_refusals(context: dict[str, Any]) -> dict[str, Any]:
+    """List the newest refusals by rules, if the user may see them and the admin site has an inspector.
+
+    If the database fails, show nothing: the strip shows the error.
+    """
+    request = context["request"]
+    try:
+        refusals = recent_refusals(request, request.current_app)
+    except (NoReverseMatch, DatabaseError) as error:
+        logger.warning("The recent refusals could not be read: %s", error)
+        refusals = None
+    return {"shown": refusals is not None, "refusals": refusals}
 
 
 @register.simple_tag(takes_context=True)

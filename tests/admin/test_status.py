@@ -215,6 +215,26 @@ def test_a_table_without_a_place_comes_last_in_the_first_group() -> None:
     ]
 
 
+def recent(html: str) -> str:
+    found = re.search(r'<section class="ratelimits-recent">.*?</section>', html, re.DOTALL)
+    return found.group() if found is not None else ""
+
+
+def test_the_index_lists_recent_refusals_for_those_who_may_see_them() -> None:
+    client = user_with("view_inspect", "view_line")
+    assert "No rule refused a request in the last hour." in recent(page(client, INDEX))
+    use_some()
+    shown = recent(page(client, INDEX))
+    assert re.search(r"\d\d:\d\d–\d\d:\d\d UTC: 1 of api_key:1 \(<b>acme 0\), by search", shown)
+    (url,) = re.findall(r'href="([^"]*)"', shown)
+    assert "q=api_key%3A1&account=%3Cb%3Eacme+0&at=20" in url
+    asked = text(page(client, url))
+    assert "Refused at this time" in asked
+    assert "1 refused by" in asked
+    for permissions in (("view_inspect",), ("view_line", "view_status")):
+        assert recent(page(user_with(*permissions), INDEX)) == ""
+
+
 def test_a_database_that_fails_is_said_above_the_index(
     monkeypatch: pytest.MonkeyPatch, admin_client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
