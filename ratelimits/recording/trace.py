@@ -87,6 +87,12 @@ def newest(since: int, count: int, scopes: Collection[str] = ("*",)) -> Trace:
     return Trace(requests, more, left_out.aggregate(sum=Sum("left_out"))["sum"] or 0)
 
 
+def scopes_since(since: int, count: int) -> list[str]:
+    """Return scopes with recorded requests since a moment (µs since 1970 UTC), sorted, at most `count`."""
+    rows = RecordedRequest.objects.using(conf.DATABASE).filter(at__gte=since)
+    return list(rows.order_by("scope").values_list("scope", flat=True).distinct()[:count])
+
+
 def refused_requests(identity: Identity, starts: Collection[int], seconds: int, count: int) -> list[RecordedRequest]:
     """Return the newest recorded requests of an identity that were refused, at most `count`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -9,18 +10,23 @@ from typing import Any, NamedTuple
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ratelimits.admin.rule_form.recorded import MAX_REQUESTS, ReplayResult, recorded_day, replay_result
+from ratelimits.admin.rule_form.recorded import LOOK_BACK, MAX_REQUESTS, ReplayResult, recorded_day, replay_result
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.algorithms.wording import Wording, amount, number
 from ratelimits.conf import conf
 from ratelimits.models import Rule
+from ratelimits.models.fields.scopes import split_scope
 from ratelimits.models.keys import KeyKind
 from ratelimits.models.ledger import moment
 from ratelimits.quota.standings import UNAVAILABLE
-from ratelimits.recording.trace import Trace
+from ratelimits.recording.trace import Trace, scopes_since
 
 #: Number of keys that are listed.
 TOP = 20
+#: Maximum number of scopes that a sentence names.
+_MAX_SCOPES = 20
+#: If the recorded requests cover less time than this (µs), the page says so.
+_WHOLE_DAY = 23 * 3_600 * MICROSECONDS
 
 
 class ComparedKey(NamedTuple):
@@ -54,14 +60,18 @@ def yesterday(typed: Rule, saved: Rule | None, *, with_keys: bool) -> dict[str, 
         saved = None
     trace = recorded_day(typed, *([] if saved is None else [saved]))
     if not trace.rows:
-        return {"nothing": _nothing()}
+        return {"nothing": _nothing(typed)}
     try:
         after, before = replay_result(typed, trace), None if saved is None else replay_result(saved, trace)
     except UNAVAILABLE:
         return {"nothing": _("Redis or the database does not answer, so nothing could be tried.")}
     if not after.requests and (before is None or not before.requests):
-        return {"nothing": _("The rule counts none of the recorded requests."), "notes": list(_notes(typed, trace))}
+        text = _(
+            "The rule counts none of the recorded requests: look at its scope, meter, kind of key, callers and plan."
+        )
+        return {"nothing": f"{text} {_span(trace)}", "notes": list(_notes(typed, trace))}
     return {
+        "answer": _answer(after, typed.key_kind),
         "verdict": f"{_span(trace)} {_verdict(after, typed.key_kind)}",
         "changes": _changes(after, typed.key_kind),
         "rows": _rows(before, after, typed),
@@ -73,13 +83,29 @@ def yesterday(typed: Rule, saved: Rule | None, *, with_keys: bool) -> dict[str, 
     }
 
 
-def _nothing() -> str:
-    if not conf.RECORD_SAMPLE:
-        return _(
-            "Requests are not recorded. To record them, set RATELIMITS['RECORD_SAMPLE'] to the share of accounts to"
-            " record, such as 0.1. Then come back after some hours."
+def _nothing(typed: Rule) -> str:
+    """Return why there is nothing to replay: no request in the scope of the rule, or no recorded request at all."""
+    others = scopes_since((time.time_ns() // 1000) - LOOK_BACK * MICROSECONDS, _MAX_SCOPES)
+    if others:
+        text = _(
+            "In the last 24 hours no request in the scope %(scope)s was recorded. Scopes with requests: %(scopes)s."
         )
-    return _("In the last 24 hours no request was recorded that this rule could count.")
+        return text % {"scope": split_scope(typed.scope)[0], "scopes": ", ".join(others)}
+    if conf.RECORD_SAMPLE:
+        return _("Requests are recorded, but there was none in the last 24 hours, in any scope.")
+    return _(
+        "Requests are not recorded. To record them, set RATELIMITS['RECORD_SAMPLE'] to the share of accounts to"
+        " record, such as 0.1. Then come back after some hours."
+    )
+
+
+def _answer(after: ReplayResult, kind: str) -> str:
+    """Return the answer to "would this rule have hurt anyone" in one sentence."""
+    every, refused = _counted(kind, len(after.requests)), len(after.refused)
+    if not refused:
+        return _("No: the rule would have refused no request of %(keys)s.") % {"keys": every}
+    text = _("Yes: %(n)s of %(keys)s would have been refused at least once.")
+    return text % {"n": f"{refused:,}", "keys": every}
 
 
 def _span(trace: Trace) -> str:
@@ -197,8 +223,11 @@ def _notes(typed: Rule, trace: Trace) -> Iterator[str]:
     """Yield sentences that the user needs to understand the numbers."""
     if trace.more:
         yield _("Only the newest %s recorded requests were replayed.") % f"{MAX_REQUESTS:,}"
-    else:
-        yield _("All requests recorded in the last 24 hours were replayed.")
+    elif trace.rows[-1].at - trace.rows[0].at < _WHOLE_DAY:
+        yield _(
+            "Only this time of the last 24 hours has recorded requests. Before and after it, nothing is recorded that"
+            " the rule could count."
+        )
     yield _(
         "Each key begins with all permits. Plans, overrides, blocks and allows apply as they are now. Only this rule is"
         " replayed: another rule may refuse some of these requests too."

@@ -71,6 +71,7 @@ def test_it_says_who_would_have_been_refused_and_how_often(admin_client: Client)
     asked(2, 3)
     asked(3, 1)
     page = admin_client.post(URL, WINDOW)
+    assert "Yes: 2 of 3 keys would have been refused at least once. Requests recorded from" in text(page)
     assert "The typed rule would have refused 4 requests of 2 keys." in text(page)
     assert [(row.key, row.requests, row.typed) for row, *_ in page.context["keys"]] == [
         ("user:1", "5", "3"),
@@ -81,9 +82,12 @@ def test_it_says_who_would_have_been_refused_and_how_often(admin_client: Client)
         "keys": "3",
         "admitted, and so billed": "5 requests",
     }
-    assert "would have refused nobody" in text(admin_client.post(URL, {**WINDOW, "capacity": "5"}))
+    nobody = text(admin_client.post(URL, {**WINDOW, "capacity": "5"}))
+    assert "No: the rule would have refused no request of 3 keys." in nobody
+    assert "would have refused nobody" in nobody
     asked(4, 3, keys={"account": "account:acme"})
     of_account = text(admin_client.post(URL, {**WINDOW, "key_kind": "account"}))
+    assert "Yes: 1 of 1 account would have been refused at least once." in of_account
     assert "The typed rule would have refused 1 request of 1 account." in of_account
 
 
@@ -191,10 +195,18 @@ def test_without_recorded_requests_it_says_what_to_do(admin_client: Client, sett
     assert "Requests are not recorded. To record them, set" in text(admin_client.post(URL, WINDOW))
     on(settings)
     asked(1, ago=90_000)
-    said = "In the last 24 hours no request was recorded that this rule could count."
-    assert said in text(admin_client.post(URL, WINDOW))
+    said = "Requests are recorded, but there was none in the last 24 hours, in any scope."
+    assert said in text(admin_client.post(URL, {**WINDOW, "scope": "search"}))
     asked(1)
-    assert "The rule counts none of the recorded requests." in text(admin_client.post(URL, {**WINDOW, "meter": "x"}))
+    asked(1, scope="files")
+    for sample in (1, 0):
+        on(settings, RECORD_SAMPLE=sample)
+        page = text(admin_client.post(URL, {**WINDOW, "scope": "search:GET"}))
+        assert "no request in the scope search was recorded. Scopes with requests: *, files." in page
+        assert "Requests are not recorded" not in page
+    page = text(admin_client.post(URL, {**WINDOW, "meter": "x"}))
+    assert "The rule counts none of the recorded requests: look at its scope, meter" in page
+    assert "Requests recorded from" in page
 
 
 def test_a_limit_on_requests_at_once_cannot_be_replayed(admin_client: Client) -> None:
@@ -209,7 +221,8 @@ def test_what_limits_the_numbers_is_said(admin_client: Client, settings: Any, mo
     asked(1, 9)
     RecordedRequest.objects.filter(pk=RecordedRequest.objects.latest("pk").pk).update(left_out=3)
     page = text(admin_client.post(URL, WINDOW))
-    assert "All requests recorded in the last 24 hours were replayed" in page
+    assert "Only this time of the last 24 hours has recorded requests." in page
+    assert "All requests recorded in the last 24 hours" not in page
     assert "At present, 25 % of the accounts" in page
     assert "3 more requests of this time could not be recorded." in page
     assert "it would have refused more" not in page
@@ -256,7 +269,10 @@ def test_a_limit_is_tried_without_the_form_of_a_rule(admin_client: Client) -> No
     for values, said in (
         ({"limit": "", "key_kind": "key", "scope": "*"}, "This field is required."),
         *(
-            ({"limit": limit, "key_kind": "key", "scope": "*"}, "50/s, 50/m, 50/h, 50/d, 50/week, 50/5min or 50 a minute")
+            (
+                {"limit": limit, "key_kind": "key", "scope": "*"},
+                "50/s, 50/m, 50/h, 50/d, 50/week, 50/5min or 50 a minute",
+            )
             for limit in ("50", "50/mo", "50 a minute per key", "many a minute", "1000 a month")
         ),
         ({"limit": "5/s", "key_kind": "x", "scope": "*"}, "is not one of the available choices"),
