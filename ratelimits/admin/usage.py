@@ -223,7 +223,7 @@ class PeriodUsageAdmin(AccountSearch, ReadOnlyAdmin):
         "denied_requests",
         "shadow_requests",
         "refunded_units",
-        "closed",
+        "state",
     ]
     sortable_by = ()
     ordering = ["-period", "-id"]
@@ -243,10 +243,11 @@ class PeriodUsageAdmin(AccountSearch, ReadOnlyAdmin):
         """Return when the period starts."""
         return f"{moment(usage.period * 1_000_000):%Y-%m-%d %H:%M} UTC"
 
-    @admin.display(description=_("finalised"), boolean=True)
-    def closed(self, usage: PeriodUsage) -> bool:
-        """Return whether a report contains all of this usage."""
-        return usage.covered is not None and usage.covered >= usage.position
+    @admin.display(description=_("state"))
+    def state(self, usage: PeriodUsage) -> str:
+        """Return whether a report contains all of this usage, or the numbers can still change."""
+        is_covered = usage.covered is not None and usage.covered >= usage.position
+        return str(_("finalised") if is_covered else _("provisional"))
 
 
 @admin.register(DurabilityGap)

@@ -239,6 +239,15 @@ def test_lines_and_usage_show_what_a_rule_in_shadow_mode_would_have_refused(admi
     assert list(verify_totals("default")) == []
 
 
+def test_usage_says_which_numbers_can_still_change(admin_client: Client) -> None:
+    spend("acme", "2025-10-10", 7)
+    close("2025-11-03")
+    spend("acme", "2025-11-10", 5)
+    flow()
+    page = admin_client.get(url(PeriodUsage)).content.decode()
+    assert re.findall(r'<td class="field-state[^"]*">(\w+)</td>', page) == ["provisional", "finalised"]
+
+
 def test_lines_and_usage_name_their_rules_by_a_fixed_number_of_queries(admin_client: Client) -> None:
     def count(model: Any) -> int:
         with CaptureQueriesContext(connection) as queries:

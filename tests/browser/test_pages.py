@@ -61,7 +61,20 @@ _HIDING = """() => [...document.querySelectorAll('#content table')].filter((tabl
 #: The pages with colours of our own; the other pages have only Django's, which need not be checked twice.
 COLOURED = {"index", "status", "shadow", "inspector", "new-rule", "trial", "changes", "import-differences"}
 #: Pages that look much like another one, so that they need no picture.
-ALIKE = {"for-whom", "quick-try", "status-month", "search", "rule", "block", "reset", "override", "import", "usage"}
+ALIKE = {
+    "adjustment-effect",
+    "resolve",
+    "for-whom",
+    "quick-try",
+    "status-month",
+    "search",
+    "rule",
+    "block",
+    "reset",
+    "override",
+    "import",
+    "usage",
+}
 #: What axe-core examines: our part of each page. The header, the sidebar and the breadcrumbs are Django's, and so are
 #: these widgets of its forms and lists, each with the fault that axe-core finds in it.
 STOCK = {
@@ -115,6 +128,34 @@ def _import(page: Page, filled: Filled) -> None:
     page.locator("[name=change_reason]").wait_for()
 
 
+def _undo(page: Page, filled: Filled) -> None:
+    _at(f"{_APP}/change/?table=rule")(page, filled)
+    page.get_by_role("link", name="Undo", exact=True).or_(
+        page.get_by_role("link", name="撤销", exact=True)
+    ).first.click()
+    page.locator("[name=_confirmed]").wait_for(state="attached")
+
+
+def _adjust(page: Page, filled: Filled) -> None:
+    _at(f"{_APP}/adjustment/add/")(page, filled)
+    page.locator("#id_account").fill("acme")
+    page.locator("#id_period_start_0").fill("2026-01-01")
+    page.locator("#id_period_start_1").fill("00:00:00")
+    page.locator("#id_meter").fill("requests")
+    page.locator("#id_quantity").fill("1000000")
+    page.locator("#id_reason").fill("goodwill")
+    page.locator("[name=_save]").click()
+    page.locator("[name=_effect_seen]").wait_for(state="attached")
+
+
+def _resolve(page: Page, filled: Filled) -> None:
+    _at(f"{_APP}/quarantinedbatch/")(page, filled)
+    page.locator("#action-toggle").check()
+    page.locator("[name=action]").select_option("discard")
+    page.locator("#changelist-form [name=index]").click()
+    page.locator("[name=post]").wait_for(state="attached")
+
+
 PAGES: Mapping[str, Callable[[Page, Filled], None]] = {
     "index": _at("/admin/"),
     "status": _at(f"{_APP}/status/"),
@@ -145,7 +186,10 @@ PAGES: Mapping[str, Callable[[Page, Filled], None]] = {
     "open-periods": _at(f"{_APP}/report/open/?running=1"),
     "finalise": _finalise,
     "adjustment": _at(f"{_APP}/adjustment/add/"),
+    "adjustment-effect": _adjust,
+    "resolve": _resolve,
     "changes": _at(f"{_APP}/change/"),
+    "undo": _undo,
     "ledger": _at(f"{_APP}/line/"),
     "usage": _at(f"{_APP}/periodusage/"),
 }
