@@ -71,6 +71,13 @@ class PlanAdmin(AuditedAdmin):
             rule_total=_count_of(Rule), key_total=_count_of(PlanMembership), account_total=_count_of(Account)
         )
 
+    def effect_of(self, request: HttpRequest, row: Plan) -> tuple[list[str], list[str]]:
+        """Return a warning if the row is a deleted plan: only the plan itself comes back."""
+        if not row._state.adding:
+            return [], []
+        text = _("The plan comes back without its included quantities and prices: add them on the plan's page.")
+        return [], [str(text)]
+
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:

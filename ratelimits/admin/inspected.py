@@ -54,7 +54,7 @@ class InspectedAdmin(_Base):
     In the list, the values of the column `inspected_column` are the links. If `inspected_column` is "", the list gets
     another column with the links. A subclass that overrides `get_list_display` must call `inspect_columns` there.
 
-    If `refused_column` is True, the list gets a column with the requests that rules refused in 24 hours. One query
+    If `refused_column` is True, the list gets a column with the number of refused requests in 24 hours. One query
     reads the numbers of all rows of the page. Only users who may view ledger lines see this column.
     """
 

@@ -101,7 +101,10 @@ def with_meters_joined(rows: Iterable[RefusedRequests]) -> list[RefusedRequests]
 
 
 class NewRefusal(NamedTuple):
-    """The requests of one key that one rule refused in a quarter of an hour, which begins at `start` (s, 1970 UTC)."""
+    """The requests of one key that one rule refused in a quarter of an hour. `rule` is 0 for a block.
+
+    The quarter begins at `start`, in seconds since 1970 UTC.
+    """
 
     start: int
     account: str
@@ -111,13 +114,12 @@ class NewRefusal(NamedTuple):
 
 
 def newest_refusals(now: float, count: int) -> list[NewRefusal]:
-    """Return the newest refusals by rules in about an hour, of all keys, at most `count`. This is one query.
+    """Return the newest refusals in about an hour, of all keys, at most `count`. This is one query.
 
     In each quarter of an hour, the keys with most refusals come first, among at most `_MAX_READ` rows.
     """
     current = int(now) // QUARTER * QUARTER
-    starts = list(range(current - HOUR, current + 1, QUARTER))
-    rows = KeyTotal.objects.using(conf.DATABASE).filter(span=QUARTER, start__in=starts, denied_requests__gt=0)
+    rows = KeyTotal.objects.using(conf.DATABASE).filter(span=QUARTER, start__gte=current - HOUR, denied_requests__gt=0)
     largest: dict[tuple[int, str, str, int], int] = {}
     for *subject, denied in rows.order_by("-start").values_list(*_SUBJECT, "denied_requests")[:_MAX_READ]:
         # A request may count in several meters. So the largest number is taken, not the sum.
@@ -127,9 +129,9 @@ def newest_refusals(now: float, count: int) -> list[NewRefusal]:
 
 
 def refused_of_keys(keys: Collection[tuple[str, str]], now: float) -> Counter[tuple[str, str]]:
-    """Return, for pairs (account, key), the number of requests that rules refused in about 24 hours. This is one query.
+    """Return, for pairs (account, key), the number of requests that were refused in about 24 hours.
 
-    `now` is in seconds since 1970 UTC.
+    This is one query. `now` is in seconds since 1970 UTC.
     """
     current = int(now) // HOUR * HOUR
     starts = list(range(current - 23 * HOUR, current + 1, HOUR))

@@ -47,7 +47,7 @@ def ratelimits_tasks(context: dict[str, Any]) -> dict[str, Any]:
 
 @register.inclusion_tag("ratelimits/admin/recent_refusals.html", takes_context=True)
 def ratelimits_refusals(context: dict[str, Any]) -> dict[str, Any]:
-    """List the newest refusals by rules, if the user may see them and the admin site has an inspector.
+    """List the newest refusals, if the user may see them and the admin site has an inspector.
 
     If the database fails, show nothing: the strip shows the error.
     """

@@ -18,7 +18,7 @@ from django.utils.timezone import now
 from ratelimits import admin as pages
 from ratelimits.admin.status.index import GROUPS, in_groups
 from ratelimits.conf import DEFAULTS
-from ratelimits.models import ConfigVersion, DurabilityGap, QuarantinedBatch, Rule
+from ratelimits.models import ConfigVersion, DurabilityGap, KeyTotal, QuarantinedBatch, Rule
 from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import away, short_timeout
 from tests.support.rows import rule
@@ -222,15 +222,20 @@ def recent(html: str) -> str:
 
 def test_the_index_lists_recent_refusals_for_those_who_may_see_them() -> None:
     client = user_with("view_inspect", "view_line")
-    assert "No rule refused a request in the last hour." in recent(page(client, INDEX))
-    use_some()
+    assert "Nothing was refused in the last hour." in recent(page(client, INDEX))
+    row = use_some()
     shown = recent(page(client, INDEX))
-    assert re.search(r"\d\d:\d\d–\d\d:\d\d UTC: 1 of api_key:1 \(<b>acme 0\), by search", shown)
+    assert re.search(r"\d\d:\d\d–\d\d:\d\d UTC: search refused 1 request of api_key:1 \(<b>acme 0\)<", shown)
     (url,) = re.findall(r'href="([^"]*)"', shown)
     assert "q=api_key%3A1&account=%3Cb%3Eacme+0&at=20" in url
     asked = text(page(client, url))
     assert "Refused at this time" in asked
     assert "1 refused by" in asked
+    pk = row.pk
+    row.delete()
+    assert f"UTC: rule {pk} refused 1" in recent(page(client, INDEX))
+    KeyTotal.objects.update(rule=0)
+    assert "UTC: a block refused 1 request of api_key:1" in recent(page(client, INDEX))
     for permissions in (("view_inspect",), ("view_line", "view_status")):
         assert recent(page(user_with(*permissions), INDEX)) == ""
 

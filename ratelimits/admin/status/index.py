@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from ratelimits.admin.inspected import inspect_url, may_inspect, may_view_lines
 from ratelimits.admin.operate.confirming import may_operate
@@ -60,15 +61,22 @@ def tasks(request: HttpRequest, site: str) -> list[tuple[str, str]]:
     return links
 
 
+def _refusing(rule: int, names: Mapping[int, str]) -> str:
+    """Return the name of a rule that refused. The totals have the number 0 for a block."""
+    if not rule:
+        return _("a block")
+    return names.get(rule) or _("rule %(number)s") % {"number": rule}
+
+
 class RecentRefusal(NamedTuple):
-    """A line about the refusals of a key by a rule. `url` is the inspector's page about the key at this time."""
+    """A line about the refusals of a key. `url` is the inspector's page about the key at this time."""
 
     text: str
     url: str
 
 
 def recent_refusals(request: HttpRequest, site: str) -> list[RecentRefusal] | None:
-    """Return lines about the newest refusals by rules, at most `MAX_REFUSALS`. This makes two queries.
+    """Return lines about the newest refusals, at most `MAX_REFUSALS`. This makes two queries.
 
     Return None if the user may not see them. `site` is the name of the admin site.
     """
@@ -79,11 +87,12 @@ def recent_refusals(request: HttpRequest, site: str) -> list[RecentRefusal] | No
     refusals = []
     for row in rows:
         start = moment(row.start * 1_000_000)
-        text = _("%(time)s UTC: %(n)s of %(key)s, by %(rule)s") % {
+        requests = ngettext("%(n)s request", "%(n)s requests", row.denied) % {"n": f"{row.denied:,}"}
+        text = _("%(time)s UTC: %(rule)s refused %(requests)s of %(key)s") % {
             "time": f"{start:%H:%M}–{moment((row.start + QUARTER) * 1_000_000):%H:%M}",
-            "n": f"{row.denied:,}",
+            "requests": requests,
             "key": f"{row.key} ({row.account})" if row.account else row.key,
-            "rule": names.get(row.rule) or _("rule %(number)s, which was deleted") % {"number": row.rule},
+            "rule": _refusing(row.rule, names),
         }
         # Some texts in the ledger are not keys, and requests without an account are counted in one sum.
         has_page = row.account and typed_key(row.key) == row.key

@@ -310,7 +310,9 @@ class TestUndoing:
         pk = row.pk
         row.delete()
         url = undo_url(model.history.filter(id=pk).latest())
-        assert "Undo: add" in text(admin_client.get(url))
+        said = text(admin_client.get(url))
+        assert "Undo: add" in said
+        assert ("The plan comes back without its included quantities and prices" in said) == (model is Plan)
         assert admin_client.post(url, {"_confirmed": "1"}).status_code == 302
         assert getattr(model.objects.get(pk=pk), name) == former
         assert [record.history_type for record in model.history.filter(id=pk).order_by("-history_id")[:2]] == ["+", "-"]
