@@ -19,7 +19,7 @@ from ratelimits.admin.changes.rows import changed_rows
 from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.row_files.page import RowFiles
 from ratelimits.admin.suggestions import KeySuggestions, RowSuggestions
-from ratelimits.admin.typed import TypedNumbers
+from ratelimits.admin.typed import MOMENTS, TypedNumbers
 from ratelimits.algorithms.wording import amount
 from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, PlanPrice, Rule
 
@@ -134,6 +134,7 @@ class PlanMembershipAdmin(KeySuggestions, InspectedAdmin, RowFiles, RowSuggestio
     search_fields = ["key", "plan__name"]
     autocomplete_fields = ["plan"]
     fields = ["key", "plan", "valid_from", "valid_until"]
+    formfield_overrides = MOMENTS
 
     def inspected(self, row: PlanMembership) -> tuple[str, str]:
         """Return the key of a membership. The second text is "": a membership does not name an account."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from datetime import time, timedelta
 from threading import Barrier
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import connections
 from django.test import Client
+from django.utils import timezone
 
 from ratelimits.models import KeyOverride, Plan, PlanMembership, Rule
 from tests.admin.test_rules import BUCKET, errors
@@ -85,6 +87,18 @@ def test_what_ended_does_not_block_what_is_new(admin_client: Client, url: str) -
     assert admin_client.post(url, {**typed, **ended}).status_code == 302
     assert admin_client.post(url, typed).status_code == 302
     assert "key" in errors(admin_client.post(url, typed))
+
+
+@pytest.mark.parametrize(("url", "model"), [(OVERRIDES, KeyOverride), (MEMBERSHIPS, PlanMembership)])
+def test_a_time_without_a_date_is_today_or_tomorrow(admin_client: Client, url: str, model: Any) -> None:
+    rule()
+    plan = Plan.objects.create(name="Pro", slug="pro")
+    typed = {"key": "user:42", "rule": "burst", "capacity": "5", "mode": "", "plan": plan.pk}
+    assert "In the time zone UTC." in admin_client.get(url).content.decode()
+    assert admin_client.post(url, {**typed, "valid_until_1": "23:59:59"}).status_code == 302
+    until = model.objects.get().valid_until
+    assert until.time() == time(23, 59, 59)
+    assert timedelta(0) < until - timezone.now() <= timedelta(days=1)
 
 
 @pytest.mark.parametrize(("url", "model"), [(OVERRIDES, KeyOverride), (MEMBERSHIPS, PlanMembership)])

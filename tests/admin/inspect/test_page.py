@@ -300,6 +300,10 @@ class TestRefusals:
         assert f"Refused at this time ({day} UTC) You asked for 12:04. Refusals of more than 24 hours ago" in said
         assert f"{day} UTC: 40 refused by burst" in said
         assert "Nothing was refused in this span" in text(html(admin_client, "user:2", account="acme", at=typed))
+        for at in (typed, f"{day} 12:04"):
+            address = text(html(admin_client, "203.0.113.9", at=at))
+            assert "No refusal by a block is known for this time. Refusals by rules are not known" in address
+            assert "Nothing was refused" not in address
         of_account = html(admin_client, "account:acme", at=typed)
         assert f"7 refused by burst: {row.sentence()}, user:1" in text(of_account)
         for wrong in ("25:00", "9999-12-31 23:59", "yesterday", "0001-01-01"):
