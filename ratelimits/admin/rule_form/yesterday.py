@@ -103,7 +103,7 @@ def _answer(after: ReplayResult, kind: str) -> str:
     """Return the answer to "would this rule have hurt anyone" in one sentence."""
     every, refused = _counted(kind, len(after.requests)), len(after.refused)
     if not refused:
-        return _("No: the rule would have refused no request of %(keys)s.") % {"keys": every}
+        return _("No: none of %(keys)s would have been refused.") % {"keys": every}
     text = _("Yes: %(n)s of %(keys)s would have been refused at least once.")
     return text % {"n": f"{refused:,}", "keys": every}
 

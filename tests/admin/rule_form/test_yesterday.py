@@ -83,7 +83,7 @@ def test_it_says_who_would_have_been_refused_and_how_often(admin_client: Client)
         "admitted, and so billed": "5 requests",
     }
     nobody = text(admin_client.post(URL, {**WINDOW, "capacity": "5"}))
-    assert "No: the rule would have refused no request of 3 keys." in nobody
+    assert "No: none of 3 keys would have been refused." in nobody
     assert "would have refused nobody" in nobody
     asked(4, 3, keys={"account": "account:acme"})
     of_account = text(admin_client.post(URL, {**WINDOW, "key_kind": "account"}))
