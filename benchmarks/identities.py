@@ -58,7 +58,7 @@ def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
     from ratelimits.engine.server import current_server
     from ratelimits.models import Rule
     from ratelimits.models.versions import editing
-    from ratelimits.quota import checking
+    from ratelimits.quota import checking, from_memory
 
     rows = [
         ours.row("user", "month", "admitted"),
@@ -91,7 +91,7 @@ def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
     with away(redis_server):
         phase("away", lambda: None)
     current_server().wire.client.close()
-    checking.denials.clear()
+    from_memory.denials.clear()
     claims = [
         claim
         for name, one in phases.items()

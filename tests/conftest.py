@@ -197,13 +197,13 @@ def _empty_server(_steward: redis.Redis) -> None:
     """Give every test an empty server, and a process that has nothing left to send."""
     from ratelimits import logs
     from ratelimits.engine.server import isolate
-    from ratelimits.quota import checking
+    from ratelimits.quota import checking, from_memory
 
     isolate("")  # a test that was rolled back had its own keys
     logs.forget()
     checking.breaker.succeeded()
-    checking.denials.clear()
-    checking.sender.flush()  # after what its thread was just sending
+    from_memory.denials.clear()
+    from_memory.sender.flush()  # after what its thread was just sending
     _steward.flushall()
 
 

@@ -24,7 +24,7 @@ from ratelimits.engine.server import Server, current_server
 from ratelimits.identity import Identity
 from ratelimits.models import Access, Rule
 from ratelimits.models.versions import editing
-from ratelimits.quota import checking as quota
+from ratelimits.quota import checking as quota, from_memory
 from ratelimits.quota.deny_cache import DenyCache
 from ratelimits.quota.prefetch import spending
 from ratelimits.quota.prefetch.permits import PrefetchedPermits
@@ -264,7 +264,7 @@ def refusals_sent(count: int, commands: Callable[[], int]) -> int:
     before = commands()
     for _ in range(count):
         assert not quota.check(REFUSED, "refused", "GET").allowed
-    quota.sender.flush()
+    from_memory.sender.flush()
     return commands() - before
 
 
@@ -304,13 +304,13 @@ def blocked_sent(count: int, client: redis.Redis) -> dict[str, float]:
     check = blocked_check()
     check()
     # A new connection sends commands of its own, such as CLIENT SETINFO. So both connections are made before.
-    quota.sender.flush()
+    from_memory.sender.flush()
     with client.client() as this_client, client.monitor() as monitor:
         began = time.process_time()
         for _ in range(count):
             assert check()
         seconds = time.process_time() - began
-        quota.sender.flush()
+        from_memory.sender.flush()
         this_client.echo("the end")
         sent: list[str] = []
         while "the end" not in (one := monitor.next_command())["command"]:

@@ -17,7 +17,7 @@ from ratelimits.logs import bounded
 from ratelimits.quota import finishing
 from ratelimits.quota.answers import observing
 from ratelimits.quota.answers.answer import Answer
-from ratelimits.quota.checking import by_row
+from ratelimits.quota.from_memory import by_row
 from ratelimits.quota.prepared import commands_by
 from ratelimits.quota.standings import UNAVAILABLE, Choice, run_uncounted
 from ratelimits.rules import Selection, Snapshot

@@ -13,23 +13,21 @@ from django.db.models.signals import post_migrate
 from redis.exceptions import ResponseError
 
 from ratelimits import rules
-from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.engine import Decision, Lost, Stale, Unanswered, Unavailable
 from ratelimits.engine.call import Call
 from ratelimits.engine.decide import adecide_call, decide_call
-from ratelimits.engine.publish import publications
 from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.breaker import Breaker, NodeUnavailable
 from ratelimits.engine.transport.connection import Interrupted
 from ratelimits.identity import Identity
 from ratelimits.logs import bounded
 from ratelimits.models import testcase
-from ratelimits.quota import access, process_totals, without_decision
+from ratelimits.quota import access, from_memory, process_totals, without_decision
 from ratelimits.quota.answers import observing
-from ratelimits.quota.answers.answer import ONE_ITEM, ONE_REQUEST, PASSED, Answer
+from ratelimits.quota.answers.answer import ONE_REQUEST, PASSED, Answer
 from ratelimits.quota.costs import valid
-from ratelimits.quota.deny_cache import Denied, DenyCache, Sender
+from ratelimits.quota.from_memory import denials
 from ratelimits.quota.prefetch import spending
 from ratelimits.quota.prefetch.permits import Fetch, PrefetchedPermits
 from ratelimits.quota.prepared import (
@@ -42,7 +40,7 @@ from ratelimits.quota.prepared import (
     without_version,
 )
 from ratelimits.quota.restoring import from_ledger
-from ratelimits.rules import AccessRow, RulesUnavailable, Selection, Snapshot
+from ratelimits.rules import RulesUnavailable, Selection, Snapshot
 from ratelimits.signals import request_refused
 
 logger = bounded(__name__)
@@ -59,21 +57,6 @@ _new = tuple.__new__
 
 breaker = Breaker()
 breaker.on_change = observing.breaker_changed
-denials = DenyCache()
-
-
-def _load_version(version: int) -> None:
-    """Load the rules of a version that Redis reported when it counted refusals.
-
-    A process that only repeats refusals asks Redis for no decisions. So it learns of an edit only in this way.
-    """
-    try:
-        rules.reload(version)
-    except RulesUnavailable as error:
-        logger.warning("Version %s of the rules cannot be read, the current ones stay in force: %s", version, error)
-
-
-sender = Sender(denials, current_server, _load_version, access.take)
 
 
 def _begin_test(**kwargs: object) -> None:
@@ -128,7 +111,7 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
     cache_key: tuple[object, ...] = identity, scope, method, at_once
     cache_key = cache_key if costs is ONE_REQUEST else (*cache_key, *costs.items())
     if denials.known and cache_key in denials.known and (denied := denials.look(cache_key)) is not None:
-        return _repeated(denied)
+        return from_memory.repeated(denied)
     prepared = None
     try:
         for attempt in _ATTEMPTS:
@@ -141,8 +124,8 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
                     return chosen
                 ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
             prepared, _costs, fetch, permits, blocked, _decides = ready
-            if blocked is not None and (commands.has_own_edits or not _reread(commands)):
-                return _blocked(blocked, prepared)
+            if blocked is not None and (commands.has_own_edits or not from_memory.reread(commands)):
+                return from_memory.blocked(blocked, prepared)
             if permits is not None:
                 spent = permits.spend()
                 if spent is not None:
@@ -196,7 +179,7 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
     cache_key: tuple[object, ...] = identity, scope, method, at_once
     cache_key = cache_key if costs is ONE_REQUEST else (*cache_key, *costs.items())
     if denials.known and cache_key in denials.known and (denied := denials.look(cache_key)) is not None:
-        return _repeated(denied)
+        return from_memory.repeated(denied)
     prepared = None
     try:
         for attempt in _ATTEMPTS:
@@ -209,8 +192,8 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
                     return chosen
                 ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
             prepared, _costs, fetch, permits, blocked, _decides = ready
-            if blocked is not None and (commands.has_own_edits or not await _areread(commands)):
-                return _blocked(blocked, prepared)
+            if blocked is not None and (commands.has_own_edits or not await from_memory.areread(commands)):
+                return from_memory.blocked(blocked, prepared)
             if permits is not None:
                 spent = permits.spend()
                 if spent is not None:
@@ -267,7 +250,7 @@ def _chosen(
     costs: Mapping[str, int],
 ) -> Answer | Selection:
     """Return the answer of a request's block or allow. If the request has neither, return the rules that apply."""
-    answer = by_row(commands, identity, costs)
+    answer = from_memory.by_row(commands, identity, costs)
     if answer is not None:
         return answer
     selection = snapshot.select(scope, method, identity)
@@ -283,7 +266,7 @@ async def _achosen(
     costs: Mapping[str, int],
 ) -> Answer | Selection:
     """Do the same as `_chosen`, in async code."""
-    answer = await _aby_row(commands, identity, costs)
+    answer = await from_memory.aby_row(commands, identity, costs)
     if answer is not None:
         return answer
     selection = await rules.aselect(snapshot, scope, method, identity)
@@ -300,7 +283,7 @@ def _by_newer_row(
     """
     if selection.version in (None, snapshot.version):
         return None
-    return by_row(commands_by(rules.current()), identity, costs, again=False)
+    return from_memory.by_row(commands_by(rules.current()), identity, costs, again=False)
 
 
 def _answer(decision: Decision, ready: PreparedCommand, cache_key: tuple[object, ...], identity: Identity) -> Answer:
@@ -316,7 +299,7 @@ def _answer(decision: Decision, ready: PreparedCommand, cache_key: tuple[object,
         process_totals.admitted(identity.account, costs, reply[8])
         wait = decision.wait if prepared.waits else 0.0
         return _new(Answer, (True, decision, prepared, 0.0, wait, False, None))
-    return _refused(decision, prepared, cache_key)
+    return from_memory.refused(decision, prepared, cache_key)
 
 
 def _prefetched(
@@ -356,88 +339,6 @@ async def _aprefetched(
     answer = _answer(decision, ready, cache_key, identity)
     await spending.asend(permits, prefetch, decision)
     return answer
-
-
-def _refused(decision: Decision, prepared: Prepared, cache_key: tuple[object, ...]) -> Answer:
-    seconds = conf.DENY_CACHE_SECONDS
-    # Store a refusal only if the rules have a version. Without a version, Redis cannot report that they have changed.
-    if seconds > 0 and decision.call.version is not None:
-        sender.start()
-        denials.keep(cache_key, decision, seconds, prepared)
-    return Answer(False, decision, prepared, decision.retry_after)
-
-
-def _blocked(decision: Decision, prepared: Prepared) -> Answer:
-    """Return the refusal of a rule with capacity 0. Count it like a repeated refusal, because Redis is not asked."""
-    denials.count(decision)
-    sender.start()
-    return Answer(False, decision, prepared, None)
-
-
-def by_row(
-    commands: PreparedCommands, identity: Identity, costs: Mapping[str, int] = ONE_REQUEST, *, again: bool = True
-) -> Answer | None:
-    """Return the answer of a request's block or allow, and count the request; None if it has neither.
-
-    Redis is not asked. If `again` is true and this process has edited rules since it read them, first read them again.
-    """
-    snapshot = commands.snapshot
-    assert snapshot is not None
-    row = snapshot.access(identity)
-    if row is None:
-        return None
-    if again and not commands.has_own_edits and _reread(commands):
-        return by_row(commands_by(rules.current()), identity, costs, again=False)
-    if access.count(row, snapshot, identity, ONE_ITEM if costs is ONE_REQUEST else tuple(costs.items())):
-        sender.start()
-        process_totals.start()
-    return commands.row_answers.get(row.pk) or _answer_of_row(commands, row)
-
-
-def _answer_of_row(commands: PreparedCommands, row: AccessRow) -> Answer:
-    """Return the answer of a block or allow. Store it for the next request, unless it says when the block ends."""
-    seconds = access.seconds_left(row) if row.blocks and row.status == access.TOO_MANY else None
-    answer = Answer(not row.blocks, None, None, seconds if row.blocks else 0.0, 0.0, False, row)
-    if seconds is None:
-        commands.row_answers[row.pk] = answer
-    return answer
-
-
-async def _aby_row(commands: PreparedCommands, identity: Identity, costs: Mapping[str, int]) -> Answer | None:
-    """Do the same as `by_row`, in async code."""
-    if commands.has_own_edits or not commands.snapshot or commands.snapshot.access(identity) is None:
-        return by_row(commands, identity, costs, again=False)
-    if await _areread(commands):
-        commands = commands_by(await rules.acurrent())
-    return by_row(commands, identity, costs, again=False)
-
-
-def _reread(commands: PreparedCommands) -> bool:
-    """Read the rules again after this process has edited some. Return whether they differ from those of `commands`."""
-    commands.publications = publications()
-    try:
-        return rules.reload() is not commands.snapshot
-    except RulesUnavailable as error:
-        logger.warning("The rules cannot be read again, the current ones stay in force: %s", error)
-        return False
-
-
-async def _areread(commands: PreparedCommands) -> bool:
-    """Do the same as `_reread`, in async code."""
-    commands.publications = publications()
-    try:
-        return await rules.areload() is not commands.snapshot
-    except RulesUnavailable as error:
-        logger.warning("The rules cannot be read again, the current ones stay in force: %s", error)
-        return False
-
-
-def _repeated(denied: Denied) -> Answer:
-    """Return the answer of a repeated refusal. Subtract the time that has passed from its retry_after."""
-    retry_after = denied.decision.retry_after
-    if retry_after is not None:
-        retry_after = max(retry_after - (denials.clock() - denied.since), 1 / MICROSECONDS)
-    return Answer(False, denied.decision, denied.payload, retry_after)
 
 
 def _note(error: BaseException, identity: Identity, costs: Mapping[str, int]) -> None:

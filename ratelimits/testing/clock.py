@@ -11,7 +11,7 @@ from django.test.utils import TestContextDecorator
 from ratelimits import rules
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.engine.clock import clock
-from ratelimits.quota import checking, without_decision
+from ratelimits.quota import from_memory, without_decision
 from ratelimits.testing import namespace
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -58,7 +58,7 @@ class frozen_quota_clock(TestContextDecorator):  # noqa: N801  (it is used as a 
         self._at = _aware(at) if at is not None else None
         self._ends: list[Callable[[], None]] = []
 
-    def __enter__(self) -> FrozenClock:  # type: ignore[override]  # the stubs know only the settings
+    def __enter__(self) -> FrozenClock:  # type: ignore[override]  # django-stubs types this only for override_settings
         return self.enable()
 
     def enable(self) -> FrozenClock:
@@ -81,8 +81,8 @@ class frozen_quota_clock(TestContextDecorator):  # noqa: N801  (it is used as a 
         """Stop the clock at a moment (µs since 1970 UTC). If it is None, let the clock run."""
         clock.frozen = at
         rules.use_clock(None if at is None else clock.now)
-        checking.denials.clear()
-        checking.denials.clock = without_decision.local.clock = (
+        from_memory.denials.clear()
+        from_memory.denials.clock = without_decision.local.clock = (
             time.monotonic if at is None else lambda: clock.now() / MICROSECONDS
         )
         without_decision.local.clear()

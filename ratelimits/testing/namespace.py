@@ -8,7 +8,7 @@ from ratelimits import rules
 from ratelimits.conf import conf
 from ratelimits.engine.server import isolate, test_suffix
 from ratelimits.models.testcase import tests
-from ratelimits.quota import checking
+from ratelimits.quota import from_memory
 from ratelimits.testing.server import start_server_if_needed
 
 
@@ -35,5 +35,5 @@ def enter() -> Callable[[], None]:
 
 def _forget() -> None:
     """Forget what this process remembers about requests in another namespace."""
-    checking.denials.clear()
+    from_memory.denials.clear()
     rules.forget()

@@ -21,7 +21,7 @@ from ratelimits.embedded import free_port
 from ratelimits.identity import Identity
 from ratelimits.models import Access, Account, Alert, KeyOverride, KeyReset, KeyTotal, Plan, ProcessTotal
 from ratelimits.models.status.totals import DAY, QUARTER, SUMS, newest_days
-from ratelimits.quota import access, checking
+from ratelimits.quota import access, checking, from_memory
 from tests.support.entry_points import Clock, away, begin_afresh
 from tests.support.rows import rule
 
@@ -351,7 +351,7 @@ class TestResets:
         page, response = confirmed(client, RESET, {**TYPED[RESET], "rule": "day"})
         assert "day user:1 0 2" in text(page)
         assert response["Location"] == RESETS
-        checking.denials.clear()
+        from_memory.denials.clear()
         assert checking.check(who).allowed
         row = KeyReset.objects.get()
         assert (row.account, row.reason, str(row.by)) == ("1", "asked", "user0")

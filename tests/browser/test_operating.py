@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ratelimits.models import Access
-from ratelimits.quota import checking
+from ratelimits.quota import from_memory
 from tests.browser.conftest import Customer, OpenPage, staff
 from tests.support.eventually import until
 from tests.support.reports.invoices import spend
@@ -29,7 +29,7 @@ def test_the_inspector_says_why_a_key_is_refused_and_leads_to_its_reset(admin_pa
     page = admin_page
     rule("hourly", "fixed_window", capacity=2, period=3600, window_start="first_hit", key_kind="api_key", bills=True)
     assert [customer.ask(page) for _ in range(5)] == [200, 200, 429, 429, 429]
-    checking.sender.flush()  # the refusals that were repeated from memory
+    from_memory.sender.flush()  # the refusals that were repeated from memory
     flow()
     page.get_by_role("link", name="Why was a request refused?").click()
     page.get_by_label("Key, account, user name, address, or a part of one").fill("mobile")

@@ -25,7 +25,7 @@ from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.models import Line, Rule
 from ratelimits.outbound import permits
-from ratelimits.quota import checking, operating
+from ratelimits.quota import checking, from_memory, operating
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.receipts import refund, settle
 from ratelimits.simulate.trial import try_rule
@@ -65,7 +65,7 @@ def everything() -> None:
     Rule.objects.filter(name="token-bucket").update(capacity=1)
     answers += [checking.check(WHO, "token_bucket") for _ in range(3)]
     assert (answers[-1].decision is not None, answers[-1].allowed) == (True, False)
-    checking.sender.flush()
+    from_memory.sender.flush()
     true, refunded = (Request(checking.check(WHO, "fixed_window")) for _ in range(2))
     assert settle(true, {"requests": 3}) is not None
     assert refund(refunded) is not None

@@ -21,7 +21,7 @@ from ratelimits.engine.publish import publications
 from ratelimits.identity import Identity
 from ratelimits.middleware import QuotaMiddleware
 from ratelimits.models import Access, Account, DurabilityGap, ProcessTotal, Rule
-from ratelimits.quota import access, checking, prepared, process_totals
+from ratelimits.quota import access, checking, from_memory, prepared, process_totals
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.usage.process_totals import fold
 from ratelimits.usage.process_totals import write as write_totals
@@ -73,7 +73,7 @@ class TestDeciding:
         # The thread that sends the counts may have run meanwhile; but nothing asks for a decision.
         counting = f"EVALSHA {Count.script.sha.decode()}"
         assert [one for one in commands if "EVALSHA" in one and not one.startswith(counting)] == []
-        checking.sender.flush()
+        from_memory.sender.flush()
         assert counted(redis_client) == {"d requests 0 acme api_key:9 1": 6}
 
     def test_an_allow_exempts_from_every_rule_and_is_not_counted_as_usage(
@@ -84,7 +84,7 @@ class TestDeciding:
         row = allow()
         answers = [check(WHO, costs={"requests": 1, "tokens": 50}) for _ in range(3)]
         assert [(one.allowed, one.headers(), one.wait) for one in answers] == [(True, {}, 0.0)] * 3
-        checking.sender.flush()
+        from_memory.sender.flush()
         assert not [name for name in counted(redis_client) if name.startswith("a")]
         row.end("over")
         assert not check(WHO).allowed
@@ -147,7 +147,7 @@ class TestEdits:
         assert check(WHO).access is not None
         of_another_process(lambda: row.end("over"))
         assert check(WHO).access is not None
-        checking.sender.flush()
+        from_memory.sender.flush()
         answer = check(WHO)
         assert (answer.allowed, answer.access) == (True, None)
 
@@ -180,7 +180,7 @@ class TestCounting:
         block("203.0.113.0/24")
         for who in (WHO, Identity(address="ip:203.0.113.7"), Identity(address="ip:203.0.113.8")):
             check(who, costs={"tokens": 20})
-        checking.sender.flush()
+        from_memory.sender.flush()
         assert counted(redis_client) == {
             "d tokens 0 acme api_key:9 n": 1,
             "d tokens 0 acme api_key:9 u": 20,
@@ -223,9 +223,9 @@ class TestCounting:
         caches = settings.CACHES
         away(settings, free_port())
         checking.check(WHO)
-        checking.sender.flush()
+        from_memory.sender.flush()
         settings.CACHES = caches
-        checking.sender.flush()
+        from_memory.sender.flush()
         assert counted(redis_client) == {"d requests 0 acme api_key:9 1": 1}
 
 

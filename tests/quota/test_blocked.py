@@ -18,7 +18,7 @@ from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.engine.publish import publications
 from ratelimits.identity import Identity
 from ratelimits.models import Account, KeyOverride, Rule
-from ratelimits.quota import checking, prepared
+from ratelimits.quota import checking, from_memory, prepared
 from ratelimits.quota.answers.answer import Answer
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.support.entry_points import Clock, away, begin_afresh, counted
@@ -54,7 +54,7 @@ class TestCapacityZero:
         assert fields["RateLimit"] == '"closed";r=0'
         assert '"closed";q=0' in fields["RateLimit-Policy"]
         assert "Retry-After" not in fields
-        checking.sender.flush()
+        from_memory.sender.flush()
         assert counted(redis_client) == {f"d requests {row.pk} acme api_key:9 1": 6}
         row.delete()
         after = check(WHO)
@@ -66,7 +66,7 @@ class TestCapacityZero:
         rule(capacity=2, rate="0.000001")
         assert [check(WHO).allowed for _ in range(2)] == [True, True]
         Rule.objects.update(capacity=0)
-        checking.denials.clear()
+        from_memory.denials.clear()
         assert [check(WHO).allowed for _ in range(6)] == [False] * 6
         Rule.objects.update(capacity=3)
         assert [check(WHO).allowed for _ in range(2)] == [True, False]
@@ -80,7 +80,7 @@ class TestCapacityZero:
         Rule.objects.update(capacity=3)
         prepared.commands_by(known).publications = published + 1
         assert not check(WHO).allowed
-        checking.sender.flush()
+        from_memory.sender.flush()
         assert check(WHO).allowed
 
     def test_an_override_of_zero_blocks_one_key_and_a_cost_of_nothing_passes(self, check: Check) -> None:

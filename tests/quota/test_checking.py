@@ -17,7 +17,7 @@ from ratelimits.engine.keys import Keyspace, shard_of
 from ratelimits.engine.transport.breaker import FAILURES, PAUSE
 from ratelimits.identity import Identity
 from ratelimits.models import Account, ConfigVersion, KeyOverride, Rule
-from ratelimits.quota import checking, prepared, process_totals
+from ratelimits.quota import checking, from_memory, prepared, process_totals
 from ratelimits.quota.answers.answer import Answer
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.support.engine.proxy import Proxy
@@ -261,7 +261,7 @@ class TestEdits:
         Rule.objects.update(capacity=100)
         clock.now += 0.6
         assert check(WHO).allowed
-        checking.sender.flush()
+        from_memory.sender.flush()
         assert counted(redis_client)[f"d requests {row.pk} acme api_key:9 1"] == 2
 
     def test_a_version_that_the_database_does_not_have_is_decided_by_the_rules_that_it_has(

@@ -17,7 +17,7 @@ from ratelimits.embedded import free_port
 from ratelimits.identity import Identity
 from ratelimits.models import Access, Account, KeyOverride, KeyReset, KeyTotal, Plan
 from ratelimits.models.status.totals import DAY, SUMS, newest_days
-from ratelimits.quota import access, checking
+from ratelimits.quota import access, checking, from_memory
 from ratelimits.quota.operating import NothingDoneError, identity_of
 from ratelimits.rules.grants import grant, planned
 from tests.support.entry_points import Clock, away, begin_afresh
@@ -48,7 +48,7 @@ def refused(*arguments: str) -> tuple[str, int]:
 
 
 def spend(who: Identity = WHO, **more: Any) -> list[bool]:
-    checking.denials.clear()
+    from_memory.denials.clear()
     return [checking.check(who, **more).allowed for _ in range(3)]
 
 

@@ -20,7 +20,7 @@ from ratelimits.engine.server import current_server
 from ratelimits.engine.spent import CountSpent
 from ratelimits.identity import Identity
 from ratelimits.models import KeyOverride, Rule
-from ratelimits.quota import checking, prepared, process_totals, receipts
+from ratelimits.quota import checking, from_memory, prepared, process_totals, receipts
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.prefetch import spending
 from ratelimits.quota.prefetch.permits import Fetch, PrefetchedPermits
@@ -83,7 +83,7 @@ class TestPrefetch:
         row = ahead(capacity=50, bills=True)
         assert sum(check(WHO).allowed for _ in range(60)) == 50
         spending.send_and_give_back(everything=True)
-        checking.sender.flush()
+        from_memory.sender.flush()
         assert counted(redis_client) == {
             f"a requests {row.pk} acme api_key:9 1": 50,
             f"d requests {row.pk} acme api_key:9 1": 10,
@@ -137,7 +137,7 @@ class TestPrefetch:
 
         monkeypatch.setattr(PrefetchedPermits, "take", beside_others)
         for _ in range(3):
-            checking.denials.clear()
+            from_memory.denials.clear()
             answer = check(WHO)
             assert (answer.allowed, answer.unavailable) == (False, False)
 
@@ -211,7 +211,7 @@ class TestPrefetch:
         permits = prefetched()
         assert sum(check(other, costs={"requests": 91}).allowed for _ in range(2)) == 1
         permits._size = 8
-        checking.denials.clear()
+        from_memory.denials.clear()
         assert sum(check(WHO).allowed for _ in range(2)) == 2
         spending.send_and_give_back(everything=True)
         fields = {name: count for name, count in counted(redis_client).items() if "api_key:9" in name}

@@ -12,7 +12,7 @@ from django.db.backends.utils import CursorWrapper
 from ratelimits import rules
 from ratelimits.conf import DEFAULTS
 from ratelimits.engine.transport.breaker import Breaker
-from ratelimits.quota import checking, process_totals, without_decision
+from ratelimits.quota import checking, from_memory, process_totals, without_decision
 from ratelimits.quota.fallback import LocalLimiter
 from ratelimits.quota.prefetch import spending
 from tests.support.raw import RawRedis
@@ -37,7 +37,7 @@ def begin_afresh(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(spending._background, "_work", lambda: None)
     monkeypatch.setattr(checking, "breaker", Breaker(clock))
     monkeypatch.setattr(without_decision, "local", LocalLimiter(clock))
-    monkeypatch.setattr(checking.denials, "clock", clock)
+    monkeypatch.setattr(from_memory.denials, "clock", clock)
     spending.clear()
     process_totals._begin()
     rules.forget()

@@ -18,7 +18,7 @@ from rest_framework.viewsets import ViewSet
 from project.models import ApiKey
 from ratelimits.embedded import free_port
 from ratelimits.models import Account, KeyOverride, Rule
-from ratelimits.quota import checking
+from ratelimits.quota import from_memory
 from ratelimits.throttling import QuotaThrottle
 from tests.support.entry_points import Clock, away, begin_afresh, counted
 from tests.support.raw import RawRedis
@@ -197,7 +197,7 @@ class TestScopes:
         assert [client.head("/scoped/").status_code for _ in range(2)] == [200, 200]
         assert client.get("/scoped/").status_code == 429
         assert client.head("/scoped/").status_code == 429
-        checking.sender.flush()
+        from_memory.sender.flush()
         assert counted(redis_client) == {
             "a requests 0 - anonymous 1": 2,
             f"d requests {row.pk} - anonymous 1": 2,
@@ -320,4 +320,4 @@ def test_a_view_may_do_without(client: APIClient, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(View, "get", lambda self, request: Response({}))
     assert [client.get("/plain/").status_code for _ in range(3)] == [200] * 3
     assert counted(redis_client) == {}
-    assert checking.denials.take() == []
+    assert from_memory.denials.take() == []

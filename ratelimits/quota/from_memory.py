@@ -1,0 +1,124 @@
+"""Answer requests from the memory of this process, without asking Redis.
+
+These are the requests of a block or an allow, those that a rule with capacity 0 refuses, and those that Redis refused
+shortly before. Their number is sent to Redis once a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ratelimits import rules
+from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.conf import conf
+from ratelimits.engine import Decision
+from ratelimits.engine.publish import publications
+from ratelimits.engine.server import current_server
+from ratelimits.identity import Identity
+from ratelimits.logs import bounded
+from ratelimits.quota import access, process_totals
+from ratelimits.quota.answers.answer import ONE_ITEM, ONE_REQUEST, Answer
+from ratelimits.quota.deny_cache import Denied, DenyCache, Sender
+from ratelimits.quota.prepared import Prepared, PreparedCommands, commands_by
+from ratelimits.rules import AccessRow, RulesUnavailable
+
+logger = bounded(__name__)
+
+denials = DenyCache()
+
+
+def _load_version(version: int) -> None:
+    """Load the rules of a version that Redis reported when it counted refusals.
+
+    A process that only repeats refusals asks Redis for no decisions. So it learns of an edit only in this way.
+    """
+    try:
+        rules.reload(version)
+    except RulesUnavailable as error:
+        logger.warning("Version %s of the rules cannot be read, the current ones stay in force: %s", version, error)
+
+
+sender = Sender(denials, current_server, _load_version, access.take)
+
+
+def repeated(denied: Denied) -> Answer:
+    """Return the answer of a repeated refusal. Subtract the time that has passed from its retry_after."""
+    retry_after = denied.decision.retry_after
+    if retry_after is not None:
+        retry_after = max(retry_after - (denials.clock() - denied.since), 1 / MICROSECONDS)
+    return Answer(False, denied.decision, denied.payload, retry_after)
+
+
+def refused(decision: Decision, prepared: Prepared, cache_key: tuple[object, ...]) -> Answer:
+    """Return the answer to a request that Redis refused. Store it, so that the next refusals need no call."""
+    seconds = conf.DENY_CACHE_SECONDS
+    # Store a refusal only if the rules have a version. Without a version, Redis cannot report that they have changed.
+    if seconds > 0 and decision.call.version is not None:
+        sender.start()
+        denials.keep(cache_key, decision, seconds, prepared)
+    return Answer(False, decision, prepared, decision.retry_after)
+
+
+def blocked(decision: Decision, prepared: Prepared) -> Answer:
+    """Return the refusal of a rule with capacity 0. Count it like a repeated refusal, because Redis is not asked."""
+    denials.count(decision)
+    sender.start()
+    return Answer(False, decision, prepared, None)
+
+
+def by_row(
+    commands: PreparedCommands, identity: Identity, costs: Mapping[str, int] = ONE_REQUEST, *, again: bool = True
+) -> Answer | None:
+    """Return the answer of a request's block or allow, and count the request; None if it has neither.
+
+    Redis is not asked. If `again` is true and this process has edited rules since it read them, first read them again.
+    """
+    snapshot = commands.snapshot
+    assert snapshot is not None
+    row = snapshot.access(identity)
+    if row is None:
+        return None
+    if again and not commands.has_own_edits and reread(commands):
+        return by_row(commands_by(rules.current()), identity, costs, again=False)
+    if access.count(row, snapshot, identity, ONE_ITEM if costs is ONE_REQUEST else tuple(costs.items())):
+        sender.start()
+        process_totals.start()
+    return commands.row_answers.get(row.pk) or _answer_of_row(commands, row)
+
+
+def _answer_of_row(commands: PreparedCommands, row: AccessRow) -> Answer:
+    """Return the answer of a block or allow. Store it for the next request, unless it says when the block ends."""
+    seconds = access.seconds_left(row) if row.blocks and row.status == access.TOO_MANY else None
+    answer = Answer(not row.blocks, None, None, seconds if row.blocks else 0.0, 0.0, False, row)
+    if seconds is None:
+        commands.row_answers[row.pk] = answer
+    return answer
+
+
+async def aby_row(commands: PreparedCommands, identity: Identity, costs: Mapping[str, int]) -> Answer | None:
+    """Do the same as `by_row`, in async code."""
+    if commands.has_own_edits or not commands.snapshot or commands.snapshot.access(identity) is None:
+        return by_row(commands, identity, costs, again=False)
+    if await areread(commands):
+        commands = commands_by(await rules.acurrent())
+    return by_row(commands, identity, costs, again=False)
+
+
+def reread(commands: PreparedCommands) -> bool:
+    """Read the rules again after this process has edited some. Return whether they differ from those of `commands`."""
+    commands.publications = publications()
+    try:
+        return rules.reload() is not commands.snapshot
+    except RulesUnavailable as error:
+        logger.warning("The rules cannot be read again, the current ones stay in force: %s", error)
+        return False
+
+
+async def areread(commands: PreparedCommands) -> bool:
+    """Do the same as `reread`, in async code."""
+    commands.publications = publications()
+    try:
+        return await rules.areload() is not commands.snapshot
+    except RulesUnavailable as error:
+        logger.warning("The rules cannot be read again, the current ones stay in force: %s", error)
+        return False
