@@ -24,23 +24,24 @@ _SUMS = ("admitted_requests", "admitted_units", "denied_requests", "shadow_reque
 _CHUNK = 32
 
 
-def tally(progress: Progress | None = None) -> int:
+def tally(progress: Progress | None = None, *, wait: bool = False) -> int:
     """Add all batches that are not tallied yet to the totals. Return the number of these batches.
 
-    `progress` gets a stage that counts the shards.
+    `progress` shows how many shards are done. If another process has locked a shard, it is tallying this shard or
+    closing its periods. Then wait for this process if `wait` is true; otherwise leave the shard out.
     """
     using, count = conf.DATABASE, 0
     untallied = ShardState.objects.using(using).filter(position__gt=F("tallied"))
     shards = list(untallied.values_list("shard", flat=True))
     for shard in (progress or Progress()).counted("shards", shards, len(shards)):
-        while tallied := _tally_shard(using, shard):
+        while tallied := _tally_shard(using, shard, wait=wait):
             count += tallied
     return count
 
 
-def _tally_shard(using: str, shard: int) -> int:
+def _tally_shard(using: str, shard: int, *, wait: bool) -> int:
     with transaction.atomic(using=using, durable=True):
-        state = ShardState.lock(using, shard, wait=False)
+        state = ShardState.lock(using, shard, wait=wait)
         if state is None or state.tallied >= state.position:
             return 0
         rows = Batch.objects.using(using).filter(shard=shard, position__gt=state.tallied).order_by("position")

@@ -1,20 +1,24 @@
-"""Test a database whose transactions take their lock only at the first write, as SQLite's do by default."""
+"""Test locks of shards, and a database whose transactions take their lock only at the first write, as SQLite's do."""
 
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from django.db import connection
+from django.core.management import call_command
+from django.db import connection, transaction
 from django.db.models import F
 
-from ratelimits.models import Batch, ProcessTotal, QuarantinedBatch, ShardState
+from ratelimits.models import Batch, PeriodUsage, ProcessTotal, QuarantinedBatch, ShardState
 from ratelimits.reports.closing.close import finalise
 from ratelimits.usage import process_totals, resolve
 from ratelimits.usage.drain import drain
@@ -58,6 +62,35 @@ def others_write() -> Iterator[list[str]]:
             yield written
     finally:
         wrapper.transaction_mode = mode
+
+
+def test_a_command_waits_for_a_shard_that_a_worker_has_locked() -> None:
+    use()
+    seal()
+    drain()
+    locked, released = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with transaction.atomic(durable=True):
+            ShardState.lock("default", Batch.objects.get().shard)
+            locked.set()
+            released.wait(30)
+        connection.close()
+
+    def command() -> None:
+        call_command("ratelimits_finalise", "--open", stdout=StringIO())
+        connection.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        worker = pool.submit(work)
+        assert locked.wait(30)
+        ran = pool.submit(command)
+        with suppress(TimeoutError):
+            ran.result(timeout=0.2)  # without waiting it ends here, and the usage is in no total
+        released.set()
+        worker.result()
+        ran.result()
+    assert PeriodUsage.objects.count() == 1
 
 
 @pytest.mark.parametrize("way", [resolve.accept, resolve.discard])

@@ -45,6 +45,6 @@ class Command(ExplainedCommand):
                 self.stdout.write(self.style.WARNING(f"{outcome.name.lower()}: {count}"))
         if options["rebuild_totals"]:
             with shown(self) as progress:
-                tally(progress)
+                tally(progress, wait=True)
                 span_totals.rebuild(conf.DATABASE, int(time.time()), progress)
             self.stdout.write("The totals of the status page were computed again.")

@@ -43,7 +43,7 @@ class Command(ExplainedCommand):
         parser.add_argument("--reason", help="with --force: the reason")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        tally()
+        tally(wait=True)
         if options["force"]:
             self._force(options)
             return
