@@ -187,9 +187,9 @@ def test_a_lost_reply_counts_nothing_twice(
     ahead(on_failure="deny")
     for _ in range(6):
         assert check(WHO).allowed
-    proxy.lose.set()
+    proxy.cut.set()
     spending.send_and_give_back()
-    proxy.lose.clear()
+    proxy.cut.clear()
     for _ in range(3):
         spending.send_and_give_back()
     assert admitted(redis_client) == 6
