@@ -25,7 +25,7 @@ def _quota_server() -> None:
         from ratelimits.embedded import ServerStartError
         from ratelimits.testing import start_server_if_needed
 
-        with suppress(ServerStartError):  # The tests that need a server say so.
+        with suppress(ServerStartError):  # A test that needs the server fails with this error.
             start_server_if_needed()
 
 

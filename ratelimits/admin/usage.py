@@ -126,7 +126,7 @@ class BatchAdmin(ReadOnlyAdmin):
     ) -> tuple[QuerySet[Any], bool]:
         """Search for the batches of an incarnation.
 
-        The search names all shards, because the index of the table starts with the shard.
+        The condition of the query lists all shards, because the index of the table starts with the shard.
         """
         if not search_term:
             return queryset, False
@@ -161,7 +161,7 @@ class LineAdmin(InspectedAdmin, AccountSearch, ReadOnlyAdmin):
     list_select_related = ["batch"]
     search_help_text = _(
         "Search for a whole account (its identifier or its name), for a whole key that was used in the last three days,"
-        " or for an account, a space and a key. At most 10,000 lines are listed."
+        " or for an account and a key with a space between them. At most 10,000 lines are listed."
     )
     sortable_by = ()
     ordering = ["-id"]
@@ -196,8 +196,8 @@ class LineAdmin(InspectedAdmin, AccountSearch, ReadOnlyAdmin):
     ) -> tuple[QuerySet[Any], bool]:
         """Search for the lines of an account, or of one key of the account.
 
-        The search names the billing periods of the account's usage, because the index of the table starts with the
-        billing period.
+        The condition of the query lists the billing periods of the account's usage, because the index of the table
+        starts with the billing period.
         """
         if not search_term:
             return queryset, False

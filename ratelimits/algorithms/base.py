@@ -134,7 +134,10 @@ class Algorithm(ABC):
         return None
 
     def record_form(self, params: Params) -> str:
-        """Return the name of the usual form of the state's record, as the Lua file lists it; "" if it lists none."""
+        """Return the name of the layout that the state's record usually has; "" if none is usual.
+
+        The algorithm's Lua file describes each layout in a line "--@record <name> ...".
+        """
         return ""
 
     def month_at(self, moment: int) -> tuple[int, int] | None:

@@ -200,8 +200,8 @@ def load(
 
     With `delete`, delete plans and rules that the document does not have. If the entry of a plan has no currency or no
     prices, do not change the plan's currency or prices. `reason` is written to the history of each changed rule.
-    `progress` gets a stage that counts the rules. Raise RefusedError, and change nothing, if a plan or a rule is not
-    valid.
+    `progress` shows how many rules are done. If a plan or a rule is not valid, change nothing and raise
+    RefusedError.
     """
     problems: list[str] = []
     with editing(using):

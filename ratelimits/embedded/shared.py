@@ -25,7 +25,8 @@ from typing import Any
 
 from ratelimits.embedded import START_SECONDS, EmbeddedServer, ServerStartError, answers, valkey_binary
 
-#: Seconds for which the server goes on without a process that uses it. A web server needs less time to reload its code.
+#: Seconds for which the server goes on after the last process that used it has ended. A web server that reloads its
+#: code starts again sooner, so it finds the server still running.
 LINGER = 60.0
 _LOOK_INTERVAL = 1.0
 
@@ -49,7 +50,7 @@ def shared_url(directory: Path) -> str:
 @cache
 def own_url() -> str:
     """Return the URL of a server for this process alone, such as a test run. Its data is deleted with the process."""
-    binary = valkey_binary("start the server that CACHES names")
+    binary = valkey_binary("start the server whose address is in CACHES")
     directory = Path(tempfile.mkdtemp(prefix="ratelimits-"))
     server = EmbeddedServer(directory, aof=True, binary=binary)
     owner = os.getpid()

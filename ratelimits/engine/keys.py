@@ -65,8 +65,8 @@ def ledger_name(text: str) -> str:
     """Return the name of an account, a key or a meter in Redis, the ledger and the reports.
 
     Usually this is the text itself. For a text that has more than LONGEST_NAME characters, and for ANONYMOUS, return
-    the kind and a digest. Replace characters that some databases cannot store by U+FFFD. The ledger name of a ledger
-    name is the same name.
+    the kind and a digest. Replace characters that some databases cannot store by U+FFFD. Calling
+    this function with its own result returns the same name.
     """
     if len(text) <= LONGEST_NAME and text.isascii() and "\0" not in text and text != ANONYMOUS:
         return text
@@ -77,7 +77,8 @@ def ledger_name(text: str) -> str:
 def quoted(text: str) -> str:
     """Return the ledger name of a text, with special characters quoted as in a URL.
 
-    The result is a part of the name of a usage counter. There '|' separates the parts, and '#' marks other fields.
+    The result is a part of the name of a usage counter. In such a name '|' separates the parts. The hash that has these
+    counters also has fields that are no counters: their names begin with '#'.
     """
     return text if _PLAIN.fullmatch(text) else _quote(text)
 
@@ -88,7 +89,7 @@ def _quote(text: str) -> str:
 
 
 def own_name(letter: str, name: str) -> str:
-    """Return the part that stands for the limit in the name of an own key. An own key belongs to one limit alone.
+    """Return the part that names the limit in an own key: a Redis key that belongs to one limit alone.
 
     This part begins with the letter of the limit's algorithm, because algorithms store their states in different forms.
     """
@@ -144,7 +145,7 @@ class Keyspace:
         return self.prefix(shard) + SHARD_KEYS["sealed"]
 
     def prefetched(self, shard: int) -> str:
-        """Return the key of a hash: the prefetches of which not all requests may be counted (see engine/spent.py)."""
+        """Return the key of a hash: the prefetches whose requests may not all be counted yet (see engine/spent.py)."""
         return self.prefix(shard) + "prefetched"
 
     def batch(self, shard: int, identity: str) -> str:

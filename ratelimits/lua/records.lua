@@ -16,9 +16,10 @@ local function scan(raw)
   return pos == #raw + 1 and starts or nil
 end
 
--- Returns a packed state with other records, and its expiry in seconds. `records` has for a name the new record as
--- bytes, or false if the record is to be removed. New records are appended in the order of `names`. Leaves out records
--- that have expired at `now`. Returns nil if no record is left.
+-- Returns the packed state `raw` with some records replaced, added or removed, and its new expiry in seconds. `records`
+-- has for a name the new record as bytes, or false if the record is to be removed. A record whose name `raw` already
+-- has is replaced in its place. The others are appended in the order of `names`. Leaves out records that have expired
+-- at `now`. Returns nil if no record is left.
 --@rarely
 local function rewrite(raw, names, records, now)
   local out, latest, pos = {}, 0, 5

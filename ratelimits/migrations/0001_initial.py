@@ -51,7 +51,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('shard', models.PositiveIntegerField(primary_key=True, serialize=False, verbose_name='shard')),
                 ('position', models.BigIntegerField(default=0, help_text="Position in the shard's chain of batches.", verbose_name='position')),
-                ('terms', models.CharField(blank=True, help_text='Configuration version and thresholds at that time.', max_length=200, verbose_name='terms')),
+                ('terms', models.CharField(blank=True, help_text='Configuration version and thresholds with which usage was checked.', max_length=200, verbose_name='terms')),
                 ('since', models.BigIntegerField(help_text='Periods that had ended at this moment get no alerts.', verbose_name='since (µs)')),
             ],
             options={
@@ -189,7 +189,7 @@ class Migration(migrations.Migration):
                 ('period', models.BigIntegerField(verbose_name='billing period (start, in s)')),
                 ('period_end', models.BigIntegerField(verbose_name='billing period (end, in s)')),
                 ('threshold', models.PositiveIntegerField(help_text='In percent.', validators=[django.core.validators.MinValueValidator(1)], verbose_name='threshold')),
-                ('basis', models.CharField(choices=[('included', 'what the plan includes'), ('limit', "the rule's limit")], max_length=10, verbose_name='of')),
+                ('basis', models.CharField(choices=[('included', 'what the plan includes'), ('limit', "the rule's limit")], max_length=10, verbose_name='percentage of')),
                 ('used', models.BigIntegerField(help_text='Units used when the alert was raised.', verbose_name='used')),
                 ('quantity', models.BigIntegerField(help_text='Units that are 100 percent.', verbose_name='quantity')),
                 ('raised_at', models.DateTimeField(auto_now_add=True, verbose_name='raised at')),

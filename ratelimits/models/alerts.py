@@ -116,7 +116,7 @@ class Alert(models.Model):
     threshold = models.PositiveIntegerField(
         _("threshold"), validators=[MinValueValidator(1)], help_text=_("In percent.")
     )
-    basis = models.CharField(_("of"), max_length=10, choices=Basis.choices)
+    basis = models.CharField(_("percentage of"), max_length=10, choices=Basis.choices)
     used = models.BigIntegerField(_("used"), help_text=_("Units used when the alert was raised."))
     quantity = models.BigIntegerField(_("quantity"), help_text=_("Units that are 100 percent."))
     raised_at = models.DateTimeField(_("raised at"), auto_now_add=True)
@@ -198,7 +198,10 @@ class AlertState(models.Model):
         _("position"), default=0, help_text=_("Position in the shard's chain of batches.")
     )
     terms = models.CharField(
-        _("terms"), max_length=200, blank=True, help_text=_("Configuration version and thresholds at that time.")
+        _("terms"),
+        max_length=200,
+        blank=True,
+        help_text=_("Configuration version and thresholds with which usage was checked."),
     )
     since = models.BigIntegerField(_("since (µs)"), help_text=_("Periods that had ended at this moment get no alerts."))
 

@@ -1,4 +1,4 @@
-"""Key strings such as "api_key:9f3c": their kinds, their form, and their shard of the configuration."""
+"""Key strings such as "api_key:9f3c": their kinds, their form, and the part of the configuration that they are in."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ COUNTED: dict[str, frozenset[str]] = {
 def network_key(address: str, ipv4_prefix: int, ipv6_prefix: int) -> str:
     """Return the key of the network that contains an address: "ip:203.0.113.0/24" for "ip:203.0.113.9".
 
-    `address` itself is the key of an IPv4 address, or of an IPv6 network with the prefix length 64. If `address` cannot
-    be read, return it unchanged.
+    `address` is a key too: of an IPv4 address, or of an IPv6 network with the prefix length 64. If `address` cannot be
+    read, return it unchanged.
     """
     host, _slash, _length = address[3:].partition("/")
     try:
@@ -73,7 +73,10 @@ def address_in(key: str) -> str:
 
 
 def key_shard(key: str) -> int:
-    """Return the number of the configuration's shard that has the rows about a key."""
+    """Return the number of the part of the configuration that has the rows about a key.
+
+    Overrides, memberships and accounts are divided by key into KEY_SHARDS parts. These are not the shards of usage.
+    """
     return crc32(key.encode()) % KEY_SHARDS
 
 

@@ -1,4 +1,4 @@
-"""Events for the billing system Lago: each request has a batch of events, and Lago accepts all of them or none.
+"""Events for the billing system Lago: an HTTP request has several events, and Lago accepts all of them or none.
 
 See https://docs.getlago.com/api-reference/events/batch.
 """

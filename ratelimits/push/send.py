@@ -64,7 +64,7 @@ def send(
 ) -> Counter[str]:
     """Send deliveries until none is due, a failure pauses the receiver, or `max_seconds` have passed.
 
-    Return how many deliveries changed to each state. `progress` gets a stage that counts them.
+    Return how many deliveries changed to each state. `progress` shows how many are done.
     """
     begin, last_give_up = monotonic(), float("-inf")
     changed: Counter[str] = Counter()

@@ -59,7 +59,7 @@ class PushStatus:
 
 
 def status(receiver: Receiver, now: datetime, progress: Progress | None = None) -> PushStatus:
-    """Return the state of a receiver. `progress` gets a stage that counts the reports that are tried."""
+    """Return the state of a receiver. `progress` shows how many reports were tried."""
     rows = PushDelivery.objects.using(conf.DATABASE).filter(receiver=receiver.name)
     sums = rows.order_by("state").values_list("state").annotate(Count("pk"), Sum("overage"))
     state = PushReceiver.objects.using(conf.DATABASE).filter(name=receiver.name).first()

@@ -3,8 +3,8 @@
 A refusal is repeated until its retry_after has passed, but for at most DENY_CACHE_SECONDS. An edit, a reset or a refund
 that would admit the request takes effect after this time at the latest.
 
-Redis does not count the repeated refusals, and it is not asked about limits with capacity 0. This module counts the
-refusals of both kinds. It sends their numbers to Redis every second and when the process ends.
+Redis counts neither repeated refusals nor refusals by a limit with capacity 0, because it is not asked about them. This
+module counts both. It sends their numbers to Redis every second and when the process ends.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def send(server: Server, counted: list[Counted], on_version: Callable[[int], obj
             if isinstance(error, NotSent):
                 unsent += group
             else:
-                logger.error("Refusals that this process repeated may not be counted as denied: %s", error)
+                logger.error("It is not known whether some refusals of this process were counted as denied: %s", error)
     if version and on_version is not None:
         on_version(version)
     return unsent

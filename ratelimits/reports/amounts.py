@@ -4,7 +4,7 @@ The price of a period depends only on the period's total quantities. The amount 
 version minus the price before it. So all versions together cost the price of the final quantities.
 
 An account may have had several names in a period. The reports of these names share one price: the report that is
-finalised first contains the fees, and each later report adds only the difference to the new price.
+finalised first contains the fees. Each later report has only the amount by which it makes the price higher or lower.
 
 Amounts are exact. Each period's price is rounded once, half to even, to the minor unit of its currency.
 """
@@ -51,8 +51,8 @@ def prices_of(record: RecordedPrices) -> dict[str, Price]:
 def billing_period_of(report: Report, period: str) -> str:
     """Return the billing period in which usage that was counted under `period` is priced.
 
-    `period` and the result are starts of periods (s since 1970 UTC, as text). They differ only if usage was counted
-    under periods that overlap: such periods are one billing period.
+    `period` and the result are starts of periods (s since 1970 UTC, as text). They differ only if Redis counted usage
+    in periods that overlap, after the account's billing day or time zone was edited. Such periods are priced as one.
     """
     billing_period: str = report.prices.get("members", {}).get(period, period)
     return billing_period
@@ -77,7 +77,7 @@ def recorded_prices(
 ) -> dict[str, RecordedPrices]:
     """Return the prices that a report version uses. The keys are starts of periods (s since 1970 UTC, as text).
 
-    A period keeps the prices of its first report, even if another name of the account has this first report.
+    A period keeps the prices of its first report, also if this report was made under another name of the account.
     `prices_at_end` are the prices at the end of the report's period. Only the first version of the report uses them,
     and only for this period.
     """
@@ -185,7 +185,7 @@ def meter_amounts(report: Report) -> Iterator[MeterAmount]:
             yield MeterAmount(period, meter, before, after, amount, record["currency"])
 
 
-def price_of(record: RecordedPrices, totals: Mapping[str, int]) -> Decimal:
+def rounded_price(record: RecordedPrices, totals: Mapping[str, int]) -> Decimal:
     """Return the rounded price of a period; `totals` are the period's units by meter."""
     return rounded(added(price.of(totals[meter]) for meter, price in prices_of(record).items()), record["digits"])
 
@@ -193,7 +193,7 @@ def price_of(record: RecordedPrices, totals: Mapping[str, int]) -> Decimal:
 def amount_added(record: RecordedPrices, quantities: Mapping[str, BeforeAndAfter]) -> Decimal:
     """Return the rounded price of a period after a version, minus the rounded price before this version."""
     digits, prices = record["digits"], prices_of(record)
-    after = price_of(record, {meter: quantities[meter][1] for meter in prices})
+    after = rounded_price(record, {meter: quantities[meter][1] for meter in prices})
     before = rounded(
         added(price.of(quantities[meter][0]) for meter, price in prices.items() if quantities[meter][0] is not None),
         digits,

@@ -1,8 +1,9 @@
-"""Find the limit of a report line: the number of its rule, or of the override that was in force.
+"""Find the limit of a report line: the rule's capacity, or its rate if it has no capacity, as overrides set it.
 
 A line names the account of its requests, and only one of their keys: the API key; without an API key the user; without
 a user the address. But the requests may have had an override for another of their keys, for example for the user of an
-API key. If this is possible, or if the limit changed during the time of the line, the limit is empty.
+API key. If it is not clear which override applied, or if the limit changed during the time of the line, the limit is
+empty.
 """
 
 from __future__ import annotations
@@ -47,7 +48,11 @@ class _Override:
     numbers: Mapping[str, Any]
 
     def is_in_force(self, at: int, version: int) -> bool:
-        """Return whether the override was in force at a moment, for usage counted under a version of the rules."""
+        """Return whether this state of the override was in force at a moment, for usage of this version of the rules.
+
+        From `next_version` on, a later edit has replaced this state. For usage of a version that is older than this
+        state, the state was in force only from the moment of the edit on.
+        """
         since = self.since if self.version <= version else max(self.since, self.made)
         return version < self.next_version and since <= at < self.until
 
@@ -92,8 +97,9 @@ class Limits:
         )
         unnamed_kinds = _unnamed_kinds(kind, counted_kind)
         if unnamed_kinds and self._first_unnamed(rule.name, unnamed_kinds) <= version:
-            # There were overrides for keys that the line does not name. The line's version shows which of them applied,
-            # but only if this version edited one such override, and neither the rule nor another override.
+            # There were overrides for keys that the line does not name. The line's version is the newest version among
+            # the rule and the overrides that applied. So if exactly one of these overrides has this version, and if
+            # neither the rule nor an override of a named key has it, then this override applied.
             unnamed = self._unnamed_edits(rule.name, unnamed_kinds, version)
             named_versions = (override.version for override in (*for_key, *for_account))
             if len(unnamed) != 1 or version in (rule.version, *named_versions):
@@ -150,8 +156,8 @@ def _single_limit(rule: Any, group: Mapping[str, Any], overrides: Sequence[_Over
             numbers |= override.numbers
         newest = max((override.version for override in in_force), default=0)
         limits.setdefault(newest, set()).add(_number(rule, numbers))
-    # The line's span consists of whole bins. In a part of this span, another version of the configuration may have been
-    # in force, but none of the line's usage is from that part.
+    # The line's span consists of whole bins, and the line's version may have been in force in only a part of the span.
+    # All usage of the line is from this part. So only the limits of this version count.
     if version in limits and version != rule.version:
         candidates = limits[version]
     else:
@@ -160,7 +166,7 @@ def _single_limit(rule: Any, group: Mapping[str, Any], overrides: Sequence[_Over
 
 
 def _number(rule: Any, numbers: Mapping[str, Any]) -> str:
-    """Return the capacity as text; the rate if there is no capacity. Ignore numbers that the rule cannot have."""
+    """Return the capacity as text; the rate if there is no capacity. Ignore `numbers` if the rule cannot have them."""
     try:
         if not numbers.keys() <= set(fields_of(rule.algorithm)):
             numbers = {}

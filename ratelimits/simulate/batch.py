@@ -24,7 +24,7 @@ Reply = tuple[int, ...]
 
 # With a virtual clock, the script uses neither the nonce nor the run of the server. So they may have any value.
 _NONCE, _RUN, _LEASE = b"0", "virtual", "."
-#: The arguments of a command between its Redis keys and its request.
+#: The arguments of a command between its Redis keys and the bytes that describe the request.
 _NONCE_AND_RUN = bulks(_NONCE, f"0 {_RUN}".encode())
 # Each request has its own times and its own cost. In the bytes of a request, the times (now and timeout) are at the
 # start, and the cost is at the end. There lua/decide.lua reads them.
@@ -54,7 +54,7 @@ class CommandMaker:
     """Makes commands of a program with a virtual clock.
 
     Most bytes of a command are made only once. For each command, only the times, the key, the cost and the lease are
-    put in. All terms of the program must have the key 0 and the slot 0.
+    put in. All terms of the program must have the `key` 0 and the `slot` 0: they use the only key and the only cost.
     """
 
     def __init__(self, keyspace: Keyspace, program: Program) -> None:
@@ -111,7 +111,7 @@ class CommandMaker:
 
 
 def _with_any_run(command: bytes, run: str) -> bytes:
-    """Return the command. The run of the server is not part of it, because the clock is virtual."""
+    """Return the command unchanged. With a virtual clock, a command does not depend on the run of the server."""
     return command
 
 

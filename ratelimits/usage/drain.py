@@ -75,8 +75,8 @@ def drain(now: int | None = None, progress: Progress | None = None) -> Drained:
 
     A watermark is the moment before which all usage of a shard is in the ledger.
 
-    `now` is µs since 1970 UTC, by default this machine's clock. `progress` gets a stage for each server, which counts
-    the batches. Raise NotFencedError if the server could still lose the batches that were read. Raise
+    `now` is µs since 1970 UTC, by default this machine's clock. For each server, `progress` shows how many
+    batches are done. Raise NotFencedError if the server could still lose the batches that were read. Raise
     redis.exceptions.RedisError if the server does not answer, or if it refuses a shard. In the second case all other
     shards were drained. After any error, the next drain writes the batches that are not in the ledger yet.
     """

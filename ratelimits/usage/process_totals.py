@@ -40,8 +40,8 @@ FOLDED = ("admitted", "blocked", "exempt")
 _GAPS = {"unanswered": GapKind.UNKNOWN, "unmetered": GapKind.UNMETERED, "unreported": GapKind.UNREPORTED}
 #: Errors that the database or its driver raises if a value cannot be stored.
 _REFUSED = (DataError, ValueError, OverflowError)
-#: A process sends its last number within a second after its permits have ended. If the record still exists after LATE
-#: seconds, the process was killed, or it cannot reach Redis.
+#: Within a second after its permits expire, a process sends how many of them it spent, and the record is deleted. If
+#: the record still exists LATE seconds later, the process was killed, or it cannot reach Redis.
 LATE = 30
 
 logger = logging.getLogger(__name__)
@@ -129,10 +129,10 @@ def _declare(using: str, kind: str, account: str, start: int) -> None:
 
 
 def declare_unreported(server: Server, shards: Sequence[int], now: int | None = None) -> int:
-    """Declare the requests of processes that were killed. Return the number of prefetches. The shards have one server.
+    """Declare the requests of processes that were killed. Return the number of prefetches.
 
-    `now` is µs since 1970 UTC, by default the server's time. A shard that the server refuses is left out: the next
-    drain asks again.
+    All `shards` must be on one server. `now` is µs since 1970 UTC, by default the server's time. If the server answers
+    for a shard with an error, this shard is left out, and the next drain asks again.
     """
     client = server.wire.client_of(server.keyspace, shards[0])
     with client.pipeline(transaction=False) as pipeline:
@@ -149,7 +149,7 @@ def declare_unreported(server: Server, shards: Sequence[int], now: int | None = 
             continue
         rows = [_total(name, one) for name, meters in records.items() for one in meters if one.requests > 0]
         if rows:
-            # The name of a prefetch is the name of its process. So nothing is declared twice.
+            # The name of the prefetch is stored in the column `process`. So a prefetch is not declared twice.
             store(conf.DATABASE, rows)
             logger.warning("Shard %02d: processes ended without counting requests with prefetched permits", shard)
         client.hdel(server.keyspace.prefetched(shard), *records)

@@ -94,7 +94,7 @@ def expire(using: str, now: int) -> int:
 def rebuild(using: str, now: int, progress: Progress | None = None) -> None:
     """Delete all totals, and calculate them again from the lines that were tallied. Drains wait meanwhile.
 
-    `progress` gets a stage that counts the kinds of totals.
+    `progress` shows how many kinds of totals are done.
     """
     with transaction.atomic(using=using, durable=True):
         states = ShardState.objects.using(using)

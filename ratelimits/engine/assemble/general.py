@@ -1,10 +1,14 @@
-"""Make the text of a general script. Calls with very many limits use it, and calls of new shapes after many others.
+"""Make the text of a general script.
+
+Two kinds of calls use it: calls with very many limits, and calls of a new shape in a process that has already made
+scripts for very many shapes.
 
 It decides like the script of a shape, and it is made from the same template and the same files. But the limits are in a
 list, and each part is in a loop over this list. So one script is enough for all limits. It needs one more argument, the
-*layout* of the call: '<I2I2I2', the numbers of heads and of meters, and the number of the key `open`. Then for each
-limit '<BBI2I2B': algorithm, slot of its cost, number of the key with its record, number of its first own key (0: none),
-and a sum: 1 for a shadow limit, 2 if the limit has its own longest wait, 4 * LimitShape.lasting.
+*layout* of the call. It begins with '<I2I2I2': how many heads and meters the call has, and the position of the key
+`open` in KEYS. Then it has for each limit '<BBI2I2B': the algorithm's code, the slot of the cost, the position in KEYS
+of the key with the record, and of the first own key (0: none), and a sum. The sum has 1 for a shadow limit, 2 for a
+limit with a longest wait of its own, and 4 * LimitShape.lasting.
 """
 
 from __future__ import annotations
@@ -91,7 +95,7 @@ class GeneralText(ScriptText):
 
     def do_preamble(self) -> Iterator[str]:
         yield "local head_count, meter_count, open_key, layout_at = read_struct('<I2I2I2', ARGV[5])"
-        yield "local rules_at -- where the rules of the limits are in ARGV[4]"
+        yield "local rules_at -- the position in ARGV[4] at which the rules of the limits begin"
         yield from self.functions()
         yield "-- Returns whether the head of a shard differs from the expected one."
         yield "local function heads_differ(got)"

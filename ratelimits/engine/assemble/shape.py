@@ -8,13 +8,13 @@ from ratelimits.algorithms.base import Algorithm
 
 
 class LimitShape(NamedTuple):
-    """What a script knows about one limit. Numbers of KEYS begin at 1.
+    """What a script knows about one limit. Positions begin at 1.
 
     form       the name of the usual form of the limit's record; "" if there is no usual form
-    slot       the position of the cost, from 1
-    state_key  the number of the Redis key with the limit's record
-    own_key    the number of the limit's first own key; 0 if the limit has no own key
-    waits      whether the limit has its own longest wait
+    slot       the position of the cost among the costs of the call
+    state_key  the position in KEYS of the key with the limit's record
+    own_key    the position in KEYS of the limit's first own key; 0 if the limit has no own key
+    waits      whether the limit says itself how long a request may wait for it
     lasting    when the state is restored from the ledger. 0: never. 1: if Redis may have lost counts of this limit.
                2: in the case of 1, and if there is no state
     """
@@ -36,7 +36,7 @@ class Shape(NamedTuple):
     heads      the number of heads
     costs      the number of costs
     meters     the number of meters
-    open_key   the number of the Redis key `open`
+    open_key   the position in KEYS of the key `open`
     virtual    whether the clock is virtual, so that nothing expires
     at_once    whether a request that would have to wait is refused
     whole      whether a whole receipt is refunded

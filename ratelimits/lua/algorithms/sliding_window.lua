@@ -1,8 +1,8 @@
 -- sliding_window (7): a window of N buckets, as in LeapArray of Alibaba's Sentinel. A bucket has the permits that were
 -- spent in a time of the length `width` (µs). The bucket for the time t has the index floor(t / width). When a new
--- bucket begins, the oldest bucket leaves the window. The bucket before the window, number N+1, is partly outside of
--- the window and partly inside. If `weighted` is 1, the share of its permits that is inside is counted. Otherwise this
--- bucket is not counted.
+-- bucket begins, the oldest bucket leaves the window. The newest bucket is not over yet. So the last N * width µs also
+-- contain a part of the bucket that left last, number N+1. If `weighted` is 1, the same share of its permits is
+-- counted. Otherwise this bucket is not counted.
 --@params * width buckets weighted - - capacity
 --@record counts I7 last I7 stored_width I7 stored_newest c# stored_counts
 -- The record has the moment of the last charge, the width, and the index of the newest bucket at that moment. Then it has
@@ -13,7 +13,7 @@
 -- Returns the count of a bucket; 1 is the newest.
 local function count_at(counts, number) return (struct.unpack('<I6', counts, 6 * number - 5)) end
 
--- Returns the counts with another count of one bucket. A count has six bytes, so it is at most 2^47.
+-- Returns the counts with the count of one bucket replaced. A count is cut to 2^47, so that it fits into six bytes.
 local function with_count(counts, number, count)
   local bytes = struct.pack('<I6', count < 140737488355328 and count or 140737488355328)
   return string.sub(counts, 1, 6 * number - 6) .. bytes .. string.sub(counts, 6 * number + 1)
@@ -33,8 +33,8 @@ local function slide(counts, steps)
   return string.rep('\0', zeros) .. string.sub(counts, 1, #counts - zeros)
 end
 
--- Returns the counts for buckets of another width or another number. Adds each old count to the new bucket that
--- contains the start of the old bucket. If this new bucket is outside of the window, adds the count to the oldest
+-- Returns the counts for buckets of another width, or for more or fewer buckets. Adds each old count to the new bucket
+-- that contains the start of the old bucket. If this new bucket is outside of the window, adds the count to the oldest
 -- bucket inside.
 --@rarely
 local function rebucket(counts, old_newest, old_width, newest, width, buckets, weighted)
@@ -133,8 +133,8 @@ function sliding.refund(l)
     local amount = math.min(to_refund, count)
     l.counts, to_refund = with_count(l.counts, i, count - amount), to_refund - amount
     if i <= l.buckets then l.sum = l.sum - amount end
-    -- Also change the counts that will be stored. Their buckets are still those of the last charge, because the
-    -- clock may step back before the next charge.
+    -- Also change the counts that will be stored. A refund leaves them at the moment of the last charge: if the clock
+    -- steps back before the next charge, no bucket has left too early.
     if stored_position > 0 then
       l.stored_counts = with_count(l.stored_counts, stored_position, count_at(l.stored_counts, stored_position) - amount)
     end

@@ -89,7 +89,7 @@ def never_recorded(model: type[Versioned], using: str) -> models.QuerySet[Any]:
 def adopt(edit: Edit, reason: str, progress: Progress | None = None) -> list[str]:
     """Adopt, as part of an edit, all rows that differ from the history. Return one line of text for each of them.
 
-    `progress` gets a stage for each model, which counts these rows.
+    For each model, `progress` shows how many of these rows are done.
     """
     return [line for model in MODELS for line in _adopt(model, edit, reason, progress or Progress())]
 

@@ -67,7 +67,7 @@ def finalise_each(
     the watermarks of the account's shards have passed the period's end plus GRACE_SECONDS. `now` is µs since 1970 UTC,
     by default this machine's clock. If an account cannot be closed, this is logged, and other accounts are closed.
     Yield a result after each transaction, so that memory does not grow with the number of accounts. A second call
-    changes nothing. `progress` gets a stage that counts the accounts.
+    changes nothing. `progress` shows how many accounts are done.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
@@ -185,8 +185,8 @@ def shards_of(using: str, names: list[str]) -> dict[str, list[int]]:
 def locked_with(using: str, shards: Mapping[str, list[int]]) -> list[int]:
     """Return the shards to lock for closing these accounts, sorted.
 
-    They are the shards of the accounts, and the shards of their other names. The names of one account share an
-    allowance, so two of them must not be closed at the same time.
+    An account whose identifier was edited has several names, perhaps in several shards. Its names share one allowance,
+    so periods of two of them must not be closed at the same time. So return the shards of all these names.
     """
     shards_of_accounts = {shard for group in shards.values() for shard in group}
     history: Any = Account.history

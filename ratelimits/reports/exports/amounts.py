@@ -1,4 +1,4 @@
-"""Write charges as CSV and JSON: the columns of rows, and also the account's name, the currency and amounts."""
+"""Write charges as CSV and JSON: the columns of a report row, then the account's name, the currency and amounts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ratelimits.reports.exports.schema import priced_schema, schema_id
 from ratelimits.reports.rows import COLUMNS as ROW_COLUMNS
 from ratelimits.reports.rows import MOMENTS, QUANTITIES, VERSION, Charge, names
 
-#: The columns that files with amounts have after the columns of rows.
+#: The columns that files with amounts have after the columns of a report row.
 MONEY = ("account_name", "currency", "unit_price", "amount", "report_total")
 COLUMNS = (*ROW_COLUMNS, *MONEY)
 #: Columns that never contain a formula, because their values are not texts.

@@ -15,7 +15,7 @@ from ratelimits.conf import conf
 from ratelimits.models import Adjustment, ReportLine
 from ratelimits.pricing.money import ZERO
 from ratelimits.reports.adjusting import start_of
-from ratelimits.reports.amounts import billed, price_of, priced_together
+from ratelimits.reports.amounts import billed, priced_together, rounded_price
 from ratelimits.reports.billing_periods import BillingPeriod
 from ratelimits.reports.build import Allowance
 from ratelimits.reports.closing.account import Closing
@@ -96,7 +96,7 @@ class _State:
         """Return the price of the overage that the allowance has now."""
         over, meters = self.allowance.over, self.prices["meters"]
         totals = {meter: over.get(meter, 0) + self.overage_of_other_names[meter] for meter in meters}
-        return price_of(self.prices, totals)
+        return rounded_price(self.prices, totals)
 
 
 def effect_of(adjustment: Adjustment, using: str | None = None) -> Effect:

@@ -93,7 +93,7 @@ TABLES = {
 
 
 def counted(progress: Progress | None, what: str, rows: QuerySet[Any]) -> Iterator[Any]:
-    """Yield the rows. If `progress` is given, it gets a stage that counts them."""
+    """Yield the rows. If `progress` is given, it shows how many were read."""
     found = rows.iterator(CHUNK)
     return found if progress is None else progress.counted(what, found, rows.count())
 

@@ -59,7 +59,7 @@ def prune(using: str, before: int, directory: Path, progress: Progress | None = 
     """Move batches to files if all their usage is in periods that started before `before` (s since 1970 UTC).
 
     Also delete the process totals of that time: finalised reports already contain the comparison with the ledger.
-    `progress` gets a stage that counts the shards. Raise ArchiveError if one of these periods is not finalised. If a
+    `progress` shows how many shards are done. Raise ArchiveError if one of these periods is not finalised. If a
     call was interrupted at any point, call again.
     """
     _refuse_open(PeriodUsage.objects.using(using).filter(period__lt=before))

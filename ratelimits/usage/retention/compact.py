@@ -48,8 +48,8 @@ class Compacted:
 def compact(progress: Progress | None = None) -> Iterator[Compacted]:
     """Join the batches of every hour that ended at least an hour before the shard's watermark.
 
-    Yield a result for each joined batch. Hours that were joined before are not changed again. `progress` gets a stage
-    that counts the shards.
+    Yield a result for each joined batch. Hours that were joined before are not changed again. `progress` shows how
+    many shards are done.
     """
     using = conf.DATABASE
     shards = list(ShardState.objects.using(using).order_by("shard").values_list("shard", "watermark"))
