@@ -33,7 +33,7 @@ def unreported(using: str, **filters: Any) -> QuerySet[Adjustment]:
 def check(adjustments: Iterable[Adjustment]) -> None:
     """Raise ValueError if an adjustment is larger than the admin form allows.
 
-    A sum of such quantities may be too large for a column of the database.
+    A sum of such quantities can be too large for a column of the database.
     """
     for adjustment in adjustments:
         if abs(adjustment.quantity) > MAX_PERMITS:
@@ -60,7 +60,7 @@ def of_open_periods(using: str, start: int, end: int, **filters: Any) -> dict[tu
 
 
 class NotDecidedError(ValueError):
-    """Raised if a person may not approve or refuse an adjustment; the message says why."""
+    """Raised if a person cannot approve or refuse an adjustment; the message says why."""
 
 
 def approve(adjustment: Adjustment, by: Any) -> None:

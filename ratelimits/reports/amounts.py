@@ -1,10 +1,11 @@
-"""Compute the amounts of a report version: the cost of its lines, at the prices of the account's plan.
+"""Compute the amounts of a report version: what its lines cost at the prices of the account's plan.
 
 The price of a period depends only on the period's total quantities. The amount of a version is the price after this
 version minus the price before it. So all versions together cost the price of the final quantities.
 
-An account may have had several names in a period. The reports of these names share one price: the report that is
-finalised first contains the fees. Each later report has only the amount by which it makes the price higher or lower.
+An account can have several names in one period, if it was renamed. The reports of these names share one price: the
+report that is finalised first contains the fees. Each later report has only the amount by which it makes the price
+higher or lower.
 
 Amounts are exact. Each period's price is rounded once, half to even, to the minor unit of its currency.
 """
@@ -77,9 +78,9 @@ def recorded_prices(
 ) -> dict[str, RecordedPrices]:
     """Return the prices that a report version uses. The keys are starts of periods (s since 1970 UTC, as text).
 
-    A period keeps the prices of its first report, also if this report was made under another name of the account.
+    A period keeps the prices of its first report, even if this report was made under another name of the account.
     `prices_at_end` are the prices at the end of the report's period. Only the first version of the report uses them,
-    and only for this period.
+    and only for the report's own period.
     """
     records: dict[str, RecordedPrices] = {}
     report_period = _period_of(report)
@@ -176,7 +177,7 @@ class MeterAmount:
 
 
 def meter_amounts(report: Report) -> Iterator[MeterAmount]:
-    """Yield the amount of each priced meter of a version. Call it within `readable`: stored values may be malformed."""
+    """Yield the amount of each priced meter of a version. Call it within `readable`: stored values can be malformed."""
     for period, record in report.prices.get("periods", {}).items():
         quantities = report.amounts["periods"][period]["quantities"]
         for meter, price in prices_of(record).items():

@@ -86,7 +86,8 @@ def billing_periods(
 
     Counted periods that overlap each other become one billing period. This billing period starts with the first of
     them, and ends with the one that was used last. If this billing period would be longer than MAX_LENGTH, the counted
-    period that starts last becomes a billing period of its own. It then starts at the end of the billing period before.
+    period that starts last becomes a billing period of its own. This one starts at the end of the billing period before
+    it.
     """
     closed = {period.start: period for period in reported}
     open_: list[BillingPeriod] = []
@@ -118,8 +119,8 @@ def billing_periods(
 def _last_end(members: Collection[int], ends: Mapping[int, int], used_at: Mapping[int, int]) -> int:
     """Return the end of the member that was used last. The members are counted periods, given by their starts.
 
-    The ledger counts usage in quarters of an hour, so several members may have been used in the last quarter. Then take
-    a member whose end is the start of another counted period. If several members have such an end, take the one that
+    The ledger counts usage in quarters of an hour, so perhaps several members were used in the last quarter. Then take
+    a member whose end is the start of another counted period. If several members have such an end, take the member that
     starts last.
     """
     last_use = max(used_at.get(member, 0) for member in members)

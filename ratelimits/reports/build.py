@@ -132,10 +132,10 @@ def unit_of(meter: str) -> str:
     return conf.UNITS.get(meter) or meter
 
 
-def allowance_left(
+def allowance_with_reported_units(
     using: str, account: str, periods: Iterable[int], included: Mapping[str, int], before: int | None = None
 ) -> Allowance:
-    """Return the allowance of a billing period, with the units that its reports have already used.
+    """Return the allowance of a billing period, with the units that the period's reports have already used.
 
     `periods` are the starts (µs since 1970 UTC) of the counted periods that belong to the billing period. If
     `before` is not None, only reports with a smaller primary key are used.

@@ -18,7 +18,7 @@ class ColumnKind(Enum):
     TEXT = "text"
     #: µs since 1970 UTC, written in ISO 8601.
     MOMENT = "moment"
-    #: Whole units of the meter, a string in JSON.
+    #: Whole units of the meter. Exports in JSON write them as strings.
     QUANTITY = "quantity"
     COUNT = "count"
     VERSION = "version"

@@ -1,6 +1,6 @@
-"""Compare the ledger with the process totals. A process total is a number of requests that a process counted itself.
+"""Compare the ledger with the process totals. A process total says how many requests a process itself has counted.
 
-The sum of the process totals must never be higher than the number in the ledger.
+The processes together must never have counted more admitted requests than the ledger.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Comparison:
     unanswered: int = 0
     #: Requests that a failure policy let through while Redis did not answer.
     unmetered: int = 0
-    #: The part of `counted` in the first and the last minutes of the period. A process with a wrong clock may have
-    #: counted these requests in the wrong period.
+    #: The part of `counted` in the first and the last quarter of an hour of the period. Perhaps a process with a wrong
+    #: clock has counted these requests in the wrong period.
     edge: int = 0
 
     @property
@@ -66,10 +66,10 @@ def compare_all(
 
 
 def _requests(usage: Iterable[PeriodUsage], start: int, end: int) -> Counter[str]:
-    """Return the requests of a billing period in the ledger, by meter; moments are s since 1970 UTC."""
+    """Return how many requests the ledger has in a billing period, by meter; moments are s since 1970 UTC."""
     requests: Counter[str] = Counter()
     for row in usage:
-        # Include rows whose period only overlaps the billing period: periods that overlap may be billed as one.
+        # Include rows whose period only overlaps the billing period: periods that overlap can be billed as one.
         if row.period < end and (row.period >= start or (row.period_end or 0) > start):
             requests[row.meter] += row.admitted_requests
     return requests

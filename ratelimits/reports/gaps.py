@@ -13,8 +13,8 @@ from ratelimits.models import DurabilityGap
 from ratelimits.reports.periods import iso
 
 #: The word before a gap's units, by kind of gap. "unknown" is for requests whose replies were lost, "unreported" for
-#: prefetched permits of a process that was killed. Such gaps have "at-most", because the ledger may have some of these
-#: requests, or some of these permits were not spent.
+#: prefetched permits of a process that was killed. For these gaps the word is "at-most", because perhaps the
+#: ledger has some of these requests, or a process did not spend some of these permits.
 _UNITS = {"unknown": "at-most", "unmetered": "unmetered", "unreported": "at-most"}
 
 
@@ -36,9 +36,10 @@ class Gaps:
     def between(
         cls, using: str, start: int, end: int, *, shards: Collection[int] | None = None, accounts: Collection[str] = ()
     ) -> Gaps:
-        """Read the gaps that overlap the time from `start` to before `end` (µs since 1970 UTC).
+        """Read the gaps that overlap the span from `start` to before `end` (µs since 1970 UTC).
 
-        With `shards`, leave out gaps of other shards than these, and gaps of other accounts than `accounts`.
+        If `shards` is given, read only gaps of one of these shards or of all shards. These gaps must also be of one of
+        these `accounts` or of all accounts.
         """
         rows = cls.rows(using, start, end)
         if shards is not None:
@@ -48,17 +49,17 @@ class Gaps:
 
     @staticmethod
     def rows(using: str, start: int, end: int) -> QuerySet[DurabilityGap]:
-        """Return the gaps that overlap the time from `start` to before `end`, in the order of a report."""
+        """Return the gaps that overlap the span from `start` to before `end`, in the order of a report's text."""
         rows = DurabilityGap.objects.using(using).filter(Q(since__lt=end), Q(until__gte=start))
         return rows.order_by("since", "event")
 
     def text(self, shard: int, account: str, start: int, end: int) -> str:
-        """Return the text about gaps for a report of this account, shard and period; "" if there are none."""
+        """Return the text about gaps for a report of this account, shard and period; "" if there are no gaps."""
         keys = [(number, name) for number in (None, shard) for name in ("", account or ANONYMOUS)]
         return self._text(tuple(key for key in keys if key in self._groups), start, end)
 
     def _text_of(self, keys: tuple[_ShardAndAccount, ...], start: int, end: int) -> str:
-        # Sort the gaps by number, which is the order in which they were read.
+        # The first item of each pair says in which order the gaps were read.
         gaps = sorted(chain.from_iterable(self._groups[key] for key in keys), key=lambda numbered: numbered[0])
         return "; ".join(describe(gap) for _number, gap in gaps if gap.since < end and gap.until >= start)
 

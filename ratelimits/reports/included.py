@@ -1,6 +1,7 @@
-"""Find the quantities that an account's plan includes in a billing period. The plan may have changed in the period.
+"""Find the quantities that an account's plan includes in a billing period.
 
-Without proration, the account's plan at the end of the period gives the quantities. If the account has no plan at the
+The account can have several plans in one period. Without proration, its plan at the end of the period gives the
+quantities. If the account has no plan at the
 end, the last plan that it had in the period gives the quantities. If the account was renamed in the period, its names
 share the quantities.
 
@@ -31,7 +32,7 @@ class Included:
 
     names   the other names that the account had in the period
     shared  the part of `names` with which the account shares the included quantities
-    priced  the slug of the plan whose prices apply, and the moment (µs since 1970 UTC) of these prices
+    priced  the slug of the plan whose prices apply, and the moment (µs since 1970 UTC) at which it had these prices
     """
 
     plan: str
@@ -58,7 +59,7 @@ class _Stay:
 
 
 class IncludedBook:
-    """The included quantities of billing periods, for accounts whose terms are read only once."""
+    """Finds the included quantities of billing periods. The terms of the accounts are read only once."""
 
     def __init__(self, terms: AccountTerms) -> None:
         self._terms = terms

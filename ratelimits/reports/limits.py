@@ -1,8 +1,9 @@
-"""Find the limit of a report line: the rule's capacity, or its rate if it has no capacity, as overrides set it.
+"""Find the limit of a report line: the capacity of the line's rule, or its rate if the rule has no capacity.
 
-A line names the account of its requests, and only one of their keys: the API key; without an API key the user; without
-a user the address. But the requests may have had an override for another of their keys, for example for the user of an
-API key. If it is not clear which override applied, or if the limit changed during the time of the line, the limit is
+An override can replace both numbers. A line names the account of its requests, but only one key of these requests: the
+API key. If the requests have no API key, the line names their user. If they have no user either, it names their
+address. Perhaps an override for another key of the requests applied too, for example an override for the user of the
+API key. If it is not clear which override applied, or if the limit changed during the span of the line, the limit is
 empty.
 """
 
@@ -25,23 +26,24 @@ from ratelimits.reports.periods import SECOND
 from ratelimits.reports.terms import RuleBook
 
 _CHUNK = 2000
-#: A number that is larger than each version and each moment.
+#: A number that is larger than every version and every moment.
 _NEVER = 2**62
-#: A request may have keys of several of these kinds. The ledger stores only the first of them, the narrowest key.
-_NARROWEST = ("api_key", "user", "ip")
+#: The kinds of keys that one request can have at the same time. The ledger stores only one key of each request: the key
+#: whose kind comes first here.
+_KEY_KINDS = ("api_key", "user", "ip")
 
 
 @dataclass(frozen=True, slots=True)
 class _Override:
-    """The state of an override between two of its edits. All moments are µs since 1970 UTC."""
+    """The state of an override from one edit until the next edit. All moments are µs since 1970 UTC."""
 
-    #: The version of the first edit.
+    #: The version of the edit that made this state.
     version: int
-    #: The version of the second edit.
+    #: The version of the next edit; _NEVER if there is none.
     next_version: int
-    #: The moment of the first edit.
+    #: The moment of the edit that made this state.
     made: int
-    #: The override is in force from `since` to `until`.
+    #: In this state, the override is in force from `since` to `until`.
     since: int
     until: int
     #: The numbers that the override sets, by column.
@@ -129,18 +131,18 @@ def _of_kinds(kinds: Iterable[str]) -> Q:
 
 
 def _unnamed_kinds(kind: str, counted_kind: str) -> tuple[str, ...]:
-    """Return the kinds of keys that a line does not name, but whose overrides may have applied to its requests.
+    """Return the kinds of keys that a line does not name, but whose overrides perhaps applied to its requests.
 
     The line names a key of the kind `kind`. The rule counts by keys of the kind `counted_kind`.
     """
-    if kind not in _NARROWEST:  # Anonymous usage: the requests have many different keys.
-        return _NARROWEST if counted_kind in (*_NARROWEST, kind) else ()
-    wider = _NARROWEST[_NARROWEST.index(kind) + 1 :]
-    return tuple(wider_kind for wider_kind in wider if counted_kind in COVERS[wider_kind])
+    if kind not in _KEY_KINDS:  # Anonymous usage: the requests have many different keys.
+        return _KEY_KINDS if counted_kind in (*_KEY_KINDS, kind) else ()
+    later = _KEY_KINDS[_KEY_KINDS.index(kind) + 1 :]
+    return tuple(later_kind for later_kind in later if counted_kind in COVERS[later_kind])
 
 
 def _single_limit(rule: Any, group: Mapping[str, Any], overrides: Sequence[_Override]) -> str:
-    """Return the limit during the time of the line; "" if it changed in this time.
+    """Return the limit during the span of the line; "" if the limit changed in this span.
 
     If several overrides are in force, the first override that sets a number gives this number.
     """
@@ -156,7 +158,7 @@ def _single_limit(rule: Any, group: Mapping[str, Any], overrides: Sequence[_Over
             numbers |= override.numbers
         newest = max((override.version for override in in_force), default=0)
         limits.setdefault(newest, set()).add(_number(rule, numbers))
-    # The line's span consists of whole bins, and the line's version may have been in force in only a part of the span.
+    # The line's span consists of whole bins, but perhaps the line's version was in force in only a part of the span.
     # All usage of the line is from this part. So only the limits of this version count.
     if version in limits and version != rule.version:
         candidates = limits[version]

@@ -1,6 +1,6 @@
 """Find how many replies of Redis were lost.
 
-Processes count lost replies, because the ledger may not have the requests of these replies.
+Processes count lost replies, because perhaps the ledger does not have the requests of these replies.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ KeyAndMeter = tuple[str, str]
 
 
 class LostReplies:
-    """The numbers of lost replies between two moments (µs since 1970 UTC).
+    """Counts the replies that were lost between two moments (µs since 1970 UTC).
 
-    They are read once, for some accounts, or for all accounts if `accounts` is None.
+    The counts are read once, for these `accounts`, or for all accounts if `accounts` is None.
     """
 
     def __init__(self, using: str, start: int, end: int, accounts: Collection[str] | None = None) -> None:
@@ -34,7 +34,7 @@ class LostReplies:
             self._rows.setdefault(name, []).append(tuple(rest))
 
     def of(self, account: str, start: int, end: int) -> Counter[KeyAndMeter]:
-        """Return the numbers of an account's lost replies in a billing period, by key and meter."""
+        """Return how many replies of an account were lost in a billing period, by key and meter."""
         counts: Counter[KeyAndMeter] = Counter()
         for bin_, key, meter, requests in self._rows.get(account, ()):
             if start <= bin_ * SECOND < end:

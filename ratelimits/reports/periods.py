@@ -43,7 +43,7 @@ def _first_days(month: str) -> tuple[datetime, datetime]:
 
 
 def month_window(month: str) -> tuple[int, int]:
-    """Return the start (µs) of a month like "2026-11" in the easternmost time zone, and its end in the westernmost.
+    """Return the start of a month like "2026-11" in the easternmost zone, and its end in the westernmost zone (in µs).
 
     Raises ValueError if the text is not a month.
     """
@@ -82,8 +82,8 @@ def starts_in(month: str, start: int, timezone: str) -> bool:
 def period_at(timezone: str, anchor: str | None, at: int, kept: Span | None = None) -> Period:
     """Return the billing period that contains a moment.
 
-    `kept` is the account's kept period, if there is one: the billing period in which the account's time zone or anchor
-    was last changed. It keeps its start and its end.
+    `kept` is the account's kept period, if there is one: the newest billing period with usage when the account's time
+    zone or anchor was last changed. It keeps its start and its end.
     """
     _previous, start, end, _next = periods_around(timezone, anchor or None, kept, at)
     return Period(start, end, timezone)
@@ -98,7 +98,10 @@ def period_from(timezone: str, anchor: str | None, start: int, kept: Span | None
 
 
 def moment(microseconds: int) -> datetime:
-    """Return a moment (µs since 1970 UTC) as an aware datetime in UTC. Raises OverflowError outside the calendar."""
+    """Return a moment (µs since 1970 UTC) as an aware datetime in UTC.
+
+    Raises OverflowError if `datetime` has no such date.
+    """
     return _EPOCH + timedelta(microseconds=microseconds)
 
 

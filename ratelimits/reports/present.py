@@ -13,7 +13,7 @@ from ratelimits.reports.terms import Terms
 
 @dataclass(frozen=True, slots=True)
 class MeterUse:
-    """Units of one meter: the used units (without refunded units), and the units that the plan includes."""
+    """How many units of one meter were used (without refunded units), and how many the plan includes."""
 
     meter: str
     used: int
@@ -33,7 +33,7 @@ class MeterUse:
 def present_usage(using: str, account: str, terms: Terms, now: int) -> tuple[Period, list[MeterUse]]:
     """Return the account's billing period at `now` (µs since 1970 UTC), and its usage of each meter.
 
-    The numbers come from the totals of the ledger's lines. The newest usage may not be in these totals yet.
+    The numbers come from the totals of the ledger's lines. Perhaps the newest usage is not in these totals yet.
     """
     period = terms.period(now)
     rows = PeriodUsage.objects.using(using).filter(account=account, period=period.start // SECOND)

@@ -36,7 +36,8 @@ def _from_report(name: str) -> Callable[[Any, str], Any]:
     return lambda report, _status: getattr(report, name)
 
 
-# This is a tuple, because reports have millions of rows: a frozen dataclass with 29 fields takes twenty times as long.
+# This is a tuple, because reports have millions of rows: to make a frozen dataclass with 29 fields takes twenty times
+# as long.
 class Row(NamedTuple):
     """A row of a report. Its fields are the report's columns, in their order.
 
@@ -194,8 +195,8 @@ class Row(NamedTuple):
 class Charge(NamedTuple):
     """A row and its amount.
 
-    `parts` has one part for each unit price of the row's units. `total` is the amount of the whole report, up to the
-    row's version. Without a price, `amount` is None, and `currency` and `total` are "".
+    `parts` has one part for each unit price of the row's units. `total` is the amount of the report's versions up
+    to the row's version. Without a price, `amount` is None, and `currency` and `total` are "".
     """
 
     row: Row

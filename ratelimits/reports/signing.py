@@ -16,20 +16,23 @@ from ratelimits.reports.rows import COLUMNS, Row, report_id
 
 
 class BrokenChainError(ValueError):
-    """Raised if the ledger has no batch at the last position of a report's usage; the message names the position."""
+    """Raised if the ledger has no batch at the last position of a report's usage.
+
+    The message names the position. If the batch was moved to an archive, the message names the archive instead.
+    """
 
 
 #: A shard, and a position in its chain.
 Place = tuple[int, int]
-#: Maximum number of places in one query, since databases limit the depth of a condition.
+#: Maximum number of places in one query, because databases limit the depth of a condition.
 _MAX_PLACES = 200
 
 
 def chain_head(chain: Mapping[str, int], *sources: str) -> str:
-    """Return one digest for several shards. It is made from the digest of each shard's batch.
+    """Return one digest for several shards, made from the digest of one batch of each shard.
 
-    `chain` maps each shard to the position of its batch. `sources` are the aliases of the databases that contain
-    the batches. Raises BrokenChainError.
+    `chain` maps each shard to the position of this batch. `sources` are the aliases of the databases that contain the
+    batches. Raises BrokenChainError.
     """
     places = ((int(shard), position) for shard, position in chain.items())
     return joined_head(chain, digests_at(places, *sources), sources[0])
@@ -38,7 +41,7 @@ def chain_head(chain: Mapping[str, int], *sources: str) -> str:
 def joined_head(chain: Mapping[str, int], digests: Mapping[Place, str], using: str) -> str:
     """Return one digest for several chains, made from the digests that `digests_at` has read.
 
-    `using` is the database with the list of archives. Raises BrokenChainError if a digest is not there.
+    `using` is the database with the list of archives. Raises BrokenChainError if `digests` does not have a digest.
     """
     places = sorted((int(shard), position) for shard, position in chain.items())
     for shard, position in places:
@@ -49,7 +52,7 @@ def joined_head(chain: Mapping[str, int], digests: Mapping[Place, str], using: s
 
 
 def digests_at(places: Iterable[Place], *sources: str) -> dict[Place, str]:
-    """Return the digest of each chain at its place. Leave out places without a batch.
+    """Return the digest of the batch at each place. Leave out places without a batch.
 
     All places are read together: the number of queries does not grow with the number of shards, up to 200 shards.
     """
@@ -113,7 +116,7 @@ class Digest:
     def __init__(self, report: Report) -> None:
         text = json.dumps(head(report), sort_keys=True, separators=(",", ":"))
         self._digest = hashlib.sha256(text.encode())
-        # The text about gaps may be long, and it is the same in all lines of a report, so it is encoded only once.
+        # The text about gaps can be long, and it is the same in all lines of a report, so it is encoded only once.
         self._gaps, self._encoded_gaps = "", '""'
 
     def add(self, row: Row) -> None:

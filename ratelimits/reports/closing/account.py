@@ -27,7 +27,7 @@ from ratelimits.reports.build import (
     Allowance,
     Group,
     adjustment_line,
-    allowance_left,
+    allowance_with_reported_units,
     gap_line,
     usage_lines,
     with_billing_starts,
@@ -232,7 +232,8 @@ class Closing:
     ) -> Allowance:
         """Return the allowance with these included quantities after the reports of a billing period."""
         self._writer.flush()
-        allowance = allowance_left(self._using, self.account, {*billing_period.members, billing_period.start}, included)
+        periods = {*billing_period.members, billing_period.start}
+        allowance = allowance_with_reported_units(self._using, self.account, periods, included)
         allowance.plan = plan
         return allowance
 
@@ -316,7 +317,7 @@ class Closing:
         )
 
     def _reported(self, line_ids: set[str]) -> set[str]:
-        """Return the `line_ids` that are on reports. A line may name a corrected line that is not on a report."""
+        """Return the `line_ids` that are on reports. A line can name a corrected line that is not on a report."""
         if not line_ids:
             return set()
         self._writer.flush()

@@ -27,7 +27,7 @@ class Terms:
     plan: str = ""
     #: The quantities that the plan includes, by meter.
     included: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
-    #: A billing period that keeps its start and end, although the terms were changed in it; None if there is none.
+    #: The kept period: it keeps its start and end, although the terms were changed; None if there is none.
     kept: Span | None = None
     #: The primary key of the account; 0 if the account has no row.
     row: int = 0
@@ -42,8 +42,8 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class RuleText:
-    """The name of a rule for reports. `row` is the rule at a version; None if nothing is known about the rule."""
+class RecordedRule:
+    """A rule at a version. `name` is its name for reports. `row` is None if nothing is known about the rule."""
 
     name: str
     row: Any = None
@@ -94,13 +94,13 @@ class RuleBook:
         self.of = lru_cache(maxsize=10_000)(self._of)
         self._using = using
 
-    def _of(self, rule: int, version: int) -> RuleText:
+    def _of(self, rule: int, version: int) -> RecordedRule:
         if not rule:
-            return RuleText("")
+            return RecordedRule("")
         row: Any = Rule.objects.using(self._using).filter(pk=rule, version__lte=version).first()
         if row is None:
             history: Any = Rule.history
             rows = history.using(self._using).filter(id=rule).order_by("-version", "-history_id")
             record = rows.filter(version__lte=version).first() or rows.first()
             row = None if record is None else record.instance
-        return RuleText(f"#{rule}") if row is None else RuleText(row.name, row)
+        return RecordedRule(f"#{rule}") if row is None else RecordedRule(row.name, row)

@@ -1,6 +1,7 @@
 """Read the present and the past states of account rows, once for many accounts.
 
-A *kept* billing period keeps its start and end, although the account's time zone or anchor was changed in it.
+A *kept* billing period keeps its start and end, although the account's time zone or anchor was changed. It is the
+newest period with usage at the moment of the change.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class AccountBook:
     @cached_property
     def _by_name(self) -> dict[str, list[Records]]:
         rows = self._records(self._names)
-        # The rows may have had other names too. The other names share an allowance with `_names`, so read them as well.
+        # Perhaps the rows had other names too. All names of a row share one allowance, so read the other names as well.
         other_names = {state.name for records in rows.values() for state in records} - self._names
         if other_names:
             self._read(other_names)

@@ -6,7 +6,7 @@ from django.db.models import Max, Sum
 
 from ratelimits.models import PeriodUsage, Report, ReportLine
 from ratelimits.reports.billing_periods import billing_starts
-from ratelimits.reports.build import Allowance, allowance_left
+from ratelimits.reports.build import Allowance, allowance_with_reported_units
 from ratelimits.reports.periods import SECOND
 
 
@@ -51,7 +51,7 @@ class ReportAllowances:
                 key=lambda other: other.version,
             )
         periods = {billing_start, *(counted for counted, start in all_starts.items() if start == billing_start)}
-        return allowance_left(self._using, report.account, periods, newest.included, report.pk)
+        return allowance_with_reported_units(self._using, report.account, periods, newest.included, report.pk)
 
     def _of_report_period(self) -> Allowance:
         """Return the allowance of the report's period after all lines of earlier versions.
