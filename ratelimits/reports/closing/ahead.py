@@ -15,10 +15,9 @@ from ratelimits.reports.build import Group, between, grouped
 T = TypeVar("T")
 #: Maximum number of groups of ledger lines in memory. An account with more groups is read separately, as a stream.
 _MAX_GROUPS = 5000
-#: Maximum number of different period starts in one query, since databases limit the depth of a condition.
+#: Maximum number of different period starts in one query, because databases limit the depth of a condition.
 _MAX_STARTS = 50
-#: `SpanCache` reads this much time (µs) before and after the span that it must answer for. So it can also answer for
-#: spans that are near.
+#: `SpanCache` also reads the data of this much time (µs) before and after a span. So it can answer for near spans too.
 _MARGIN = 32 * 86_400 * 1_000_000
 
 
@@ -51,7 +50,7 @@ class GroupsAhead:
             conditions = (Q(period=start, account__in=accounts) for start, accounts in sorted(starts.items()))
             condition = reduce(or_, conditions)
             groups = list(islice(grouped(condition & between({}, self._chain), self._using), _MAX_GROUPS + 1))
-            if len(groups) > _MAX_GROUPS:  # The account of the last group may have more groups.
+            if len(groups) > _MAX_GROUPS:  # The account of the last group can have more groups.
                 last = groups[-1]["account"]
                 names = [name for name in names if name < last]
                 groups = [group for group in groups if group["account"] < last]

@@ -90,9 +90,9 @@ def finalise_each(
 
 
 def ended(now: int) -> Q:
-    """Return the condition for usage of periods that ended, or may have ended, before `now` (µs since 1970 UTC).
+    """Return the condition for usage of periods that have ended, or have perhaps ended, at `now` (µs since 1970 UTC).
 
-    Older rows do not have the end of their period. Such a period may have ended SHORTEST_MONTH after its start.
+    Older rows do not have the end of their period. Such a period ends SHORTEST_MONTH after its start, or later.
     """
     return Q(period_end__lte=now // SECOND) | Q(period_end=None, period__lte=(now - SHORTEST_MONTH) // SECOND)
 
@@ -149,7 +149,7 @@ def close_together(
     `only` has the starts (µs since 1970 UTC) of open periods, by account. If it is given, close only these periods.
     `check` is called with the written reports before the commit. If `check` raises an error, nothing is written.
     """
-    # Read this before the transaction: SQLite may refuse the writes of a transaction whose first statement was a read.
+    # Read this before the transaction: SQLite can refuse the writes of a transaction whose first statement was a read.
     shards = shards_of(using, names)
     to_lock = locked_with(using, shards)
     written: list[Report] = []
@@ -199,7 +199,7 @@ def locked_with(using: str, shards: Mapping[str, list[int]]) -> list[int]:
 def mark(using: str, reports: list[Report]) -> None:
     """Store the positions up to which the reports contain usage: in the totals (PeriodUsage), and as marks.
 
-    Compaction does not join a batch before a mark with a batch after the mark.
+    A mark is a row of ChainMark. Compaction does not join a batch before a mark with a batch after the mark.
     """
     mark_ends(using, [report.chain for report in reports])
     by_chain: dict[tuple[tuple[str, int], ...], dict[tuple[str, ...], list[str]]] = {}
@@ -215,7 +215,7 @@ def mark(using: str, reports: list[Report]) -> None:
 
 
 def mark_ends(using: str, chains: Iterable[Mapping[str, int]]) -> None:
-    """Mark the positions up to which reports contain usage."""
+    """Write a mark for each position up to which a report contains usage."""
     ends = {(int(shard), position) for chain in chains for shard, position in chain.items()}
     marks = [ChainMark(shard=shard, position=position) for shard, position in sorted(ends)]
     ChainMark.objects.using(using).bulk_create(marks, batch_size=1000, ignore_conflicts=True)

@@ -127,7 +127,7 @@ class ClosingData:
         return starts
 
     def chain_head(self, chain: Mapping[str, int]) -> str:
-        """Return the digest of the ledger's chains at these positions. The shards must be tallied up to them.
+        """Return one digest for the ledger's chains up to these positions: each must be the `tallied` of its shard.
 
         Raises signing.BrokenChainError if a batch is missing.
         """

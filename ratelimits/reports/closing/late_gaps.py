@@ -53,7 +53,7 @@ class LateGaps:
             for report in _overlapping(self._using, gaps_of_names, account__in=names):
                 self._note(report, by_account[report.account])
         of_shards = [gap for gap in gaps if not gap.account]
-        # This finds few reports, because most gaps of whole shards are declared before a report of their time exists.
+        # This finds few reports, because most gaps of whole shards are declared before a report of their span exists.
         for report in _overlapping(self._using, of_shards) if of_shards else ():
             self._note(report, (gap for gap in of_shards if gap.shard is None or str(gap.shard) in report.chain))
 
@@ -73,8 +73,9 @@ class LateGaps:
 def _await_closings(using: str) -> None:
     """Wait until the closings that are running now have ended: take the lock of each shard once.
 
-    A running closing may have read the gaps before the new ones were declared, and may not have written its reports
-    yet. A gap of a whole shard is declared under the shard's lock, so it needs no waiting.
+    Perhaps a running closing read the gaps before the new gaps were declared, and has not written its reports yet. Then
+    the caller would not find these reports. A gap of a whole shard is declared under the shard's lock, so it needs no
+    waiting.
     """
     for shard in ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True):
         with transaction.atomic(using=using):
@@ -82,7 +83,7 @@ def _await_closings(using: str) -> None:
 
 
 def _overlapping(using: str, gaps: list[DurabilityGap], **filters: Any) -> Iterator[Report]:
-    """Return the reports that overlap the time from the first of these gaps to the last."""
+    """Return the reports that overlap the span from the start of the first of these gaps to the end of the last one."""
     first, last = min(gap.since for gap in gaps), max(gap.until for gap in gaps)
     reports = Report.objects.using(using).filter(
         **filters, period_start__gt=first - MAX_LENGTH, period_start__lte=last, period_end__gt=first
@@ -104,6 +105,6 @@ def says_more(before: str, now: str) -> bool:
 def _declared(text: str) -> set[str]:
     """Return the declared gaps in a report's text.
 
-    Leave out the parts that `cross_check.text` wrote, since they change often. These parts begin with "witness".
+    Leave out the parts that `cross_check.text` wrote, because they change often. These parts begin with "witness".
     """
     return {gap for gap in text.split("; ") if gap and not gap.startswith("witness ")}

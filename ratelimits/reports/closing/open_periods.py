@@ -61,7 +61,7 @@ _COMPLETE = gettext_lazy("its usage is complete: the next ratelimits_finalise cl
 def open_periods(
     now: int | None = None, *, account: str | None = None, running: bool = False, over: bool = False
 ) -> Iterator[OpenPeriod]:
-    """Yield the periods that may have ended and have no report, sorted by account.
+    """Yield the periods that have perhaps ended and have no report, sorted by account.
 
     `now` is in µs since 1970 UTC; the default is the time of this machine. With `account`, yield only the periods of
     this account. With `running`, also yield periods that have not ended. With `over`, leave out accounts without a
@@ -89,7 +89,7 @@ def open_periods(
 
 
 def running_count(account: str | None = None) -> int:
-    """Return the number of periods with usage but without a report. Call it only if none of these periods is over.
+    """Return how many periods have usage but no report. Call it only if none of these periods is over.
 
     The periods are only counted, not read, because there can be one for each account.
     """

@@ -41,7 +41,7 @@ class ReportWriter:
     def end(self, report: Report, adjustments: Sequence[Adjustment]) -> None:
         """Write the columns of a report that are known only after its lines were written."""
         report.save(using=self._using, update_fields=["line_count", "digest", "signature", "amounts"])
-        self._mark([(report, adjustments)])
+        self._link_adjustments([(report, adjustments)])
 
     def flush(self) -> None:
         """Write all reports that were added but not written yet."""
@@ -50,10 +50,11 @@ class ReportWriter:
         Report.objects.using(self._using).bulk_create(self._reports)
         crash.reached("close:report-written")
         self.lines(self._lines)
-        self._mark(self._adjusted)
+        self._link_adjustments(self._adjusted)
         self._reports, self._lines, self._adjusted = [], [], []
 
-    def _mark(self, adjusted: Sequence[tuple[Report, Sequence[Adjustment]]]) -> None:
+    def _link_adjustments(self, adjusted: Sequence[tuple[Report, Sequence[Adjustment]]]) -> None:
+        """Store on each adjustment which report contains it."""
         crash.reached("close:lines-written")
         for report, adjustments in adjusted:
             if adjustments:
