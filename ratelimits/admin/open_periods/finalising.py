@@ -72,7 +72,7 @@ class FinaliseView:
         if confirmed and outcome.to_confirm:
             text = _("The reports would now differ from those that the page has shown. Look at them again.")
             messages.warning(request, text)
-        not_written = outcome.left(chosen)
+        not_written = outcome.without_report(chosen)
         if confirmed and not outcome.to_confirm:
             for account, start in not_written[:_MAX_NAMED]:
                 text = _("Not finalised: %(account)s, %(start)s. If the period is still open, the list says why.")

@@ -98,10 +98,10 @@ def statement(report: Report) -> Statement:
     return Statement(report, FINAL, _final_rows(report))
 
 
-def rows(reports: Iterable[Statement]) -> Iterator[Row]:
-    """Yield the rows of all reports, one report after another."""
-    for report in reports:
-        yield from report.rows
+def rows(statements: Iterable[Statement]) -> Iterator[Row]:
+    """Yield the rows of all statements, one statement after another."""
+    for statement in statements:
+        yield from statement.rows
 
 
 def _final(using: str, month: str, account: str | None, start: int, end: int) -> Iterator[Statement]:
@@ -157,7 +157,7 @@ def _provisional(
     accounts = None if account is None else [account]
     gaps, lost_replies = Gaps.between(using, start, latest_end), LostReplies(using, start, latest_end, accounts)
     adjusted = of_open_periods(using, start, end, **({} if account is None else {"account": account}))
-    # A period may have adjustments but no usage, so each adjusted period gets a group without usage.
+    # A period can have adjustments but no usage, so each adjusted period gets a group without usage.
     without_usage = (_group_without_usage(name, period) for name, period in adjusted)
     shared: dict[tuple[frozenset[str], int], Allowance] = {}
     groups = heapq.merge(Limits(using, rules).of(grouped(condition, using)), without_usage, key=_account_and_period)
@@ -196,7 +196,7 @@ def _open_groups(using: str, groups: Iterator[Group]) -> Iterator[tuple[Group, _
         starts_by_account: dict[str, set[int]] = {}
         for group in chunk:
             starts = starts_by_account.setdefault(group["account"], set())
-            if "meter" in group:  # The group has usage. The totals of usage may not have its newest lines yet.
+            if "meter" in group:  # The group has usage. Perhaps the totals of usage do not have its newest lines.
                 starts.add(group["period"] * SECOND)
         data = ClosingData(using, list(starts_by_account), {})
         # `lenient` is true, because one account whose time zone no longer exists must not stop the whole export.

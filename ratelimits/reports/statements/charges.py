@@ -59,9 +59,9 @@ logger = logging.getLogger(__name__)
 _MAX_IN_MEMORY = 1 << 20
 
 
-def lines_for(form: Format, statements: Iterable[Statement]) -> Iterator[Any]:
+def lines_for(file_format: Format, statements: Iterable[Statement]) -> Iterator[Any]:
     """Return the items that a format writes: charges if the format has amounts, otherwise rows."""
-    return charges(statements) if form.priced else rows(statements)
+    return charges(statements) if file_format.priced else rows(statements)
 
 
 def charges(statements: Iterable[Statement]) -> Iterator[Charge]:
@@ -115,7 +115,7 @@ def _provisional(statement: Statement, book: PriceBook, using: str, sharing: lis
     report.prices = {"account_name": name or "", "periods": periods, "names": names}
     totals, used = Totals(report, earlier), False
     make = row_type(report.columns_version)._make
-    # The rows are read twice, because the price of a unit may depend on the total.
+    # The rows are read twice, because the price of a unit can depend on the total.
     with SpooledTemporaryFile(max_size=_MAX_IN_MEMORY) as spooled:
         for row in statement.rows:
             spooled.write(json.dumps(row).encode() + b"\n")
@@ -126,7 +126,7 @@ def _provisional(statement: Statement, book: PriceBook, using: str, sharing: lis
             if names:
                 sharing.append(report)
         else:
-            report.prices = {}  # There will be no report without usage, so there is nothing to pay.
+            report.prices = {}  # A period without usage gets no report, so there is nothing to pay.
         spooled.seek(0)
         yield from _priced(report, ((make(json.loads(line)), period) for line in spooled), statement.status)
 

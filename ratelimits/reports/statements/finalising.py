@@ -1,7 +1,8 @@
 """Finalise open periods that a person has chosen, exactly as a preview has shown their reports.
 
 The preview makes the reports in a transaction, and then rolls the transaction back. So it shows all that the reports
-will contain: also late usage of earlier periods, and what the account's other names leave of its included units.
+will contain, also late usage of earlier periods. It also shows how many included units remain for the account, if its
+other names have used some of them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Subject = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """A first report of a period with its totals. In a preview, `report` is not in the database."""
+    """The first report of a period, with its totals. If the report was only shown, it is not in the database."""
 
     report: Report
     totals: list[MeterTotal]
@@ -60,12 +61,15 @@ class Outcome:
     to_confirm: list[Preview] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
-    def left(self, chosen: Mapping[str, Collection[int]]) -> list[Subject]:
-        """Return the chosen periods that have no report, and cannot get a report now."""
+    def without_report(self, chosen: Mapping[str, Collection[int]]) -> list[Subject]:
+        """Return the chosen periods for which no report was made or shown, without those of failed accounts.
+
+        Such a period cannot be closed now, or it was closed before.
+        """
         known = {preview.subject for preview in (*self.written, *self.to_confirm)}
         subjects = ((account, start) for account, starts in chosen.items() for start in starts)
-        without_report = (subject for subject in subjects if subject not in known)
-        return sorted((account, start) for account, start in without_report if account not in self.failed)
+        unknown = (subject for subject in subjects if subject not in known)
+        return sorted((account, start) for account, start in unknown if account not in self.failed)
 
 
 class _ChangedError(Exception):

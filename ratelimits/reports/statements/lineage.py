@@ -50,7 +50,10 @@ def rule_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
 
 
 def terms_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
-    """Yield the last edits of the account, its plan, its included quantity and its price before the period's end."""
+    """Yield the last edits before the period's end: of the account, its plan, and the plan's quantity for the meter.
+
+    Also yield the edit that set the price of the line.
+    """
     at = line.report.period_end - 1
     account = record_at(Account, using, at, identifier=line.report.account) if line.report.account else None
     if account is None:
@@ -80,7 +83,7 @@ def _edit(model: Any, record: Any) -> RecordedEdit:
     return RecordedEdit(
         version=record.version,
         kind=str(model._meta.verbose_name),
-        # `str(rule)` contains the name of the rule's plan, but this plan may have been deleted.
+        # `str(rule)` contains the name of the rule's plan, but perhaps this plan was deleted.
         row=record.name if model is Rule else str(record.instance),
         did=_DID[record.history_type],
         at=record.history_date,

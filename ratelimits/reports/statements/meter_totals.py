@@ -1,4 +1,4 @@
-"""The sums of report lines by meter."""
+"""Add up report lines by meter."""
 
 from __future__ import annotations
 
