@@ -36,7 +36,8 @@ class Format:
     #: Takes rows and a moment (µs since 1970 UTC), and yields the rows. It raises ValueError at the first row that the
     #: receiving system would refuse at that moment.
     accepted: Callable[[Iterable[Row], int], Iterator[Row]] | None = None
-    #: Whether people may download files of this format. Only the management command writes events for billing systems.
+    #: Whether people are allowed to download files of this format. If false, only the command ratelimits_report writes
+    #: them.
     downloaded: bool = True
     #: Whether the format has amounts. Then its `stream` takes charges instead of rows.
     priced: bool = False
@@ -125,7 +126,7 @@ FORMATS = {
         ),
     )
 }
-#: The formats that people may download, by name.
+#: The formats that people are allowed to download, by name.
 DOWNLOADS = {name: file_format for name, file_format in FORMATS.items() if file_format.downloaded}
 
 

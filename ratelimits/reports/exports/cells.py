@@ -1,4 +1,4 @@
-"""Write values as cells of an Excel sheet: as the rest of the XML element `<c r="A1" s="1"`."""
+"""Write values as cells of an Excel sheet: make the text that follows `<c r="A1" s="1"` in the sheet's XML."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 A billing system identifies an event by its `source` and its `id`, and accepts each event once. The `id` of a final
 line's event is the `line_id`, so sending a report again changes nothing.
 
-A provisional line may still change. Therefore its event has another type, which must not be billed. The `id` of this
-event changes when the line changes, and is never the `id` of the final event.
+A provisional line can still change. So its event has another type, and events of this type must not be billed. The
+`id` of this event changes when the line changes, and is never the `id` of the final event.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from ratelimits.reports.columns import NUMBERS, ColumnKind
 from ratelimits.reports.exports.chunks import encoded
 from ratelimits.reports.rows import MOMENTS, QUANTITIES, TABLE, VERSION, Row, names
 
-#: If a line begins with one of these characters, its first value may need an apostrophe.
+#: If a line begins with one of these characters, its first value perhaps needs an apostrophe.
 _FIRST = frozenset(SIGNS + "\t\r\n")
 _SIGNS = re.escape(SIGNS)
 #: A quick test. It matches each line in which a value after the first needs an apostrophe, and few other lines.

@@ -37,5 +37,5 @@ class FileDownload(StreamingHttpResponse):
 class Download(FileDownload):
     """A response with a file of report rows. `rows` and `version` are the arguments of the format's `stream`."""
 
-    def __init__(self, form: Format, rows: Iterable[Any], version: int, stem: str) -> None:
-        super().__init__(form.stream(rows, version), form.content_type, f"{stem}{form.suffix}")
+    def __init__(self, file_format: Format, rows: Iterable[Any], version: int, stem: str) -> None:
+        super().__init__(file_format.stream(rows, version), file_format.content_type, f"{stem}{file_format.suffix}")

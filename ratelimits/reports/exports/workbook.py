@@ -31,8 +31,8 @@ _DATE, _PERMISSIONS = (1980, 1, 31, 0, 0, 0), 0o100600 << 16
 
 _CELL = {"valign": "top", "indent": 1}
 _HEADER = _CELL | {"bold": True, "bottom": 1, "bg_color": "#E8EEF4"}
-#: The number of styles that XlsxWriter numbers before the styles of columns: no style, and two styles of headers, which
-#: are aligned left or right.
+#: How many styles XlsxWriter numbers before the styles of columns: the default style, and two styles of headers (one is
+#: aligned left, and one is aligned right).
 _STYLES_BEFORE = 3
 _STYLE_OF_COLUMN = re.compile(rb'<col [^>]*style="(\d+)"')
 

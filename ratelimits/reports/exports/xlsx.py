@@ -25,7 +25,7 @@ _MONEY = [Column(ColumnKind.DECIMAL, "", name=name) for name in ("unit_price", "
 _COLUMNS_BY_NAME = {
     column.name: column for column in (*TABLE, *_MONEY, Column(ColumnKind.TEXT, "", name="account_name", width=24))
 }
-#: The number of characters of a durability gap that fit on one line.
+#: How many characters of a text about gaps fit on one line.
 _GAP_WIDTH = (_COLUMNS_BY_NAME["durability_gap"].width or 0) - 6
 #: The number of A4 pages side by side on which a row is printed, so that its text is large enough.
 _PAGES_ACROSS = 4
@@ -50,7 +50,10 @@ def stream(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
 
 
 def stream_with_amounts(charges: Iterable[Charge], version: int = VERSION) -> Iterator[bytes]:
-    """Yield the charges as a workbook in chunks. One more sheet has the amounts that each account owes."""
+    """Yield the charges as a workbook in chunks. The sheet with the totals has the amounts that each account owes.
+
+    Raises ModuleNotFoundError if XlsxWriter is not installed.
+    """
     return _streamed(charges, partial(_fill_with_amounts, version=version))
 
 
@@ -133,9 +136,10 @@ def _values(row: Row, count: int) -> Sequence[object]:
 
 @lru_cache(maxsize=256)
 def _height(text: str) -> int:
-    """Return the height of a row with a wrapped text, in points. Excel allows at most 409.
+    """Return the height, in points, of a row with a wrapped text.
 
-    The file must contain the height, because some programs do not compute it.
+    The file must contain the height, because some programs do not compute it. `workbook` writes at most 409 points,
+    because Excel allows only these, so the end of a very long text is not needed.
     """
     return LINE_HEIGHT * len(wrap(text[: 64 * _GAP_WIDTH], _GAP_WIDTH, break_on_hyphens=False))
 
