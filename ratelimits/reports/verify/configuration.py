@@ -1,4 +1,4 @@
-"""Verify the configuration: compare each row with its history, and compare the numbers of versions."""
+"""Verify the configuration: compare each row with its history, and the configuration's version with the histories."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ratelimits.models.versions import Versioned
 
 
 def verify_configuration(using: str, checked: Counter[str]) -> Iterator[str]:
-    """Yield an error for each row that differs from its history. Add the number of rows to `checked`.
+    """Yield an error for each row that differs from its history. Count the rows in `checked`.
 
     A row without history is not an error: raw SQL writes such rows. `count_without_history` counts them.
     """
@@ -27,7 +27,7 @@ def verify_configuration(using: str, checked: Counter[str]) -> Iterator[str]:
             continue
         checked["rows of the configuration"] += count
         yield from _verify_rows(model, using)
-        # Read the version again, because there may have been an edit after it was read.
+        # Read the version again, because perhaps there was an edit after it was read.
         if newest is not None and newest > version and newest > ConfigVersion.read(using)[0]:
             yield (
                 f"the configuration has version {version}, but the history of {model._meta.verbose_name_plural} has"
@@ -58,5 +58,5 @@ def _backdated(model: type[Versioned], using: str) -> Any:
 
 
 def count_without_history(using: str) -> int:
-    """Return the number of rows of the configuration that have no history."""
+    """Return how many rows of the configuration have no history."""
     return sum(never_recorded(model, using).count() for model in MODELS)

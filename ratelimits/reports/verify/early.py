@@ -1,8 +1,8 @@
 """Verify that no period was closed before all its usage was in the ledger.
 
-A period is closed when it ends before the watermark of its shard. Each batch that was opened before the watermark must
-be in the ledger. So if a batch was opened before the end of a report's period, but arrived after the report was
-finalised, the watermark was wrong.
+A period is closed when it ends before the watermarks of all shards of its account. Each batch that was opened before
+the watermark of its shard must be in the ledger. So if a batch was opened before the end of a report's period, but
+arrived after the report was finalised, the watermark was wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ratelimits.reports.build import CHUNK
 from ratelimits.reports.verify.report import has_readable_positions
 from ratelimits.usage.watermark import TOLERANCE
 
-#: If a gap of one of these kinds is declared, batches may be late or may have wrong times.
+#: If a gap of one of these kinds is declared, batches can be late or can have wrong times.
 _EXPLAIN = (
     *(GapKind.RESTART, GapKind.INCARNATION, GapKind.MISSING, GapKind.ROLLBACK),
     *(GapKind.WIPE, GapKind.SUM, GapKind.FORK, GapKind.CLOCK),
@@ -27,9 +27,11 @@ _EXPLAIN = (
 
 
 class _ReportEnd(NamedTuple):
-    """For one shard: the last batch that a report contains, and the end of this report's period.
+    """The last batch of a shard that a report contains, and the end of this report's period.
 
-    `position` is the number of this batch in the shard's chain. `period_end` is in µs since 1970 UTC."""
+    `position` is the position of this batch in the shard's chain. `period_end` is in µs since 1970 UTC. `report` is the
+    name of the report.
+    """
 
     position: int
     period_end: int

@@ -28,13 +28,13 @@ from ratelimits.reports.verify.manifest_sections import TABLES, rows_of
 from ratelimits.usage.packet import chained
 
 FORMAT = "ratelimits manifest 4"
-#: A manifest of this format proves less: it has no conditional part (see manifest_conditional), and fewer columns of
-#: deliveries.
+#: A manifest of this format proves less than a manifest of FORMAT: it has no conditional part (see
+#: manifest_conditional), and fewer columns of deliveries.
 OLD_FORMAT = "ratelimits manifest 3"
-#: Maximum number of times that the rows are read, because a report may be finalised while they are read.
+#: Maximum number of times that the rows are read, because a report can be finalised while they are read.
 _TRIES = 3
-#: Maximum time from the start of an edit until its commit. An edit may start before a manifest is written, and be
-#: committed afterwards.
+#: Maximum time from the start of an edit until its commit. An edit can start before a manifest is written, and be
+#: committed after it was written.
 _MAX_TRANSACTION = timedelta(hours=1)
 
 
@@ -51,7 +51,8 @@ _ENTRY_NAMES = {
 }
 #: The sections of a manifest that are JSON objects.
 _OBJECTS = (*_ENTRY_NAMES, "shards", "columns", "history", "without_history")
-#: Sections from which the app itself may delete an entry. The function says whether the app deleted this entry.
+#: Sections from which the app itself can delete an entry. Each has a function that takes the alias of the database, the
+#: name of an entry, and the month. It returns whether the app deleted this entry.
 _MAY_DISAPPEAR: dict[str, Callable[[str, str, str], bool]] = {
     "process_totals": lambda using, name, _month: manifest_sections.was_dropped(using, name),
     "kept_periods": lambda using, name, month: _was_replaced(using, name, month),
@@ -61,14 +62,14 @@ _MAY_DISAPPEAR: dict[str, Callable[[str, str, str], bool]] = {
 def build(using: str, month: str, progress: Progress | None = None) -> dict[str, Any]:
     """Return the signed manifest of a month like "2026-10".
 
-    `progress` gets the stages that can take long. Raises ValueError if `month` is not a month.
+    `progress` shows the stages that can take long. Raises ValueError if `month` is not a month.
     """
     columns = _columns()
     for _try in range(_TRIES):
         before = _newest(using)
         listed = _sections(using, month, columns, progress)
         if _newest(using) == before:
-            break  # Otherwise a report was finalised meanwhile, and some sections may not have it: read again.
+            break  # Otherwise a report was finalised meanwhile, and is perhaps not in some sections: read again.
     states = list(ShardState.objects.using(using).order_by("shard"))
     history = manifest_sections.history(using, progress=progress)
     manifest: dict[str, Any] = {
@@ -119,7 +120,7 @@ def _sections(
     return {
         "reports": dict(manifest_sections.reports(using, month, start, end, progress)),
         **{
-            section: rows_of(table.rows(using, start, end), table.name, columns[section])
+            section: rows_of(table.rows(using, start, end), table.name_column, columns[section])
             for section, table in TABLES.items()
         },
         "deliveries": dict(manifest_sections.deliveries(using, month, start, end, delivery_columns, progress)),
@@ -196,10 +197,10 @@ def compare(
 ) -> Iterator[str]:
     """Yield a sentence for each difference between the database and a manifest.
 
-    `sources` are the aliases of the databases that contain the ledger's batches, by default `using`. The numbers of
-    compared entries are added to `checked`. `digests_without_history` is called instead of
-    `manifest_sections.digests_without_history`. So a caller with several manifests can read these digests only once.
-    `progress` gets the stages that can take long.
+    `sources` are the aliases of the databases that contain the ledger's batches, by default `using`. `checked`
+    counts the compared entries. `digests_without_history` is called instead of the function of this name in
+    `manifest_sections`, so that a caller with several manifests can read these digests only once. `progress` shows the
+    stages that can take long.
     """
     month, checked = manifest["month"], Counter() if checked is None else checked
     if error := signatures.error_of(_signed_text(manifest), manifest["signature"]):
@@ -285,7 +286,7 @@ def _was_replaced(using: str, account: str, month: str) -> bool:
 def _heads(using: str, manifest: dict[str, Any], sources: tuple[str, ...], equal: Counter[str]) -> Iterator[str]:
     """Yield an error for each shard whose chain has another digest than in the manifest.
 
-    Skip batches in missing archives. Add the number of equal digests to `equal`.
+    Skip batches in missing archives. Count the equal digests in `equal`.
     """
     for shard, (position, head) in sorted(manifest["shards"].items(), key=lambda item: int(item[0])):
         digest = _digest_at(sources, int(shard), position) if position else head
@@ -299,7 +300,7 @@ def _heads(using: str, manifest: dict[str, Any], sources: tuple[str, ...], equal
 
 
 def _digest_at(sources: tuple[str, ...], shard: int, position: int) -> str | None:
-    """Return the digest of a shard's chain at a position. The position may be within a compacted batch.
+    """Return the digest of a shard's chain at a position. The position can be within a compacted batch.
 
     Return "" if there is no batch, and None if the batch is only in an archive.
     """

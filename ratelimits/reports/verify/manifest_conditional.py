@@ -1,4 +1,4 @@
-"""Write and compare the conditional part of a manifest: columns that the app itself may change later.
+"""Write and compare the conditional part of a manifest: columns that the app itself can change later.
 
 A column is compared only if the app had no reason to change it.
 """
@@ -49,8 +49,8 @@ def build(
 def compare(using: str, manifest: dict[str, Any], sources: Sequence[str], checked: Counter[str]) -> Iterator[str]:
     """Yield a sentence for each difference that the app itself cannot have made.
 
-    `sources` are the aliases of the databases that contain the ledger's batches. The number of entries is added to
-    `checked`. Manifests of format 3 do not have a conditional part.
+    `sources` are the aliases of the databases that contain the ledger's batches. `checked` counts the entries.
+    Manifests of format 3 do not have a conditional part.
     """
     conditional: dict[str, Any] = manifest.get("conditional", {})
     checked["entries of manifests"] += sum(map(len, conditional.values()))
@@ -113,7 +113,7 @@ def _unexplained_columns(
 
 
 def _may_have_new_run(using: str, sources: Sequence[str], state: ShardState, position: int, written: datetime) -> bool:
-    """Return whether the shard may have another run now than when its chain ended at `position`."""
+    """Return whether something explains that the shard has another run now than when its chain ended at `position`."""
     newer = {"shard": state.shard, "position__gt": position, "sealed_run": state.run}
     if any(Batch.objects.using(source).filter(**newer).exists() for source in sources):
         return True
@@ -129,7 +129,7 @@ def _batches(using: str, end: int, progress: Progress | None) -> Iterator[tuple[
     """Yield the batches of each shard: their fences, and a digest of the moments at which they were written.
 
     A fence says how the drain made sure that Redis had saved the batch. Batches that were sealed after `end` (µs)
-    have a separate digest, because compaction may still join them.
+    have a separate digest, because compaction can still join these batches.
     """
     columns = ("shard", "first_position", "position", "fence", "sealed_at", "applied_at")
     batches_of_ledger = Batch.objects.using(using).order_by("shard", "position").values_list(*columns, named=True)

@@ -50,13 +50,14 @@ _SETTLED = (PushDelivery.State.ACCEPTED, PushDelivery.State.ELSEWHERE)
 
 
 class Table(NamedTuple):
-    """A table of which a manifest has a digest for each row."""
+    """A database table whose rows have digests in a manifest, one digest for each row."""
 
     #: The words with which messages name a row.
     entry_name: str
     #: The column whose value identifies a row in the manifest.
-    name: str
-    #: Returns the rows of a database for the time between two moments (µs since 1970 UTC).
+    name_column: str
+    #: Takes the alias of a database, and the start and the end of a span (µs since 1970 UTC). Returns the rows that
+    #: belong to this span.
     rows: Callable[[str, int, int], QuerySet[Any]]
     #: Columns that are left out of the digest.
     without: frozenset[str] = frozenset()
@@ -86,7 +87,7 @@ TABLES = {
         "kept billing period of",
         "account",
         lambda using, start, end: KeptPeriod.objects.using(using).filter(start__gte=start, start__lt=end),
-        # A further edit in the same period changes only these columns. manifest_conditional compares them.
+        # A further edit in the same period changes only the version. manifest_conditional compares it.
         frozenset({"id", "version"}),
     ),
 }
@@ -168,8 +169,8 @@ def deliveries(
 def _lasting_values(columns: Sequence[str], values: Sequence[Any]) -> list[Any]:
     """Return the values of a delivery that cannot change unless its state changes.
 
-    A waiting delivery may have had attempts without success. Its next attempt will change its columns `_SENDING`, so
-    they are left out.
+    If a waiting delivery had attempts without success, its next attempt will change the columns `_SENDING`. So these
+    columns are left out.
     """
     by_column = dict(zip(columns, values, strict=True))
     awaits_next_attempt = by_column.get("state") == PushDelivery.State.WAITING and by_column.get("attempts")
@@ -177,7 +178,7 @@ def _lasting_values(columns: Sequence[str], values: Sequence[Any]) -> list[Any]:
 
 
 def unsettled(using: str, start: int, end: int) -> int:
-    """Return the number of the month's deliveries that are neither accepted nor billed in another way."""
+    """Return how many of the month's deliveries are neither accepted nor billed in another way."""
     within = {"report__period_start__gte": start, "report__period_start__lt": end}
     return PushDelivery.objects.using(using).filter(**within).exclude(state__in=_SETTLED).count()
 
@@ -257,14 +258,14 @@ def dated_back(using: str, listed: dict[str, Any], since: int) -> Iterator[str]:
 
 
 def _quarantined(using: str, start: int, end: int) -> QuerySet[Any]:
-    """Return the quarantined batches that may have usage of the month."""
+    """Return the quarantined batches that perhaps have usage of the month."""
     rows = QuarantinedBatch.objects.using(using)
     pks = [pk for pk, fields in rows.values_list("pk", "fields").iterator(CHUNK) if _may_overlap(fields, start, end)]
     return rows.filter(pk__in=pks)
 
 
 def _may_overlap(fields: Any, start: int, end: int) -> bool:
-    """Return whether a batch overlaps a span of time. A batch that cannot be read may have usage of any time."""
+    """Return whether a batch overlaps a span of time. A batch that cannot be read can have usage of any time."""
     try:
         return int(fields["#o"]) < end and int(fields["#t"]) >= start
     except (KeyError, TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""Verify that reports print all declared gaps, and that they do not print more lost replies than processes counted.
+"""Verify that reports print all declared gaps, and that they do not report more lost replies than processes counted.
 
 If a gap is declared or changed after a report was finalised, a row in `GapChange` names the gap until a new version of
-the report prints it. If a gap is neither on the report nor in `GapChange`, it would never be printed.
+the report prints it. A gap that is neither on the report nor in `GapChange` will never be printed.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ _OF_ADJUSTMENT = (
 def verify_printed(using: str, *, checked: Counter[str] | None = None) -> Generator[str]:
     """Yield an error for each adjustment and each gap that differs between its own table and the reports.
 
-    A declared gap must be on the reports whose periods it overlaps, and a gap on a report must be declared. The numbers
-    of adjustments and of printed gaps are added to `checked`.
+    A declared gap must be on the reports whose periods it overlaps, and a gap on a report must be declared. `checked`
+    counts the adjustments and the printed gaps.
     """
     checked = Counter() if checked is None else checked
     yield from _verify_adjustments(using, checked)

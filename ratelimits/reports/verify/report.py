@@ -22,7 +22,7 @@ from ratelimits.reports.terms import RuleBook
 from ratelimits.reports.verify.allowances import ReportAllowances
 from ratelimits.reports.verify.amounts import verify_amounts
 
-#: Columns that are compared. Names and limits are left out: they may have changed after the report was finalised.
+#: Columns that are compared. Names and limits are left out: they can change after the report was finalised.
 _COMPARED = (
     "line_id",
     "usage_period",
@@ -56,8 +56,8 @@ def verify_report(report: Report, *sources: str) -> Generator[str]:
 class ReportVerifier:
     """Verifies many reports. It reads rules and the digests of the ledger's chains only once.
 
-    `sources` are the aliases of the databases that contain the reports' ledger lines, by default `using`. The numbers
-    of reports and of their lines are added to `checked`.
+    `sources` are the aliases of the databases that contain the reports' ledger lines, by default `using`. `checked`
+    counts the reports and their lines.
     """
 
     def __init__(self, using: str, *sources: str, checked: Counter[str] | None = None) -> None:
@@ -113,7 +113,7 @@ class ReportVerifier:
             return
         finding = next(self._lines(report), "")
         if finding:
-            # Look for missing archives only now: usage may have been archived while the lines were read.
+            # Look for missing archives only now: perhaps usage was archived while the lines were read.
             archive = self._missing_archive(report)
             yield signing.archived_message(archive) if archive else finding
 
@@ -133,9 +133,13 @@ class ReportVerifier:
         return ""
 
     def _lines(self, report: Report) -> Iterator[str]:
-        """Yield the first difference in a line. Later lines are not compared, because they use the same allowance."""
+        """Yield the first difference in a line. Then later lines are not compared.
+
+        The lines of a meter share one allowance. So if one line is wrong, later lines can differ too.
+        """
         finding = next(self._differences(report, ReportAllowances(self._using, report)), "")
-        # An earlier version of this app used the allowance of the report's period for all lines. This is not an error.
+        # An earlier version of this app used the allowance of the report's period for all lines. So there is no error
+        # if a report's lines match this.
         if not finding or not next(
             self._differences(report, ReportAllowances(self._using, report, one_for_all=True)), ""
         ):

@@ -32,8 +32,8 @@ _DEFAULT_TERMS = ("UTC", "")
 def verify_terms(using: str, checked: Counter[str]) -> Iterator[str]:
     """Yield an error for each report whose start, end, plan, quantities or prices contradict its account's terms.
 
-    Terms are the account's plan, its time zone and its anchor day (on which its billing months start). The number of
-    reports whose terms are in the history is added to `checked`.
+    Terms are the account's plan, its time zone and its anchor day (on which its billing months start). `checked`
+    counts the reports whose terms are in the history.
     """
     book = PriceBook(using)
     first = Report.objects.using(using).filter(version=1).order_by("period_start", "period_end", "account")
@@ -50,9 +50,9 @@ def verify_terms(using: str, checked: Counter[str]) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Months:
-    """The billing months that an account may have had, under all the time zones and anchor days that it has had."""
+    """The billing months that are possible for an account: those of all time zones and anchor days that it has had."""
 
-    #: Each time zone with an anchor day.
+    #: Each time zone that the account has had, with the anchor day that the account had at the same time.
     terms: set[tuple[str, str]]
     #: Terms before this moment (µs) are not known.
     since: int
@@ -88,7 +88,7 @@ def _related(using: str, names: Collection[str]) -> dict[str, frozenset[str]]:
     """Return, for each name, all related names. Two names are related if one account row has had both.
 
     Two names that are related to a third name are related too. The reason is that a new name continues the billing
-    period of the former name, and that several rows may have had the same name.
+    period of the former name, and that several rows can have had the same name.
     """
     history: Any = Account.history
     groups = {name: frozenset({name}) for name in names}
@@ -148,7 +148,10 @@ def _candidates(terms: AccountTerms, name: str, start: int, end: int) -> Iterato
 
 
 def _matches(using: str, report: Report, expected: Included, start: int, end: int) -> bool:
-    """Return whether a report has this plan and these quantities, without what other names of the account used."""
+    """Return whether a report has this plan and these quantities.
+
+    The units that other names of the account have used are subtracted from the quantities first.
+    """
     if report.plan != expected.plan:
         return False
     used: Counter[str] = Counter()

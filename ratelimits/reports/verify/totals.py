@@ -35,8 +35,8 @@ def verify_totals(using: str, *sources: str, checked: Counter[str] | None = None
     """Yield an error for each total that contradicts the ledger or the reports.
 
     `sources` are the aliases of the databases that contain the ledger's lines, by default `using`. All accounts are
-    read as streams. If there is a difference, the account is read again alone, because a drain or a closing may have
-    changed it meanwhile. The numbers of totals and of ends of reports are added to `checked`.
+    read as streams. If an account has a difference, it is read again, because perhaps a drain or a closing has changed
+    it meanwhile. `checked` counts the totals and the ends of reports.
     """
     databases = sources or (using,)
     checked = Counter() if checked is None else checked
@@ -191,7 +191,7 @@ class _Account:
             for row, other in totals:
                 if other is None or other == end:
                     continue
-                # If usage arrived after the report, the end in its total may come from newer terms of the account.
+                # If usage arrived after the report, the end in its total perhaps comes from newer terms of the account.
                 if other not in self._ends_by_terms(row.period):
                     yield (
                         f"the total of {self.name or 'anonymous'} ({row.meter}) from {_when(period)} says that the"
@@ -245,7 +245,7 @@ def _verify_marks(using: str, checked: Counter[str]) -> Iterator[str]:
     for report in Report.objects.using(using).only("chain", "since").order_by().iterator(CHUNK):
         if has_readable_positions(report):
             ends.update((int(shard), position) for shard, position in report.chain.items())
-    # Read the marks again. A report that was finalised meanwhile has added marks, and may be missing in `ends`.
+    # Read the marks again. A report that was finalised meanwhile has added marks, and is perhaps not in `ends`.
     after = set(ChainMark.objects.using(using).values_list("shard", "position"))
     checked["ends of reports"] += len(ends)
     for shard, position in sorted(ends - before - after):
