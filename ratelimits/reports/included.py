@@ -1,9 +1,8 @@
 """Find the quantities that an account's plan includes in a billing period.
 
 The account can have several plans in one period. Without proration, its plan at the end of the period gives the
-quantities. If the account has no plan at the
-end, the last plan that it had in the period gives the quantities. If the account was renamed in the period, its names
-share the quantities.
+quantities. If the account has no plan at the end, the last plan that it had in the period gives the quantities. If the
+account was renamed in the period, its names share the quantities.
 
 With proration (RATELIMITS["PRORATION"] is "time"), each plan gives a share of its quantities: the share of the month in
 which the account was on this plan.

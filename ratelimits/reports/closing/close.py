@@ -37,7 +37,8 @@ from ratelimits.usage import crash
 logger = logging.getLogger(__name__)
 
 _NO_STARTS: Starts = {}
-#: Maximum number of accounts that are closed in one transaction. A drain of their shard waits for the transaction.
+#: Maximum number of accounts of a shard that are closed in one transaction. A drain of this shard waits for the
+#: transaction.
 MAX_TOGETHER = 100
 #: Maximum number of conditions in one statement of `mark`.
 _MAX_CONDITIONS = 50

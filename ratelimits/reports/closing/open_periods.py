@@ -32,7 +32,7 @@ class NotForcedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class OpenPeriod:
-    """A period of an account that starts at `start` (µs since 1970 UTC) and has no report.
+    """A period without a report. `start` is the start of the period, in µs since 1970 UTC.
 
     period       the period with its end; None if the account's time zone cannot be read
     over         whether the period has ended and GRACE_SECONDS have passed since, by this machine's clock

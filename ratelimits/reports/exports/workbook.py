@@ -1,8 +1,8 @@
 """Write tables as an Excel workbook. Equal tables give equal bytes.
 
 XlsxWriter makes the workbook with the header of each sheet. The rows below the headers are written here, because
-XlsxWriter would need many times as long for them. A cell contains a number, a date in UTC or a text, never a formula or
-a link.
+XlsxWriter would need many times as long as this module to write them. A cell contains a number, a date in UTC or a
+text, never a formula or a link.
 """
 
 from __future__ import annotations
@@ -129,14 +129,17 @@ class SheetTable:
         self.styles = [book.style_number(column.style) for column in columns]
         self._writers = [column.write for column in columns]
         self._letters = [_letters(index) for index in range(len(columns))]
-        #: The values of the last row and their XML. Rows often have the value of the row before.
+        #: The values of the last row and their XML. The next row often has the same values in most columns.
         self._last: list[Any] = [None] * len(columns)
         self._written = [""] * len(columns)
         self._count = 1
         self._sheet = book.add_sheet(self, title)
 
     def add(self, values: Sequence[Any], height: int | None = None) -> None:
-        """Write a row. `height` is in points; without it, the row has the height of one line. None is an empty cell."""
+        """Write a row. A value None gives an empty cell.
+
+        `height` is in points; if it is None, the row has the height of one line.
+        """
         sheet = self._sheet
         if sheet.rows == SHEET_ROWS - 1:
             self._count += 1

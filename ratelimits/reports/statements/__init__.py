@@ -56,9 +56,10 @@ def statements(
 ) -> Iterator[Statement]:
     """Return the statements of all billing periods that start in a month like "2026-11", sorted by account and start.
 
-    With `account`, return only the statements of this account. Finalised reports are in their newest version. With
-    `all_accounts`, each account without any statement gets a statement with one line of zeros. Provisional reports have
-    the columns of `columns_version`, by default of the version that `columns_of` returns.
+    If `account` is given, return only the statements of this account. A finalised report appears only once, in its
+    newest version. If `all_accounts` is true, each account without any statement gets a statement with one line of
+    zeros. Provisional reports have the columns of `columns_version`, by default of the version that `columns_of`
+    returns.
 
     Read the rows of a statement before the next statement, because the rows are not stored in memory. Raises ValueError
     if the text is not a month.
@@ -183,7 +184,7 @@ def _provisional(
 
 
 class _OpenPeriod(NamedTuple):
-    """A billing period without a report, the quantities that it includes by the current terms, and its adjustments."""
+    """A billing period without a report, the quantities that the plan includes in it, and its adjustments."""
 
     period: Period
     included: Included

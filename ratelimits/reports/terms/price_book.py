@@ -101,7 +101,7 @@ class PriceBook:
                 states.pop(record.id, None)
                 if record.history_type != "-":
                     states[record.id] = record
-        # Raw SQL wrote the rows without any record.
+        # Raw SQL wrote the rows that have no record.
         unrecorded = [row for row in rows if row.pk not in first_records]
         return [row for row in (*unrecorded, *states.values()) if row.plan_id == plan]
 

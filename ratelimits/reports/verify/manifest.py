@@ -3,7 +3,7 @@
 A manifest is a signed file outside the database. It shows whether the rows that it lists were changed later. It lists
 the reports of all periods that start in the month, with their digests and totals. For each shard, it has the position
 and the digest of the newest batch. It also has digests of rows that no digest in the database protects: adjustments,
-durability gaps, process totals, quarantined batches, kept periods, pushed events, and the history of the configuration.
+durability gaps, process totals, quarantined batches, kept periods, deliveries, and the history of the configuration.
 """
 
 from __future__ import annotations
