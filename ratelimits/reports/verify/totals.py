@@ -250,7 +250,7 @@ def _verify_marks(using: str, checked: Counter[str]) -> Iterator[str]:
     checked["ends of reports"] += len(ends)
     for shard, position in sorted(ends - before - after):
         yield (
-            f"position {position} of shard {shard:02d}, at which a report ends, is not marked, so compaction may join"
+            f"position {position} of shard {shard:02d}, at which a report ends, is not marked, so compaction can join"
             " batches across it: in a database older than these marks, ratelimits_compact --mark adds them"
         )
     for shard, position in sorted(before & after - ends):
