@@ -30,8 +30,8 @@ from ratelimits.reports.verify.terms import verify_terms
 from ratelimits.reports.verify.totals import verify_totals
 from ratelimits.usage.retention import archive
 from ratelimits.usage.retention.archive import ArchiveError
-from ratelimits.usage.verify.heads import verify_archives
 from ratelimits.usage.verify.ledger import verify_ledger
+from ratelimits.usage.verify.states import verify_archives
 from ratelimits.usage.verify.watermarks import verify_watermarks
 
 #: The kinds of checked things whose numbers are in the summary, in its order.

@@ -54,8 +54,9 @@ def apply(
 ) -> BatchOutcome:
     """Write a fenced batch to the ledger and commit. Do nothing if the batch was applied before.
 
-    A run is the time from a start of a server until its restart. `live_runs` are the runs of the servers that answer
-    now.
+    `fence` is the server's fsync policy. If `wait` is false, do not wait for another process that has locked the shard:
+    return BUSY. `live_runs` are the runs of the servers that answer now. (A run is the time from a start of a server
+    until its restart.)
     """
     with transaction.atomic(using=using, durable=True):
         state = ShardState.lock(using, packet.shard, wait=wait)
@@ -87,13 +88,13 @@ def apply(
 
 
 def _advance(state: ShardState, packet: Packet) -> None:
-    """Note in the shard's state that this batch is the newest one, unless the state has a newer one."""
+    """Note in the shard's state that this batch is the newest one, unless a later batch is noted already."""
     if packet.incarnation != state.incarnation or packet.seq > state.seq:
         state.incarnation, state.seq, state.cum = packet.incarnation, packet.seq, packet.cum
 
 
 def _earlier(using: str, packet: Packet) -> tuple[bool, bool, bool]:
-    """Return whether a batch with this number is in the ledger, was archived, or was quarantined before.
+    """Look for batches with the packet's identity: return whether one is in the ledger, in an archive, in quarantine.
 
     This is one statement instead of three queries of the ORM, because a drain executes it for each batch.
     """
@@ -101,11 +102,11 @@ def _earlier(using: str, packet: Packet) -> tuple[bool, bool, bool]:
     batch, archived, quarantined = (
         connection.ops.quote_name(model._meta.db_table) for model in (Batch, ArchivedRange, QuarantinedBatch)
     )
-    number = "shard = %s AND incarnation = %s AND first_seq <= %s"
+    identity = "shard = %s AND incarnation = %s AND first_seq <= %s"
     with connection.cursor() as cursor:
         cursor.execute(
-            f"SELECT EXISTS (SELECT 1 FROM {batch} WHERE {number} AND seq >= %s),"  # noqa: S608
-            f" EXISTS (SELECT 1 FROM {archived} WHERE {number} AND last_seq >= %s),"
+            f"SELECT EXISTS (SELECT 1 FROM {batch} WHERE {identity} AND seq >= %s),"  # noqa: S608
+            f" EXISTS (SELECT 1 FROM {archived} WHERE {identity} AND last_seq >= %s),"
             f" EXISTS (SELECT 1 FROM {quarantined} WHERE shard = %s AND name = %s)",
             [
                 *(packet.shard, packet.incarnation, packet.seq, packet.seq) * 2,
@@ -137,8 +138,8 @@ def _was_missing(using: str, packet: Packet) -> bool:
 def _apply_again(using: str, state: ShardState, packet: Packet, fence: str) -> BatchOutcome:
     """Return the outcome for a packet that has the identity of a batch in the ledger.
 
-    If both have the same contents, nothing is done. If the packet has less usage, it is discarded. If it has other
-    usage, it is quarantined.
+    If both have the same contents, nothing is done. If the packet has less usage, it is discarded. If it has usage that
+    the ledger's batch does not have, it is quarantined.
     """
     rows = Batch.objects.using(using).filter(shard=packet.shard, incarnation=packet.incarnation)
     in_ledger = rows.filter(first_seq__lte=packet.seq, seq__gte=packet.seq).first()
@@ -179,7 +180,8 @@ def quarantine(
 ) -> BatchOutcome:
     """Store a complete batch for a person's decision, and freeze the shard's watermark.
 
-    The caller must hold the lock of the shard's row, and must save `state`.
+    If the batch could not be read, `packet` is None, and `name` and `fields` are from Redis. The caller must
+    hold the lock of the shard's row, and must save `state`.
     """
     content: Any = [line.decode() for line in packet.lines] if packet else fields
     quarantined, _new = QuarantinedBatch.objects.using(using).get_or_create(

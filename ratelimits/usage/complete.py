@@ -1,4 +1,4 @@
-"""A sentence for people: until when the ledger is complete, and how many batches wait in Redis."""
+"""Tell people until when the ledger is complete, and how many batches wait in Redis."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ratelimits.models.ledger import ShardState, when
 
 
 def complete_until(using: str, owner: str = "") -> int | None:
-    """Return the moment (µs since 1970 UTC) until which the ledger is complete; None if nothing was drained yet.
+    """Return the moment (µs since 1970 UTC) until which the ledger is complete; None if a shard was never drained.
 
     If `owner` is a key such as "account:7", look only at the shard of this key.
     """
@@ -49,7 +49,7 @@ def _waiting_batches() -> str:
 
 
 def _count_batches() -> tuple[int, int]:
-    """Return the number of sealed batches in Redis, and the number of open ones."""
+    """Return how many sealed batches and how many open batches are in Redis."""
     server, counts = current_server(), [0, 0]
 
     def one_server(client: redis.Redis, shards: list[int]) -> None:

@@ -1,7 +1,7 @@
-"""Draining: write sealed batches from Redis to the ledger, each exactly once and in the order of its shard.
+"""Draining: write sealed batches from Redis to the ledger. Each batch is written exactly once, in its shard's order.
 
 A shard is a part of the accounts, and a batch is a set of counters of one shard. Before a batch is written, the fence
-makes sure that the server cannot lose it any more. Any number of processes may drain at the same time: a batch is
+makes sure that the server cannot lose it any more. Any number of processes can drain at the same time: a batch is
 written under the lock of its shard's row, and is deleted from Redis only after the commit. If a process dies at any
 point, the next drain completes its work.
 """
@@ -37,12 +37,12 @@ from ratelimits.usage.process_totals import declare_unreported
 
 logger = logging.getLogger(__name__)
 
-#: Number of fields that one HSCAN command reads.
+#: How many fields one HSCAN command reads, approximately.
 _SCAN = 2500
-#: A drain writes shards in this number of threads at the same time, if the database can lock rows. Each thread has its
-#: own shards, which are called its *lane*.
+#: How many threads of a drain write at the same time, if the database can lock rows. Each thread writes the batches of
+#: other shards than the other threads. The shards of one thread are called a *lane*.
 _LANES = 2
-#: Number of batches that are read from Redis while the database writes an earlier one.
+#: How many batches are read from Redis in advance, while the database writes an earlier batch.
 _AHEAD = 2
 
 
@@ -50,7 +50,7 @@ _AHEAD = 2
 class Drained:
     """The result of a drain."""
 
-    #: The number of batches by outcome.
+    #: How many batches had each outcome.
     outcomes: Counter[BatchOutcome] = field(default_factory=Counter)
     #: The number of lines that were written to the ledger.
     lines: int = 0
@@ -59,11 +59,11 @@ class Drained:
     #: The error for each shard that the server refused.
     refused: dict[int, ResponseError] = field(default_factory=dict)
     #: The runs of the servers that answered after the batches were listed. (A run is the time from a start of a server
-    #: until its restart.) If a shard's earlier run is among them, the server of that run did not restart. The shard was
-    #: moved to another node, and lost nothing.
+    #: until its restart.) If they contain the former run of a shard, the server of that run did not restart. Then the
+    #: shard was moved to another node, and lost nothing.
     live_runs: set[str] = field(default_factory=set)
-    #: Is called with 1 after each batch, for the progress.
-    count: Callable[[int], None] = lambda _batches: None
+    #: The function that is called with 1 after each batch, to show the progress.
+    add_progress: Callable[[int], None] = lambda _batches: None
 
     @property
     def batches(self) -> int:
@@ -71,14 +71,14 @@ class Drained:
 
 
 def drain(now: int | None = None, progress: Progress | None = None) -> Drained:
-    """Write every pending batch to the ledger and advance the watermarks; in a cluster, server by server.
+    """Write every pending batch to the ledger, and advance the watermarks. In a cluster, do this server by server.
 
     A watermark is the moment before which all usage of a shard is in the ledger.
 
-    `now` is µs since 1970 UTC, by default this machine's clock. For each server, `progress` shows how many
-    batches are done. Raise NotFencedError if the server could still lose the batches that were read. Raise
-    redis.exceptions.RedisError if the server does not answer, or if it refuses a shard. In the second case all other
-    shards were drained. After any error, the next drain writes the batches that are not in the ledger yet.
+    `now` is the moment in µs since 1970 UTC, by default by this machine's clock. For each server, `progress` shows how
+    many batches are done. Raise NotFencedError if a server could still lose the batches that were read. Raise
+    redis.exceptions.RedisError if a server does not answer, or if it refuses a shard. If a server refused a shard, all
+    other shards were drained. After any error, the next drain writes the batches that are not in the ledger yet.
     """
     server, using, drained = current_server(), conf.DATABASE, Drained()
     shards = range(server.keyspace.shards)
@@ -123,12 +123,13 @@ def _drain_server(
         if not listed:
             return
         if progress is not None:
-            drained.count = progress.counter("batches", sum(pending.count for pending in listed))
+            drained.add_progress = progress.counter("batches", sum(pending.count for pending in listed))
             progress = None
         crash.reached("drain:listed")
         if len({pending.run for pending in listed}) > 1:
             continue  # The server restarted between two replies.
-        # Store the run before the fence waits. If the server then loses data before the first drain, this is noticed.
+        # Store the first run before the fence waits. If the server restarts before this first drain ends, the next
+        # drain notices this by the stored run.
         ShardState.objects.using(using).filter(shard__in=shards, run="").update(run=listed[0].run)
         drained.fsync = fence(server, listed[0].run, shard=listed[0].shard)
         crash.reached("drain:fenced")
@@ -164,7 +165,7 @@ def _declare_losses(
                 continue
             if pending.incarnation or not pending.count:
                 gaps.declare_loss(using, state, pending, fsync=drained.fsync)
-            # If batches wait, earlier runs may have sealed them. Applying these batches declares each restart.
+            # If batches wait, they were perhaps sealed in earlier runs. Applying them declares each restart.
             if state.run != pending.run and not pending.count:
                 run_start = pending.up_since if pending.up_since > state.watermark else pending.now
                 if state.run not in drained.live_runs:
@@ -223,11 +224,14 @@ def _drain_lanes(server: Server, using: str, with_batches: list[Pending], draine
     count = min(_LANES if parallel else 1, len(with_batches))
     if count < 2:
         return _drain_lane(server, using, with_batches, drained)
-    lanes = [Drained(fsync=drained.fsync, live_runs=drained.live_runs, count=drained.count) for _number in range(count)]
+    lanes = [
+        Drained(fsync=drained.fsync, live_runs=drained.live_runs, add_progress=drained.add_progress)
+        for _index in range(count)
+    ]
 
-    def drain_lane(number: int) -> bool:
+    def drain_lane(index: int) -> bool:
         try:
-            return _drain_lane(server, using, with_batches[number::count], lanes[number])
+            return _drain_lane(server, using, with_batches[index::count], lanes[index])
         finally:
             connections[using].close()  # The connection of this thread.
 
@@ -260,7 +264,7 @@ def _drain_shards(server: Server, using: str, batches: Iterable[_Read], drained:
             continue
         drained.outcomes[outcome] += 1
         if outcome is BatchOutcome.BUSY:
-            # Another process drains this shard, and will also drain its other batches.
+            # Another process drains this shard, and will also drain the other batches of the shard.
             drained_elsewhere.add(pending.shard)
             continue
         try:
@@ -268,7 +272,7 @@ def _drain_shards(server: Server, using: str, batches: Iterable[_Read], drained:
         except ResponseError as error:
             drained.refused[pending.shard] = error
             continue
-        drained.count(1)
+        drained.add_progress(1)
         crash.reached("drain:dropped")
         if read.last:
             if pending.count > len(pending.batches) or _is_of_earlier_run(read):
@@ -300,7 +304,7 @@ def _drain_batch(server: Server, using: str, read: _Read, drained: Drained) -> B
 
 def read_fields(client: redis.Redis, key: str) -> Iterable[tuple[bytes, bytes]]:
     """Return the fields of a batch's hash, each once."""
-    # HSCAN may return a field twice. Both values are equal, because a sealed batch does not change.
+    # HSCAN can return a field twice. Both values are equal, because a sealed batch does not change.
     fields: dict[bytes, bytes] = dict(client.hscan_iter(key, count=_SCAN))
     return fields.items()
 
@@ -309,7 +313,7 @@ def _handle_unreadable(server: Server, using: str, pending: Pending, name: str, 
     """Return the outcome for a batch that could not be read.
 
     If the batch is no longer in Redis, another process has drained it, or it is lost. A loss is declared. If the batch
-    is still in Redis, its fields are quarantined without a change.
+    is still in Redis, and not yet in the ledger, its fields are quarantined without a change.
     """
     client: Any = server.wire.client_of(server.keyspace, pending.shard)
     key = server.keyspace.batch(pending.shard, name)
@@ -337,7 +341,7 @@ def _handle_unreadable(server: Server, using: str, pending: Pending, name: str, 
 
 
 def _contents(client: Any, key: str, kind: str) -> dict[str, str]:
-    """Return the contents of a key of any type, as texts."""
+    """Return the contents of a Redis key of any type, as texts."""
     raw = client.hgetall(key) if kind == "hash" else {b"type": kind.encode(), b"dump": client.dump(key).hex().encode()}
     # PostgreSQL cannot store NUL characters.
     return {

@@ -4,18 +4,18 @@ Suppose a batch is drained, and then Redis crashes and loses the batch. Redis co
 for other usage. So before any SQL, the drain waits until the server has fsynced all batches that the drain has read. To
 fsync is to write the append-only file to the disk.
 
-With `appendfsync always`, the server answers a write only after its fsync. The fence writes a key, because some writes
-may be older than the setting `always`. Redis 6.2 fsyncs such writes only with the next write.
+With `appendfsync always`, the server answers a write only after its fsync. But some writes are perhaps older than the
+setting `always`. Redis 6.2 fsyncs such writes only with the next write. So the fence writes a Redis key.
 
-With `appendfsync everysec`, an acknowledged write may not even be in the file: while an fsync is running, the server
-leaves writes in its memory for up to two seconds. So the fence reads INFO, which says whether an fsync is running. Once
-no fsync is running, the server writes everything from its memory to the file, and starts an fsync of the file within a
-second. WAITAOF would be simpler, but in Redis 7.4 and in Valkey it returns up to a second too early
+With `appendfsync everysec`, a write that was answered is perhaps not even in the file: while an fsync is running, the
+server leaves writes in its memory for up to two seconds. So the fence reads INFO, which says whether an fsync is
+running. Once no fsync is running, the server writes everything from its memory to the file, and starts an fsync of the
+file within a second. WAITAOF would be simpler, but in Redis 7.4 and in Valkey it returns up to a second too early
 (redis/redis#13793).
 
-INFO does not show the fsync of a file that is being closed. Since Redis 7, a rewrite starts a new file and closes the
-old one. So the fence writes a key. The server closes and fsyncs files one after the other, in one queue. So the fsync
-of this key begins only after the old file is closed.
+INFO does not show the fsync of a file that is being closed. Since Redis 7, a rewrite of the append-only file starts a
+new file and closes the old file. The server closes and fsyncs files one after the other, in one queue. So the fence
+writes a Redis key: the fsync of this write begins only after the old file is closed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from ratelimits.conf import conf
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.connection import run_named
 
-#: Maximum time to wait for an fsync, in seconds. With `everysec`, an fsync takes up to two seconds if the disk is busy.
+#: How long to wait for an fsync at most, in seconds. With `everysec`, an fsync takes up to two seconds if the disk is
+#: busy.
 MAX_WAIT = 10.0
 #: After INFO has shown that no fsync is running, the server starts an fsync of everything within this time (s).
 _STARTS_WITHIN = 1.3
 #: Seconds between two INFO commands.
 _LOOK_INTERVAL = 0.1
-#: Time to live of the fence's key after the last drain, in ms. The time is long, because a server without free memory
-#: refuses new keys. So the key should exist already.
+#: How long the fence's Redis key lives after the last drain, in ms. It lives long, so that it exists already if the
+#: server has no free memory: such a server accepts PEXPIRE, but no new key.
 _KEY_TTL = 30 * 86_400_000
 
 
@@ -46,12 +47,12 @@ class NotFencedError(RuntimeError):
 
 
 def fence(server: Server, run: str, max_wait: float = MAX_WAIT, shard: int = 0) -> str:
-    """Wait until all earlier writes to the server of a shard are on its disk. Return the server's fsync policy.
+    """Wait until all earlier writes to the server of a shard are on this server's disk. Return its fsync policy.
 
     If RATELIMITS["FENCE"] is "none", do not wait, and return "none". `run` names the run in which the batches were read
-    (a run is the time from a start of the server until its restart). The call writes the key
-    `server.keyspace.fence(shard)`. Raise NotFencedError if the server could still lose writes. Raise
-    redis.exceptions.RedisError if the server does not answer.
+    (a run is the time from a start of the server until its restart). The call writes the Redis key
+    `server.keyspace.fence(shard)`. Raise NotFencedError if the server could still lose writes, or is in another run
+    now. Raise redis.exceptions.RedisError if the server does not answer.
     """
     client = server.wire.client_of(server.keyspace, shard)
     if conf.FENCE == "none":
@@ -97,7 +98,10 @@ def _check_server(connection: redis.Redis, run: str) -> dict[str, Any]:
 
 
 def _policy(connection: redis.Redis) -> tuple[str, bool]:
-    """Return the fsync policy, and whether a rewrite of the file suspends it. The policy may be "unknown"."""
+    """Return the fsync policy, and whether a rewrite of the file suspends fsyncs.
+
+    The policy is "unknown" if the server does not tell it.
+    """
     try:
         answer = connection.config_get("appendfsync", "no-appendfsync-on-rewrite")
     except ResponseError:
@@ -126,7 +130,7 @@ def _wait_for_fsync(connection: redis.Redis, run: str, key: str, deadline: float
        more.
     4. Read INFO until no fsync is running: the fsync of step 3 has ended.
 
-    If the server starts to rewrite its file meanwhile, the key may be in the old file. Then start again at step 1.
+    If the server starts to rewrite its file meanwhile, the key is perhaps in the old file. Then start again at step 1.
     """
     idle_since, loop_turned, key_written, rewrites = None, False, False, None
     while True:
@@ -148,9 +152,10 @@ def _wait_for_fsync(connection: redis.Redis, run: str, key: str, deadline: float
 
 
 def _may_close_unseen(info: dict[str, Any]) -> bool:
-    """Return whether the server may be closing a file outside the queue of fsyncs.
+    """Return whether the server is perhaps closing a file outside the queue of fsyncs.
 
-    Redis 7.0 does so while it rewrites its file. After the rewrite, the server does not need the closed file any more.
+    Redis 7.0 does so while it rewrites its append-only file. After the rewrite this does not matter, because the server
+    does not need the closed file any more.
     """
     return bool(info.get("aof_rewrite_in_progress")) and str(info.get("redis_version")).startswith("7.0.")
 

@@ -45,7 +45,7 @@ def declare(using: str, kind: GapKind, event: str, *, since: int, until: int, fs
 
 
 def change(using: str, rows: QuerySet[DurabilityGap], **values: Any) -> int:
-    """Change values of declared gaps. Return the number of these gaps."""
+    """Change values of declared gaps. Return how many gaps were changed."""
     with transaction.atomic(using=using):
         pks = list(rows.select_for_update().values_list("pk", flat=True))
         note_changes(using, pks)
@@ -99,7 +99,7 @@ def declare_missing(using: str, state: ShardState, incarnation: str, first: int,
 
 
 def is_loss(using: str, state: ShardState, pending: Pending) -> bool:
-    """Return whether the server has lost usage of a shard. This can be seen even if no new batch waits."""
+    """Return whether the server has lost usage of a shard. The function also notices a loss if no batch waits."""
     return _is_wiped(state, pending) or _is_rolled_back(state, pending) or bool(_first_lost(using, state, pending))
 
 
@@ -161,7 +161,7 @@ def _declare_lost(using: str, state: ShardState, incarnation: str, first: int, l
 
 
 def declare_breaks(using: str, state: ShardState, packet: Packet, fsync: str, live_runs: Collection[str] = ()) -> int:
-    """Declare the gaps between the newest batch in the ledger and the next batch, `packet`. Return the number of gaps.
+    """Declare the gaps between the newest batch in the ledger and the next batch, `packet`. Return how many.
 
     `live_runs` are the runs of the servers that answer now. If the shard's last run is among them, no restart is
     declared: the shard was only moved to another node.
@@ -204,10 +204,7 @@ def _add_to_previous_gap(using: str, state: ShardState, lost: int) -> int:
 
 
 def _declare_incarnation(using: str, state: ShardState, packet: Packet, window: dict[str, Any]) -> int:
-    """Declare the gaps before a batch, if the newest batch in the ledger has another incarnation.
-
-    Return the number of gaps.
-    """
+    """Declare the gaps before a batch, if the newest batch in the ledger has another incarnation. Return how many."""
     count = 0
     follows_incarnation, _colon, number = packet.follows.rpartition(":")
     event = f"{state.shard}:{state.incarnation}:{state.seq}"

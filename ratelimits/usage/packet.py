@@ -22,16 +22,16 @@ _MAX_COUNT = 2**63 - 1
 
 _NUMBER = re.compile(rb"0|[1-9][0-9]{0,17}")
 #: The name of a field starts with the kind of requests (a: admitted, d: denied, r: refunded, s: refused in shadow mode)
-#: and ends with what it counts (1: requests of one unit each, n: requests, u: units). For each start and end: the
-#: indexes of the counters of a line to which the field adds.
+#: and ends with what the field counts (1: requests of one unit each, n: requests, u: units). This dict says to which
+#: counters of a line the field adds: by start and end (such as "a1"), it has the indexes of these counters.
 _COUNTER_INDEXES = {
     f"{kind}{count}".encode(): indexes
-    for number, kind in enumerate("adrs")
-    for count, indexes in (("1", (2 * number, 2 * number + 1)), ("n", (2 * number,)), ("u", (2 * number + 1,)))
+    for index, kind in enumerate("adrs")
+    for count, indexes in (("1", (2 * index, 2 * index + 1)), ("n", (2 * index,)), ("u", (2 * index + 1,)))
 }
 #: The part of a field's name that stands for usage without an account.
 _UNNAMED = f"|{ANONYMOUS}|".encode()
-#: The parts of a field's name that are numbers, and the parts that are texts, by their index.
+#: The indexes of the parts of a field's name that are numbers, and of the parts that are texts.
 _NUMBERS, _TEXTS = (1, 2, 4, 5), (3, 6, 7)
 #: Characters that decoding or escaping changes. The line feed is not one of them, because `_columns` adds line feeds.
 _SPECIAL = bytes(range(32)).replace(b"\n", b"") + b"%\\"
@@ -70,7 +70,7 @@ class Packet:
     follows: str
     #: The canonical lines, sorted.
     lines: tuple[bytes, ...]
-    #: The digest of the batch, in hexadecimal.
+    #: The digest of the batch's header and lines, in hexadecimal.
     content: str
 
 
@@ -126,7 +126,7 @@ def header_of(batch: Packet | Batch) -> tuple[str | int, ...]:
 
 
 def chained(previous: str, content: str) -> str:
-    """Return the next digest of a shard's chain, for a batch with the digest `content`."""
+    """Return the digest that follows `previous` in a shard's chain, if the next batch has the digest `content`."""
     return hashlib.sha256(f"{previous}\n{content}".encode()).hexdigest()
 
 
@@ -190,7 +190,7 @@ def _lines(counters: dict[bytes, bytes]) -> tuple[list[bytes], int]:
     rows: dict[bytes, list[int]] = {}
     find = rows.get
     for subject, start_and_end, count in zip(subjects, starts_and_ends, counts, strict=True):
-        # A subject has several fields. Two different names can also give the same subject after decoding.
+        # Several fields can have one subject. Two different names can also give the same subject after decoding.
         row = find(subject)
         if row is None:
             row = rows[subject] = [0, 0, 0, 0, 0, 0, 0, 0]

@@ -22,17 +22,17 @@ class Pending:
     shard: int
     #: The server's run: the time from its last start until its next restart.
     run: str
-    #: The moment at which the run started.
+    #: The latest moment at which the run can have started.
     up_since: int
     #: The server's time.
     now: int
     #: The incarnation (the numbering) of the newest batch that was opened in the shard.
     incarnation: str
-    #: The number of that batch.
+    #: The number of this newest batch.
     seq: int
-    #: The moment at which the shard was last sealed.
+    #: The moment at which the shard was last sealed, by the server's clock.
     sealed_at: int
-    #: The number of sealed batches that wait.
+    #: How many sealed batches wait.
     count: int
     #: The names of the oldest sealed batches, at most `BATCHES_PER_PASS`.
     batches: tuple[str, ...]
@@ -58,10 +58,10 @@ class Pending:
 def read_pending(
     server: Server, shards: Sequence[int], refused: dict[int, ResponseError], clock: int | None = None
 ) -> list[Pending]:
-    """Return the pending batches of these shards of one server, in one round trip.
+    """Return the pending batches of some shards, in one round trip. All `shards` must be on one server.
 
-    If the server refuses a shard, its error is added to `refused`. `clock` is µs since 1970 UTC, by default this
-    machine's clock.
+    If the server refuses a shard, the error is added to `refused`. `clock` is the moment in µs since 1970 UTC, by
+    default by this machine's clock.
     """
     text = scripts.read("run", "pending").text.decode()
     with server.wire.client_of(server.keyspace, shards[0]).pipeline(transaction=False) as pipeline:

@@ -3,10 +3,10 @@
 When a total has grown, its process writes the whole new total. So writing a total twice changes nothing, and a process
 that dies loses at most the requests since its last write.
 
-There is one exception: requests that spent prefetched permits. A process takes these permits in advance, and tells
-Redis at least every second how many it has spent. Redis has a record of each prefetch until all of its requests are
-counted. If the process is killed, the record remains. It says how many requests may be missing from the ledger, and
-`declare_unreported` writes this total in place of the process.
+Requests with prefetched permits need more. A process takes these permits in advance, and tells Redis at least every
+second how many permits it has spent. Redis has a record of each prefetch, until all requests that spent its permits are
+counted. If the process is killed, the record remains. The record says how many requests are perhaps missing from the
+ledger, and `declare_unreported` writes this total in place of the process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 _CHUNK = 1000
 _SECOND = 1_000_000
 _SUBJECT = ("bin", "kind", "account", "key", "meter")
-#: Totals that are older than this time (s) are added up over all processes. No process writes a total so late.
+#: The totals of bins that began longer ago than this (s) are added up over all processes. No process writes such old
+#: totals any more.
 _FOLD_AGE = 86_400
 #: The kinds of totals that are added up over all processes.
 FOLDED = ("admitted", "blocked", "exempt")
@@ -73,7 +74,7 @@ def write(process: str, totals: Totals) -> None:
 
 def store(using: str, rows: list[ProcessTotal]) -> None:
     """Write totals, and declare the gaps for them."""
-    # Both are one transaction. So no total is stored without its gap, even if the process dies in between.
+    # Totals and gaps are written in one transaction. So no total is stored without its gap, even if the process dies.
     with transaction.atomic(using=using):
         rows = _save(using, rows)
         for kind, account, start in sorted({(row.kind, row.account, row.bin) for row in rows}):
@@ -129,7 +130,7 @@ def _declare(using: str, kind: str, account: str, start: int) -> None:
 
 
 def declare_unreported(server: Server, shards: Sequence[int], now: int | None = None) -> int:
-    """Declare the requests of processes that were killed. Return the number of prefetches.
+    """Declare the uncounted requests of processes that were killed. Return how many records were removed from Redis.
 
     All `shards` must be on one server. `now` is µs since 1970 UTC, by default the server's time. If the server answers
     for a shard with an error, this shard is left out, and the next drain asks again.
@@ -158,7 +159,7 @@ def declare_unreported(server: Server, shards: Sequence[int], now: int | None = 
 
 
 def _late(reply: dict[bytes, bytes], now: int) -> dict[str, list[Uncounted]]:
-    """Return the records whose processes will send no more numbers. Leave out texts that are not records."""
+    """Return the records whose processes will not send anything more, by name. Leave out texts that are not records."""
     records = {}
     for name, text in reply.items():
         try:

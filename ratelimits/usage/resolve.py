@@ -1,7 +1,8 @@
 """Resolving a quarantined batch: a person either discards it, or accepts its usage that the ledger does not have.
 
-While a batch is quarantined, its shard's watermark does not advance. So no period is closed that may need the batch.
-After the decision the watermark advances again. The decision and the person's name are stored with the batch.
+While a batch waits for this decision, its shard's watermark does not advance. So no period is closed that perhaps needs
+the batch. Once all batches of the shard are resolved, the watermark advances again. The decision and the person's name
+are stored with the batch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ratelimits.usage.packet import (
     values,
 )
 
-#: The fence of a batch that a person has accepted.
+#: The value of `Batch.fence` for a batch that a person has accepted.
 FENCE = "person"
 
 
@@ -93,7 +94,7 @@ def missing_lines(using: str, quarantined: QuarantinedBatch) -> list[bytes]:
 def _lines(quarantined: QuarantinedBatch) -> list[bytes]:
     """Return the canonical lines of a quarantined batch. Raise UnresolvableError if the batch cannot be read.
 
-    A newer version of the app may be able to read a batch that an older version quarantined as unreadable.
+    A newer version of the app can perhaps read a batch that an older version quarantined as unreadable.
     """
     if isinstance(quarantined.fields, list):
         return [text.encode() for text in quarantined.fields]
@@ -109,8 +110,8 @@ def _lines(quarantined: QuarantinedBatch) -> list[bytes]:
 def _batches_in_ledger(using: str, quarantined: QuarantinedBatch) -> list[Batch]:
     """Return the ledger's batches with the identity of a quarantined batch.
 
-    One of them may have been drained. Others may have been quarantined and then accepted. Raise UnresolvableError if
-    one of them was archived, or joined with other batches.
+    At most one of them was drained. The others were quarantined and then accepted. Raise UnresolvableError if one of
+    them was archived, or joined with other batches.
     """
     incarnation, _colon, number = quarantined.name.rpartition(":")
     rows = Batch.objects.using(using).filter(shard=quarantined.shard)
@@ -134,7 +135,7 @@ def _batches_in_ledger(using: str, quarantined: QuarantinedBatch) -> list[Batch]
 
 
 def _incarnation(pk: int) -> str:
-    """Return the incarnation of the new batch for an accepted batch."""
+    """Return the incarnation of the new batch that is made when the quarantined batch `pk` is accepted."""
     return f"quarantine-{pk}"
 
 

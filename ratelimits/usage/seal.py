@@ -14,8 +14,8 @@ from ratelimits.engine.assemble import scripts
 from ratelimits.engine.server import current_server, on_each
 from ratelimits.usage import crash
 
-#: Number of shards in one round trip. The server needs 7 ms to seal a full batch, and its reply must come within
-#: RATELIMITS["TIMEOUT"].
+#: How many shards are sealed in one round trip. The server needs 7 ms to seal a full batch, and the replies for all
+#: these shards must come within RATELIMITS["TIMEOUT"].
 _CHUNK = 8
 
 
@@ -24,13 +24,13 @@ class SealResult:
     """The result of sealing one shard."""
 
     shard: int
-    #: The server's time (µs since 1970 UTC).
+    #: The moment of the call by the server's clock (µs since 1970 UTC).
     at: int
     #: The server's run: the time from its last start until its next restart.
     run: str
     #: The name of the batch that was sealed; "" if no batch was open.
     batch: str
-    #: The number of sealed batches that wait to be drained.
+    #: How many sealed batches of the shard wait to be drained.
     waiting: int
 
 
@@ -38,7 +38,7 @@ def seal() -> list[SealResult]:
     """Seal the open batch of every shard, and return a result for each shard.
 
     Sealing twice, or in several processes at once, is harmless. Raise redis.exceptions.RedisError if a server does not
-    answer or refuses a shard. In the second case, all other shards were sealed.
+    answer or refuses a shard. If a server refused a shard, all other shards were sealed.
     """
     server, text = current_server(), scripts.read("run", "batch", "seal").text.decode()
     crash.reached("seal:before")
@@ -54,7 +54,7 @@ def seal() -> list[SealResult]:
 
     on_each(server, range(server.keyspace.shards), one_server)
     for reply in replies.values():
-        # The server may refuse one shard, for example while its slot moves to another node. The others are sealed.
+        # The server can refuse one shard, for example while the shard's slot moves to another node of a cluster.
         if isinstance(reply, ResponseError):
             raise reply
     crash.reached("seal:after")

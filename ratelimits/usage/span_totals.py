@@ -29,9 +29,9 @@ from ratelimits.progress import Progress
 KEPT = {QUARTER: 25 * HOUR, HOUR: 25 * HOUR, SIX_HOURS: 25 * HOUR, DAY: 31 * DAY, FIVE_DAYS: 31 * DAY}
 #: The counters of refusals.
 _REFUSED = SUMS[1:]
-#: Each entry has a table, its lengths of span, and the columns that say what a total is about. Each length of span has
-#: the counters that are added up; the other counters stay 0. In a quarter of an hour, `KeyTotal` has only refusals,
-#: because few keys are refused.
+#: Each entry has a table; the lengths of this table's spans, each with the counters that are added up (the other
+#: counters stay 0); and the columns that say what a total is about. For a quarter of an hour, `KeyTotal` has only
+#: refusals, because few keys are refused.
 _TABLES: tuple[tuple[type[SpanTotal], dict[int, tuple[str, ...]], tuple[str, ...]], ...] = (
     (RuleTotal, {QUARTER: SUMS, DAY: SUMS}, ("rule", "meter")),
     (
@@ -48,9 +48,9 @@ def first_start(span: int, now: int) -> int:
 
 
 def add(using: str, ranges: Iterable[tuple[int, int]], now: int) -> None:
-    """Add the lines in these ranges of primary keys to the totals. A range does not include its second number.
+    """Add the lines in these ranges of primary keys to the totals. A range does not include its end.
 
-    `now` is s since 1970 UTC.
+    `now` is in seconds since 1970 UTC.
     """
     quote, pairs = connections[using].ops.quote_name, list(ranges)
     pk = quote(str(Line._meta.pk.column))
@@ -83,7 +83,7 @@ def _add_where(using: str, where: str, values: Sequence[Any], now: int, progress
 
 
 def expire(using: str, now: int) -> int:
-    """Delete totals that are too old (see `KEPT`), and return their number. `now` is in seconds since 1970 UTC."""
+    """Delete totals that are too old (see `KEPT`). Return how many. `now` is in seconds since 1970 UTC."""
     count = 0
     for model, spans, _names in _TABLES:
         rows = model._default_manager.using(using)

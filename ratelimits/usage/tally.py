@@ -25,10 +25,10 @@ _CHUNK = 32
 
 
 def tally(progress: Progress | None = None, *, wait: bool = False) -> int:
-    """Add all batches that are not tallied yet to the totals. Return the number of these batches.
+    """Add all batches that are not tallied yet to the totals. Return how many batches were added.
 
-    `progress` shows how many shards are done. If another process has locked a shard, it is tallying this shard or
-    closing its periods. Then wait for this process if `wait` is true; otherwise leave the shard out.
+    `progress` shows how many shards are done. If another process has locked a shard, wait for the other process if
+    `wait` is true; otherwise leave the shard out.
     """
     using, count = conf.DATABASE, 0
     untallied = ShardState.objects.using(using).filter(position__gt=F("tallied"))

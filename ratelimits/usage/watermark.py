@@ -1,4 +1,4 @@
-"""Watermarks. A watermark is the moment until which all usage of a shard (a part of the accounts) is in the ledger.
+"""Watermarks. A watermark is the moment before which all usage of a shard (a part of the accounts) is in the ledger.
 
 If a server's clock is ahead, the server counts and seals usage at times in the future. Such a time must not become a
 watermark: after the clock is corrected, new usage would be before the watermark. So the server's clock is compared with
@@ -19,7 +19,8 @@ from ratelimits.usage.pending import Pending
 
 logger = logging.getLogger(__name__)
 
-#: Maximum time in µs by which a moment may be ahead of this machine's clock. Synchronised clocks differ by much less.
+#: How far a moment can be ahead of this machine's clock (µs) before it counts as wrong. Synchronised clocks differ by
+#: much less.
 TOLERANCE = 60 * 1_000_000
 
 
@@ -71,7 +72,7 @@ def _correct(using: str, state: ShardState, pending: Pending) -> None:
 
 
 def _sealed_before(using: str, shard: int, clock: int) -> int:
-    """Return the last time, not after `clock`, at which a batch in the ledger was sealed; 0 if there is no batch."""
+    """Return the last moment up to `clock` at which a batch in the ledger was sealed; 0 if there is no such batch."""
     rows = Batch.objects.using(using).filter(shard=shard, sealed_at__lte=clock).order_by("-position")
     return rows.values_list("sealed_at", flat=True).first() or 0
 
@@ -79,8 +80,8 @@ def _sealed_before(using: str, shard: int, clock: int) -> int:
 def _declare(using: str, shard: int, since: int, until: int, lead: int) -> None:
     """Declare two gaps for usage that was counted at wrong times. The times are up to `lead` µs too late.
 
-    One gap covers the times at which the usage happened. The other gap covers the times at which the usage was counted.
-    If the gaps are declared already, they are extended until `until`.
+    One gap covers the true times at which the usage happened. The other gap covers the wrong times at which the usage
+    was counted. If the gaps are declared already, extend them to their new ends.
     """
     late = f"up to {lead // 1_000_000:,} seconds"
     for kind, shift, detail in (
@@ -93,12 +94,20 @@ def _declare(using: str, shard: int, since: int, until: int, lead: int) -> None:
 
 
 def advance(using: str, pending: Pending) -> None:
-    """Advance a shard's watermark to `pending.sealed_at`. Call it when all batches of `pending` are in the ledger."""
+    """Advance a shard's watermark to `pending.sealed_at`. Call this when all batches of `pending` are in the ledger.
+
+    Do nothing if the shard is frozen or has another run now, or if the server's clock is ahead.
+    """
     with transaction.atomic(using=using, durable=True):
         state = ShardState.lock(using, pending.shard)
         crash.reached("drain:watermark-locked")
-        same_run = state is not None and state.run == pending.run and pending.lead <= TOLERANCE
-        if state is not None and same_run and not state.frozen and pending.sealed_at > state.watermark:
+        if (
+            state is not None
+            and state.run == pending.run
+            and pending.lead <= TOLERANCE
+            and not state.frozen
+            and pending.sealed_at > state.watermark
+        ):
             state.watermark = pending.sealed_at
             state.save(using=using, update_fields=["watermark"])
     crash.reached("drain:watermark-written")

@@ -58,9 +58,9 @@ class Pruned:
 def prune(using: str, before: int, directory: Path, progress: Progress | None = None) -> Iterator[Pruned]:
     """Move batches to files if all their usage is in periods that started before `before` (s since 1970 UTC).
 
-    Also delete the process totals of that time: finalised reports already contain the comparison with the ledger.
-    `progress` shows how many shards are done. Raise ArchiveError if one of these periods is not finalised. If a
-    call was interrupted at any point, call again.
+    Also delete the process totals of days from which the ledger has no line any more: finalised reports already contain
+    the comparison of these totals with the ledger. `progress` shows how many shards are done. Raise ArchiveError if one
+    of these periods is not finalised. If a call was interrupted at any point, call again.
     """
     _refuse_open(PeriodUsage.objects.using(using).filter(period__lt=before))
     directory.mkdir(parents=True, exist_ok=True)
@@ -272,7 +272,7 @@ def _insert(using: str, batches: Iterable[tuple[Batch, list[bytes]]]) -> int:
 
 @contextmanager
 def opened(using: str, paths: list[Path]) -> Iterator[str]:
-    """Load the batches of these files into a temporary database, and yield its alias.
+    """Load the batches of these files into a temporary database, and yield the alias of this database.
 
     The database is deleted after the block. Raise ArchiveError if `check` refuses a file.
     """

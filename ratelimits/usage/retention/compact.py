@@ -37,11 +37,11 @@ class Compacted:
     """The result of joining batches of one shard into one batch."""
 
     shard: int
-    #: The number of batches that were joined.
+    #: How many batches were joined.
     batches: int
-    #: The number of lines of these batches.
+    #: How many lines these batches had.
     lines_before: int
-    #: The number of lines of the joined batch.
+    #: How many lines the joined batch has.
     lines: int
 
 

@@ -26,7 +26,7 @@ from ratelimits.models.ledger import (
 )
 from ratelimits.usage.packet import CUM_MODULUS, canonical, chained, checksum, content_digester, header_of
 from ratelimits.usage.retention.compact import signed_text
-from ratelimits.usage.verify.heads import verify_heads
+from ratelimits.usage.verify.states import verify_states
 
 _CHUNK = 2000
 #: A shard is read again if its batches were joined or archived meanwhile. This is the maximum number of tries.
@@ -52,7 +52,7 @@ def verify_ledger(
             yield from _verify_shard(using, shard, archive, checked)
     if not archive:
         checked["shards"] += len(chosen)
-        yield from verify_heads(using, chosen)
+        yield from verify_states(using, chosen)
     yield from _verify_strays(using)
 
 
@@ -62,7 +62,7 @@ def _shards_of(model: type[Batch | ShardState | ArchivedRange], using: str) -> s
 
 
 def _verify_strays(using: str) -> Iterator[str]:
-    """Yield an error for each line that names a missing batch, or whose primary key belongs to another batch."""
+    """Yield an error for each line whose batch does not exist, or whose primary key belongs to another batch."""
     batch_of_line = Batch.objects.filter(pk=OuterRef("batch_id"))
     stray = ~Q(batch_id=F("id") / LINES_PER_BATCH) | ~Exists(batch_of_line)
     rows = Line.objects.using(using).filter(stray).order_by("pk")
@@ -100,8 +100,8 @@ def _verify_shard(using: str, shard: int, archive: bool, checked: Counter[str]) 
 def _verify_batches(using: str, shard: int, archive: bool, checked: Counter[str]) -> Iterator[str]:
     batches = Batch.objects.using(using).filter(shard=shard).order_by("position")
     previous: Batch | None = None
-    #: By incarnation: the highest number of a batch so far, with the running sum after this batch. If a batch came
-    #: late, its number is lower than the number of the batch before it.
+    #: The highest batch number of each incarnation so far, and the running sum after the batch with this number. (If a
+    #: batch came late, its number is lower than the number of the batch before it.)
     newest: dict[str, tuple[int, int]] = {}
     for batch in batches.iterator(chunk_size=100):
         findings = [*_verify_lines(batch), *_verify_parts(batch), *_verify_digest(batch)]

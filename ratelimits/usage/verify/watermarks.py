@@ -22,9 +22,9 @@ class _WaitingBatch:
     """A batch in Redis."""
 
     shard: int
-    #: "incarnation:seq"
+    #: The name has the form "incarnation:seq".
     name: str
-    #: µs since 1970 UTC
+    #: The moment at which the batch was opened, in µs since 1970 UTC.
     opened_at: int
 
 
@@ -35,7 +35,8 @@ def verify_watermarks(
 
     The number of watermarks is added to `checked`. If Redis does not answer, the error is appended to `redis_errors`.
     """
-    # Read the watermarks first. A watermark advances only after the batches before it are drained.
+    # Read the watermarks before Redis. A watermark advances only after the batches before it are drained. So no batch
+    # that Redis then has should be older than the watermark that was read.
     watermarks = dict(ShardState.objects.using(using).order_by("shard").values_list("shard", "watermark"))
     try:
         before_watermark = list(_before_watermark(current_server(), watermarks))
@@ -54,7 +55,7 @@ def verify_watermarks(
 
 
 def _before_watermark(server: Server, watermarks: Mapping[int, int]) -> Iterator[_WaitingBatch]:
-    """Yield the oldest batch of each shard in Redis, if the batch was opened before the shard's watermark."""
+    """Yield, for each shard, the oldest batch in Redis, if it was opened before the shard's watermark."""
     waiting: list[_WaitingBatch] = []
 
     def one_server(client: redis.Redis, shards: list[int]) -> None:

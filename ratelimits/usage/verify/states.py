@@ -1,4 +1,4 @@
-"""Verification of shard states: each is compared with the shard's batches, quarantined batches and archived ranges."""
+"""Verify shard states: compare each state with the shard's batches, quarantined batches and archived ranges."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ratelimits.models.ledger import ArchivedRange, Batch, DurabilityGap, GapKin
 from ratelimits.usage.watermark import TOLERANCE
 
 
-def verify_heads(using: str, shards: Collection[int]) -> Iterator[str]:
+def verify_states(using: str, shards: Collection[int]) -> Iterator[str]:
     """Yield a sentence for each error in the shards' states."""
     newest = Batch.objects.filter(shard=OuterRef("shard")).order_by("-position")
     archived = ArchivedRange.objects.filter(shard=OuterRef("shard")).order_by("-last_position")
-    # One statement: it reads states and batches at the same moment, even while a drain changes both.
+    # One statement reads states and batches as they are at one moment, even while a drain changes both.
     states = (
         ShardState.objects.using(using)
         .filter(shard__in=shards)
@@ -74,13 +74,13 @@ def _still_differs(using: str, state: ShardState) -> bool:
 
 
 def _clock_was_ahead(using: str, state: ShardState) -> bool:
-    """Return whether a gap after the shard's watermark declares that the clock of the shard's server was ahead."""
+    """Return whether a gap that ends after the shard's watermark declares that the server's clock was ahead."""
     gaps = DurabilityGap.objects.using(using).filter(kind=GapKind.CLOCK, shard=state.shard)
     return gaps.filter(until__gte=state.watermark - TOLERANCE).exists()
 
 
 def _verify_newest(using: str, state: ShardState) -> Iterator[str]:
-    """Yield an error if the newest batch that a state names is unknown, or if the running sum differs.
+    """Yield an error if the newest batch that a state names is unknown, or has another running sum than the state.
 
     A batch is known if it is in the ledger, archived, quarantined or declared missing.
     """
