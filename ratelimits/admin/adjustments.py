@@ -225,7 +225,7 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
     @admin.action(description=_("Put the selected adjustments on reports now"), permissions=["finalise"])
     def finalise(self, request: HttpRequest, queryset: QuerySet[Adjustment]) -> None:
         """Make new versions of reports with these adjustments now. Otherwise the worker does this later."""
-        unreported = queryset.filter(report=None, approval__in=Adjustment.COUNTS).order_by("account")
+        unreported = queryset.filter(report=None, approval__in=Adjustment.REPORTABLE).order_by("account")
         for account in list(unreported.values_list("account", flat=True).distinct()):
             for report in close.finalise(account=account):
                 self.message_user(request, _("Report %(report)s was finalised.") % {"report": report}, messages.SUCCESS)
@@ -236,7 +236,7 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
                 self.message_user(request, _("%(adjustment)s is on report %(report)s.") % values, messages.SUCCESS)
             elif adjustment.approval == Adjustment.Approval.WAITING:
                 self.message_user(request, _("%(adjustment)s waits for approval.") % values, messages.WARNING)
-            elif adjustment.approval in Adjustment.COUNTS:
+            elif adjustment.approval in Adjustment.REPORTABLE:
                 text = _(
                     "%(adjustment)s waits until its period is closed. The report will then contain the adjustment."
                 )

@@ -1,4 +1,4 @@
-"""Accounts, plans, the quantities that plans include, and the plans of keys."""
+"""Accounts, plans, the quantities that plans include, and plan memberships, which say the plan of a key."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Plan(Versioned):
 
 
 def plan_name(row: Any) -> str:
-    """Return the name of a row's plan. For a row of the history whose plan was deleted, return the plan's key."""
+    """Return the name of a row's plan; for a row of the history whose plan was deleted, "#" and the plan's id."""
     try:
         return str(row.plan)
     except Plan.DoesNotExist:

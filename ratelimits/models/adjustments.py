@@ -40,7 +40,7 @@ class Adjustment(models.Model):
         REFUSED = "refused", _("refused")
 
     #: The approval states in which reports contain an adjustment.
-    COUNTS = (Approval.UNASKED, Approval.APPROVED)
+    REPORTABLE = (Approval.UNASKED, Approval.APPROVED)
 
     reference = models.UUIDField(_("reference"), default=uuid.uuid4, unique=True, editable=False)
     account = models.CharField(

@@ -143,7 +143,7 @@ class Alert(models.Model):
 class AlertDelivery(models.Model):
     """The delivery of one alert to one destination. The app tries until the delivery succeeds or is given up.
 
-    Each e-mail and each webhook contains the delivery's primary key, so that a receiver recognises repeated ones.
+    Each e-mail and each webhook contains the delivery's primary key, so that a receiver recognises a repeated message.
     """
 
     class Kind(models.TextChoices):

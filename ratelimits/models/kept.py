@@ -1,4 +1,4 @@
-"""Billing periods that keep their start and end when the account changes.
+"""Billing periods that keep their start and end when their account changes.
 
 The *terms* of an account are its time zone and its billing anchor. They determine when its billing periods start and
 end. When the terms change, the account's latest period with usage keeps its start and end. This period is called the
@@ -35,7 +35,7 @@ _DEFAULT_TERMS: _Terms = ("UTC", "")
 
 
 class KeptPeriod(models.Model):
-    """The kept period of an account. There is at most one for each account, the latest.
+    """The latest kept period of an account. An account has at most one row.
 
     Moments are in µs since 1970 UTC.
     """
@@ -104,7 +104,7 @@ def _keep_periods(sender: Any, before: Sequence[Account], after: Sequence[Accoun
 
 
 def _latest_periods(using: str, names: set[str], terms: dict[str, _Terms]) -> dict[str, Span]:
-    """Return the period with the latest end, by account. Leave out accounts without usage in the ledger."""
+    """Return, by account, the period with usage that ends last. Leave out accounts without usage in the ledger."""
     rows = PeriodUsage.objects.using(using).filter(account__in=names, period__gt=0).exclude(account="").order_by()
     latest: dict[str, Span] = {}
     for name, start, stored_end in rows.values_list("account", "period").annotate(Max("period_end")):
@@ -129,9 +129,10 @@ def _period(terms: _Terms, kept: Span | None, at: int) -> Span:
 def period_ends(using: str, last_uses: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
     """Return the end of each billing period of `last_uses`, by account and start. Moments are in s since 1970 UTC.
 
-    `last_uses` gives the moment of the last use in each period. A period may have started under terms that the account
-    no longer has. So try the present terms, then the former terms: with the right terms, a period has this start and
-    ends after its last use. If no terms are right, take the end of the last use's period by the present terms.
+    `last_uses` gives the moment of the last use in each period, by account and start of the period. Perhaps a period
+    started under terms that the account no longer has. So try the present terms, then the former terms. Under the right
+    terms, a period has this start and ends after its last use. If no terms are right, take the present terms, and the
+    end of the period that contains the last use.
     """
     periods = sorted((name, start) for name, start in last_uses if start)
     names = sorted({name for name, _start in periods})

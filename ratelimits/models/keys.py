@@ -1,4 +1,4 @@
-"""Key strings such as "api_key:9f3c": their kinds, their form, and the part of the configuration that they are in."""
+"""Key strings such as "api_key:9f3c": their kinds, their spelling, and the shard of the configuration for each key."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ class KeyKind(models.TextChoices):
 
 #: The key of all requests whose address cannot be read.
 UNKNOWN_ADDRESS = "ip:unknown"
-#: For each kind of key: this kind, and the kinds of keys that belong to such a key. An API key belongs to one user.
+#: For each kind of key, this dict has this kind, and the kinds of keys that belong to a key of this kind. (An API key
+#: belongs to one user, so "user" has "api_key".)
 COVERS: dict[str, frozenset[str]] = {
     "api_key": frozenset({"api_key"}),
     "user": frozenset({"user", "api_key"}),
     "account": frozenset({"account", "user", "api_key"}),
     "ip": frozenset({"ip"}),
 }
-#: For each `KeyKind` of a rule: the kinds of keys that the rule may count.
+#: For each `KeyKind`, this dict has the kinds of keys that a rule with this `key_kind` can count.
 COUNTED: dict[str, frozenset[str]] = {
     **{kind: frozenset({kind}) for kind in ("user", "api_key", "account", "ip", "global", "view_key")},
     "key": frozenset({"api_key", "user", "ip"}),
@@ -47,7 +48,7 @@ COUNTED: dict[str, frozenset[str]] = {
 def network_key(address: str, ipv4_prefix: int, ipv6_prefix: int) -> str:
     """Return the key of the network that contains an address: "ip:203.0.113.0/24" for "ip:203.0.113.9".
 
-    `address` is a key too: of an IPv4 address, or of an IPv6 network with the prefix length 64. If `address` cannot be
+    `address` is the key of an IPv4 address, or of an IPv6 network with the prefix length 64. If `address` cannot be
     read, return it unchanged.
     """
     host, _slash, _length = address[3:].partition("/")
@@ -73,9 +74,9 @@ def address_in(key: str) -> str:
 
 
 def key_shard(key: str) -> int:
-    """Return the number of the part of the configuration that has the rows about a key.
+    """Return the shard of the configuration that has the rows about a key.
 
-    Overrides, memberships and accounts are divided by key into KEY_SHARDS parts. These are not the shards of usage.
+    Overrides, memberships and accounts are divided by key into KEY_SHARDS shards. These are not the shards of usage.
     """
     return crc32(key.encode()) % KEY_SHARDS
 
@@ -95,7 +96,7 @@ def derived_shard(values: Mapping[str, Any], name: str, prefix: str = "") -> dic
 
 #: The separator before another key in the same text: a comma, a semicolon, a slash, a vertical bar or white space.
 _NEXT_KEY = re.compile(rf"[\s,;|/]\s*(?=(?:{'|'.join(COVERS)}|global):)")
-#: The form of the id of each kind. An account's id is a name that the project chose, so it may contain spaces.
+#: The spelling of ids, by the kind of key. An account's id is a name that the project chose, so it can contain spaces.
 _IDS = {
     "api_key": re.compile(r"[^\s,;\x00-\x1f]+"),
     "user": re.compile(r"[^\s,;\x00-\x1f]+"),

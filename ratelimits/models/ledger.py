@@ -15,8 +15,8 @@ from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.backends.ddl_references import Statement
 from django.utils.translation import gettext_lazy as _
 
-#: The primary key of a line is its batch's primary key times this number, plus the line's number in the batch. So
-#: the primary key identifies the batch too, and no second index is needed.
+#: The primary key of a line is its batch's primary key times this number, plus the line's position in the batch (from
+#: 0). So the primary key identifies the batch too, and no second index is needed.
 LINES_PER_BATCH = 1 << 22
 
 #: Counters of a line, in their order in digests and exports.
@@ -131,8 +131,9 @@ class Batch(models.Model):
     )
     line_count = models.PositiveIntegerField(_("lines"))
     applied_at = models.DateTimeField(_("applied at"), auto_now_add=True)
-    # A compacted batch joins several batches, and has the identity of the last one. `first_seq` and `first_position`
-    # are from the first one. `parts` has the content digests of all of them, so the chain can still be verified.
+    # A compacted batch joins several batches, and has the identity of the last of them. `first_seq` and
+    # `first_position` are from the first of them. `parts` has the content digests of all of them, so that the chain can
+    # still be verified.
     first_seq = models.BigIntegerField(_("first number"))
     first_position = models.BigIntegerField(_("first position"))
     parts = models.BinaryField(_("digests of its parts"), default=b"", editable=False)
@@ -155,7 +156,7 @@ class Batch(models.Model):
         return [parts[start : start + 32].hex() for start in range(0, len(parts), 32)] or [self.content]
 
     def line_ids(self) -> tuple[int, int]:
-        """Return the first primary key that a line of this batch can have, and the key after the last."""
+        """Return the first primary key that a line of this batch can have, and the primary key after the last."""
         assert self.pk is not None
         return self.pk * LINES_PER_BATCH, (self.pk + 1) * LINES_PER_BATCH
 
@@ -288,7 +289,10 @@ class GapChange(models.Model):
 
 
 class ProcessTotal(models.Model):
-    """A total of requests and units that one process counted by itself. A write replaces the total by a newer one."""
+    """A total of requests and units that one process counted by itself. A write replaces the total by a newer one.
+
+    If `process` is empty, the row has the sum over all processes.
+    """
 
     process = models.CharField(_("process"), max_length=64)
     kind = models.CharField(_("kind"), max_length=16)
@@ -339,9 +343,10 @@ class _NotRestored(models.Manager["ArchivedRange"]):
 
 
 class ArchivedRange(models.Model):
-    """Batches of one incarnation that were moved to an archive file. The shard's later batches are in the ledger.
+    """Batches of one incarnation that were moved to an archive file.
 
-    The row stays when the range is restored: archiving also deleted process totals, and these are not restored.
+    The row stays when the batches are restored. It then still explains why process totals of their time are missing:
+    archiving deleted these totals too, and they are not restored.
     """
 
     archive = models.CharField(_("archive"), max_length=200)

@@ -1,4 +1,4 @@
-"""Overrides: different numbers, or a different mode, for one key or account."""
+"""Overrides. An override gives other numbers or another mode than its rule to one key or account."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ratelimits.models.versions import Edit, Tombstone, Versioned
 
 
 class KeyOverride(Versioned):
-    """Different numbers, or a different mode, for one key or account under all rules of one name."""
+    """Other numbers, or another mode, for one key or account under all rules with the name `rule`."""
 
     #: The numbers that an override can change.
     NUMBERS = ("capacity", "rate", "period")
@@ -117,7 +117,7 @@ class KeyOverride(Versioned):
         validation.check_numbers_under(self, rules.get(self.rule, ()), sorted(rules))
 
     def clean(self) -> None:
-        """Raise the errors of `clean_numbers`. Also raise ValidationError if another override overlaps."""
+        """Raise ValidationError if the values are not valid, or if another override is in force at the same time."""
         validate_period(self.valid_from, self.valid_until)
         validation.check_override(self, KeyOverride.objects.all(), Rule.objects.all())
 

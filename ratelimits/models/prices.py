@@ -90,7 +90,7 @@ class PlanPrice(Versioned):
         return f"{self.meter} {self.pricing}: {price}{fees}"
 
     def clean(self) -> None:
-        """Shorten the text of the tiers. Raise ValidationError for an invalid price or a plan without currency."""
+        """Write the tiers in one form. Raise ValidationError for an invalid price or a plan without currency."""
         errors: dict[str, Any] = {}
         if self.pricing == PER_UNIT:
             if self.unit_price is None:

@@ -1,7 +1,7 @@
 """Reports: finalised statements of billing periods, and their lines.
 
 Rows of `Report` and `ReportLine` are written once and never changed. A correction is a new version of the report.
-Moments are in microseconds since 1970 UTC where no other unit is given. The end of a period is not part of it.
+Moments are in microseconds since 1970 UTC where no other unit is given. The end of a period is not part of the period.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Report(models.Model):
     """One version of the finalised statement of an account's billing period.
 
     In the JSON columns, "by period" means: by the start of a billing period, in seconds since 1970 UTC, as text. "By
-    shard" means: by the number of a shard, as text.
+    shard" means: by the shard, as text.
     """
 
     account = models.CharField(_("account"), max_length=255, blank=True)
@@ -74,7 +74,7 @@ class Report(models.Model):
     version = models.PositiveIntegerField(_("version"), default=1)
     plan = models.CharField(_("plan"), max_length=80, blank=True)
     included: Any = models.JSONField(_("included quantities"), default=dict)
-    #: The account's name, and by period the plan's prices.
+    #: The account's name, and the plan's prices by period.
     prices: Any = models.JSONField(_("prices"), default=dict, blank=True)
     #: By period: each meter's total before this version, its total after this version, and the amounts.
     amounts: Any = models.JSONField(_("amounts"), default=dict, blank=True)
@@ -132,7 +132,7 @@ class ReportLine(models.Model):
     rule_version = models.BigIntegerField(_("rule version"), default=0)
     plan = models.CharField(_("plan"), max_length=80, blank=True)
     batch_range = models.CharField(_("batches"), max_length=80, blank=True)
-    # Where the line comes from. Verification needs these columns to calculate the line again.
+    # These two columns say from which usage the line was made. Verification needs them to calculate the line again.
     usage_period = models.BigIntegerField(_("period of its usage (start, in s)"))
     rule_id = models.BigIntegerField(_("rule's row"), default=0)
 

@@ -1,4 +1,4 @@
-"""Rules: the requests that are counted, the algorithm and its numbers, and the meaning of a refusal."""
+"""The table of rules. A rule says which requests are counted, by which algorithm, and what a refusal means."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _algorithm_choices() -> list[tuple[str, Any]]:
 
 
 class Rule(Coverage, Refusal, Start, Versioned):
-    """One limit: the requests that it counts, its algorithm, and the meaning of a refusal."""
+    """One rule: the requests that it counts, its algorithm and numbers, and what a refusal means."""
 
     class Mode(models.TextChoices):
         """The effect of a refusal by this rule."""
@@ -280,7 +280,7 @@ class Rule(Coverage, Refusal, Start, Versioned):
         return algorithm_from_json(self.parameters() | changes)
 
     def with_numbers(self, changes: Mapping[str, Any]) -> Algorithm:
-        """Return the algorithm with the numbers of an override. Raise ValueError if they are not valid."""
+        """Return the algorithm with the changes of an override. Raise ValueError if the changes are not valid."""
         for name in changes:
             if name not in fields_of(self.algorithm):
                 raise ValueError(f"{name} is not a number of {self}, a {self.get_algorithm_display()}")

@@ -48,7 +48,7 @@ class Tests:
     """The tests of this process, which run one after another."""
 
     def __init__(self) -> None:
-        #: Whether this process may run tests.
+        #: Whether Django has prepared this process for tests.
         self.possible = False
         self._test: _Test | None = None
         #: Whether the rules have changed since the last call of `take_change`.
@@ -57,7 +57,7 @@ class Tests:
         #: The connections of all threads. (An event loop runs in another thread than its test.)
         self._connections: WeakSet[Any] = WeakSet()
         self._test_numbers = count(1)
-        #: The number of this process, and a random text for it.
+        #: The id of this process, and a random text for this process; 0 and "" at first.
         self._process = 0, ""
 
     def note_edit(self, using: str) -> None:
@@ -117,7 +117,7 @@ class Tests:
     def _running_test(self, using: str) -> _Test | None:
         """Return the running test; None if no test runs.
 
-        If the running test has changed since the last call, isolate its Redis keys and send `changed`.
+        If another test runs than at the last call, give the test its own Redis keys, and send `changed`.
         """
         test = self._test
         if test is not None and test.connection.alias == using and test.blocks:

@@ -1,7 +1,7 @@
-"""Look for users, and handle the deletion of users. Users may be in another database than the app's tables.
+"""Look for users, and handle the deletion of users. Users can be in another database than the app's tables.
 
-When a user is deleted, Django's own `on_delete` handlers search the user's database for rows that name the user. But
-the app's tables may be in another database.
+When a user is deleted, Django's own `on_delete` handlers search the user's database for rows that name the user. The
+handlers of this module search the database of the app's tables.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ protect.lazy_sub_objs = set_null.lazy_sub_objs = True  # type: ignore[attr-defin
 def _rows(field: Any, rows: Any, using: str) -> Any:
     """Return the query for the rows that name the user. It runs in the database that contains these rows."""
     if using != router.db_for_write(field.remote_field.model):
-        # Users are written to another database, so this row is a copy. Rows that name the copy are in its database.
+        # Users are written to another database, so this user is a copy. Rows that name the copy are in its database.
         return rows
     # The admin's query also joins the users. No query can join tables of two databases.
     return rows.using(conf.DATABASE).select_related(None)

@@ -1,4 +1,4 @@
-"""The version of the configuration: the number of the newest edit. Processes compare it with their rules' version.
+"""The version of the configuration: the number of the newest edit. A process compares it with its rules' version.
 
 Every write to a versioned row, also a bulk write, has these steps in one transaction:
 
@@ -33,8 +33,8 @@ from ratelimits.signals import rules_changed
 
 logger = logging.getLogger(__name__)
 
-#: Overrides, memberships and accounts are divided into this number of shards. A process always reads a whole shard. The
-#: number cannot be a setting, since each row stores the number of its shard.
+#: Overrides, memberships and accounts are divided into this many shards of the configuration. (These are not the shards
+#: of usage.) A process always reads a whole shard. This cannot be a setting, since each row stores its shard.
 KEY_SHARDS = 64
 #: Primary key of the only row of `ConfigVersion`.
 _ROW = 1
@@ -70,7 +70,7 @@ class ConfigVersion(models.Model):
 
     @classmethod
     def read(cls, using: str) -> tuple[int, int]:
-        """Return the version in force, and the oldest version from which a process can read only what changed."""
+        """Return the version in force, and `complete`: a process with an older version must read all rows again."""
         row = cls.objects.using(using).filter(pk=_ROW).values_list("version", "complete").first()
         return row or (0, 0)
 
@@ -97,7 +97,7 @@ class Change(ConfigVersion):
 
 
 class Tombstone(models.Model):
-    """A mark that a row was deleted or got another subject. It has the former subject: key, rule name, plan.
+    """A mark that a row was deleted, or is now about another key, rule or plan. It has the former key, rule and plan.
 
     Processes read tombstones to learn for which key, rule or plan they must read the rules again.
     """
@@ -161,7 +161,7 @@ class _Publisher:
 
 
 def _raise_above(using: str, in_force: int) -> None:
-    """Raise the version above Redis's version. It is higher if the database was restored or was created again."""
+    """Raise the version above the version in Redis, which is higher if the database was restored or created again."""
     logger.warning(
         "Redis has configuration version %s, which is newer than that of the database %r: the version is raised above"
         " it, and every process reads everything again",
@@ -217,7 +217,7 @@ M = TypeVar("M", bound="Versioned")
 
 
 class VersionedQuerySet(models.QuerySet[M]):
-    """A queryset whose bulk writes do the same as single writes: version, publishing, tombstones and history."""
+    """A queryset whose bulk writes also raise and publish the version, and write tombstones and history."""
 
     def _rows(self, pks: Collection[Any]) -> list[M]:
         return list(self.model._base_manager.using(self.db).in_bulk(list(pks)).values())
@@ -263,10 +263,10 @@ class VersionedQuerySet(models.QuerySet[M]):
                 row.stamp(edit)
             names = {*fields}
             derived = {*self.model.derived_fields} if names & {*self.model.subject_fields} else set()
-            # Django's `bulk_update` calls `update`. On this class, `update` would be a second edit.
+            # Django's `bulk_update` calls `update`. The `update` of this class would record the changes a second time.
             django_rows: models.QuerySet[M] = models.QuerySet(self.model, using=self.db)
             changed = django_rows.bulk_update(rows, names | derived, batch_size)
-            # All rows get the same version. `bulk_update` would take several times as long to write it.
+            # All rows get the same version. `bulk_update` would need several times as long as `update` to write it.
             pks = [row.pk for row in rows]
             for first in range(0, len(pks), _CHUNK):
                 chunk = django_rows.filter(pk__in=pks[first : first + _CHUNK])

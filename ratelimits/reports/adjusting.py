@@ -26,7 +26,7 @@ def start_of(adjustment: Adjustment) -> int:
 
 def unreported(using: str, **filters: Any) -> QuerySet[Adjustment]:
     """Return the adjustments that count but are not on a report, in the order in which a report lists them."""
-    rows = Adjustment.objects.using(using).filter(report=None, approval__in=Adjustment.COUNTS, **filters)
+    rows = Adjustment.objects.using(using).filter(report=None, approval__in=Adjustment.REPORTABLE, **filters)
     return rows.order_by("created_at", "reference")
 
 

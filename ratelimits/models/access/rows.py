@@ -19,7 +19,7 @@ from ratelimits.models.versions import Edit, Tombstone, Versioned
 
 
 class Access(Versioned):
-    """A block or an allow of a target, which is a key or a network. While it is in force, no rule decides."""
+    """A block or an allow of a target (a key or network). While it is in force, no rule decides about the target."""
 
     class Effect(models.TextChoices):
         """A block refuses the target's requests; an allow exempts them from all rules."""

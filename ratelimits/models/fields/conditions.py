@@ -1,4 +1,4 @@
-"""The conditions that the table of rules checks."""
+"""The conditions that the database checks for each row of the table of rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fields of rules that only some algorithms have, and the fields that overrides also have."""
+"""The fields that only rules with some algorithms use, and functions that make fields for rules and overrides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from django.db import models
 from ratelimits.algorithms.limits import ALGORITHMS
 from ratelimits.models.fields.durations import SecondsField
 
-#: The fields that only some algorithms have. The values are written if a rule's algorithm does not have the field.
+#: The fields that only some algorithms have. If the algorithm of a rule does not have a field, this value is stored
+#: in the field.
 PARAMETERS: dict[str, Any] = {
     "capacity": None,
     "rate": None,

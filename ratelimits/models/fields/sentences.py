@@ -73,7 +73,7 @@ def _cached(
     max_wait: Decimal | None,
     _language: str | None,
 ) -> str:
-    """Return a sentence in the current language. To translate it again for 1,000 rules would take long."""
+    """Return a sentence in the current language, from a cache: to translate the sentences of 1,000 rules takes long."""
     parts = [_("nothing passes")] if algorithm.admits_nothing else list(algorithm.sentence(_WORDS, unit))
     if algorithm.may_wait and max_wait and not algorithm.admits_nothing:
         parts.append(_("waiting up to %(span)s") % {"span": _WORDS.span(max_wait)})

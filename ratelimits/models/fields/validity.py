@@ -1,4 +1,4 @@
-"""The span of time in which a row is in force: an override, a plan membership, a block or an allow."""
+"""The span of time in which an override, a plan membership, a block or an allow is in force."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def validate_period(valid_from: Any, valid_until: Any) -> None:
 
 
 def overlapping(row: Any, others: QuerySet[M]) -> M | None:
-    """Return the first of `others` that is in force at the same time as `row`, now or later. Return None if none is.
+    """Return the first of `others` that is in force at the same time as `row`, now or later; None if there is none.
 
     Ignore rows that have ended. Call this within `versions.editing`: then no other editor can add a row meanwhile.
     """
@@ -41,7 +41,7 @@ def overlaps(rows: Iterable[M], now: datetime) -> Iterator[tuple[M, M]]:
     """Yield pairs of rows that are in force at the same time, now or later.
 
     The function does for many rows in memory what `overlapping` does for one row with queries. If a row overlaps
-    several earlier rows, it is yielded only once, with one of them.
+    several rows that start earlier, only one pair with these rows is yielded.
     """
     not_ended: list[Any] = [row for row in rows if _ends_after(row, now)]
     last_to_end: Any = None

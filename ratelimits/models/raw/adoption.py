@@ -118,7 +118,7 @@ def _adopt(model: type[Versioned], edit: Edit, reason: str, progress: Progress) 
 
 
 def adopt_after_migrate(using: str, apps: Apps | None = None, plan: Collection[Any] = (), **kwargs: Any) -> None:
-    """Adopt rows that data migrations wrote. Their historical models write no version, so the rows had no effect yet.
+    """Adopt rows that data migrations wrote. Historical models write no version, so these rows have no effect yet.
 
     Do nothing after a flush, or if the migrated tables do not have the columns of the present models.
     """

@@ -1,6 +1,6 @@
-"""Complete rows that are loaded from a fixture, by `loaddata` or by other code that saves deserialised objects.
+"""Give a version and a history record to rows that `loaddata`, or other code, loads from a fixture.
 
-Django saves such rows without the app's `save`. So they get their version and their history record here.
+Django saves such rows without a call of the app's `save`, which would do this.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ratelimits.models.versions import (
 )
 
 _REASON = "loaddata"
-#: For each connection: the versions of the history records that `_record_edit` added in the open transaction, by model
-#: and primary key of the row.
+#: This dict has, for each connection, the versions of the history records that `_record_edit` added in the open
+#: transaction, by the row's model and primary key.
 _added_versions: WeakKeyDictionary[Any, dict[tuple[type[models.Model], Any], int]] = WeakKeyDictionary()
 
 
@@ -47,7 +47,7 @@ def _before(sender: type[models.Model], instance: models.Model, using: str, **kw
 
 @receiver(post_save, dispatch_uid="ratelimits.fixtures.after")
 def _after(sender: type[models.Model], instance: models.Model, using: str, **kwargs: Any) -> None:
-    """Record the edit once the row is saved. If the version was published earlier, processes could miss the row."""
+    """Record the edit after the row is saved. If the version were published before, processes could miss the row."""
     if not kwargs.get("raw"):
         return
     if isinstance(instance, Versioned):
@@ -78,7 +78,7 @@ def _record_edit(row: Versioned, former: Versioned | None, using: str) -> None:
 
 
 def _is_recorded(row: Versioned, using: str) -> bool:
-    """Return whether the newest history record already equals the row: in a fixture, records may come before rows."""
+    """Return whether the newest history record already equals the row: in a fixture, records can come before rows."""
     records: Any = type(row).history.using(using)
     newest = records.filter(id=row.pk).order_by("-version", "-history_id").first()
     return newest is not None and newest.history_type != "-" and not _differ(row, newest, "version", "since")

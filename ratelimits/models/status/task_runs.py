@@ -8,7 +8,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class TaskRun(models.Model):
-    """The first run, the last success and the last failure of one task. Any process may have run it."""
+    """The first run, the last success and the last failure of one task, in any process."""
 
     class Task(models.TextChoices):
         """The tasks that bring usage to the ledger and to reports."""

@@ -1,4 +1,4 @@
-"""Check that not more than `MAX_LIMITS` rules can apply to one request."""
+"""Check that at most `MAX_LIMITS` rules can apply to one request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Row(NamedTuple):
 def too_many(rules: QuerySet[Rule], edited: Rule | None = None) -> Crowd | None:
     """Return the largest number of these rules that can apply to one request. Return None if at most `MAX_LIMITS` can.
 
-    With `edited`, an unsaved rule, look only at requests to which this rule would apply. A request may have two plans,
+    With `edited`, an unsaved rule, look only at requests to which this rule would apply. A request can have two plans,
     the plan of its key and the plan of its account. The rules of these plans apply together with the default rules, but
     a plan's rule replaces the default rule of the same name.
     """
@@ -73,7 +73,8 @@ def too_many(rules: QuerySet[Rule], edited: Rule | None = None) -> Crowd | None:
 def _requests(rows: list[_Row], edited_row: _Row | None) -> Iterator[tuple[str, str, str]]:
     """Yield (scope, method, callers) that stand for all requests.
 
-    The method "" stands for methods that no rule names. Every user may be a member of all groups.
+    The method "" stands for methods that no rule names. A user can be a member of all groups, so a rule for a group is
+    taken as a rule for all authenticated callers.
     """
     scopes = {row.scope for row in rows} | {"*"}
     if edited_row is not None and edited_row.scope != "*":

@@ -46,7 +46,7 @@ _ADVICE = {
 
 
 def check_rule(rule: Rule, rules: QuerySet[Rule], overrides: QuerySet[KeyOverride]) -> None:
-    """Raise ValidationError, with a message for each error, if the rule is not valid together with all other rows."""
+    """Raise ValidationError, with a message for each error, if the rule is not valid, alone or with the other rows."""
     errors = _parameter_errors(rule) or _override_errors(rule, overrides)
     errors |= _name_errors(rule, rules) | _billing_errors(rule, rules)
     if problem := rule.start_problem():
@@ -170,7 +170,7 @@ def _crowding_errors(rule: Rule, rules: QuerySet[Rule]) -> Errors:
 
 
 def _billing_errors(rule: Rule, rules: QuerySet[Rule]) -> Errors:
-    """Return an error if another rule that may apply to the same requests bills the same kind of key and meter."""
+    """Return an error if another rule that can apply to the same requests bills the same kind of key and meter."""
     if not rule.bills:
         return {}
     billing = rules.filter(bills=True, key_kind=rule.key_kind, meter=rule.meter)
@@ -198,7 +198,7 @@ def _billing_errors(rule: Rule, rules: QuerySet[Rule]) -> Errors:
 def _prefetch_errors(rule: Rule) -> Errors:
     """Return an error if the rule has `prefetch` but its permits cannot be prefetched.
 
-    All permits of such a rule must become free again at the same moment.
+    Permits can be prefetched only if all permits of the rule become free again at the same moment.
     """
     if rule.prefetch is None:
         return {}
@@ -222,7 +222,7 @@ def _may_prefetch(rule: Rule) -> bool:
 
 
 def check_override(override: KeyOverride, overrides: QuerySet[KeyOverride], rules: QuerySet[Rule]) -> None:
-    """Raise the errors of `check_numbers`. Also raise ValidationError if another override overlaps."""
+    """Raise ValidationError as `check_numbers` does, and if another override is in force at the same time."""
     check_numbers(override, rules)
     _check_overlap(override, overrides)
 
