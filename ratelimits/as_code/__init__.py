@@ -46,8 +46,8 @@ _DEFAULTS: dict[str, Any] = {
     "lasting": None,
 }
 _FEES = ("flat_fee", "minimum")
-#: If the entry of a plan does not have these fields, `load` does not change them. So an old file without prices deletes
-#: no prices.
+#: If the entry of a plan does not have these fields, `load` does not change the plan's currency and prices. So an old
+#: file without prices deletes no prices.
 _OPTIONAL_IN_FILE = ("currency", "prices")
 _EXAMPLE = '{"plans": {"pro": {"name": "Pro", "includes": {"requests": 10000}}}, "rules": [{"name": …}, …]}'
 
@@ -55,7 +55,7 @@ Document = dict[str, Any]
 
 
 class RefusedError(ValueError):
-    """Says why a document cannot be loaded. `problems` has a sentence for each error."""
+    """Raised if a document cannot be loaded. `problems` has a sentence for each error."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -216,7 +216,7 @@ def load(
         if problems:
             raise RefusedError(problems)
         if not changes:
-            transaction.set_rollback(True, using=using)  # An edit without changes must not take a version number.
+            transaction.set_rollback(True, using=using)  # An edit without changes must not raise the version.
     return changes
 
 

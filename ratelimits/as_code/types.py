@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ratelimits.algorithms.parsing import MAX_PERMITS
 
-#: Maximum number of characters of a value in a message. A longer value is cut.
+#: A message shows at most this many characters of a value. A longer value is cut.
 _MAX_SHOWN = 60
 
 
@@ -28,7 +28,7 @@ class FieldType(NamedTuple):
 def is_text(value: Any) -> bool:
     """Return whether the value is a text that a database can store.
 
-    A text in JSON may contain NUL characters and surrogates, which a database cannot store.
+    A text in JSON can contain NUL characters and surrogates, which a database cannot store.
     """
     return isinstance(value, str) and "\0" not in value and not any("\ud800" <= char <= "\udfff" for char in value)
 
@@ -79,7 +79,7 @@ PRICE: dict[str, FieldType] = {
     "minimum": _DECIMAL,
 }
 
-#: Fields of a rule that may be null. null means the same as a missing field.
+#: Fields of a rule that are allowed to be null. A null means the same as a missing field.
 _NULLABLE: dict[str, FieldType] = {
     "plan": _NAME,
     "capacity": _WHOLE_NUMBER,
@@ -174,7 +174,7 @@ def printable(text: str) -> str:
 def decoded(raw: bytes) -> Any:
     """Return the value of a JSON text in UTF-8, with exact decimals.
 
-    Raise ValueError if the text is not JSON. Its message has the number of the wrong line.
+    Raise ValueError if the text is not such JSON. In most cases the message says which line is wrong.
     """
     try:
         return json.loads(raw.decode("utf-8-sig"), parse_float=Decimal, parse_constant=Decimal)

@@ -20,8 +20,8 @@ _INTERVAL = 0.2
 class _Display(NamedTuple):
     """A way to show stages on a terminal.
 
-    draw   shows the stages that have begun, with the number of things done in each. At the end of the command, it is
-           called with `last=True`
+    draw   shows the stages that have begun, and how much of each is done. At the end of the command, it is called with
+           `last=True`
     above  takes a file, and returns a file to use instead: text that is written to the returned file appears above the
            stages
     """
@@ -32,10 +32,10 @@ class _Display(NamedTuple):
 
 @contextmanager
 def shown(command: BaseCommand, *, alone: bool = False) -> Iterator[Progress]:
-    """Yield a Progress, and show it on standard error until the block ends, if standard error is a terminal.
+    """Yield a Progress. If standard error is a terminal, show the progress there until the block ends.
 
-    What the command writes meanwhile appears above the progress. With `alone`, show nothing if standard output is a
-    terminal too. This is for commands that write data.
+    What the command writes meanwhile appears above the progress. If `alone` is true, show nothing if standard output is
+    a terminal too: this is for commands that write data to standard output.
     """
     progress = Progress()
     if not command.stderr.isatty() or (alone and command.stdout.isatty()):
@@ -52,7 +52,7 @@ def shown(command: BaseCommand, *, alone: bool = False) -> Iterator[Progress]:
 
 @contextmanager
 def _drawn(progress: Progress, display: _Display) -> Iterator[None]:
-    """Draw the stages in another thread until the block ends. Then draw their last state."""
+    """Draw the stages in another thread until the block ends. Then draw the stages as they are at the end."""
     ended = threading.Event()
 
     def draw() -> None:
@@ -170,6 +170,6 @@ def _text(stage: Stage, *, last: bool) -> str:
 
 
 def _rate(done: float, seconds: float) -> str:
-    """Return the number of things done per second."""
+    """Return, as a text, how many things are done per second."""
     rate = done / seconds if seconds else 0
     return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.1f}/s"

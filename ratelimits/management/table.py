@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
-#: Only these first rows decide how wide the columns are, so that a table of any length needs little memory.
+#: This many first rows decide how wide the columns are. So a table of any length needs little memory.
 _MEASURED = 200
 
 
@@ -14,7 +14,7 @@ def table(
 ) -> Iterator[str]:
     """Yield the lines of a table. Whole numbers are at the right of their column. `heading` colours the first line.
 
-    Control characters in texts are escaped, since they could move the cursor or hide other lines.
+    Control characters in texts are escaped, since they could move the cursor or hide lines.
     """
     remaining = iter(rows)
     first = list(islice(remaining, _MEASURED))

@@ -1,6 +1,6 @@
 """Read the cells of a line with the fields of a form.
 
-So a cell accepts the same texts as the form in the admin, and has the same messages.
+So a cell accepts the same texts as the field in the admin's form, and gives the same messages.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compare the lines of a file with the rows of its table, and find the effect of each line.
 
-Several rows may have the same key, if they are valid at different times. So all lines with the same key are checked
+Several rows can have the same key, if they are valid at different times. So all lines with the same key are checked
 together. If one of these lines is wrong, none of them is imported. Each portion of lines takes one query.
 """
 
@@ -48,7 +48,7 @@ class FieldChange(NamedTuple):
 class ComparedLine:
     """A line and its effect.
 
-    number    the number of the line in the file
+    number    the number that a text editor shows for the line
     name      the key of the row, and its rule if it has one
     stored    the row that the line changes, as the database has it; None for a new row
     row       the row as it will be after the import
@@ -163,9 +163,9 @@ class _Comparison:
         return compared
 
     def _matching(self, values: dict[str, Any], stored: list[Any]) -> list[Any]:
-        """Return the rows that a line can mean. If the line does not say which row it means, there may be several.
+        """Return the stored rows that a line can mean. There can be several if the line does not give the start.
 
-        If a row has the same start and end as the line, return only this row, even if its end has passed.
+        If a row has the same start and end as the line, return only this row, even if the row's end has passed.
         """
         if not self.table.dated:
             return stored

@@ -38,7 +38,7 @@ class NotImportedError(Exception):
 class ChangedSinceError(Exception):
     """Raised if nothing was imported, because the file would now make other changes than the user has seen.
 
-    `lines` are the lines whose rows have changed since then.
+    `lines` are the lines whose stored rows were changed after the user saw the effect of the file.
     """
 
     def __init__(self, lines: list[ComparedLine]) -> None:
@@ -97,7 +97,7 @@ def import_rows(
 ) -> FileDifference:
     """Write the rows of a file in one edit, and return the effect. `seen` is the effect as the user has seen it.
 
-    With `good_only`, lines that are wrong are left out. A file that changes nothing makes no new version of the
+    If `good_only` is true, lines that are wrong are left out. A file that changes nothing makes no new version of the
     configuration.
 
     Raise ChangedSinceError if the effect now differs from `seen`. Raise NotImportedError if lines are wrong and
@@ -125,7 +125,7 @@ def _write(table: FileTable, portion: Sequence[ComparedLine], using: str, after_
     changed = [line.row for line in portion if line.state is LineState.CHANGED]
     new = [line.row for line in portion if line.state is LineState.NEW]
     rows: Any = table.model._default_manager.using(using)
-    # First change rows, then add rows. A change may end a row, so that a new row of the same key can follow.
+    # First change rows, then add rows: perhaps a change ends a row, so that a new row of the same key can follow it.
     if changed:
         rows.bulk_update(changed, {change.field for line in portion if line.stored for change in line.changes})
     if new:

@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from ratelimits.formulas import restored
 from ratelimits.row_files.tables import FileTable
 
-#: Maximum size of a file in bytes, and maximum number of its lines below the header.
+#: Maximum size of a file in bytes, and how many lines it can have below the header.
 MAX_BYTES, MAX_LINES = 10 * 1024 * 1024, 100_000
 #: Separators that spreadsheets write.
 _SEPARATORS = ",;\t"
@@ -26,7 +26,7 @@ class BadFileError(ValueError):
 class SourceLine(NamedTuple):
     """A line of a file.
 
-    number   the number of the line in a text editor
+    number   the number that a text editor shows for the line
     problem  a sentence if the line has too many or too few cells, else ""
     """
 
@@ -54,7 +54,7 @@ def too_large(size: int) -> str:
 def read(raw: bytes, table: FileTable) -> Source:
     """Return the lines of a CSV file. Raise BadFileError if the file cannot be read.
 
-    The file may begin with a byte order mark. The separator of the cells is the one of comma, semicolon and tab that
+    The file can begin with a byte order mark. The separator of the cells is a comma, a semicolon or a tab: the one that
     the header contains most often. Empty lines are left out.
     """
     if message := too_large(len(raw)):

@@ -22,7 +22,7 @@ class Known:
 
     @classmethod
     def read(cls, using: str) -> Known:
-        """Return all plans and rules. There are two queries."""
+        """Return all plans and rules. This needs two queries."""
         rules: dict[str, list[Rule]] = {}
         for rule in Rule.objects.using(using).select_related("plan"):
             rules.setdefault(rule.name, []).append(rule)
@@ -57,7 +57,7 @@ class FileTable:
 
     @property
     def numbers(self) -> set[str]:
-        """Return the columns with numbers and moments. A spreadsheet never reads their texts as formulae."""
+        """Return the columns with numbers and moments. A spreadsheet never reads the texts in them as formulae."""
         return {"valid_from", "valid_until", "capacity", "rate", "period"} & {*self.columns}
 
 
@@ -90,7 +90,7 @@ TABLES = {
 
 
 def written(value: Any) -> str:
-    """Return the text of a cell for a value. The text of a plan is its slug, the text of None is "".
+    """Return the text of a cell for a value: the slug for a plan, and "" for None.
 
     Moments are written in UTC.
     """
@@ -106,6 +106,6 @@ def written(value: Any) -> str:
 
 
 def lines(table: FileTable, rows: Iterable[Any]) -> Iterator[list[str]]:
-    """Yield the cells of each row. A spreadsheet reads no cell as a formula; an import makes the same rows again."""
+    """Yield the cells of each row. No spreadsheet reads a cell as a formula. An import makes the same rows again."""
     for row in rows:
         yield [restorable(written(getattr(row, name))) for name in table.columns]

@@ -52,7 +52,7 @@ class Command(ExplainedCommand):
             raise CommandError(str(error)) from error
 
     def _prune(self, month: str, directory: Path, progress: Progress) -> None:
-        # The month begins first in the easternmost time zone. Only usage from before this moment is moved.
+        # Usage is moved if it is from before the month begins in the easternmost time zone, where it begins first.
         before = month_window(month)[0] // SECOND
         for pruned in archive.prune(conf.DATABASE, before, directory, progress):
             self.stdout.write(f"{pruned.path}: {pruned.batches} batches, {pruned.lines} lines")

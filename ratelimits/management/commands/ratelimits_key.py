@@ -30,8 +30,7 @@ from ratelimits.rules.grants import grant
 from ratelimits.status.key_owners import nobody_has, without_effect
 from ratelimits.status.known_keys import known_keys, typed_key
 
-#: Exit status if Redis or the database does not answer. (The exit status is 2 if the arguments are not valid, and 1 if
-#: the command did nothing for another reason.)
+#: The exit status if Redis or the database does not answer.
 NO_ANSWER = 3
 
 

@@ -14,8 +14,8 @@ from ratelimits.management.progress import shown
 from ratelimits.models.raw.adoption import adopt
 from ratelimits.models.versions import ConfigVersion, Tombstone, editing
 
-#: Tombstones (records of deleted rows) that are older than this (µs) are deleted. A tombstone says when a rule was
-#: deleted. So it also says until when the limit of the rule was in force.
+#: Tombstones (marks of deleted rows) that are older than this (µs) are deleted. Newer ones are kept: the tombstone of a
+#: rule says until when the rule was in force.
 _TOMBSTONE_AGE = 30 * 86_400_000_000
 
 

@@ -86,7 +86,8 @@ class Command(ExplainedCommand):
             with ExitStack() as stack:
                 stack.enter_context(_stoppable())
                 file = stack.enter_context(_opened(batch or trace or "-"))
-                # Results are printed while the trace is read, but a summary is printed at the end.
+                # Results are printed while the trace is read, so no progress must appear between them. But a summary is
+                # printed at the end.
                 progress = stack.enter_context(shown(self, alone=not options["summary"]))
                 texts = progress.counted("lines", file, _line_count(file) if self.stderr.isatty() else None)
                 if batch is not None:
@@ -157,7 +158,7 @@ class Command(ExplainedCommand):
 
 
 class _Replay(Replay):
-    """A replay of the lines of a trace, up to the first bad line. The bad line becomes `error`."""
+    """A replay of the lines of a trace, up to the first bad line. `error` is about the bad line."""
 
     def __init__(
         self, rules: Rules, objects: Iterable[tuple[int, Any]], prefix: str = "", error: BadLine | None = None
@@ -217,7 +218,7 @@ def _opened(name: str) -> BinaryIO:
 
 
 def _line_count(file: BinaryIO) -> int | None:
-    """Return the number of lines of a file; None if it can be read only once, as a pipe."""
+    """Return the number of lines of a file; None if it can be read only once, such as a pipe."""
     if not file.seekable():
         return None
     start = file.tell()

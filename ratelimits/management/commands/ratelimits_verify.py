@@ -75,8 +75,8 @@ class Command(ExplainedCommand):
     def _print_findings(self, verification: Verification, *, every: bool) -> int:
         """Print all findings, or only the first one. Return the number of printed findings."""
         count = 0
-        # Close the database cursor here. Otherwise the garbage collector may close the cursor while its connection runs
-        # another statement. The connection would then wait for ever.
+        # Close the database cursor here. Otherwise the garbage collector could close the cursor while the cursor's
+        # connection runs another statement. The connection would then wait for ever.
         with closing(verification.findings()) as findings:
             for finding in findings:
                 count += 1
