@@ -15,7 +15,7 @@ from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.db import transaction
 
 from ratelimits.algorithms.limits import ALGORITHMS, fields_of
-from ratelimits.as_code.types import as_json, decoded, is_text, plan_problems, printable, rule_problems
+from ratelimits.as_code.types import as_json, decoded, is_text, plan_type_problems, printable, rule_type_problems
 from ratelimits.models.accounts import Plan, PlanInclusion
 from ratelimits.models.fields.rule_fields import PARAMETERS
 from ratelimits.models.prices import PlanPrice
@@ -167,7 +167,7 @@ def _plan_problems(slug: str, plan: Any) -> Iterator[str]:
     elif not isinstance(plan.get("prices", {}), dict):
         yield 'prices must be an object such as {"requests": {"unit_price": "0.10"}}'
     else:
-        yield from plan_problems(slug, plan)
+        yield from plan_type_problems(slug, plan)
 
 
 def _rule_problems(entry: Any) -> Iterator[str]:
@@ -184,7 +184,7 @@ def _rule_problems(entry: Any) -> Iterator[str]:
     algorithm_fields = ", ".join(fields_of(algorithm))
     for field in sorted(entry.keys() - allowed):
         yield f"“{name}”: {algorithm} has no field {printable(field)}: the fields of {algorithm} are {algorithm_fields}"
-    for problem in rule_problems({field: value for field, value in entry.items() if field in allowed}):
+    for problem in rule_type_problems({field: value for field, value in entry.items() if field in allowed}):
         yield f"“{name}”: {problem}"
 
 

@@ -122,7 +122,7 @@ RULE: dict[str, FieldType] = _NULLABLE | {
 }
 
 
-def rule_problems(entry: dict[str, Any]) -> Iterator[str]:
+def rule_type_problems(entry: dict[str, Any]) -> Iterator[str]:
     """Yield a sentence for each field of a rule whose value has a wrong type."""
     for field, value in entry.items():
         field_type = RULE.get(field)
@@ -130,7 +130,7 @@ def rule_problems(entry: dict[str, Any]) -> Iterator[str]:
             yield f"{field} must be {field_type.description}, not {as_json(value)}"
 
 
-def plan_problems(slug: str, plan: dict[str, Any]) -> Iterator[str]:
+def plan_type_problems(slug: str, plan: dict[str, Any]) -> Iterator[str]:
     """Yield a sentence for each wrong type of a value in a plan."""
     if not _NAME.accepts(slug):
         yield f"a plan's slug must be {_NAME.description}, not {as_json(slug)}"

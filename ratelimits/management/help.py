@@ -42,7 +42,7 @@ class ExplainedCommand(BaseCommand):
         self.stderr.write(sentence, str)
 
     def execute(self, *args: Any, **options: Any) -> Any:
-        # See no-color.org. Django only knows its own option.
+        # Django does not know the variable NO_COLOR (see no-color.org), only its own option.
         if os.environ.get("NO_COLOR") and not options.get("force_color"):
             options["no_color"] = True
         return super().execute(*args, **options)

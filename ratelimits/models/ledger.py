@@ -2,7 +2,7 @@
 
 The drain writes each row of `Batch` and `Line` once, and such a row never changes. Only compaction and archiving remove
 batches, always as a whole. Moments are in microseconds since 1970 UTC; bins and periods are in seconds since 1970 UTC.
-All of them are by the clock of Redis.
+All these moments are by the clock of Redis.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def existing_users(names: Iterable[str]) -> set[str]:
     for name in names:
         with suppress(ValidationError):
             pk = users._meta.pk.to_python(name)
-            users._meta.pk.run_validators(pk)  # A number may be too large for the database.
+            users._meta.pk.run_validators(pk)  # A number can be too large for the database.
             # Requests of user 7 have the key user:7. No request has a key with another spelling, such as user:07.
             if str(pk) == name:
                 pks[pk] = name

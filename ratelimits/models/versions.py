@@ -147,7 +147,7 @@ class _Publisher:
     def _publish(self, version: int) -> None:
         try:
             in_force = publish_version(version)
-            # Another editor may have published a newer version meanwhile, so the database is read once more.
+            # Perhaps another editor has published a newer version meanwhile, so the database is read once more.
             if in_force > version and in_force > ConfigVersion.read(self.using)[0]:
                 _raise_above(self.using, in_force)
         except (RedisError, OSError) as error:
@@ -300,7 +300,7 @@ class Versioned(models.Model):
     #: The reason that simple_history records with the next change.
     _change_reason: str | None
 
-    #: Fields that say which key, rule or plan a row is about. When one changes, a tombstone records the former values.
+    #: Fields that say which key, rule or plan a row is about. After a change, a tombstone has their former values.
     subject_fields: ClassVar[tuple[str, ...]] = ()
     #: Columns that `stamp` calculates from other columns.
     derived_fields: ClassVar[tuple[str, ...]] = ()
@@ -352,7 +352,7 @@ class Versioned(models.Model):
     @classmethod
     def as_of(cls, pk: int, version: int) -> Self:
         """Return the row as it was at a configuration version. Raise DoesNotExist if there was no such row then."""
-        # Do not read from a replica, which may not have this version yet.
+        # Do not read from a replica: perhaps it does not have this version yet.
         history: Any = cls.history.using(router.db_for_write(cls))
         records = history.filter(id=pk, version__lte=version)
         newest = records.order_by("-version", "-history_id").first()

@@ -72,7 +72,7 @@ class ComparedLine:
 def compare(table: FileTable, source: Source, using: str) -> Iterator[list[ComparedLine]]:
     """Yield the lines of a file in portions. Each line has its effect. `using` is the database of the rows.
 
-    The caller may write a portion before it takes the next one, because no key is in two portions.
+    The caller is allowed to write a portion before it takes the next one, because no key is in two portions.
     """
     return _Comparison(table, source, using).portions()
 

@@ -32,9 +32,9 @@ from ratelimits.usage.packet import Packet, chained, values
 
 #: The columns of a line, in the order in which they are written.
 COLUMNS = ("id", "batch_id", *SUBJECT, *COUNTERS, "checksum")
-#: Number of lines that one call of `executemany` writes.
+#: How many lines one call of `executemany` writes.
 _CHUNK = 2000
-#: Number of lines that are sent to COPY at once.
+#: How many lines are sent to COPY at once.
 _COPY_CHUNK = 500
 
 
@@ -94,7 +94,7 @@ def _advance(state: ShardState, packet: Packet) -> None:
 
 
 def _earlier(using: str, packet: Packet) -> tuple[bool, bool, bool]:
-    """Look for batches with the packet's identity: return whether one is in the ledger, in an archive, in quarantine.
+    """Return three values: whether a batch with this identity is in the ledger, was archived, was quarantined before.
 
     This is one statement instead of three queries of the ORM, because a drain executes it for each batch.
     """

@@ -52,7 +52,7 @@ def _count_batches() -> tuple[int, int]:
     """Return how many sealed batches and how many open batches are in Redis."""
     server, counts = current_server(), [0, 0]
 
-    def one_server(client: redis.Redis, shards: list[int]) -> None:
+    def count_on_server(client: redis.Redis, shards: list[int]) -> None:
         with client.pipeline(transaction=False) as pipeline:
             for shard in shards:
                 pipeline.llen(server.keyspace.sealed(shard))
@@ -61,5 +61,5 @@ def _count_batches() -> tuple[int, int]:
         counts[0] += sum(replies[::2])
         counts[1] += sum(replies[1::2])
 
-    on_each(server, range(server.keyspace.shards), one_server)
+    on_each(server, range(server.keyspace.shards), count_on_server)
     return counts[0], counts[1]

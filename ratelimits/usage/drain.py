@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 #: How many fields one HSCAN command reads, approximately.
 _SCAN = 2500
-#: How many threads of a drain write at the same time, if the database can lock rows. Each thread writes the batches of
-#: other shards than the other threads. The shards of one thread are called a *lane*.
+#: How many threads of a drain write at the same time, if the database can lock rows. Each thread has its own
+#: shards. The shards of one thread are called a *lane*.
 _LANES = 2
 #: How many batches are read from Redis in advance, while the database writes an earlier batch.
 _AHEAD = 2
@@ -52,7 +52,7 @@ class Drained:
 
     #: How many batches had each outcome.
     outcomes: Counter[BatchOutcome] = field(default_factory=Counter)
-    #: The number of lines that were written to the ledger.
+    #: How many lines were written to the ledger.
     lines: int = 0
     #: The server's fsync policy.
     fsync: str = ""
@@ -67,6 +67,7 @@ class Drained:
 
     @property
     def batches(self) -> int:
+        """Return how many batches were written to the ledger."""
         return self.outcomes[BatchOutcome.APPLIED]
 
 
@@ -156,7 +157,7 @@ def _declare_losses(
     with transaction.atomic(using=using, durable=True):
         for before_lock in changed:
             state = ShardState.lock(using, before_lock.shard)
-            # Read again under the lock: another process may have drained the shard meanwhile.
+            # Read again under the lock: perhaps another process has drained the shard meanwhile.
             read_again = read_pending(server, [before_lock.shard], drained.refused)
             pending = read_again[0] if read_again else None
             if state is None or pending is None or pending.run != before_lock.run:
@@ -197,7 +198,7 @@ def _read(server: Server, pending: Pending, name: str) -> _Read:
     except Unreadable as error:
         result = error
     except ResponseError as error:
-        # WRONGTYPE means that the key is not a batch. Other errors are temporary: the server may be busy.
+        # WRONGTYPE means that the Redis key is not a batch. Other errors pass, such as the error of a busy server.
         result = Unreadable(str(error)) if str(error).startswith("WRONGTYPE") else error
     return _Read(pending, name, result, name == pending.batches[-1])
 
@@ -322,6 +323,7 @@ def _handle_unreadable(server: Server, using: str, pending: Pending, name: str, 
         state = ShardState.lock(using, pending.shard)
         assert state is not None
         kind = client.type(key).decode()
+        # A name with "~" names a second batch with this identity, whose contents can differ (see lua/batch.lua).
         incarnation, _colon, number = name.partition("~")[0].rpartition(":")
         if number.isdigit() and (kind == "none" or "~" not in name):
             rows = Batch.objects.using(using).filter(shard=pending.shard, incarnation=incarnation)

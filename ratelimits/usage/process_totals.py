@@ -145,7 +145,7 @@ def declare_unreported(server: Server, shards: Sequence[int], now: int | None = 
         now = seconds * _SECOND + microseconds
     count = 0
     for shard, reply in zip(shards, replies, strict=True):
-        records = {} if isinstance(reply, ResponseError) else _late(reply, now)
+        records = {} if isinstance(reply, ResponseError) else _late_records(reply, now)
         if not records:
             continue
         rows = [_total(name, one) for name, meters in records.items() for one in meters if one.requests > 0]
@@ -158,7 +158,7 @@ def declare_unreported(server: Server, shards: Sequence[int], now: int | None = 
     return count
 
 
-def _late(reply: dict[bytes, bytes], now: int) -> dict[str, list[Uncounted]]:
+def _late_records(reply: dict[bytes, bytes], now: int) -> dict[str, list[Uncounted]]:
     """Return the records whose processes will not send anything more, by name. Leave out texts that are not records."""
     records = {}
     for name, text in reply.items():

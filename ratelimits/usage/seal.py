@@ -44,7 +44,7 @@ def seal() -> list[SealResult]:
     crash.reached("seal:before")
     replies: dict[int, Any] = {}
 
-    def one_server(client: redis.Redis, shards: list[int]) -> None:
+    def seal_on_server(client: redis.Redis, shards: list[int]) -> None:
         for first in range(0, len(shards), _CHUNK):
             chunk, clock = shards[first : first + _CHUNK], str(time_ns() // 1000)
             with client.pipeline(transaction=False) as pipeline:
@@ -52,7 +52,7 @@ def seal() -> list[SealResult]:
                     pipeline.eval(text, 1, server.keyspace.meta(shard), secrets.token_hex(12), "", clock)
                 replies.update(zip(chunk, pipeline.execute(raise_on_error=False), strict=True))
 
-    on_each(server, range(server.keyspace.shards), one_server)
+    on_each(server, range(server.keyspace.shards), seal_on_server)
     for reply in replies.values():
         # The server can refuse one shard, for example while the shard's slot moves to another node of a cluster.
         if isinstance(reply, ResponseError):

@@ -20,7 +20,7 @@ from ratelimits.progress import Progress
 from ratelimits.usage import crash, span_totals
 
 _SUMS = ("admitted_requests", "admitted_units", "denied_requests", "shadow_requests", "refunded_units")
-#: Number of batches that are added up in one query and one transaction.
+#: How many batches are added up in one query and one transaction.
 _CHUNK = 32
 
 

@@ -1,4 +1,4 @@
-"""Note when a background task last succeeded and last failed. The status page shows these times."""
+"""Note when a background task last succeeded and last failed. The status page shows these moments."""
 
 from __future__ import annotations
 

@@ -68,9 +68,9 @@ class Command(ExplainedCommand):
         month, account, output = options["period"], options["account"], options["output"]
         printed = output in (None, "-")
         as_table = options["format"] == TABLE or (output is None and options["format"] is None and self.stdout.isatty())
-        form = FORMATS["csv"] if as_table and printed else _format(options["format"], output)
-        if form.missing:
-            raise CommandError(form.missing)
+        export_format = FORMATS["csv"] if as_table and printed else _format(options["format"], output)
+        if export_format.missing:
+            raise CommandError(export_format.missing)
         if options["final_only"] and options["all_accounts"]:
             raise CommandError(
                 "--all-accounts adds provisional lines, and --final-only leaves out provisional lines: use only one of"
@@ -81,20 +81,20 @@ class Command(ExplainedCommand):
             line_count = _line_count(month, account)
             version = columns_of(month, account=account)
             reports = statements(month, account=account, all_accounts=options["all_accounts"], columns_version=version)
-            lines = lines_for(form, _statements_to_write(reports, counts, final_only=options["final_only"]))
+            lines = lines_for(export_format, _statements_to_write(reports, counts, final_only=options["final_only"]))
         except ValueError as error:
             raise CommandError(str(error)) from error
         try:
             with shown(self, alone=printed) as progress:
                 lines = progress.counted("lines", lines, line_count)
-                if form.accepted is not None:
-                    lines = form.accepted(lines, time_ns() // 1000)
+                if export_format.accepted is not None:
+                    lines = export_format.accepted(lines, time_ns() // 1000)
                 if as_table:
                     self._print_table(lines)
                 elif printed:
-                    self._print(form, form.stream(lines, version))
+                    self._print(export_format, export_format.stream(lines, version))
                 else:
-                    _save(form.stream(lines, version), Path(output))
+                    _save(export_format.stream(lines, version), Path(output))
         except (NotAccepted, UnreadableError) as error:
             raise CommandError(str(error)) from error
         except OSError as error:
@@ -109,9 +109,9 @@ class Command(ExplainedCommand):
         for line in table(_HEADERS, map(_cells, lines), self.style.MIGRATE_HEADING):
             self.stdout.write(line)
 
-    def _print(self, form: Format, chunks: Iterator[bytes]) -> None:
+    def _print(self, export_format: Format, chunks: Iterator[bytes]) -> None:
         byte_stream = getattr(self.stdout, "buffer", None)
-        if form.module == "xlsxwriter" and (byte_stream is None or self.stdout.isatty()):
+        if export_format.module == "xlsxwriter" and (byte_stream is None or self.stdout.isatty()):
             raise CommandError("A workbook cannot be shown in a terminal: name a file with --output.")
         for chunk in chunks:
             if byte_stream is None:

@@ -89,7 +89,7 @@ class Command(ExplainedCommand):
 def _printable(sentence: str) -> str:
     """Return a sentence with all control characters escaped.
 
-    The sentence may contain a name with such characters, and they could hide other lines or look like other lines.
+    The sentence can contain a name with such characters. They could hide other lines, or look like other lines.
     """
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in sentence)
 

@@ -25,7 +25,7 @@ def has_required_fields() -> Q:
 
 
 def may_prefetch() -> Q:
-    """Return the condition for rows whose permits may be prefetched. An empty field stands for its default value."""
+    """Return the condition for rows whose permits can be prefetched. An empty field stands for its default value."""
     condition = Q()
     for algorithm, algorithm_class in sorted(ALGORITHMS.items()):
         if algorithm_class.prefetch_where is not None:

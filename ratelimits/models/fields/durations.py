@@ -53,7 +53,7 @@ class LengthInput(forms.MultiWidget):
         return f"{id_}_0" if id_ else id_
 
     def decompress(self, value: Any) -> list[str]:
-        """Return the number and the unit of a value, which is a number of seconds or a typed text."""
+        """Return the number and the unit that the input shows for a value. The value is seconds or a typed text."""
         if value is None or value == "":
             return ["", "s"]
         try:

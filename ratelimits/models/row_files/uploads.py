@@ -18,7 +18,7 @@ class Upload(models.Model):
     """A compressed CSV file for one table. Every web server can show and import it."""
 
     table = models.CharField(_("table"), max_length=40)
-    #: The primary key of the user, as a text: the user may be in another database.
+    #: The primary key of the user, as a text: the user can be in another database.
     by = models.CharField(_("by"), max_length=255)
     content = models.BinaryField(_("content"))
     at = models.DateTimeField(_("at"), auto_now_add=True, db_index=True)

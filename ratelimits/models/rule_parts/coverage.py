@@ -21,9 +21,9 @@ class Callers(models.TextChoices):
     AUTHENTICATED = "authenticated", _("authenticated callers")
 
 
-def _prefix_field(label: Any, default: int, help_text: Any) -> models.PositiveSmallIntegerField[Any, Any]:
-    """Return an optional field for a prefix length from 1 to `default`."""
-    validators = [MinValueValidator(1), MaxValueValidator(default)]
+def _prefix_field(label: Any, longest: int, help_text: Any) -> models.PositiveSmallIntegerField[Any, Any]:
+    """Return an optional field for a prefix length from 1 to `longest`."""
+    validators = [MinValueValidator(1), MaxValueValidator(longest)]
     return models.PositiveSmallIntegerField(label, null=True, blank=True, validators=validators, help_text=help_text)
 
 

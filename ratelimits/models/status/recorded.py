@@ -9,7 +9,7 @@ from ratelimits.models.ledger import moment
 
 
 class RecordedRequest(models.Model):
-    """One recorded request. Its keys have the form in which rules count them, so the row contains no secret."""
+    """One recorded request. It names an API key as rules count the key, and never contains the secret."""
 
     at = models.BigIntegerField(_("time (µs)"))
     user = models.CharField(_("user"), max_length=300, blank=True)

@@ -47,7 +47,7 @@ class ArchiveError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """The batches and lines of one shard that were moved to an archive file."""
+    """How many batches and lines of one shard were moved to an archive file."""
 
     shard: int
     path: Path
@@ -73,7 +73,7 @@ def prune(using: str, before: int, directory: Path, progress: Progress | None = 
         old = batches.filter(position__lte=tallied)
         if first_newer is not None:
             old = old.filter(position__lt=first_newer)
-        # Check again: late usage may have been tallied while earlier shards were written.
+        # Check again: perhaps late usage was tallied while earlier shards were written.
         _refuse_open(PeriodUsage.objects.using(using).filter(period__lt=before, shard=shard))
         if old.exists():
             yield _prune_shard(using, shard, list(old), directory)
@@ -219,8 +219,8 @@ def _archive_errors(path: Path) -> Iterator[None]:
 def check(using: str, path: Path) -> str:
     """Compare a file with the digest that the ledger recorded for it, and return this digest.
 
-    Raise ArchiveError if the file has another digest. Call this before the file's content is used. The digest in a
-    forged file may match its content, but does not match the digest in the ledger.
+    Raise ArchiveError if the file has another digest. Call this before the file's content is used. In a forged file,
+    the digest can match the content of the file, but it does not match the digest in the ledger.
     """
     ranges = ArchivedRange.objects.using(using).filter(archive=path.name)
     digests = list(ranges.order_by().values_list("file_digest", flat=True).distinct())
@@ -252,7 +252,7 @@ def restore(using: str, path: Path) -> int:
     with transaction.atomic(using=using, durable=True):
         for shard in sorted(shards):
             ShardState.lock(using, shard)
-        recorded = check(using, path)  # Check again: another process may have restored the file meanwhile.
+        recorded = check(using, path)  # Check again: perhaps another process has restored the file.
         count = _insert(using, read(path, recorded))
         ArchivedRange.objects.using(using).filter(archive=path.name).update(restored_at=timezone.now())
     return count

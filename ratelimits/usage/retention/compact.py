@@ -26,7 +26,7 @@ from ratelimits.usage.packet import canonical, content_digest, header_of
 
 #: An hour in µs. Batches are joined if they were sealed in the same hour, by the server's clock.
 SPAN = 3_600_000_000
-#: Number of batches whose lines are added up in one query.
+#: How many batches have their lines added up in one query.
 _CHUNK = 32
 #: Maximum number of batches that are joined in one transaction.
 _MAX_BATCHES = 4096

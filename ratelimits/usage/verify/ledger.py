@@ -39,7 +39,7 @@ def verify_ledger(
     """Yield a sentence for each error in the ledger.
 
     A caller that stops early must close this generator, because open database cursors belong to it. `archive` says that
-    the database contains an archive. The chains of an archive may start at any position. The numbers of checked rows
+    the database contains an archive. The chains of an archive can start at any position. The numbers of checked rows
     are added to `checked`, by kind.
     """
     checked = Counter() if checked is None else checked

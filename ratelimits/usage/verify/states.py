@@ -37,7 +37,7 @@ def verify_states(using: str, shards: Collection[int]) -> Iterator[str]:
             yield f"{name} has batches, but no row of its state"
             continue
         yield from _verify_position(name, state)
-        # Read the state again: a batch may have been quarantined or resolved meanwhile.
+        # Read the state again: perhaps a batch was quarantined or resolved meanwhile.
         if state.frozen != (shard in frozen) and _still_differs(using, state):
             yield (
                 f"{name} is frozen, but has no unresolved quarantined batch"

@@ -58,13 +58,13 @@ def _before_watermark(server: Server, watermarks: Mapping[int, int]) -> Iterator
     """Yield, for each shard, the oldest batch in Redis, if it was opened before the shard's watermark."""
     waiting: list[_WaitingBatch] = []
 
-    def one_server(client: redis.Redis, shards: list[int]) -> None:
+    def read_from_server(client: redis.Redis, shards: list[int]) -> None:
         waiting.extend(_waiting(server, client, [shard for shard in shards if watermarks.get(shard)]))
 
-    on_each(server, range(server.keyspace.shards), one_server)
+    on_each(server, range(server.keyspace.shards), read_from_server)
     shards = set()
     for batch in sorted(waiting, key=lambda batch: (batch.shard, batch.opened_at)):
-        # After a failover, the clock of the new server may differ a little from the clock of the old one.
+        # After a failover, the clock of the new server can differ a little from the clock of the old server.
         if batch.shard not in shards and batch.opened_at < watermarks[batch.shard] - TOLERANCE:
             shards.add(batch.shard)
             yield batch
