@@ -1,9 +1,9 @@
 """Billing periods that keep their start and end when their account changes.
 
-The *terms* of an account are its time zone and its billing anchor. They determine when its billing periods start and
-end. When the terms change, the account's latest period with usage keeps its start and end. This period is called the
-*kept period*. The next period, under the new terms, starts at the end of the kept period. So billing periods never
-overlap.
+The *terms* of an account are its time zone and its billing anchor. They determine when the account's billing periods
+start and end. When the terms change, the account's latest period with usage keeps its start and end. This period is
+called the *kept period*. The next period, under the new terms, starts at the end of the kept period. So billing periods
+never overlap.
 
 A period is also kept when the account is renamed or deleted, and when a new account has an identifier with usage.
 """

@@ -1,4 +1,6 @@
-"""The version of the configuration: the number of the newest edit. A process compares it with its rules' version.
+"""The version of the configuration: the number of the newest edit.
+
+Each process compares this version with the version of the rules in its memory.
 
 Every write to a versioned row, also a bulk write, has these steps in one transaction:
 
@@ -34,7 +36,7 @@ from ratelimits.signals import rules_changed
 logger = logging.getLogger(__name__)
 
 #: Overrides, memberships and accounts are divided into this many shards of the configuration. (These are not the shards
-#: of usage.) A process always reads a whole shard. This cannot be a setting, since each row stores its shard.
+#: of usage.) A process always reads a whole shard. The constant cannot be a setting, since each row stores its shard.
 KEY_SHARDS = 64
 #: Primary key of the only row of `ConfigVersion`.
 _ROW = 1
@@ -88,7 +90,7 @@ class ConfigVersion(models.Model):
 
 
 class Change(ConfigVersion):
-    """A model without its own table. Because of it, the admin's index lists the page of all changes."""
+    """A model without its own table. It gives the page of all changes an entry in the admin's index."""
 
     class Meta:
         proxy = True

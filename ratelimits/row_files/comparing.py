@@ -37,7 +37,7 @@ class LineState(StrEnum):
 
 
 class FieldChange(NamedTuple):
-    """A field that a line would change. `before` and `after` are its values as texts."""
+    """A field that a line would change. `before` and `after` are the field's values as texts."""
 
     field: str
     before: str

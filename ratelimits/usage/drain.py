@@ -59,8 +59,8 @@ class Drained:
     #: The error for each shard that the server refused.
     refused: dict[int, ResponseError] = field(default_factory=dict)
     #: The runs of the servers that answered after the batches were listed. (A run is the time from a start of a server
-    #: until its restart.) If they contain the former run of a shard, the server of that run did not restart. Then the
-    #: shard was moved to another node, and lost nothing.
+    #: until its restart.) If the former run of a shard is among these runs, the server of that run did not restart.
+    #: Then the shard was moved to another node, and lost nothing.
     live_runs: set[str] = field(default_factory=set)
     #: The function that is called with 1 after each batch, to show the progress.
     add_progress: Callable[[int], None] = lambda _batches: None

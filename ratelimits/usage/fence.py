@@ -47,7 +47,7 @@ class NotFencedError(RuntimeError):
 
 
 def fence(server: Server, run: str, max_wait: float = MAX_WAIT, shard: int = 0) -> str:
-    """Wait until all earlier writes to the server of a shard are on this server's disk. Return its fsync policy.
+    """Wait until the server of a shard has all earlier writes on its disk. Return the server's fsync policy.
 
     If RATELIMITS["FENCE"] is "none", do not wait, and return "none". `run` names the run in which the batches were read
     (a run is the time from a start of the server until its restart). The call writes the Redis key

@@ -1,4 +1,4 @@
-"""Process totals: the numbers of requests that each process has counted itself. Reports compare them with the ledger.
+"""Process totals: the numbers of requests that each process has counted itself. Reports compare these with the ledger.
 
 When a total has grown, its process writes the whole new total. So writing a total twice changes nothing, and a process
 that dies loses at most the requests since its last write.
@@ -41,8 +41,9 @@ FOLDED = ("admitted", "blocked", "exempt")
 _GAPS = {"unanswered": GapKind.UNKNOWN, "unmetered": GapKind.UNMETERED, "unreported": GapKind.UNREPORTED}
 #: Errors that the database or its driver raises if a value cannot be stored.
 _REFUSED = (DataError, ValueError, OverflowError)
-#: Within a second after its permits expire, a process sends how many of them it spent, and the record is deleted. If
-#: the record still exists LATE seconds later, the process was killed, or it cannot reach Redis.
+#: Within a second after the permits of a prefetch expire, the process sends how many it spent, and the record of the
+#: prefetch is deleted. If the record still exists LATE seconds after the permits expired, the process was killed, or it
+#: cannot reach Redis.
 LATE = 30
 
 logger = logging.getLogger(__name__)

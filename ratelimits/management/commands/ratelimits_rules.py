@@ -1,4 +1,4 @@
-"""A command for rules as code: it dumps rules, compares them with a file, or loads them."""
+"""A command for rules as code: it dumps the rules of the database, compares them with a file, or loads a file."""
 
 from __future__ import annotations
 

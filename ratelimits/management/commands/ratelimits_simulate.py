@@ -86,8 +86,8 @@ class Command(ExplainedCommand):
             with ExitStack() as stack:
                 stack.enter_context(_stoppable())
                 file = stack.enter_context(_opened(batch or trace or "-"))
-                # Results are printed while the trace is read, so no progress must appear between them. But a summary is
-                # printed at the end.
+                # Results are printed while the trace is read, so no progress must appear between the results. But a
+                # summary is printed at the end.
                 progress = stack.enter_context(shown(self, alone=not options["summary"]))
                 texts = progress.counted("lines", file, _line_count(file) if self.stderr.isatty() else None)
                 if batch is not None:

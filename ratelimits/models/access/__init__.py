@@ -1,3 +1,3 @@
-"""Blocks and allows. A block refuses all requests of a key or a network; an allow exempts them from all rules."""
+"""Blocks and allows. A block refuses all requests of a key or network; an allow exempts these requests from all rules."""
 
 from __future__ import annotations

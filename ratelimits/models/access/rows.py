@@ -22,7 +22,7 @@ class Access(Versioned):
     """A block or an allow of a target (a key or network). While it is in force, no rule decides about the target."""
 
     class Effect(models.TextChoices):
-        """A block refuses the target's requests; an allow exempts them from all rules."""
+        """A block refuses the target's requests; an allow exempts these requests from all rules."""
 
         BLOCK = "block", _("block")
         ALLOW = "allow", _("allow")

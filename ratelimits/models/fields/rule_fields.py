@@ -29,7 +29,7 @@ PARAMETERS: dict[str, Any] = {
     "cold_factor": None,
     "lease_ttl": None,
 }
-#: The prefix lengths by which addresses are counted if a rule does not have its own.
+#: The prefix lengths by which addresses are counted if a rule has no prefix lengths of its own.
 IPV4_PREFIX, IPV6_PREFIX = 32, 64
 
 

@@ -1,4 +1,4 @@
-"""The scope of a rule. It says which requests the rule covers, by the scope of their view and by their method."""
+"""The scope of a rule. It says which requests the rule covers: those to some views, perhaps only with some methods."""
 
 from __future__ import annotations
 

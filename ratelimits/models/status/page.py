@@ -8,7 +8,7 @@ from ratelimits.models.ledger import ShardState
 
 
 class Status(ShardState):
-    """A model without its own table. Because of it, the admin's index lists the status page, with a permission."""
+    """A model without its own table. It gives the status page an entry in the admin's index, and a permission."""
 
     class Meta:
         proxy = True
@@ -17,7 +17,7 @@ class Status(ShardState):
 
 
 class Inspect(ShardState):
-    """A model without its own table. Because of it, the admin's index lists the inspector, with a permission."""
+    """A model without its own table. It gives the inspector an entry in the admin's index, and a permission."""
 
     class Meta:
         proxy = True
@@ -26,7 +26,7 @@ class Inspect(ShardState):
 
 
 class Shadow(ShardState):
-    """A model without its own table. Because of it, the admin's index lists the shadow page, with a permission."""
+    """A model without its own table. It gives the shadow page an entry in the admin's index, and a permission."""
 
     class Meta:
         proxy = True
