@@ -1,3 +1,3 @@
-"""Blocks and allows. A block refuses all requests of a key or network; an allow exempts these requests from all rules."""
+"""Blocks refuse all requests of a key or network. Allows exempt all requests of a key or network from all rules."""
 
 from __future__ import annotations
