@@ -35,9 +35,9 @@ class Op(IntEnum):
     RELEASE  end leases
     RESET    delete the states of the limits
     CREATE   make states that do not exist yet
-    CHANGE   write existing states with the present parameters
+    CHANGE   write existing states with the current parameters
     SETTLE   use a receipt: change its charge to the true costs, or refund it
-    RESTORE  raise the counts of lasting limits to their costs, if Redis may have lost the states of these limits
+    RESTORE  raise the counts of lasting limits to the costs of the call, if Redis may have lost their states
 
     A lasting limit is a limit whose count is restored from the ledger if Redis has lost its state. Only the simulator
     uses REFUND, CREATE and CHANGE.
@@ -119,9 +119,9 @@ class Receipt:
 class Call(NamedTuple):
     """One call of the script: a program (compiled limits), the limited keys and the costs of a request.
 
-    keys         the limited keys, such as "user:42". If there is an `account`, its users, its API keys and the account
-                 itself are in the account's shard. Each other key has a shard that depends on this key alone
-    costs        one cost for each meter. Further costs of limits may follow. The `slot` of a term is a position in this
+    keys         the limited keys, such as "user:42". If there is an `account`, the keys of its users, its API keys and
+                 the account itself are in the account's shard. The shard of any other key depends only on this key
+    costs        one cost for each meter. Further costs of limits can follow. The `slot` of a term is a position in this
                  tuple. If a receipt is settled and less was used than charged, a cost is negative
     usage        where the request is counted. If it is None, the request is not counted
     timeout      the longest accepted wait, in seconds; ANY for any wait
@@ -135,7 +135,7 @@ class Call(NamedTuple):
     whole        true if the whole receipt is refunded
     at_once      true if a request that would have to wait is refused
     receipt_ttl  seconds for which a receipt can be settled or refunded
-    announces    true if the caller will wait until a lease is released, in case a `concurrency` limit refuses
+    announces    true if a caller that a `concurrency` limit refuses will wait until another request releases its lease
     counts_refusal  whether a refusal is counted as a denied request
     """
 
@@ -158,7 +158,7 @@ class Call(NamedTuple):
     counts_refusal: bool = True
 
 
-#: A random name of this process, and a counter of its calls. A nonce consists of the name and a number.
+#: A random name of this process, and a counter of its calls. A nonce consists of this name and the call's number.
 _process_name = b""
 _call_numbers = itertools.count()
 
@@ -188,10 +188,9 @@ def shard_of_usage(keyspace: Keyspace, usage: Usage) -> int:
 
 
 def bin_and_period(usage: Usage, now: int) -> tuple[int, int, int]:
-    """Return the start of the bin, the start of the billing period, and the moment at which one of the two ends first.
+    """Return the starts of the bin and the billing period that contain `now`, and the end of the one that ends first.
 
-    Bin and period are those that contain `now`. `now` and the last value are in µs, the starts are in seconds, all
-    since 1970 UTC.
+    `now` and the end are in µs, the starts are in seconds, all since 1970 UTC.
     """
     bin_start = now // _BIN * _BIN
     periods = usage.periods

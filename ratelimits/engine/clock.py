@@ -15,7 +15,7 @@ class Clock:
     def __init__(self) -> None:
         #: The server's time minus this machine's time.
         self._difference = 0
-        #: The time that the stopped clock shows. All decisions are made at this time. If it is None, the clock runs.
+        #: The moment that the stopped clock shows. All decisions are made at this moment. None while the clock runs.
         self.frozen: int | None = None
 
     def now(self) -> int:
@@ -30,11 +30,11 @@ class Clock:
             self._difference = server_time - time.time_ns() // 1000
 
     def seconds(self) -> Callable[[], float]:
-        """Return a function that returns the time in seconds: this machine's monotonic clock, or the stopped clock."""
+        """Return a function that returns seconds: this machine's monotonic clock, or this clock if it is stopped."""
         return time.monotonic if self.frozen is None else lambda: self.now() / MICROSECONDS
 
     def advance(self, microseconds: int) -> None:
-        """Move the stopped clock forward."""
+        """Move the clock forward. The clock must be stopped."""
         assert self.frozen is not None
         self.frozen += microseconds
 

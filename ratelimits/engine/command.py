@@ -15,7 +15,10 @@ from ratelimits.engine.resp import bulks
 
 
 def _shards_to_compare(keyspace: Keyspace, call: Call, shards: list[int]) -> list[int]:
-    """Return the shards in which the call compares the rules' version. The first is the shard that counts usage."""
+    """Return the shards whose heads the call compares. If the call has usage, the first shard is the one that counts.
+
+    A head is a string in Redis with the version of the rules. With a virtual clock a call compares no heads.
+    """
     if call.virtual:
         return []
     usage = call.usage
@@ -25,9 +28,9 @@ def _shards_to_compare(keyspace: Keyspace, call: Call, shards: list[int]) -> lis
 
 
 def state_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
-    """Return the Redis keys of the limits' states: first the packed states, then the first own key of each limit.
+    """Return the Redis keys of the limits' states: first the packed states, then the first own keys of limits.
 
-    An own key belongs to one limit alone.
+    An own key is a Redis key that belongs to one limit alone. Only some algorithms have own keys.
     """
     return [
         keyspace.state(shards[number], call.keys[number])
@@ -38,7 +41,10 @@ def state_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
 
 
 def further_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
-    """Return the further own keys of limits that have several own keys. The script also makes these names itself."""
+    """Return the further own keys of limits that have several own keys.
+
+    The script makes these names itself, but a command must name all its Redis keys (see `Command`).
+    """
     own_keys = [state for state in call.program.states if state.own is not None]
     return [
         keyspace.own(shards[number], str(name), call.keys[number]) + ending
@@ -47,8 +53,8 @@ def further_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]
     ]
 
 
-#: The cached bytes of a command. The items are: the run of the server for which the bytes were made; start and end of
-#: the time for which they are valid (µs); and the bytes that follow the nonce.
+#: The cached bytes of a command. The items are: the run of the server for which the bytes were made; the start and the
+#: end of the span for which the bytes are valid (µs since 1970 UTC); and the bytes themselves, which follow the nonce.
 _CachedBytes = tuple[str, float, float, bytes]
 #: Cached bytes that are never valid.
 _NEVER_VALID: _CachedBytes = ("", 0, 0, b"")
@@ -82,7 +88,7 @@ class Command:
             keys += [*states[packed:], *further_keys(keyspace, call, shards)]
         meters = len(usage.meters) if usage is not None else 0
         leases = 1 if call.lease is not None else 0
-        #: The deciding script for calls of this form.
+        #: The deciding script for calls of this shape, and its argument `layout`, which only a general script has.
         self.script, self._layout = _assembled(call, len(heads), before_own_keys - packed)
         #: The bytes of the command before the nonce.
         self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n%b" % (
@@ -130,11 +136,11 @@ class Command:
             fields.append(call.lease.encode())
         if self._layout is not None:
             fields.insert(0, self._layout)
-        # Do not cache the bytes of a call that has a moment or a receipt: no other call has the same bytes.
+        # Do not cache the bytes of a call that has a fixed moment or a receipt: no other call has the same bytes.
         make_middle = _middle if moment is None and receipt is None else _middle.__wrapped__
         middle = make_middle(packed.program, f"{call.version or 0} {run}", request, call.costs)
         if clock.frozen is not None or is_first:
-            # Use these bytes only for this call. The next call may have another moment, and it is not the first call.
+            # The next call must not use these bytes: it can have another moment, and it is not the first call any more.
             start = end = now
         return run, start, end, middle + bulks(*fields)
 
@@ -149,22 +155,22 @@ def _middle(program: bytes, head: str, request: tuple[float, ...], costs: tuple[
 
 
 def _assembled(call: Call, heads: int, keys_without_state: int) -> Assembled:
-    """Return the deciding script for a call.
+    """Return the deciding script for a call, and the layout of the call if the script is a general one.
 
-    `heads` is the number of heads. `keys_without_state` is the number of the call's Redis keys that are not states: the
-    heads, `open` and the receipt.
+    `heads` says how many heads the call compares. `keys_without_state` says how many of the call's Redis keys have no
+    states of limits: these are the heads, `open` and the receipt.
     """
     program, usage = call.program, call.usage
     packed = program.packed_states
 
-    def number(state: int) -> int:
-        """Return the number of a state's key among KEYS. If there is no state (0), return 0."""
+    def position(state: int) -> int:
+        """Return the position in KEYS of a state with this position in `Program.states`. For 0 (no state) return 0."""
         return state + (keys_without_state if state > packed else heads) if state else 0
 
     shape = Shape(
         call.op.name.lower(),
         tuple(
-            limit._replace(state_key=number(limit.state_key), own_key=number(limit.own_key))
+            limit._replace(state_key=position(limit.state_key), own_key=position(limit.own_key))
             for limit in program.limit_shapes
         ),
         heads,

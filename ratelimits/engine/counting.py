@@ -1,7 +1,7 @@
-"""Count refusals that were not decided in the account's shard.
+"""Count refusals that the script in the account's shard has not counted.
 
 A process refuses some requests from memory, and on a cluster another shard can refuse. Such refusals are counted in the
-open batch of the account's shard, the hash in Redis in which its usage is counted.
+open batch of the account's shard: the hash in Redis in which the usage of this shard is counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ratelimits.engine.resp import resp
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A number of requests with the same costs that one rule has refused.
+    """Requests with the same costs that one rule has refused. `requests` says how many they are.
 
     `costs` has the cost of one request in each meter of `usage`.
     """
@@ -31,7 +31,7 @@ class Counted:
 
 
 class Count:
-    """The command that counts refusals in one shard. It counts all of them in the billing periods of `usage`.
+    """The command that counts refusals in one shard, in the billing period of `usage` in which the server gets it.
 
     `kind` is "d" for denied requests, and "s" for admitted requests that a shadow rule would have refused.
     """
@@ -41,7 +41,7 @@ class Count:
     def __init__(self, head: str, open_batch: str, usage: Usage, kind: Literal["d", "s"] = "d") -> None:
         self._keys = [head.encode(), open_batch.encode()]
         self._periods = struct.pack("<dddd", *usage.periods) + kind.encode()
-        #: Three arguments for each counter: its name, the cost of one request, the number of requests.
+        #: Three arguments for each counter: the end of its name, the cost of one request, the number of requests.
         self._counters: list[bytes] = []
 
     @property

@@ -28,9 +28,9 @@ logger = bounded(__name__)
 def parse_reply(call: Call, packed: bytes, name: bytes) -> Decision | None:
     """Return the decision in the reply to a call. `name` is the call's nonce.
 
-    If the server's clock differs from `clock`, correct `clock` and return None. The caller then sends the call again.
-    Raise Stale if the rules are too old, AlreadySettled if the receipt was used before, and Lost if a lasting limit
-    must be restored first.
+    If the command was not valid at the server's time, set `clock` to this time and return None. The caller then sends
+    the call again. But if the call has a fixed moment (`call.now`), raise Stale instead. Also raise Stale if the rules
+    are too old, AlreadySettled if the receipt was used before, and Lost if a lasting limit must be restored first.
     """
     # lua/decide.lua lists the kinds of replies at "Returns". The first number of a reply says its kind.
     reply = read(packed)
@@ -66,7 +66,7 @@ def decide_call(server: Server, call: Call, command: Command | None = None) -> D
 
 
 async def adecide_call(server: Server, call: Call, command: Command | None = None) -> Decision:
-    """Do the same as `decide_call`, in async code. If the caller is cancelled, give back the permits that it took.
+    """Do the same as `decide_call`, in async code. If the caller is cancelled, give back the permits that were taken.
 
     A cancelled caller first waits for the reply, at most TIMEOUT seconds. Then CancelledError is raised. If the call
     failed, its error is the cause of the CancelledError.
@@ -143,15 +143,15 @@ def call_for(
             limit.algorithm,
             limit.name,
             keys.index(limit.key),
-            meter_count + number,
+            meter_count + position,
             limit.mode,
             limit.rule,
             limit.version,
             limit.since,
         )
-        for number, limit in enumerate(limits)
+        for position, limit in enumerate(limits)
     )
-    # First come the costs in the meters: each is the cost of the first limit. Then comes the cost of each limit.
+    # First comes one cost for each meter: the cost of the first limit. Then comes the cost of each limit.
     costs = (*(limits[0].cost,) * meter_count, *(limit.cost for limit in limits))
     # Limits that do not come from rules have the version 0. For them use None, so that no edit makes the call stale.
     version = max(limit.version for limit in limits) or None
@@ -295,7 +295,7 @@ async def asettle(receipt: Receipt, costs: Sequence[int]) -> Decision:
 
 
 def release(receipt: Receipt) -> Decision:
-    """End the leases of a receipt. A lease may have ended before."""
+    """End the leases of a receipt. If they have ended before, change nothing."""
     return decide_call(current_server(), release_call(receipt))
 
 
@@ -305,7 +305,7 @@ async def arelease(receipt: Receipt) -> Decision:
 
 
 def reset(limits: Sequence[Limit], *, account: str = "") -> Decision:
-    """Delete the states of these limits. They then have all their permits again. Do not change the counted usage."""
+    """Delete the states of these limits, so that all their permits are back. The counted usage does not change."""
     return decide_call(current_server(), call_for(limits, account=account, op=Op.RESET))
 
 

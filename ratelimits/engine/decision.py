@@ -30,7 +30,7 @@ class Stale(Exception):
 
 
 class Lost(Exception):
-    """Nothing was decided: Redis may have lost the state of a lasting limit. Restore it and decide again."""
+    """Nothing was decided: perhaps Redis has lost the state of a lasting limit. Restore this state and decide again."""
 
 
 class AlreadySettled(ValueError):
@@ -53,7 +53,7 @@ class Standing(NamedTuple):
 class Decision:
     """The decision on a request. Times are in seconds.
 
-    allowed      whether the request is admitted. If the algorithm lets requests wait, it proceeds after `wait`
+    allowed      whether the request is admitted. If the algorithm lets requests wait, the request proceeds after `wait`
     limit        the capacity of the binding limit (its rate for the algorithms smooth_*); None if no limit is enforced
     remaining    number of permits that could be taken now
     retry_after  seconds until the same request would be admitted, if no other request comes; None if never
@@ -68,7 +68,7 @@ class Decision:
         # The numbers of a reply, by index (times in µs):
         # 0  always 1: the call was decided
         # 1  allowed (1 or 0)
-        # 2  number of the binding limit, from 1; 0 if there is no binding limit
+        # 2  position of the binding limit, from 1; 0 if there is no binding limit
         # 3  remaining
         # 4  retry_after; -1 for never
         # 5  reset_after
@@ -95,7 +95,7 @@ class Decision:
         call, reply = self.call, self.reply
         if reply[1] != 1 or call.op is not Op.TRY:
             return None
-        # Use the time at which the script counted the request. So bin and period are the same as in its counters.
+        # Use the moment at which the script counted the request. So bin and period are those of the used counters.
         counted = bin_and_period(call.usage, reply[8]) if call.usage is not None else (0, 0)
         return Receipt(
             self._nonce.decode(),
@@ -150,7 +150,7 @@ class Decision:
     def of_binding(self) -> tuple[int, float]:
         """Return `remaining`, and the seconds until all permits of the binding limit have come back.
 
-        The seconds are 0 if there is no such limit.
+        The seconds are 0 if there is no binding limit.
         """
         reply = self.reply
         number = reply[2]
@@ -175,10 +175,11 @@ class Decision:
 
 
 def refusal_if_blocked(call: Call, now: int) -> Decision | None:
-    """Return the refusal of a call that has a limit with capacity 0. Return None if the call has no such limit.
+    """Return the refusal of a call that takes permits from an enforced limit with capacity 0.
 
-    Do not ask Redis. So the results of the other limits are not known: write `remaining` 0 for them. `now` is in µs
-    since 1970 UTC.
+    Return None if the call has no such limit. `now` is in µs since 1970 UTC.
+
+    This function does not ask Redis. So the results of the other limits are not known, and their `remaining` is 0.
     """
     for number, term in enumerate(call.program.terms, 1):
         if term.mode is Mode.ENFORCE and call.costs[term.slot] > 0 and term.algorithm.admits_nothing:
@@ -191,7 +192,7 @@ def refusal_if_blocked(call: Call, now: int) -> Decision | None:
 def handed_over(call: Call, lease: bytes) -> Decision:
     """Return the decision for a caller that was refused, waited, and then got the lease with this name.
 
-    The call has one limit, the limit of the lease, and its cost is 1.
+    The call must have only one limit, the limit of the lease, and the cost 1.
     """
     # lua/algorithms/concurrency.lua makes the name: "moment~number".
     at = int(lease.partition(b"~")[0])

@@ -1,9 +1,9 @@
 """Make the names of all Redis keys.
 
-A shard is a part of all accounts. The Redis keys of shard 7 begin with `rl:<schema>:<namespace>:{07}:`. A cluster puts
-all keys with the same text in braces into one slot. So one script call reaches the limits, the version and the usage of
-an account. A Redis key contains no secret and no text of unlimited length: instead of an API key it contains the key's
-id, and instead of a long name a digest.
+A shard is a part of the accounts. The Redis keys of shard 7 begin with `rl:<schema>:<namespace>:{07}:`. A cluster puts
+all Redis keys with the same text in braces into one slot. So one script call reaches the limits, the version and the
+usage of an account. A Redis key contains no secret and no text of unlimited length: instead of an API key it contains
+the id of the API key, and instead of a long name it contains a digest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ SCHEMA = 1
 BIN_SECONDS = 900
 #: Maximum length of a text in a Redis key, in bytes. A longer text is replaced by its digest.
 LONGEST = 96
-#: Maximum characters of the name of an account, a key or a meter in usage: the length of the ledger's columns.
+#: Maximum number of characters in the name of an account, a key or a meter in usage. The columns of the ledger have
+#: this length.
 LONGEST_NAME = 255
 #: The name under which reports show usage without an account. No account can have this name.
 ANONYMOUS = "~anonymous"
@@ -91,7 +92,8 @@ def _quote(text: str) -> str:
 def own_name(letter: str, name: str) -> str:
     """Return the part that names the limit in an own key: a Redis key that belongs to one limit alone.
 
-    This part begins with the letter of the limit's algorithm, because algorithms store their states in different forms.
+    This part begins with the letter of the limit's algorithm. So if a rule gets another algorithm, the script does not
+    read the old state, which has another format.
     """
     return f"{letter}:{name_id(name):x}"
 
@@ -145,7 +147,7 @@ class Keyspace:
         return self.prefix(shard) + SHARD_KEYS["sealed"]
 
     def prefetched(self, shard: int) -> str:
-        """Return the key of a hash: the prefetches whose requests may not all be counted yet (see engine/spent.py)."""
+        """Return the key of a hash: the prefetches whose requests are perhaps not all counted (see engine/spent.py)."""
         return self.prefix(shard) + "prefetched"
 
     def batch(self, shard: int, identity: str) -> str:
@@ -175,6 +177,6 @@ class Keyspace:
     def fence(self, shard: int) -> str:
         """Return the key of a string that each drain (usage/drain.py) writes.
 
-        After this write the server fsyncs again. This fsync also saves everything that was written before.
+        Because of this write the server fsyncs again, and this fsync also saves everything that was written before.
         """
         return self.prefix(shard) + "fence"

@@ -13,23 +13,24 @@ from ratelimits.engine.assemble import LimitShape
 from ratelimits.engine.assemble.algorithm_files import params_of
 from ratelimits.engine.keys import name_id, own_name
 
-#: The rule of a limit, at the end of a program: the moment from which its params hold, its id, its version.
+#: What the end of a program says about a limit: the moment from which the limit's params hold, the id of its rule, and
+#: the version of this rule.
 _RULE = struct.Struct("<dII")
-#: Maximum number of limits in one decision. The script has one byte for the number of a state, and engine.decision
-#: prepares one function for each length of a reply.
+#: Maximum number of limits in one decision. There is a maximum because a general script reads the slot of a cost from
+#: one byte (engine/assemble/general.py), and engine.decision prepares one function for each length of a reply.
 MAX_LIMITS = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A limit in a program. It has no key and no cost, because these come with the request.
+    """A limit in a program. Many calls share it, so the key and the cost are in the call, and here are their positions.
 
-    key       position of the limited key in the call's `keys`
-    slot      position of the cost in the call's `costs`
+    key       position of the limited key in the call's `keys`, from 0
+    slot      position of the cost in the call's `costs`, from 0
     rule      id of the rule; 0 if the limit does not come from a rule
     version   version of the rule
     since     moment from which the limit's parameters hold, in µs since 1970 UTC; 0 means the moment of the decision
-    max_wait  longest wait in µs; -1 means the request's timeout
+    max_wait  longest wait in µs; -1 means that the call's `timeout` is used
     lasting   in which cases the state is restored from the ledger before it is used
     """
 
@@ -49,8 +50,9 @@ class StateKey(NamedTuple):
     """A Redis key in which the states of limits are stored.
 
     key      position of the limited key in the call's `keys`
-    own      if the Redis key belongs to one limit alone: the part of its name that stands for the limit; otherwise None
-    endings  suffixes of the limit's further Redis keys
+    own      the part of the Redis key's name that stands for a limit, if the Redis key belongs only to this limit. If
+             it is None, the Redis key has a packed state, with the states of several limits
+    endings  suffixes of further Redis keys that belong only to this limit
     """
 
     key: int
@@ -88,7 +90,10 @@ class Program:
 
     @cached_property
     def limit_shapes(self) -> tuple[LimitShape, ...]:
-        """Return what a script knows about the limits. The numbers of keys are those in `states`, from 1."""
+        """Return what a script knows about the limits.
+
+        `state_key` and `own_key` are positions in `states`, from 1. engine/command.py makes positions in KEYS of them.
+        """
         numbers = {(state.key, state.own): number for number, state in enumerate(self.states, 1)}
         shapes = []
         for term in self.terms:
@@ -129,7 +134,7 @@ class Program:
 
     @cached_property
     def packed_states(self) -> int:
-        """Return the number of packed states in `states`."""
+        """Return how many of the `states` are packed states."""
         return len(self._packed_keys)
 
     def _pack(self, now: int) -> bytes:
@@ -157,7 +162,7 @@ class Program:
             spans = [span for span in (term.algorithm.valid_span(now) for term in self.terms) if span is not None]
             start, end = max(start for start, _end in spans), min(end for _start, end in spans)
             current = Packed(self._pack(now), start, end)
-            # The dataclass is frozen. This attribute is only a cache.
+            # The dataclass is frozen, so an assignment would fail. But this attribute is only a cache.
             object.__setattr__(self, "_current", current)
         return current
 

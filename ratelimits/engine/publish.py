@@ -10,14 +10,15 @@ import redis
 from ratelimits.engine.assemble import scripts
 from ratelimits.engine.server import current_server, on_each
 
-#: One item for each version that this process has published. This is a list because appending needs no lock.
+#: One item for each version that this process has tried to publish. This is a list because appending needs no lock.
 _published: list[None] = []
 
 
 def publications() -> int:
-    """Return the number of versions that this process has published.
+    """Return how many versions this process has tried to publish.
 
-    If this number has changed, this process has edited the rules. So it need not ask Redis about its own edits.
+    If the result differs from an earlier result, this process has edited the rules in the meantime. It then reads the
+    rules again, without asking Redis whether they have changed.
     """
     return len(_published)
 

@@ -24,7 +24,7 @@ from ratelimits.engine.transport.wire import Wire, configured
 
 #: If no node of a cluster answers, the process tries again after this number of seconds.
 PAUSE = 1.0
-#: Do not try the cluster again before this time of the monotonic clock (seconds).
+#: Do not try the cluster again before this moment of the monotonic clock (seconds).
 _not_before = 0.0
 #: Suffix of the namespace while a test runs.
 _test_suffix = ""
@@ -97,7 +97,8 @@ def _wire(alias: str, timeout: float) -> Wire:
     try:
         source: Any = configured(alias)
     except (RedisError, RedisClusterException) as error:
-        # redis-py asks for the cluster's nodes when it creates a client. Do not let every request wait for this.
+        # redis-py asks for the cluster's nodes when it creates a client. If they do not answer, this takes long. So do
+        # not try it at every request.
         _not_before = time.monotonic() + PAUSE
         raise NotReached(str(error)) from error
     if not isinstance(source, RedisCluster):
@@ -105,8 +106,8 @@ def _wire(alias: str, timeout: float) -> Wire:
     return ClusterWire(source, timeout)
 
 
-def may_move() -> bool:
-    """Return whether shards may move between servers. They may in a cluster, even if the cluster does not answer."""
+def shards_can_move() -> bool:
+    """Return whether shards can move from one server to another: in a cluster, even if the cluster does not answer."""
     try:
         return isinstance(current_server().wire, ClusterWire)
     except NotReached:
@@ -114,9 +115,9 @@ def may_move() -> bool:
 
 
 def on_each(server: Server, shards: Sequence[int], do: Callable[[redis.Redis, list[int]], None]) -> None:
-    """Call `do(client, shards)` for each server that has some of these shards, with the shards that it has.
+    """Call `do(client, shards)` for each server, with those of the given shards that are on this server.
 
-    If a call fails, still call the other servers, and raise the first error at the end.
+    If a call fails, still call `do` for the other servers, and raise the first error at the end.
     """
     failure: Exception | None = None
     for client, shards_of_server in server.wire.servers(server.keyspace, shards):

@@ -1,12 +1,12 @@
 """Count requests that spent prefetched permits. CONTRIBUTING.md explains words such as prefetch, bin and nonce.
 
-Each prefetch has a record in Redis, in a hash of its shard, as long as some of its requests may not be counted. The
-record is the text "<counted> <requests> <until> <counter> <cost> …":
+Each prefetch has a record in Redis, in a hash of its shard, as long as some of its requests are perhaps not counted.
+The record is the text "<counted> <requests> <until> <counter> <cost> …":
 
-counted   number of the requests that are counted
-requests  maximum number of requests that can spend the permits of the prefetch
-until     the moment (µs since 1970 UTC) until which they can be spent
-counter   for each meter the name of its counter in a batch of usage, and the cost of one request
+counted   how many of its requests are counted
+requests  how many requests at most can spend its permits
+until     the moment (µs since 1970 UTC) until which the permits can be spent
+counter   the name of a meter's counter in a batch of usage. It is followed by the cost of one request in this meter
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ratelimits.engine.resp import resp
 
 
 class Spent(NamedTuple):
-    """The number of requests that have spent permits of one prefetch. `is_all` is true if no more requests will."""
+    """How many requests have spent permits of one prefetch. `is_all` is true if no request will spend more of them."""
 
     name: str
     requests: int
@@ -31,7 +31,7 @@ class Spent(NamedTuple):
 
 
 class Uncounted(NamedTuple):
-    """Requests of one meter that a process may have admitted but that are not counted: at most `requests`.
+    """At most `requests` requests that a process has perhaps admitted, and that are not counted in one meter.
 
     until  the moment until which a process could spend the permits, in µs since 1970 UTC
     bin    start of the bin in which the requests would be counted, in seconds since 1970 UTC
@@ -56,7 +56,10 @@ def record(receipt: Receipt, requests: int, until: int) -> bytes:
 
 
 def uncounted(text: bytes) -> list[Uncounted]:
-    """Return for each meter the requests that a record says may not be counted. Raise ValueError for another text."""
+    """Return, for each meter of a record, the requests that are perhaps not counted.
+
+    Raise ValueError if `text` is not a record.
+    """
     counted, requests, until, *rest = text.decode().split(" ")
     result = []
     for counter, cost in zip(rest[::2], rest[1::2], strict=True):
@@ -71,7 +74,7 @@ def uncounted(text: bytes) -> list[Uncounted]:
 class CountSpent:
     """The command that counts the requests of prefetches in one shard, and records a new prefetch.
 
-    new  name and record of the new prefetch; None for none
+    new  name and record of the new prefetch; None if there is no new prefetch
     """
 
     script = scripts.read("run", "batch", "counting/shard_run", "usage", "usage_new", "counting/spent")

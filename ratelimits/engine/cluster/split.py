@@ -32,7 +32,7 @@ from ratelimits.logs import bounded
 
 logger = bounded(__name__)
 
-#: Seconds after a charge in which its permits can be given back. If another shard refuses, they are given back at once.
+#: For how many seconds after a charge its permits can be given back. If a later shard refuses, this is done at once.
 _GIVE_BACK_TTL = 60.0
 
 #: The retry_after of a request that can never be admitted.
@@ -106,8 +106,8 @@ def _split(keyspace: Keyspace, call: Call) -> list[ShardPart]:
 def steps(whole_command: Command, name: bytes) -> Sending:
     """Yield the commands for a call in several shards. Return a reply as if one shard had decided the call.
 
-    If a command fails, the caller throws its error into this generator. The generator then gives back the permits that
-    were taken before, and raises the error again.
+    If a command fails, the caller throws the error of this command into this generator. The generator then gives back
+    the permits that the call has taken in earlier shards, and raises the error again.
     """
     if whole_command.call.op is Op.TRY:
         return _try(whole_command, name)
@@ -138,8 +138,8 @@ def _decide_parts(whole_command: Command) -> Sending:
 def _settle(whole_command: Command) -> Sending:
     """Yield the commands that refund or settle a receipt, one for each shard. Each shard accepts a receipt only once.
 
-    Only the reply of the last shard says whether the receipt was used before. So if a call has failed in some shards,
-    a second call can do the rest.
+    Only the reply of the last shard says whether the receipt was used before. If an earlier shard replies that the
+    receipt was used, go on: perhaps an earlier call has failed after this shard. Then this call does the rest.
     """
     replies: Replies = {}
     all_parts = parts(whole_command)
@@ -160,8 +160,8 @@ def _leaves_traces(part: ShardPart) -> bool:
 def _try(whole_command: Command, name: bytes) -> Sending:
     call, all_parts = whole_command.call, parts(whole_command)
     if any(map(_leaves_traces, all_parts[:-1])):
-        # First peek at all shards. If all admit, a shard can still refuse after this, but only if another call changes
-        # its state in the meantime.
+        # Giving back would leave traces, so avoid it: first peek at all shards. If all admit, a shard can still refuse
+        # after this, but only if another call changes this shard's states in the meantime.
         reply = yield from _decide_parts(Command(whole_command.keyspace, call._replace(op=Op.PEEK)))
         if reply[:2] != (1, 1):
             yield from _count_denied(whole_command, reply)
@@ -199,7 +199,7 @@ def _give_back(whole_command: Command, replies: Replies, until: int, name: bytes
         part, charging_reply = parts(whole_command)[number], replies[number]
         terms = part.command.call.program.terms
         costs = part.command.call.costs
-        # Leave out limits that were not charged, because their shadow rule would have refused.
+        # Leave out limits that were not charged: those whose shadow rule would have refused the request.
         charged = [i for i, term in enumerate(terms) if charging_reply[9 + 3 * i] and costs[term.slot]]
         if not charged:
             continue
@@ -232,7 +232,7 @@ def _undo(call: Call, terms: tuple[Term, ...], at: int, name: str) -> Call:
         timeout=0,
         lease=lease,
         receipt=receipt,
-        # Do not refund the whole receipt: this would end all leases with this name, also older ones.
+        # Do not refund the receipt as a whole: such a refund ends all leases with this name, also older ones.
         whole=False,
         at_once=False,
         receipt_ttl=_GIVE_BACK_TTL,
@@ -294,7 +294,7 @@ def _count(
 
 
 def _combined(call: Call, all_parts: Sequence[ShardPart], replies: Replies) -> Reply:
-    """Make one reply from the replies of the shards: the numbers of a reply of decide.lua, then one moment per key."""
+    """Make one reply from the replies of the shards: the numbers that decide.lua returns, then a moment for each key."""
     terms = call.program.terms
     standings: list[Reply] = [(1, 0, 0)] * len(terms)
     #: For each enforced limit: remaining, position of the limit, reset_after.
@@ -323,7 +323,7 @@ def _combined(call: Call, all_parts: Sequence[ShardPart], replies: Replies) -> R
         remaining, binding, _reset = min(enforced)
         binding, reset = binding + 1, max(reset_after for _remaining, _i, reset_after in enforced)
     if refusing:
-        # The binding limit is the first limit that never admits. If there is none, it is the one that refuses longest.
+        # The binding limit is the first limit that never admits, or else the limit that refuses for the longest time.
         retry, binding = min(refusing, key=lambda item: (item[0] != NEVER, item[0] != NEVER and -item[0], item[1]))
         binding, wait = binding + 1, 0
     head = (1, int(not refusing), binding, remaining, retry, reset, wait, at, now)

@@ -31,7 +31,7 @@ Address = tuple[str, int]
 Table = list[Address | None]
 #: One lock for all clusters. A forked child gets a new lock, because a thread of its parent may have held the old one.
 _lock = threading.Lock()
-#: Arguments that the cluster's client adds for itself.
+#: Arguments that redis-py's cluster client adds to its connections. The connections of this module do without them.
 _ADDED_BY_CLIENT = ("himport_registry", "redis_connect_func", "cache")
 
 
@@ -44,7 +44,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class _Slots:
-    """The command CLUSTER SLOTS, which Redis 6.2 also has."""
+    """The command CLUSTER SLOTS. (Redis 6.2 does not have CLUSTER SHARDS, which is newer.)"""
 
     script = Script(b"", b"")
 
@@ -56,7 +56,7 @@ def owners(rows: Sequence[Any], asked: Address, remap: Callable[[Address], Addre
     """Return the primary node of each slot. `rows` is the reply to CLUSTER SLOTS of the node at `asked`."""
     owners_of_slots: Table = [None] * REDIS_CLUSTER_HASH_SLOTS
     for start, end, (host, port, *_more), *_replicas in rows:
-        # A node may not know its own host, and send none. Then use the host under which the node was asked.
+        # A node that does not know its own host sends no host. Then use the host under which the node was asked.
         address = (host.decode() if host and host != b"?" else asked[0], int(port))
         if remap is not None:
             address = remap(address)
@@ -73,7 +73,7 @@ class _Node(Wire):
 
 
 class ClusterWire(Wire):
-    """The connections to the nodes of a cluster. After an error they ask again which node has which slots."""
+    """The connections to the nodes of a cluster. After an error, ask the nodes again which node has which slots."""
 
     def __init__(self, source: RedisCluster, timeout: float) -> None:
         manager: Any = source.nodes_manager
@@ -85,6 +85,7 @@ class ClusterWire(Wire):
             pool_of_node.connection_kwargs.pop(name, None)
         #: A pool whose class and arguments are used for the pools of all nodes.
         self._example_pool = pool_of_node
+        #: The project's function that replaces the address of a node by another one; None if the project has none.
         self._remap = manager.address_remap
         self._timeout = timeout
         self._nodes: dict[Address, _Node] = {}
@@ -92,7 +93,7 @@ class ClusterWire(Wire):
         self._members: list[Address] = []
         #: The node that failed last. It is asked for the slots only after all others.
         self._last_failed: Address | None = None
-        #: The configured client. It may send a command twice, so sealing, draining and publishing use `servers`.
+        #: The configured client. It can send a command twice, so sealing, draining and publishing use `servers`.
         self.client = cast("Any", source)
 
     def _node(self, address: Address) -> _Node:
@@ -227,8 +228,8 @@ class ClusterWire(Wire):
     def call(self, command: Sendable, name: bytes) -> Any:
         """Send a command to the node that has its keys, and return the reply.
 
-        If the keys are on several nodes, return one reply that contains the replies of all. Raise the errors of
-        `Wire.call`. While a slot moves to another node, raise NotSent.
+        If the keys are in several slots, send one command for each slot, and make one reply of their replies. Raise the
+        errors of `Wire.call`. While a slot moves to another node, raise NotSent.
         """
         plan = _plan(command, name)
         if isinstance(plan, int):

@@ -39,12 +39,12 @@ class Breaker:
         self.failures = 0
         self._until = 0.0
         self._event: object = None
-        #: Called with True when calls stop, and with False when the server has answered again.
+        #: A function that is called with True when calls stop, and with False when the server has answered again.
         self.on_change: Callable[[bool], object] | None = None
 
     @property
     def closed(self) -> bool:
-        """Return whether the server may be called. After a pause only the first caller gets True, and tries again."""
+        """Return whether to call the server now. After a pause only the first caller gets True, and tries again."""
         if self.failures < FAILURES:
             return True
         now = self._clock()

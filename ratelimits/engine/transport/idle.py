@@ -78,7 +78,7 @@ class IdleConnections:
     def _find_or_connect(self) -> OwnedConnection:
         """Wait until this call may connect. Then return a connection that has become idle, or a new connection."""
         if self._process is not _process:
-            self._begin()  # when the process forked, a thread of the parent may have held the semaphore
+            self._begin()  # this is a forked child: perhaps a thread of the parent held the semaphore at the fork
         earlier_failure = self._failure
         with self._connecting:
             failure = self._failure

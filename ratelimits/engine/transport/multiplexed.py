@@ -4,8 +4,9 @@ If no command waits for its reply, a new command is written at once. Otherwise a
 written together. (In one turn, an event loop runs all callbacks that are ready.) The server replies in the order of the
 commands.
 
-At most IN_FLIGHT commands are written and not answered. Other commands wait in order, without a time limit: a wait here
-does not mean that the server has failed. The time of the setting TIMEOUT begins when a command is written.
+At most IN_FLIGHT commands are written and not answered. Further commands wait in order until they are written. This
+wait has no time limit, because it does not mean that the server has failed. The TIMEOUT of a command begins when the
+command is written.
 """
 
 from __future__ import annotations
@@ -26,22 +27,23 @@ from ratelimits.engine.transport.connection import INFO, MORE, NotSent, Unanswer
 
 #: Maximum number of commands that are written and not answered. A server decides 128 commands in about 10 ms.
 IN_FLIGHT = 128
-#: A busy event loop may fail to connect although the server works. If a timer of the loop was late by more than LATE
+#: A busy event loop can fail to connect although the server works. If a timer of the loop was late by more than LATE
 #: times TIMEOUT during the attempt, the loop was busy. Then try to connect again.
 LATE = 0.2
 #: Maximum number of attempts to connect.
 ATTEMPTS = 5
-#: Maximum number of times that a script is loaded for one call. The server's scripts may be deleted again and again.
+#: Maximum number of times that a script is loaded for one call. There is a maximum because the server's scripts can be
+#: deleted again and again.
 MAX_LOADS = 10
-#: Seconds to wait for a reply after TIMEOUT. The reply may have arrived, and a busy loop may not have read it yet.
+#: Seconds to wait for a reply after TIMEOUT: perhaps the reply has arrived, but a busy loop has not read it yet.
 _LAST_LOOK = 0.001
 
 
 class _Reply(asyncio.Future[Any]):
     """A reply that has not arrived yet. It can be cancelled only before its command is written.
 
-    The server may carry out a written command. So the caller must get the reply, and give back the permits that the
-    command took.
+    The server perhaps carries out a written command. So a cancelled caller must get the reply, to give back the permits
+    that the command took.
     """
 
     written = False
@@ -66,7 +68,7 @@ class _Link(asyncio.Protocol):
 
     def __init__(self, connection: Any, run: str, timeout: float, owner: Multiplexed) -> None:
         self.run = run
-        #: Whether no more commands may be written.
+        #: Whether no more commands can be written.
         self.ended = False
         self._connection = connection
         self._timeout = timeout
@@ -75,9 +77,9 @@ class _Link(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._sent: deque[tuple[_Reply, float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        #: Whether a late reply gets one more look before the connection fails. It is False after this last look was
-        #: planned, until bytes come.
-        self._heard = False
+        #: Whether `_look` will look once more if a reply is late, before it gives up the connection. It is False after
+        #: this last look was planned. It is True again if bytes come.
+        self._last_look_is_left = False
         #: A future that is done when the socket is closed.
         self.gone: asyncio.Future[None] = self._loop.create_future()
         self._reader = hiredis.Reader(
@@ -116,7 +118,7 @@ class _Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Read the replies. Give each of them to the caller of the oldest command that is not answered."""
-        self._heard = True
+        self._last_look_is_left = True
         reader, sent = self._reader, self._sent
         reader.feed(data)
         try:
@@ -146,7 +148,7 @@ class _Link(asyncio.Protocol):
         return NotSent(str(error)) if isinstance(error, ResponseError) else failure(error)
 
     def _look_at(self, moment: float) -> None:
-        self._heard = True
+        self._last_look_is_left = True
         self._timer = self._loop.call_at(moment, self._look)
 
     def _look(self) -> None:
@@ -158,10 +160,10 @@ class _Link(asyncio.Protocol):
         due, now = written_at + self._timeout, self._loop.time()
         if now < due:
             self._look_at(due)
-        elif self._heard:
-            # If the loop was busy, the reply may have arrived, but nobody has read it. Then the server has not failed.
+        elif self._last_look_is_left:
+            # Perhaps the reply has arrived, but the busy loop has not read it yet. Then the server has not failed.
             self._look_at(now + _LAST_LOOK)
-            self._heard = False
+            self._last_look_is_left = False
         else:
             self.fail(f"no reply within {self._timeout:g} s")
 
@@ -183,7 +185,7 @@ class _Link(asyncio.Protocol):
             owner.lost(self, message, event)
 
     def close(self) -> None:
-        """Close the connection. Do not change the commands that wait for a reply."""
+        """Close the connection. The commands without a reply stay in `_sent`."""
         self.ended = True
         if self._timer is not None:
             self._timer.cancel()
@@ -245,10 +247,10 @@ class Multiplexed:
             self.write()  # no command waits for its reply, so write at once
         else:
             self._write_planned = True
-            self._loop.call_soon(self._write_now)
+            self._loop.call_soon(self._planned_write)
         return future
 
-    def _write_now(self) -> None:
+    def _planned_write(self) -> None:
         self._write_planned = False
         self.write()
 
@@ -265,7 +267,7 @@ class Multiplexed:
             self._connecting = self._loop.create_task(self._connect(), context=Context())
 
     async def _load(self, script: Script) -> None:
-        """Load a script. This comes before all waiting commands, because some of them may need the script too."""
+        """Load a script, before all waiting commands are written: perhaps some of them need the script too."""
         loaded = self._loading.get(script.sha)
         if loaded is None:
             loaded = self._loading[script.sha] = _Reply(loop=self._loop)
@@ -293,7 +295,7 @@ class Multiplexed:
         self.write()
 
     async def _new_link(self) -> _Link:
-        """Return a new connection. Try again, at most ATTEMPTS times, if the event loop was late."""
+        """Return a new connection. Try again if the event loop was late, with at most ATTEMPTS attempts in all."""
         for is_last_attempt in (*(False,) * (ATTEMPTS - 1), True):
             lateness = _Lateness(self._loop, self._timeout * LATE)
             try:

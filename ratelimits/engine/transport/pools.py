@@ -54,7 +54,7 @@ def _timeouts(kwargs: dict[str, Any], timeout: float) -> dict[str, float]:
 
 
 def no_retry_pool(pool: Any, timeout: float) -> Any:
-    """Return a pool of the same kind for the same server. None of its calls takes longer than `timeout` seconds."""
+    """Return a pool of the same kind for the same server. Its connections wait at most `timeout` seconds."""
     kwargs = _connection_arguments(pool.connection_kwargs, timeout)
     kwargs["retry"] = Retry(NoBackoff(), 0)
     if isinstance(pool, SentinelConnectionPool):

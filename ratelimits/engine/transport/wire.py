@@ -82,15 +82,18 @@ class Wire:
         self.client: redis.Redis = redis.Redis(connection_pool=self._pool)
 
     def servers(self, keyspace: Keyspace, shards: Sequence[int]) -> Iterator[tuple[redis.Redis, list[int]]]:
-        """Yield a client for each server, with a list of the given shards that this server has. Raise NotReached."""
+        """Yield a client for each server, with a list of the given shards that this server has.
+
+        Here one server has all shards. A cluster has several servers: if none of them answers, raise NotReached.
+        """
         yield self.client, list(shards)
 
     def client_of(self, keyspace: Keyspace, shard: int) -> redis.Redis:
-        """Return a client for the server that has this shard. Raise NotReached."""
+        """Return a client for the server that has this shard. In a cluster, raise NotReached if no node answers."""
         return self.client
 
     def wire_of(self, keyspace: Keyspace, shard: int) -> Wire:
-        """Return the connections to the server that has this shard, for `stream`. Raise NotReached."""
+        """Return the connections to the server that has this shard, for `stream`. Raise the errors of `client_of`."""
         return self
 
     def call(self, command: Sendable, name: bytes) -> Any:
@@ -111,7 +114,7 @@ class Wire:
             except ResponseError:
                 idle.give(owned)
                 raise
-            # After any other error do not give the connection back: its next reply may belong to this call.
+            # After any other error do not give the connection back: its next reply could belong to this call.
             idle.give(owned)
             return reply
         connection, run = self._take()
@@ -124,9 +127,9 @@ class Wire:
             self._pool.release(connection)
 
     def pop(self, key: str, seconds: float) -> bytes | None:
-        """Wait until a list has an element, and take it. Return None if the list has no element in this time.
+        """Wait until the list at this Redis key has an element, and take the first one. Return None after `seconds`.
 
-        The server wakes the callers one by one, in the order in which they came. Raise NotSent.
+        The server wakes the callers one by one, in the order in which they came. Raise NotSent if it does not answer.
         """
         client = redis.Redis(connection_pool=self._blocking)
         end = time.monotonic() + seconds
@@ -140,7 +143,7 @@ class Wire:
         return None
 
     async def apop(self, key: str, seconds: float) -> bytes | None:
-        """Do the same as `pop`, in async code, on a connection of its own."""
+        """Do the same as `pop`, in async code, on a new connection that only this call uses."""
         pool = async_pool(self._blocking)
         client: Any = redis.asyncio.Redis(connection_pool=pool)
         end = time.monotonic() + seconds
@@ -200,13 +203,13 @@ class Wire:
 
     async def _shared(self, loop: Any) -> Multiplexed:
         """Make and return the connection of an event loop. Called when the loop is used for the first time."""
-        # List the references in one step, because other threads may add their loops at the same time.
+        # List the references in one step, because other threads can add their loops at the same time.
         for known_loop in [reference() for reference in self._loops.keyrefs()]:
             if known_loop is not None and known_loop.is_closed():
                 self._loops.pop(known_loop, None)
         if loop in self._loops:
-            # A forked child uses its parent's loop. Keep a reference to the parent's connection: without this
-            # reference Python would close the connection, also for the parent.
+            # This process is a forked child that uses its parent's loop. Keep a reference to the parent's connection:
+            # without this reference Python would close the connection, also for the parent.
             self._parents.append(self._loops[loop])
         shared = Multiplexed(async_pool(self._pool), self._timeout, process())
         end = self._end(loop, shared)

@@ -14,7 +14,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from ratelimits.engine.server import may_move
+from ratelimits.engine.server import shards_can_move
 from ratelimits.models import Account, ArchivedRange, Batch, DurabilityGap, GapKind, KeptPeriod, ShardState
 from ratelimits.progress import Progress
 from ratelimits.reports.build import CHUNK
@@ -122,7 +122,7 @@ def _may_have_new_run(using: str, sources: Sequence[str], state: ShardState, pos
         return True
     if ArchivedRange.objects.using(using).filter(shard=state.shard, last_position__gt=position).exists():
         return True
-    return may_move()
+    return shards_can_move()
 
 
 def _batches(using: str, end: int, progress: Progress | None) -> Iterator[tuple[str, dict[str, Any]]]:
