@@ -60,12 +60,12 @@ class Algorithm(ABC):
     leases: ClassVar[bool] = False
     #: Whether a refusal stays right until its retry_after has passed. If so, a process may repeat it from memory.
     refusals_stand: ClassVar[bool] = True
-    #: The parameters with which a process may take permits in advance (prefetch): each named field must have one of the
-    #: values. {} means that any limit allows this, and None means that no limit allows it. Prefetching is safe only if
-    #: all permits come back at one moment. If they came back one by one, new permits and prefetched permits together
-    #: could exceed the limit.
+    #: The parameters with which a process is allowed to take permits in advance (prefetch): each field that is named
+    #: here must have one of these values. {} means that every limit allows this, and None means that no limit allows
+    #: it. Prefetching is safe only if all permits come back at one moment. If they came back one by one, new permits
+    #: and prefetched permits together could exceed the limit.
     prefetch_where: ClassVar[Mapping[str, tuple[str, ...]] | None] = None
-    #: Whether a request can be admitted for a later moment. If not, a rule cannot have a max_wait.
+    #: Whether the algorithm can admit a request for a later moment. If not, a rule cannot have a max_wait.
     may_wait: ClassVar[bool] = False
     #: Whether a rule must have a max_wait.
     needs_max_wait: ClassVar[bool] = False
@@ -97,7 +97,7 @@ class Algorithm(ABC):
     def quota(self) -> tuple[int, int | None]:
         """Return the numbers for clients: the permits, and the µs until all permits have come back.
 
-        The second number is None if this time has no fixed length.
+        The second number is None if this span has no fixed length, such as a month.
         """
 
     @abstractmethod
@@ -122,7 +122,7 @@ class Algorithm(ABC):
 
     @property
     def suggested_max_wait(self) -> Decimal | None:
-        """Return a max_wait in seconds that fits the limit's numbers; None if there is none."""
+        """Return a max_wait in seconds that fits the limit's numbers; None if the algorithm suggests none."""
         return None
 
     @abstractmethod
@@ -130,13 +130,14 @@ class Algorithm(ABC):
         """Return the numbers for the Lua script at `now` (µs since 1970 UTC). There are at most eight."""
 
     def valid_span(self, now: int) -> tuple[int, int] | None:
-        """Return start and end (µs since 1970 UTC) of the time for which `params(now)` is valid; None means always."""
+        """Return start and end (µs since 1970 UTC) of the span for which `params(now)` is valid. None means always."""
         return None
 
     def record_form(self, params: Params) -> str:
-        """Return the name of the layout that the state's record usually has; "" if none is usual.
+        """Return the name of the form in which Redis usually stores a state with these `params`; "" if none is usual.
 
-        The algorithm's Lua file describes each layout in a line "--@record <name> ...".
+        The algorithm's Lua file describes each form in a line "--@record <name> ...". If a form has no fixed size, the
+        result ends with a colon and the size of its varying part in bytes, such as "counts:66".
         """
         return ""
 

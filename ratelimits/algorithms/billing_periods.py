@@ -1,8 +1,8 @@
 """Find the billing periods of an account.
 
 A billing period is a month in the account's time zone. It begins at the account's anchor, a day and time of the month.
-If the time zone or the anchor changes, the billing period of that moment keeps its start and end. It is called the
-*kept period*.
+If the time zone or the anchor changes, the account's latest billing period with usage keeps its start and end. This
+period is called the *kept period*.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from ratelimits.algorithms.calendar import boundaries
 
 #: Minimum length (µs) of the first period after a kept period. If this period would be shorter, it is joined with the
-#: next month. Clocks of two time zones differ by at most 26 hours, so a new time zone alone never makes a period this
-#: short.
+#: next month. Clocks of two time zones differ by at most 26 hours. So if only the time zone changes, the hours between
+#: the end of the kept period and the next start of a month never become a billing period.
 SHORTEST = 2 * 86_400_000_000
 
 #: Start and end, in µs since 1970 UTC.
@@ -24,7 +24,7 @@ def periods_around(timezone: str, anchor: str | None, kept: Span | None, now: in
     """Return the starts of the previous billing period, the one that contains `now`, and the next two.
 
     They are in µs since 1970 UTC. Periods are months of `timezone` that begin at `anchor`. If there is a `kept` period,
-    the next period starts at its end. Raise the errors of `boundaries`.
+    the next period starts at the end of the kept period. Raise the errors of `boundaries`.
     """
     if kept is None:
         return boundaries("month", timezone, anchor, now)

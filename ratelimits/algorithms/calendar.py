@@ -79,7 +79,7 @@ def _hour(tz: ZoneInfo, now: int) -> tuple[int, int]:
     offset = _offset(tz, now)
 
     def change_between(one: int, other: int) -> int:
-        """Return the moment between two moments at which the offset changes."""
+        """Return the moment at which the offset changes, between two other moments. Both are in µs, in any order."""
         low, high = sorted((one, other))
         later_offset = _offset(tz, high)
         while high - low > 1:
@@ -97,7 +97,10 @@ def _hour(tz: ZoneInfo, now: int) -> tuple[int, int]:
 
 
 def _number(unit: str, anchor: datetime, local: date) -> int:
-    """Return the number of the period that contains a local date, counted from the anchor. It may be wrong by one."""
+    """Return the number of the period that contains a local date. Number 0 starts at the anchor.
+
+    The result can be wrong by one. `boundaries` corrects it.
+    """
     if unit == "day":
         return (local - anchor.date()).days
     if unit == "week":

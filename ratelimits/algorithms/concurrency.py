@@ -12,7 +12,7 @@ from ratelimits.algorithms.wording import Wording, amount, gettext_noop
 
 @dataclass(frozen=True, slots=True)
 class Concurrency(Bounded):
-    """At most `capacity` requests at once.
+    """At most `capacity` requests run at once.
 
     The lease of a request ends with the request. If the request takes longer than `lease_ttl` seconds, its lease ends
     after this time.
@@ -31,7 +31,7 @@ class Concurrency(Bounded):
         optional={"announced": ":a", "freed": ":f"},
     )
     leases = True
-    #: A lease may be released at any moment, so a process must not repeat a refusal from memory.
+    #: A lease can be released at any moment, so a process must not repeat a refusal from memory.
     refusals_stand = False
     lease_ttl: Decimal = Decimal(60)
 

@@ -1,8 +1,9 @@
-"""The list of all algorithms, and the limit of a request.
+"""The list of all algorithms, and the class of a limit of one request.
 
 Every algorithm is a frozen dataclass. Its fields have the same names as in the admin form and in rule files (JSON). For
 a value that is not valid, ValueError is raised with a sentence that says what to write instead. Decimals such as `rate`
-are exact and have at most six places. The fields give times in seconds; the Lua script gets them in whole microseconds.
+are exact and have at most six places. Fields with lengths of time are in seconds; the Lua script gets them in whole
+microseconds.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ _REGISTERED: tuple[type[Algorithm], ...] = (
 )
 ALGORITHMS: dict[str, type[Algorithm]] = {kind.id: kind for kind in _REGISTERED}
 
-#: Fields of the admin form that do not belong to an algorithm. A rule file may have them. They are ignored here.
+#: Fields of the admin form that do not belong to an algorithm. A rule file can have them, and they are ignored here.
 _FORM = {"name", "plan", "scope", "except_scopes", "callers", "group", "key_kind", "ipv4_prefix", "ipv6_prefix"}
 _FORM |= {"meter", "mode", "bills", "on_failure", "max_wait", "prefetch", "refusal_status", "refusal_text"}
 _FORM |= {"start_from_ledger", "lasting"}
@@ -93,7 +94,10 @@ def _field_names(algorithm: type[Algorithm]) -> tuple[str, ...]:
 
 
 def algorithm_from_json(data: Any) -> Algorithm:
-    """Return the algorithm of a rule file, a dict of the admin form's fields. Raise ValueError for a mistake."""
+    """Return the algorithm that a rule file describes. `data` must be a dict with fields of the admin form.
+
+    Ignore fields of the form that this algorithm does not have. Raise ValueError if there is a mistake in `data`.
+    """
     if not isinstance(data, dict):
         raise ValueError(
             'a rule is an object such as {"algorithm": "token_bucket", "capacity": 10, "rate": 5, "period": 1}'

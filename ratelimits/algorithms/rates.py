@@ -68,8 +68,9 @@ class _Level(_Paced, Bounded):
         return self.capacity, ceil(self.interval * self.capacity)
 
     def _params(self, permits: int, spent_or_undelayed: int) -> Params:
-        """Return the numbers that lua/algorithms/level.lua describes. The room is the time that `permits` take.
+        """Return the numbers that lua/algorithms/level.lua describes.
 
+        One of them is the room, the longest debt that is allowed. It is the time that this number of `permits` takes.
         `spent_or_undelayed` is the number of permits that a new bucket has already spent. For a queue it is the number
         of requests that do not wait.
         """
@@ -107,7 +108,7 @@ class TokenBucket(_Level):
         _Level._check(self)
         if self.initial not in ("full", "empty"):
             try:
-                # An override may set the capacity to 0 without changing `initial`. Then the bucket starts empty.
+                # An override can set the capacity to 0 without changing `initial`. Then the bucket starts empty.
                 initial = whole("initial", self.initial, 0, self.capacity or MAX_PERMITS)
                 self._set("initial", min(initial, self.capacity))
             except ValueError as error:
@@ -243,7 +244,7 @@ class _Smooth(_Paced):
         return int(HORIZON / self.interval)
 
     def _check_stored(self, field: str, time: Fraction) -> None:
-        """Raise ValueError unless a full store can be counted exactly. Its permits take `time` (µs)."""
+        """Raise ValueError unless a full store can be counted exactly. The permits of a full store take `time` (µs)."""
         if time > HORIZON:
             raise ValueError(f"{field} is too long: the saved permits would take more than 142 years")
         if time / self.interval > MAX_PERMITS:
@@ -254,8 +255,8 @@ class _Smooth(_Paced):
 class SmoothBursty(_Smooth):
     """Guava's SmoothBursty: each request makes the next request wait.
 
-    A request itself passes at once. The next request then waits for the time that the permits of this request take.
-    While no request comes, permits are saved, for at most `max_burst_seconds`.
+    A request does not wait for its own permits: the next request waits for the time that these permits take. While no
+    request comes, permits are saved, up to the permits of `max_burst_seconds`.
     """
 
     id = "smooth_bursty"

@@ -99,7 +99,10 @@ def rate(text: str) -> TypedRate:
 
 
 def length_and_unit(length: Decimal) -> tuple[str, str]:
-    """Return a length in seconds as a number and a unit: "s", "min", "h", "day" or "week". `seconds` can read them."""
+    """Return a length in seconds as a number and a unit: "s", "min", "h", "day" or "week".
+
+    `seconds` can read a text of both, such as "90 min".
+    """
     for size, unit in ((604_800, "week"), (86_400, "day"), (3_600, "h"), (60, "min")):
         # Write weeks only for exactly one week, because people say "14 days" and not "2 weeks".
         if length > 0 and not length % size and (unit != "week" or length == size):

@@ -23,7 +23,7 @@ _UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class FixedWindow(Bounded):
-    """At most `capacity` permits in each window of `period` seconds.
+    """At most `capacity` permits can be taken in each window of `period` seconds.
 
     If `window_start` is "epoch", windows follow one another, beginning in 1970. If it is "first_hit", a window begins
     with the first request after the last window has ended.
@@ -70,7 +70,7 @@ class FixedWindow(Bounded):
 
 @dataclass(frozen=True, slots=True)
 class CalendarWindow(Bounded):
-    """At most `capacity` permits in each hour, day, week, month or year of a time zone's calendar.
+    """At most `capacity` permits can be taken in each hour, day, week, month or year of the calendar in a time zone.
 
     `anchor` is a local date and time at which one of these periods starts. If it is None, the periods start as in the
     calendar.
@@ -122,11 +122,12 @@ class CalendarWindow(Bounded):
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindow(Bounded):
-    """At most `capacity` permits per `period`, counted in `sub_windows` buckets (like LeapArray of Alibaba's Sentinel).
+    """At most `capacity` permits can be taken in a window of `period` seconds, which moves in steps.
 
-    When a new bucket begins, the window moves by one bucket. If `weighted` is true, a bucket that is partly outside the
-    window is counted too, but only the share that is inside the window. With `weighted` and one sub-window, this is the
-    known approximation with two counters.
+    The window is divided into `sub_windows` sub-windows, and each of them has one count, as in LeapArray of Alibaba's
+    Sentinel. When a new sub-window begins, the window moves by one sub-window. If `weighted` is true, a sub-window that
+    is partly outside the window is counted too, but only its share inside the window. With `weighted` and one
+    sub-window, this is the well-known approximation with two counters.
     """
 
     id = "sliding_window"
@@ -178,7 +179,7 @@ class SlidingWindow(Bounded):
 
 @dataclass(frozen=True, slots=True)
 class SlidingLog(Bounded):
-    """At most `capacity` permits in any interval of `period` seconds.
+    """At most `capacity` permits can be taken in any interval of `period` seconds.
 
     This is exact, but the time of each request is stored.
     """

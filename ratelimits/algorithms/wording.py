@@ -32,7 +32,7 @@ class Wording:
     ngettext: Callable[[str, str, int], str]
 
     def span(self, seconds: Decimal, *, bare: bool = False) -> str:
-        """Return a length of time as text: "30 days". If `bare` is true, one unit has no number, as in "per day"."""
+        """Return a length of time as text: "30 days". If `bare` is true, return "day" for one day, as in "per day"."""
         for size, unit_of, number_of in _SPANS:
             count = seconds / size
             if count == 1 and bare:

@@ -294,7 +294,7 @@ def _count(
 
 
 def _combined(call: Call, all_parts: Sequence[ShardPart], replies: Replies) -> Reply:
-    """Make one reply from the replies of the shards: the numbers that decide.lua returns, then a moment for each key."""
+    """Make one reply of the shards' replies: the numbers that decide.lua returns, then for each key its moment."""
     terms = call.program.terms
     standings: list[Reply] = [(1, 0, 0)] * len(terms)
     #: For each enforced limit: remaining, position of the limit, reset_after.
