@@ -18,16 +18,16 @@ from ratelimits.engine.server import Server
 
 #: A command as bytes, and the script that it calls.
 ReadyCommand = tuple[bytes, Script]
-#: The numbers of a reply: 1, allowed (1 or 0), the number of the binding limit (0 if no limit binds), remaining,
+#: The numbers of a reply: 1, allowed (1 or 0), the position of the binding limit from 1 (0 if there is none), remaining,
 #: retry_after (-1 if the request can never be admitted), reset_after, wait. Times are in µs.
 Reply = tuple[int, ...]
 
-# With a virtual clock, the script uses neither the nonce nor the run of the server. So they may have any value.
+# With a virtual clock, the script uses neither the nonce nor the run of the server. So these can have any value.
 _NONCE, _RUN, _LEASE = b"0", "virtual", "."
 #: The arguments of a command between its Redis keys and the bytes that describe the request.
 _NONCE_AND_RUN = bulks(_NONCE, f"0 {_RUN}".encode())
-# Each request has its own times and its own cost. In the bytes of a request, the times (now and timeout) are at the
-# start, and the cost is at the end. There lua/decide.lua reads them.
+# Each request has its own times and its own cost. In the argument that describes the request (ARGV[3] of
+# lua/decide.lua), the times (now and timeout) are at the start, and the cost is at the end.
 _TIMES, _COST, _TIMES_AT = struct.Struct("<dd"), struct.Struct("<d"), 0
 #: The format of a reply with a decision, and of a reply that says that the command is stale.
 _DECIDED, _STALE = struct.Struct("<7q"), struct.Struct("<2q")
@@ -42,7 +42,7 @@ class _Template:
     __slots__ = ("after", "before", "between", "end", "fronts", "name", "script", "start")
 
     def __init__(self) -> None:
-        #: The bytes of a command before the times, by key.
+        #: The bytes of a command before the times, by limited key.
         self.fronts: dict[str, bytes] = {}
         self.name = self.before = self.between = self.after = b""
         self.script = Script(b"", b"")
@@ -64,7 +64,7 @@ class CommandMaker:
         self._leases = any(term.algorithm.leases for term in program.terms)
 
     def command(self, op: Op, key: str, cost: int, now: int, timeout: int = 0, lease: str = "") -> ReadyCommand:
-        """Return a command. `now` and `timeout` are in µs. If `timeout` is -1, the request may wait for any time."""
+        """Return a command. `now` and `timeout` are in µs. If `timeout` is -1, any wait of the request is accepted."""
         template = self._templates.get(op)
         if template is None or not template.start <= now < template.end:
             template = self._template(op, key, now)
@@ -118,7 +118,7 @@ def _with_any_run(command: bytes, run: str) -> bytes:
 def replay(server: Server, commands: Sequence[ReadyCommand]) -> list[Reply]:
     """Send commands in one round trip and return their replies, in order.
 
-    Until the replies arrive, nothing else may decide on the same keys. Raise Stale if a command's moment is not in the
+    No other code must use the same keys until the replies arrive. Raise Stale if a command's moment is not in the
     calendar window for which the command was made.
     """
     packed = [partial(_with_any_run, command) for command, _script in commands]
@@ -132,7 +132,7 @@ def replay(server: Server, commands: Sequence[ReadyCommand]) -> list[Reply]:
 
 
 def forget(server: Server, keys: Iterable[str]) -> None:
-    """Delete the states with these Redis keys, and the further keys that belong to such a state."""
+    """Delete the states with these Redis keys, and the further Redis keys of the same limits."""
     endings = {"", *(ending for kind in ALGORITHMS.values() for ending in kind.storage.endings.values())}
     deleted = sorted({key + ending for key in keys for ending in endings})
     for start in range(0, len(deleted), 1000):

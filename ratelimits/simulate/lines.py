@@ -39,7 +39,7 @@ _LINES_AT_ONCE = 500
 
 
 class BadLine(ValueError):
-    """A mistake in a line of a trace. The first line has the `number` 1. The number 0 stands for the rule."""
+    """A mistake in a line of a trace. The first line has the `number` 1. With 0, the mistake is in the rule."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(message)
@@ -49,9 +49,10 @@ class BadLine(ValueError):
 class TraceLine(NamedTuple):
     """One line of a trace.
 
-    at            the moment in seconds, as it is written in the line
-    now, timeout  in µs. With a timeout of -1, the request may wait for any time
-    rules         the new rules, in a line with the op `set_rule`; None in other lines
+    at       the moment in seconds, as it is written in the line
+    now      the same moment in µs
+    timeout  the longest accepted wait in µs; -1 if any wait is accepted
+    rules    the new rules, in a line with the op `set_rule`; None in other lines
     """
 
     at: int | Decimal
@@ -88,7 +89,7 @@ _LENIENT = json.JSONDecoder(parse_float=_decimal_or_infinity, parse_int=_int_or_
 
 
 def decoded(text: bytes) -> Any:
-    """Return the value of a JSON text in UTF-8, with exact decimals. Raise ValueError with the place of a mistake."""
+    """Return the value of a JSON text in UTF-8, with exact decimals. Raise ValueError that says where a mistake is."""
     try:
         json_text = text.decode()
         try:
@@ -157,8 +158,8 @@ def read_rules(data: Any) -> Rules:
 def micros(name: str, value: Any) -> int:
     """Return seconds as µs, rounded half up.
 
-    For a number above `LATEST` or below `-LATEST`, return a number that the caller refuses as out of range. Raise
-    ValueError, for the field `name`, if the value is not a number.
+    For a number above `LATEST` or below `-LATEST`, return a number that is also too large or too small: 2 * HORIZON or
+    -2 * HORIZON. Raise ValueError, for the field `name`, if the value is not a number.
     """
     if type(value) is int:
         if -LATEST <= value <= LATEST:

@@ -76,7 +76,7 @@ class LineOutcome(NamedTuple):
     """The result of one line.
 
     at                              the moment in seconds, as it is written in the line
-    limit                           the number that the binding limit reports
+    limit                           the number that a decision reports as `limit`, such as the capacity
     wait, retry_after, reset_after  in µs. `retry_after` is None if the request can never be admitted
     """
 
@@ -141,13 +141,14 @@ class Replay:
             yield self._makers[-1].command(Op.CHANGE, key, 0, line.now)
 
     def state_keys(self) -> Iterator[str]:
-        """Yield the Redis keys of all states that this replay may have written."""
+        """Return the Redis keys of all states that this replay has perhaps written."""
         # The keys depend only on the algorithms of the rules. So take one maker for each combination of algorithms.
         makers = {tuple(term.algorithm.id for term in maker.program.terms): maker for maker in self._makers}
         return (state for maker in makers.values() for key in self._keys for state in maker.state_keys(key))
 
 
-#: Lines whose replies have not arrived. Each has the index of its last command, and the limits that its rules report.
+#: Lines whose replies have not arrived. For each line: its replay, the line, the index of its last command in the round
+#: trip, and the number that each of its rules reports as `limit`.
 AwaitedLines = list[tuple[Replay, TraceLine, int, tuple[int | float, ...]]]
 
 
@@ -164,7 +165,7 @@ class Simulator:
     def run(self, lines: Iterable[tuple[Replay, TraceLine]]) -> Iterator[tuple[Replay, TraceLine, LineOutcome]]:
         """Yield each line with its result, in order.
 
-        The first result comes after at most `2 * COMMANDS_AT_ONCE` commands.
+        The first result comes after about `2 * COMMANDS_AT_ONCE` commands, or at the end of the lines.
         """
         sent: deque[tuple[AwaitedLines, Future[list[Reply]]]] = deque()
         awaited: AwaitedLines = []

@@ -16,7 +16,7 @@ BARS = "▁▂▃▄▅▆▇█"
 SLOTS = 60
 #: Lengths that a slot can have, in seconds.
 LENGTHS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400, 604_800)
-#: Number of keys in the summary: those with the most requests.
+#: How many keys the summary shows. It shows those with the most requests.
 BUSIEST = 5
 
 

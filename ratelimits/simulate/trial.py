@@ -1,7 +1,7 @@
 """Try a rule before it is saved. The real scripts show what the rule admits under bursts and under a steady overload.
 
-A *load* is a series of requests: the bursts are one load, and the overload is another one. The numbers of the rule
-determine the requests of a load, which are at most `MAX_LINES`.
+A *load* is a series of requests: the bursts are one load, and the overload is another one. A load has at most
+`MAX_LINES` requests. The numbers of the rule determine these requests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ MAX_LINES = 240
 _REFILLS = 3
 #: Number of bursts in a load of bursts.
 _BURSTS = 6
-#: The requested permits are this many times the permits of the limit.
+#: A burst requests this many times the permits of the limit. An overload requests permits this many times as fast as
+#: they come back.
 _OVERLOAD_FACTOR = 2
 #: Duration of a request under a concurrency limit, in µs.
 _CONCURRENT_DURATION = MICROSECONDS
@@ -156,7 +157,10 @@ def _span(algorithm: Algorithm, now: int) -> int:
 
 
 def _start(algorithm: Algorithm, now: int) -> int:
-    """Return the start of the limit's present window, in µs since 1970 UTC. `now` has the same unit."""
+    """Return the start of the limit's window that contains `now`. Both are in µs since 1970 UTC.
+
+    If the limit has no calendar window, round `now` down to a multiple of `_span`.
+    """
     window = algorithm.valid_span(now)
     return window[0] if window else now - now % max(_span(algorithm, now), 1)
 
@@ -169,7 +173,7 @@ def _loads(algorithm: Algorithm, now: int) -> tuple[_Load, _Load]:
     duration = _CONCURRENT_DURATION if algorithm.leases else 0
     # If the rule lets requests wait, the load lasts longer than the longest wait, as far as `MAX_LINES` allows this.
     time_to_cover = max(span, micros(algorithm.suggested_max_wait or Decimal(0)))
-    # The longest overload for which MAX_LINES requests are enough, if each request takes a tenth of the permits.
+    # The length of the longest overload for which MAX_LINES requests are enough, if each takes a tenth of the permits.
     longest = MAX_LINES * max(permits // 10, 1) * span // (_OVERLOAD_FACTOR * permits)
     length = max(min(_REFILLS * time_to_cover, longest, HORIZON // 4), span, SLOTS)
     return _bursts(permits, length, max_cost, duration), _overload(permits, span, length, max_cost, duration)
