@@ -18,11 +18,11 @@
 --             incarnation, seq   of the newest batch that was opened
 --             cum                of all sealed batches
 --             run                of the server
---             sealed_at          time (µs): all usage before this time is in sealed batches
---             first_sealed       time (µs) of the first seal
---             sealed_clock       time (µs) by the clock of the process that sealed last
---             data_run, data_since   a run of the server, and the time (µs) since which the states of limits are known
---                                not to be older than this run (see is_lost in decide.lua)
+--             sealed_at          moment (µs): all usage from before this moment is in sealed batches
+--             first_sealed       moment (µs) of the first seal
+--             sealed_clock       moment (µs) of the last seal, by the clock of the process that sealed
+--             data_run, data_since   a run of the server, and the moment (µs) at which the shard's data of this run
+--                                begins (see lasting.lua)
 --   b:<incarnation>:<seq>   hash: a sealed batch. It has all fields of `open`, and
 --             #c `cum` after this batch   #t time of sealing (µs)   #x run of the server that sealed it
 --   sealed  list of "<incarnation>:<seq>" of sealed batches, the oldest first
@@ -46,7 +46,8 @@ local function batch_open(prefix, nonce, run, now)
     '#r', run, '#p', cum, '#f', last_before)
 end
 
--- Seals the open batch and keeps its identity. Returns "<incarnation>:<seq>", or false if there is no open batch.
+-- Seals the open batch. The sealed batch has the same identity. Returns the batch's id, "<incarnation>:<seq>", or false
+-- if there is no open batch.
 local function batch_seal(prefix, now, run, nonce)
   local open, meta = prefix .. '${open}', prefix .. '${meta}'
   local identity = redis.call('HMGET', open, '#i', '#s', '#p')

@@ -8,9 +8,9 @@ local function batch_functions()
   return {server_run = server_run, seal = batch_seal, count_new = usage_new}
 end
 
--- Stores the caller's version and the server's run in the heads that differ. But if the caller's rules are too old,
--- changes nothing and returns the newest version. `versioned` says whether newer rules make the call stale.
--- A head is "<version of the rules> <run>".
+-- A head is "<version of the rules> <run>". Stores the caller's version and the server's run in the heads that differ
+-- from them. But if the caller's rules are too old, changes nothing and returns a newer version. `got` has the heads.
+-- `versioned` says whether newer rules make the call stale.
 --@rarely
 local function update_heads(got, now, versioned)
   local batches = batch_functions()
@@ -27,7 +27,7 @@ local function update_heads(got, now, versioned)
 --: end
 --: if not virtual
       if stored_run ~= run and not asked_server then
-        -- The caller asked for the run when it connected. While the connection stays open, the run can change.
+        -- The caller asked for the run when it connected. The run can have changed since, so ask the server.
         run, asked_server = batches.server_run(), true
       end
 --: end
@@ -38,7 +38,7 @@ local function update_heads(got, now, versioned)
     end
   end
   for i, version in pairs(new_versions) do
-    -- Seal the open batch of an earlier run. If that run has lost counts, they were all in this batch.
+    -- Seal the open batch of an earlier run. If counts of that run were lost, they were all in this batch.
     if new_runs[i] then batches.seal(string.sub(KEYS[i], 1, -1 - #'${head}'), now, run, ARGV[1]) end
     call('SET', KEYS[i], string.format('%.0f', version) .. ' ' .. run)
   end

@@ -1,18 +1,20 @@
 -- Finds out whether Redis has lost the state of a lasting limit. Such a state is restored from the ledger.
 
-local data_since -- the time (µs) since which the states of limits are known not to be older than this run
+local data_since -- the moment (µs) at which the shard's data of this run begins; nil until it is known
 
 -- Returns whether the state of a lasting limit must be restored. It must be restored in two cases:
 --   1. There is no state, and `needs_state` is true.
---   2. Redis may have lost what the limit has counted in its window. This is so if the shard's data begins after the
---      start of the window, and the state does not exist or is older than the data. The data begins when a lasting limit
---      is decided for the first time in a run, or after all keys were deleted. `meta` has this time as `data_since`.
--- `last` is the moment of the limit's last charge (nil: there is no state), `start` is the start of its window.
+--   2. Perhaps Redis has lost what the limit has counted in its window. This is so if the shard's data of this run
+--      begins after the start of the window, and the limit has no state or was last charged before the data begins. The
+--      data begins when a lasting limit is decided for the first time in a run, or for the first time after all Redis
+--      keys were deleted. `meta` stores this moment as `data_since`.
+-- `last` is the moment of the limit's last charge (nil: there is no state), `start` is the start of the limit's window.
 local function is_lost(needs_state, last, start, now)
   if not data_since then
     local meta, run = string.sub(KEYS[1], 1, -1 - #'${head}') .. '${meta}', run or string.match(ARGV[2], ' (.*)$')
     local stored = redis.call('HMGET', meta, 'data_run', 'data_since')
-    -- If the clock has stepped back, no state would be as new as the data.
+    -- If the clock has stepped back, `data_since` is later than now, and every state would seem to be older than the
+    -- data. Then the data begins now.
     if stored[1] ~= run or tonumber(stored[2]) > now then
       stored[2] = int(now)
       redis.call('HSET', meta, 'data_run', run, 'data_since', stored[2])

@@ -1,4 +1,4 @@
--- Returns the sealed batches of one shard that are not in the ledger yet, and the shard's `meta`, all from one moment.
+-- Returns the sealed batches of one shard that are not in the ledger yet, and the shard's `meta`, both read in one step.
 -- KEYS[1] the shard's `meta` key   ARGV[1] maximum number of ids
 -- Returns {run, latest possible start of the server, time, incarnation, seq, sealed_at, number of these batches, list
 --          of their ids (the oldest first), sealed_clock, first_sealed, 1 if a batch is open, otherwise 0}
@@ -8,7 +8,7 @@ local function field(text, name) return string.match(text, name .. ':([^\r\n]*)'
 local server, time = redis.call('INFO', 'server'), redis.call('TIME')
 local run = server_run()
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
--- The server calculates its uptime from two times in whole seconds, so the uptime may be one second too long.
+-- The server calculates its uptime from two moments in whole seconds, so the uptime can be one second too long.
 local uptime = math.max((tonumber(field(server, 'uptime_in_seconds')) or 0) - 1, 0)
 local started_by = now - uptime * 1000000
 local prefix = string.sub(KEYS[1], 1, -1 - #'${meta}')

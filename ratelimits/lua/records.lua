@@ -1,6 +1,6 @@
--- Functions for packed states. A packed state begins with its expiry in seconds, '<I4'. Then it has a record for each
--- limit. A record has a header, '<I4BI2I4': name of the limit (crc32), code of the algorithm, size, expiry in seconds.
--- The payload follows: `size` bytes in the algorithm's format.
+-- Functions for packed states. A packed state begins with its expiry (seconds since 1970), '<I4'. Then it has a record
+-- for each limit. A record has a header, '<I4BI2I4': name of the limit (crc32), code of the algorithm, size, expiry of
+-- the record. The payload follows: `size` bytes in the algorithm's format.
 
 -- Returns a table from the name of each record to its position; nil if `raw` is not a packed state.
 -- Accepts the code of an unknown algorithm: a newer version of the app may have written this record.
@@ -16,10 +16,10 @@ local function scan(raw)
   return pos == #raw + 1 and starts or nil
 end
 
--- Returns the packed state `raw` with some records replaced, added or removed, and its new expiry in seconds. `records`
--- has for a name the new record as bytes, or false if the record is to be removed. A record whose name `raw` already
--- has is replaced in its place. The others are appended in the order of `names`. Leaves out records that have expired
--- at `now`. Returns nil if no record is left.
+-- Returns the packed state `raw` with some records replaced, added or removed, and the new expiry of this packed state.
+-- `records` has for a name the new record as bytes, or false if the record is to be removed. If `raw` already has a
+-- record with this name, the new record takes its place. Otherwise the new record is appended, in the order of `names`.
+-- Leaves out records that have expired at `now`. Returns nil if no record is left.
 --@rarely
 local function rewrite(raw, names, records, now)
   local out, latest, pos = {}, 0, 5

@@ -1,17 +1,17 @@
 -- Seals the open batch of one shard, if it has one. Loaded after batch.lua.
 -- KEYS[1] the shard's `meta` key. The shard's other keys (see batch.lua) have the same prefix
 -- ARGV[1] nonce: a unique name. A new incarnation gets this name   ARGV[2] now (µs) for tests; '': the server's TIME
--- ARGV[3] time by the caller's clock (µs); '' or absent: unknown
--- Returns {time (µs, as a string), run, id of the sealed batch or '', number of batches in `sealed`}
--- The caller does not send the run. This script asks for it, so that the time and the run are those of the seal.
+-- ARGV[3] now (µs) by the caller's clock; '' or absent: unknown
+-- Returns {moment of the seal (µs, as a string), run, id of the sealed batch or '', number of batches in `sealed`}
+-- The caller does not send the run. This script asks the server, so that run and moment are those of the seal.
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 if ARGV[2] ~= '' then now = tonumber(ARGV[2]) end
 local run = server_run()
 local prefix = string.sub(KEYS[1], 1, -1 - #'${meta}')
 local id = batch_seal(prefix, now, run, ARGV[1]) or ''
--- If the server has lost all its data, the next seal writes a new `first_sealed`, which is later than the lost one. By
--- this the drain (usage/drain.py) notices the loss. Sometimes nothing else shows the loss.
+-- If the server has lost all its data, the next seal writes a new `first_sealed`, which is later than the lost one. So
+-- the drain (usage/drain.py) notices the loss, even if nothing else shows it.
 -- If `first_sealed` is later than now, the clock was wrong. Then store 0.
 local sealed_at, first_sealed = unpack(redis.call('HMGET', KEYS[1], 'sealed_at', 'first_sealed'))
 if not sealed_at then redis.call('HSET', KEYS[1], 'first_sealed', string.format('%.0f', now)) end

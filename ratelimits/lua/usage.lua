@@ -2,8 +2,8 @@
 
 -- Counts `requests` requests with `cost` units each. If `requests` is 0, counts only `cost` units. Requests with 1
 -- unit have one counter, with the ending "|1". Other requests have two counters: "|n" for the number of requests, and
--- "|u" for the number of units. `counter` is the name without the ending. Returns the number of counters that are new:
--- if there are any, call usage_new after everything is counted.
+-- "|u" for the number of units. `counter` is the name without the ending. Returns how many of these counters are new.
+-- If any is new, the caller must call usage_new after it has counted everything.
 local function usage_add(open, counter, cost, requests)
   if cost == 1 and requests > 0 then
     return redis.call('HINCRBY', open, counter .. '|1', requests) == requests and 1 or 0

@@ -1,5 +1,5 @@
--- Counts requests that decide.lua did not count in this shard. These requests were refused from the memory of a process,
--- or another shard has refused them, or they were admitted and a shadow rule of another shard would have refused them.
+-- Counts requests that decide.lua did not count in this shard. A process has refused these requests from its memory, or
+-- another shard has refused them, or they were admitted and a shadow rule in another shard would have refused them.
 -- Loaded after run.lua, batch.lua, shard_run.lua, usage.lua and usage_new.lua.
 -- KEYS[1]  head of the shard, "<version of the rules> <run of the server>"     KEYS[2]  the shard's open batch
 -- ARGV[1]  run of the server when the caller connected   ARGV[2]  nonce
@@ -7,7 +7,8 @@
 --          counter: "d" for denied requests, "s" for admitted requests that a shadow rule would have refused
 -- ARGV[4…] three arguments for each counter: the part of its name after "kind|bin|period|", units of a request, number
 --          of requests
--- Returns the version of the rules in force. So a process that refuses only from memory learns of an edit.
+-- Returns the version of the rules in force. So a process that asks for no decisions, because it refuses all requests
+-- from memory, also notices an edit.
 local time = redis.call('TIME')
 local now = time[1] * 1e6 + time[2]
 local version, run = shard_run(KEYS[1], KEYS[2], ARGV[1], ARGV[2], now)

@@ -4,7 +4,7 @@
 -- and stores the new run. A head is "<version of the rules> <run>". `run` is the server's run when the caller connected.
 local function shard_run(head, open, run, nonce, now)
   local version, stored_run = string.match(redis.call('GET', head) or '0 ?', '^(%d+) (.*)$')
-  -- Ask the server if the runs differ: its run can change while the caller's connection stays open.
+  -- If the runs differ, ask the server: its run can have changed since the caller connected.
   if stored_run ~= run then run = server_run() end
   if stored_run ~= run then
     batch_seal(string.sub(open, 1, -1 - #'${open}'), now, run, nonce)

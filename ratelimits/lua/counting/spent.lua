@@ -3,15 +3,15 @@
 --
 -- A process spends the permits of a prefetch only after the prefetch is recorded here. The record says how many requests
 -- are counted. So nothing is counted twice if a command is sent again or arrives late. If a process is killed, its
--- records remain. They say how many requests may not be counted, and the drain declares this number as a gap.
+-- records remain. They say how many requests are perhaps not counted, and the drain declares this number as a gap.
 --
 -- KEYS[1]  head of the shard     KEYS[2]  the shard's open batch
 -- KEYS[3]  hash of the shard's prefetches: name -> record. engine/spent.py describes the record
 -- ARGV[1]  run of the server when the caller connected   ARGV[2]  nonce
--- ARGV[3]  name of the new prefetch; "" for none          ARGV[4]  its record
+-- ARGV[3]  name of the new prefetch; "" if there is none   ARGV[4]  the record of the new prefetch
 -- ARGV[5…] three arguments for each earlier prefetch: its name, the number of requests that have spent its permits,
 --          "1" if no more requests will spend its permits; otherwise "0"
--- Returns for each earlier prefetch 1 if it was recorded; otherwise 0, and nothing was counted.
+-- Returns for each earlier prefetch 1 if it has a record; otherwise 0, and none of its requests was counted.
 local time = redis.call('TIME')
 local now = time[1] * 1e6 + time[2]
 local _, run = shard_run(KEYS[1], KEYS[2], ARGV[1], ARGV[2], now)
