@@ -18,8 +18,8 @@ from ratelimits.engine.server import Server
 
 #: A command as bytes, and the script that it calls.
 ReadyCommand = tuple[bytes, Script]
-#: The numbers of a reply: 1, allowed (1 or 0), the position of the binding limit from 1 (0 if there is none), remaining,
-#: retry_after (-1 if the request can never be admitted), reset_after, wait. Times are in µs.
+#: The numbers of a reply: 1, allowed (1 or 0), the position of the binding limit (from 1; 0 if there is none),
+#: remaining, retry_after (-1 if the request can never be admitted), reset_after, wait. Times are in µs.
 Reply = tuple[int, ...]
 
 # With a virtual clock, the script uses neither the nonce nor the run of the server. So these can have any value.
