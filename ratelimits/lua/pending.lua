@@ -1,4 +1,5 @@
--- Returns the sealed batches of one shard that are not in the ledger yet, and the shard's `meta`, both read in one step.
+-- Returns the sealed batches of one shard that are not in the ledger yet, and the shard's `meta`. Both are read at the
+-- same moment.
 -- KEYS[1] the shard's `meta` key   ARGV[1] maximum number of ids
 -- Returns {run, latest possible start of the server, time, incarnation, seq, sealed_at, number of these batches, list
 --          of their ids (the oldest first), sealed_clock, first_sealed, 1 if a batch is open, otherwise 0}
