@@ -1,3 +1,3 @@
-"""The algorithms with their parameters, and the calendar. This package does no I/O. All other packages may use it."""
+"""The algorithms with their parameters, and the calendar. This package does no I/O. Any other package can import it."""
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Algorithm(ABC):
     storage: ClassVar[Storage] = Storage()
     #: Whether an admitted request gets a lease, which ends with the request.
     leases: ClassVar[bool] = False
-    #: Whether a refusal stays right until its retry_after has passed. If so, a process may repeat it from memory.
+    #: Whether a refusal stays right until its retry_after has passed. If so, a process can repeat it from memory.
     refusals_stand: ClassVar[bool] = True
     #: The parameters with which a process is allowed to take permits in advance (prefetch): each field that is named
     #: here must have one of these values. {} means that every limit allows this, and None means that no limit allows
@@ -148,7 +148,7 @@ class Algorithm(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Bounded(Algorithm):
-    """A limit with a capacity, the maximum number of permits. With capacity 0 no request passes."""
+    """A limit with a capacity: the largest number of permits that can be taken. With capacity 0 no request passes."""
 
     capacity: int
 

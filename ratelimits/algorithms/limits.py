@@ -50,7 +50,7 @@ class Lasting(IntEnum):
     """When the state of a limit is restored from the ledger. Only a calendar window can be restored.
 
     NO      never
-    LOST    if Redis may have lost what the limit has counted in its window
+    LOST    if Redis has perhaps lost what the limit has counted in its window
     ALWAYS  in the case of LOST, and if the limit has no state yet, such as at the first request of a key
     """
 

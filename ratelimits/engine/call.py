@@ -37,7 +37,7 @@ class Op(IntEnum):
     CREATE   make states that do not exist yet
     CHANGE   write existing states with the current parameters
     SETTLE   use a receipt: change its charge to the true costs, or refund it
-    RESTORE  raise the counts of lasting limits to the costs of the call, if Redis may have lost their states
+    RESTORE  raise the counts of lasting limits to the costs of the call, if Redis has perhaps lost these counts
 
     A lasting limit is a limit whose count is restored from the ledger if Redis has lost its state. Only the simulator
     uses REFUND, CREATE and CHANGE.
@@ -196,6 +196,6 @@ def bin_and_period(usage: Usage, now: int) -> tuple[int, int, int]:
     periods = usage.periods
     if not periods[0] <= now < periods[3]:
         periods = periods_around(usage.timezone, usage.anchor, usage.kept, now)
-    number = 0 if now < periods[1] else 1 if now < periods[2] else 2
-    end = min(bin_start + _BIN, periods[number + 1])
-    return bin_start // MICROSECONDS, periods[number] // MICROSECONDS, end
+    index = 0 if now < periods[1] else 1 if now < periods[2] else 2
+    end = min(bin_start + _BIN, periods[index + 1])
+    return bin_start // MICROSECONDS, periods[index] // MICROSECONDS, end

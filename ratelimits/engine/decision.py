@@ -41,7 +41,7 @@ class Standing(NamedTuple):
     """The result of one limit in a decision.
 
     allowed      whether the limit admits the request
-    remaining    number of permits that could be taken from the limit now
+    remaining    how many permits could be taken from the limit now
     reset_after  seconds until all permits of the limit have come back
     """
 
@@ -55,7 +55,7 @@ class Decision:
 
     allowed      whether the request is admitted. If the algorithm lets requests wait, the request proceeds after `wait`
     limit        the capacity of the binding limit (its rate for the algorithms smooth_*); None if no limit is enforced
-    remaining    number of permits that could be taken now
+    remaining    how many permits could be taken now: the fewest that an enforced limit has left
     retry_after  seconds until the same request would be admitted, if no other request comes; None if never
     reset_after  seconds until all permits of the limits have come back
     wait         seconds that the caller must wait before the request proceeds
@@ -181,11 +181,12 @@ def refusal_if_blocked(call: Call, now: int) -> Decision | None:
 
     This function does not ask Redis. So the results of the other limits are not known, and their `remaining` is 0.
     """
-    for number, term in enumerate(call.program.terms, 1):
+    for position, term in enumerate(call.program.terms, 1):
         if term.mode is Mode.ENFORCE and call.costs[term.slot] > 0 and term.algorithm.admits_nothing:
             standings = (value for each in call.program.terms for value in (each is not term, 0, 0))
             decided, allowed, remaining, never, reset_after, wait = 1, 0, 0, -1, 0, 0
-            return Decision(call, (decided, allowed, number, remaining, never, reset_after, wait, now, now, *standings))
+            reply = (decided, allowed, position, remaining, never, reset_after, wait, now, now, *standings)
+            return Decision(call, reply)
     return None
 
 

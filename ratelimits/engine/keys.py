@@ -171,7 +171,7 @@ class Keyspace:
 
     @property
     def layout(self) -> str:
-        """Return the key of a string: the number of shards that the namespace had when it was first used."""
+        """Return the key of a string: how many shards the namespace had when it was first used."""
         return f"rl:{SCHEMA}:{self.namespace}:shards"
 
     def fence(self, shard: int) -> str:

@@ -7,9 +7,9 @@
 -- exact in a double). A counter whose name ends with "|1" counts requests of one unit each. Such a request is one
 -- request and one unit, so it adds 2 to `cum`.
 --
--- The Redis keys of a shard begin with `prefix` (rl:1:<namespace>:{07}:). So they are in one slot. They have no time
--- to live. engine/keys.py names them. engine/assemble/scripts.py replaces "${open}" and the other placeholders in the Lua
--- files.
+-- The Redis keys of a shard begin with `prefix` (rl:1:<namespace>:{07}:). So they are in one slot. The following Redis
+-- keys have no time to live. engine/keys.py names them. engine/assemble/scripts.py replaces "${open}" and the other
+-- placeholders in the Lua files.
 --   open    hash: the open batch. The fields of its identity are written together with the first counter:
 --             #i incarnation   #s seq   #o time of opening (µs)   #r run of the server   #p `cum` before this batch
 --             #f "<incarnation>:<seq>" of the last batch before this incarnation; "" if there was no batch

@@ -3,7 +3,7 @@
 -- the record. The payload follows: `size` bytes in the algorithm's format.
 
 -- Returns a table from the name of each record to its position; nil if `raw` is not a packed state.
--- Accepts the code of an unknown algorithm: a newer version of the app may have written this record.
+-- Accepts the code of an unknown algorithm: perhaps a newer version of the app has written this record.
 --@rarely
 local function scan(raw)
   local starts, pos = {}, 5

@@ -40,6 +40,7 @@ NEVER = -1
 
 #: The numbers of a reply. lua/decide.lua lists them at "Returns".
 Reply = tuple[int, ...]
+#: The replies to the parts of a call, by the position of the part.
 Replies = dict[int, Reply]
 #: A slot, and the command for the node that has it.
 Sent = tuple[int, Command | Count]
@@ -62,9 +63,9 @@ class ShardPart(NamedTuple):
     command: Command
 
 
-def slot_of(keyspace: Keyspace, number: int) -> int:
+def slot_of(keyspace: Keyspace, shard_id: int) -> int:
     """Return the slot of the cluster that contains a shard's Redis keys."""
-    return key_slot(keyspace.prefix(number).encode())
+    return key_slot(keyspace.prefix(shard_id).encode())
 
 
 def parts(command: Command) -> tuple[ShardPart, ...]:
@@ -85,10 +86,10 @@ def _split(keyspace: Keyspace, call: Call) -> list[ShardPart]:
     elif call.account:
         last = shard_of(f"account:{call.account}", keyspace.shards)
     if last is not None and (last in order or call.usage is not None):
-        order = [*(number for number in order if number != last), last]
+        order = [*(shard_id for shard_id in order if shard_id != last), last]
     shard_parts = []
-    for number in order:
-        limits = tuple(i for i, term in enumerate(terms) if shards[term.key] == number)
+    for shard_id in order:
+        limits = tuple(i for i, term in enumerate(terms) if shards[term.key] == shard_id)
         keys = tuple(sorted({terms[i].key for i in limits}))
         receipt = call.receipt
         if receipt is not None and receipt.moments and keys:
@@ -96,10 +97,10 @@ def _split(keyspace: Keyspace, call: Call) -> list[ShardPart]:
         part_call = call._replace(
             program=program(tuple(replace(terms[i], key=keys.index(terms[i].key)) for i in limits)),
             keys=tuple(call.keys[key] for key in keys),
-            usage=call.usage if number == last else None,
+            usage=call.usage if shard_id == last else None,
             receipt=receipt,
         )
-        shard_parts.append(ShardPart(slot_of(keyspace, number), limits, keys, Command(keyspace, part_call)))
+        shard_parts.append(ShardPart(slot_of(keyspace, shard_id), limits, keys, Command(keyspace, part_call)))
     return shard_parts
 
 
@@ -117,7 +118,7 @@ def steps(whole_command: Command, name: bytes) -> Sending:
 def _decide_part(part: ShardPart, command: Command) -> Sending:
     reply = read((yield part.slot, command))
     if reply[0] == -2 and command.call.now is None:
-        # Nothing was decided, because this node's clock differs from the expected time. The clocks of nodes may differ.
+        # Nothing was decided, because this node's clock differs from `clock`: each node has a clock of its own.
         clock.correct(reply[1])
         reply = read((yield part.slot, command))
     if reply[0] == 1:
@@ -128,10 +129,10 @@ def _decide_part(part: ShardPart, command: Command) -> Sending:
 def _decide_parts(whole_command: Command) -> Sending:
     """Yield the commands of a call that takes no permits. They can be sent again without harm."""
     replies: Replies = {}
-    for number, part in enumerate(parts(whole_command)):
-        replies[number] = yield from _decide_part(part, part.command)
-        if replies[number][0] != 1:
-            return replies[number]
+    for position, part in enumerate(parts(whole_command)):
+        replies[position] = yield from _decide_part(part, part.command)
+        if replies[position][0] != 1:
+            return replies[position]
     return _combined(whole_command.call, parts(whole_command), replies)
 
 
@@ -143,10 +144,10 @@ def _settle(whole_command: Command) -> Sending:
     """
     replies: Replies = {}
     all_parts = parts(whole_command)
-    for number, part in enumerate(all_parts):
+    for position, part in enumerate(all_parts):
         reply = yield from _decide_part(part, part.command)
         if reply[0] == 1:
-            replies[number] = reply
+            replies[position] = reply
         elif reply[0] != 2 or part is all_parts[-1]:
             return reply
     return _combined(whole_command.call, all_parts, replies)
@@ -167,36 +168,36 @@ def _try(whole_command: Command, name: bytes) -> Sending:
             yield from _count_denied(whole_command, reply)
             return reply
     replies: Replies = {}
-    number = 0
+    position = 0
     try:
-        for number, part in enumerate(all_parts):
-            replies[number] = yield from _decide_part(part, part.command)
-            if replies[number][:2] != (1, 1):
+        for position, part in enumerate(all_parts):
+            replies[position] = yield from _decide_part(part, part.command)
+            if replies[position][:2] != (1, 1):
                 break
     except (Unavailable, RedisError):
-        yield from _give_back(whole_command, replies, number, name)
+        yield from _give_back(whole_command, replies, position, name)
         raise
-    last = replies[number]
+    last = replies[position]
     if last[:2] != (1, 1):
-        yield from _give_back(whole_command, replies, number, name)
+        yield from _give_back(whole_command, replies, position, name)
         if last[0] != 1:
             return last
-        yield from _peek(whole_command, replies, number)
+        yield from _peek(whole_command, replies, position)
     reply = _combined(call, all_parts, replies)
     if reply[1] == 1:
         yield from _count_shadowed(whole_command, reply)
-    elif number < len(all_parts) - 1:
+    elif position < len(all_parts) - 1:
         yield from _count_denied(whole_command, reply)
     return reply
 
 
 def _give_back(whole_command: Command, replies: Replies, until: int, name: bytes) -> Generator[Sent, bytes, None]:
-    """Give back the permits that were taken in the shards before number `until`, with one command for each shard.
+    """Give back the permits that were taken for the parts before the position `until`, with one command for each part.
 
-    If this fails in a shard, log an error. These permits stay taken.
+    If this fails for a part, log an error. The permits of this part stay taken.
     """
-    for number in range(until):
-        part, charging_reply = parts(whole_command)[number], replies[number]
+    for position in range(until):
+        part, charging_reply = parts(whole_command)[position], replies[position]
         terms = part.command.call.program.terms
         costs = part.command.call.costs
         # Leave out limits that were not charged: those whose shadow rule would have refused the request.
@@ -216,7 +217,7 @@ def _give_back(whole_command: Command, replies: Replies, until: int, name: bytes
         corrected = list(charging_reply)
         for index, i in enumerate(charged):
             corrected[10 + 3 * i : 12 + 3 * i] = reply[10 + 3 * index : 12 + 3 * index]
-        replies[number] = tuple(corrected)
+        replies[position] = tuple(corrected)
 
 
 def _undo(call: Call, terms: tuple[Term, ...], at: int, name: str) -> Call:
@@ -240,11 +241,11 @@ def _undo(call: Call, terms: tuple[Term, ...], at: int, name: str) -> Call:
 
 
 def _peek(whole_command: Command, replies: Replies, refusing: int) -> Generator[Sent, bytes, None]:
-    """Yield peeks at the parts after the part with the number `refusing`, which has refused the request.
+    """Yield peeks at the parts after the position `refusing`, whose part has refused the request.
 
     If a peek fails, the request is still refused.
     """
-    for number, part in enumerate(parts(whole_command)[refusing + 1 :], refusing + 1):
+    for position, part in enumerate(parts(whole_command)[refusing + 1 :], refusing + 1):
         if not part.limits:
             continue
         peek = Command(whole_command.keyspace, part.command.call._replace(op=Op.PEEK, usage=None))
@@ -253,7 +254,7 @@ def _peek(whole_command: Command, replies: Replies, refusing: int) -> Generator[
         except (Unavailable, RedisError):
             continue
         if reply[0] == 1:
-            replies[number] = reply
+            replies[position] = reply
 
 
 def _count_denied(whole_command: Command, reply: Reply) -> Generator[Sent, bytes, None]:
@@ -283,12 +284,12 @@ def _count_shadowed(whole_command: Command, reply: Reply) -> Generator[Sent, byt
 def _count(
     whole_command: Command, usage: Usage, kind: Literal["d", "s"], counted: list[Counted]
 ) -> Generator[Sent, bytes, None]:
-    number = shard_of_usage(whole_command.keyspace, usage)
-    command = Count(whole_command.keyspace.head(number), whole_command.keyspace.open(number), usage, kind)
+    shard_id = shard_of_usage(whole_command.keyspace, usage)
+    command = Count(whole_command.keyspace.head(shard_id), whole_command.keyspace.open(shard_id), usage, kind)
     for item in counted:
         command.add(item)
     try:
-        yield slot_of(whole_command.keyspace, number), command
+        yield slot_of(whole_command.keyspace, shard_id), command
     except (Unavailable, RedisError) as error:
         logger.error("A refusal by another shard than the account's was not counted: %s", error)
 
@@ -300,11 +301,11 @@ def _combined(call: Call, all_parts: Sequence[ShardPart], replies: Replies) -> R
     #: For each enforced limit: remaining, position of the limit, reset_after.
     enforced: list[tuple[int, int, int]] = []
     moments = [0] * len(call.keys)
-    #: For each shard that refuses: retry_after, position of its binding limit.
+    #: For each shard that refuses: retry_after, and the position of the shard's binding limit in the whole call.
     refusing: list[tuple[int, int]] = []
     wait = at = now = 0
-    for number, part in enumerate(all_parts):
-        reply = replies.get(number)
+    for position, part in enumerate(all_parts):
+        reply = replies.get(position)
         if reply is None:
             continue
         _kind, allowed, part_binding, _remaining, retry_after, _reset_after, part_wait, at, now = reply[:9]

@@ -29,7 +29,7 @@ from ratelimits.engine.transport.wire import Wire
 Address = tuple[str, int]
 #: The primary node of each slot; None if it is not known.
 Table = list[Address | None]
-#: One lock for all clusters. A forked child gets a new lock, because a thread of its parent may have held the old one.
+#: One lock for all clusters. A forked child gets a new lock: perhaps a thread of the parent held the lock at the fork.
 _lock = threading.Lock()
 #: Arguments that redis-py's cluster client adds to its connections. The connections of this module do without them.
 _ADDED_BY_CLIENT = ("himport_registry", "redis_connect_func", "cache")
@@ -189,7 +189,7 @@ class ClusterWire(Wire):
             node.breaker.succeeded()
 
     def _moved(self, slot: int, asked: Address, error: MovedError) -> Address:
-        """Store and return the slot's new owner, which the error names. Other nodes may not know the new owner yet."""
+        """Store and return the slot's new owner, which the error names. Perhaps other nodes do not know it yet."""
         owner = (error.host or asked[0], error.port)
         owner = owner if self._remap is None else self._remap(owner)
         if self._owners is not None:

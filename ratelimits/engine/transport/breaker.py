@@ -12,7 +12,7 @@ FAILURES, PAUSE = 3, 1.0
 
 
 class NodeUnavailable(Unavailable):
-    """One node of a cluster could not be asked. The other nodes may still answer."""
+    """One node of a cluster could not be asked, or did not answer. Perhaps the other nodes answer."""
 
 
 class NodeNotSent(NodeUnavailable, NotSent):
@@ -35,7 +35,7 @@ class Breaker:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        #: The number of failed calls in a row. While it is 0, `closed` is True and `succeeded` does nothing.
+        #: How many calls in a row have failed. While it is 0, `closed` is True and `succeeded` does nothing.
         self.failures = 0
         self._until = 0.0
         self._event: object = None

@@ -53,7 +53,7 @@ _REFUSES = re.compile(r"^NOREPLICAS |-(?:READONLY|NOREPLICAS) ")
 def refuses_writes(error: ResponseError) -> bool:
     """Return whether the error means that the server wrote nothing, because it is a replica or has too few replicas.
 
-    If so, the caller closes the connection: another server may be the primary now.
+    If so, the caller closes the connection: perhaps another server is the primary now.
     """
     # In Redis 6.2 the error of a script is a ResponseError that contains the server's error in its text.
     return isinstance(error, ReadOnlyError) or _REFUSES.search(str(error)) is not None
@@ -75,7 +75,7 @@ INFO = b"*1\r\n$4\r\nINFO\r\n"
 
 def run_of(info: bytes) -> str:
     """Return the run of the server from its reply to INFO."""
-    # The reply also contains the server's path, which may not be UTF-8.
+    # The reply also contains the server's path, which is perhaps not UTF-8.
     text = info.decode(errors="replace")
     return run_named(dict(line.split(":", 1) for line in text.splitlines() if ":" in line))
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from ratelimits.engine.transport.connection import NotSent, OwnedConnection
 
-#: Maximum number of idle connections to one server. Above this number, the one that was idle longest is closed.
+#: Maximum number of idle connections to one server. If there are more, the connection that was idle longest is closed.
 IDLE_CONNECTIONS = 100
-#: Seconds after which an idle connection is tested before use, because the server may have closed it.
+#: Seconds after which an idle connection is tested before use, because the server has perhaps closed it.
 IDLE = 1.0
 #: Maximum number of calls that connect at the same time. Other calls wait, and use a connection that becomes idle.
 CONNECTING = 8
@@ -76,7 +76,7 @@ class IdleConnections:
                 return connection
 
     def _find_or_connect(self) -> OwnedConnection:
-        """Wait until this call may connect. Then return a connection that has become idle, or a new connection."""
+        """Wait until fewer than CONNECTING other calls connect. Then return an idle connection, or a new one."""
         if self._process is not _process:
             self._begin()  # this is a forked child: perhaps a thread of the parent held the semaphore at the fork
         earlier_failure = self._failure
@@ -88,8 +88,8 @@ class IdleConnections:
             return self._find_idle() or self._connect()
 
     def _connect(self) -> OwnedConnection:
-        # Do not take the connection from the pool. A pool counts its connections, and a thread may end without giving
-        # back its connection.
+        # Do not take the connection from the pool. A pool counts its connections, and a thread can end without giving
+        # back its connection. The pool would then count this connection for ever.
         connection = OwnedConnection(self._pool.connection_class, self._pool.connection_kwargs, _process)
         try:
             connection.greet()

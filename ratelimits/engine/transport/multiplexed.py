@@ -274,7 +274,7 @@ class Multiplexed:
             loaded.add_done_callback(lambda done: self._loaded(script, done))
             self._waiting.appendleft((_Loading(script), b"", loaded))
             self.write()
-        # If this caller is cancelled, do not cancel the loading: other callers may wait for the script.
+        # If this caller is cancelled, do not cancel the loading: perhaps other callers wait for the script.
         await asyncio.shield(loaded)
 
     def _loaded(self, script: Script, done: asyncio.Future[Any]) -> None:

@@ -39,7 +39,8 @@ def configured(alias: str) -> Any:
     """Return the client of a django-redis cache alias. Raise ImproperlyConfigured for any other cache.
 
     If the project has no configured server, return for CACHE_ALIAS a client of the embedded server. Raise
-    ImproperlyConfigured if the project may not use it, and embedded.ServerStartError if it cannot be started.
+    ImproperlyConfigured if the project is not allowed to use this server, and embedded.ServerStartError if it cannot be
+    started.
     """
     if alias == conf.CACHE_ALIAS and embedded.is_default():
         return redis.Redis.from_url(_embedded_url())
@@ -198,7 +199,7 @@ class Wire:
         return connection, run
 
     def _connected_anew(self, connection: Any) -> None:
-        """Forget the server's run after the pool has connected again: the server may have restarted."""
+        """Forget the server's run after the pool has connected again: perhaps the server has restarted."""
         self._runs.pop(connection, None)
 
     async def _shared(self, loop: Any) -> Multiplexed:

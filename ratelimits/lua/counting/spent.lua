@@ -1,9 +1,9 @@
 -- Counts requests that spent prefetched permits, and records a new prefetch. Loaded after run.lua, batch.lua,
 -- shard_run.lua, usage.lua and usage_new.lua.
 --
--- A process spends the permits of a prefetch only after the prefetch is recorded here. The record says how many requests
--- are counted. So nothing is counted twice if a command is sent again or arrives late. If a process is killed, its
--- records remain. They say how many requests are perhaps not counted, and the drain declares this number as a gap.
+-- A process spends the permits of a prefetch only after the prefetch is recorded here. The record says how many of the
+-- requests are counted. So nothing is counted twice if a command is sent again or arrives late. If a process is killed,
+-- its records remain. They say how many requests are perhaps not counted, and the drain declares this number as a gap.
 --
 -- KEYS[1]  head of the shard     KEYS[2]  the shard's open batch
 -- KEYS[3]  hash of the shard's prefetches: name -> record. engine/spent.py describes the record
