@@ -22,6 +22,7 @@ _SECONDS = {
 }
 _PART = r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*"
 _NUMBER = re.compile(r"[+-]?[0-9]*\.?[0-9]+(?:e[+-]?[0-9]{1,2})?", re.IGNORECASE)
+# A word for what is counted, such as "requests" in "50 requests a minute".
 _COUNTED = r"(?:\b(?:requests?|calls?|hits?|tokens?|permits?|units?|times)\s*)?"
 _RATE = re.compile(
     rf"(?P<permits>.*?)\s*{_COUNTED}(?:/|\b(?:per|an?|each|every|in|within)\b)\s*(?P<time>.*)", re.DOTALL

@@ -75,13 +75,13 @@ class Command:
         self.is_first = program.lasts and call.op is Op.TRY
         self._cached = _NEVER_VALID
         shards = [shard(keyspace, key, call.account) for key in call.keys]
-        heads = _shards_to_compare(keyspace, call, shards)
+        compared = _shards_to_compare(keyspace, call, shards)
         states, packed = state_keys(keyspace, call, shards), program.packed_states
-        keys = [*map(keyspace.head, heads), *states[:packed]]
+        keys = [*map(keyspace.head, compared), *states[:packed]]
         if usage is not None:
-            keys.append(keyspace.open(heads[0]))
+            keys.append(keyspace.open(compared[0]))
         if call.receipt is not None:
-            keys.append(keyspace.receipt(heads[0], call.receipt.nonce))
+            keys.append(keyspace.receipt(compared[0], call.receipt.nonce))
         before_own_keys = len(keys)
         if len(states) > packed:
             # Name all keys. While a cluster moves a slot, a node runs a script only if this node has all named keys.
@@ -89,7 +89,7 @@ class Command:
         meters = len(usage.meters) if usage is not None else 0
         leases = 1 if call.lease is not None else 0
         #: The deciding script for calls of this shape, and its argument `layout`, which only a general script has.
-        self.script, self._layout = _assembled(call, len(heads), before_own_keys - packed)
+        self.script, self._layout = _assembled(call, len(compared), before_own_keys - packed)
         #: The bytes of the command before the nonce.
         self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n%b" % (
             7 + len(keys) + (self._layout is not None) + meters + leases,

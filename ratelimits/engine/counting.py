@@ -31,7 +31,7 @@ class Counted:
 
 
 class Count:
-    """The command that counts refusals in one shard, in the billing period of `usage` in which the server gets it.
+    """The command that counts refusals in one shard, in the billing period of `usage` that contains the server's time.
 
     `kind` is "d" for denied requests, and "s" for admitted requests that a shadow rule would have refused.
     """

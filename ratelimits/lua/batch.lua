@@ -15,22 +15,22 @@
 --             #f "<incarnation>:<seq>" of the last batch before this incarnation; "" if there was no batch
 --           Every other field is a counter (a whole number >= 0).
 --   meta    hash with these fields:
---             incarnation, seq   of the newest batch that was opened
---             cum                of all sealed batches
---             run                of the server
+--             incarnation, seq   the incarnation and the number of the newest batch that was opened
+--             cum                `cum` after the newest sealed batch of this incarnation
+--             run                the run of the server in which this incarnation began
 --             sealed_at          moment (µs): all usage from before this moment is in sealed batches
 --             first_sealed       moment (µs) of the first seal
 --             sealed_clock       moment (µs) of the last seal, by the clock of the process that sealed
 --             data_run, data_since   a run of the server, and the moment (µs) at which the shard's data of this run
 --                                begins (see lasting.lua)
 --   b:<incarnation>:<seq>   hash: a sealed batch. It has all fields of `open`, and
---             #c `cum` after this batch   #t time of sealing (µs)   #x run of the server that sealed it
+--             #c `cum` after this batch   #t time of sealing (µs)   #x run of the server when it sealed the batch
 --   sealed  list of "<incarnation>:<seq>" of sealed batches, the oldest first
 --
 -- Arguments of the functions: `prefix`, `run` (see run.lua) and `nonce` (a unique name, also for a new incarnation)
 -- are strings. `now` is a number (µs).
--- A script that counts calls batch_open after it has written the first counter of an empty `open`. It calls batch_seal
--- when `open` has 5,000 fields, or when the server's run has changed.
+-- When a script has written the first counter of an empty `open`, it calls batch_open. When `open` has 5,000 fields, or
+-- when the server's run has changed, it calls batch_seal.
 
 -- Writes the identity of a new open batch. Begins a new incarnation if the run has changed or `meta` is lost.
 local function batch_open(prefix, nonce, run, now)

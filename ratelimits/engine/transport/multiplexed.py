@@ -199,7 +199,7 @@ class Multiplexed:
     """The connection of one event loop to a server. `pool` is the pool of redis.asyncio that makes the connection.
 
     The first call connects. Other calls wait until it has connected. If the connection is lost, the next call connects
-    again.
+    again. `process` is an object that stands for the process that uses the connection (see idle.py).
     """
 
     def __init__(self, pool: Any, timeout: float, process: object) -> None:
