@@ -181,7 +181,7 @@ class SlidingWindow(Bounded):
 class SlidingLog(Bounded):
     """At most `capacity` permits can be taken in any interval of `period` seconds.
 
-    This is exact, but the time of each request is stored.
+    This is exact, but it needs memory for the moment of each request.
     """
 
     id = "sliding_log"

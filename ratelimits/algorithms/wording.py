@@ -48,7 +48,8 @@ class Wording:
         return self.gettext("%(amount)s per %(span)s") % shown
 
 
-#: For each unit of time: its length in seconds, and functions that return its name and a number of units.
+#: For each unit of time: its length in seconds, a function that returns its name, and a function that returns the text
+#: for a number of these units.
 _SPANS: tuple[tuple[int, Callable[[Wording], str], Callable[[Wording, int], str]], ...] = (
     (604_800, lambda words: words.gettext("week"), lambda words, n: words.ngettext("%(n)s week", "%(n)s weeks", n)),
     (86_400, lambda words: words.gettext("day"), lambda words, n: words.ngettext("%(n)s day", "%(n)s days", n)),

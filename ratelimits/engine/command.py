@@ -15,7 +15,7 @@ from ratelimits.engine.resp import bulks
 
 
 def _shards_to_compare(keyspace: Keyspace, call: Call, shards: list[int]) -> list[int]:
-    """Return the shards whose heads the call compares. If the call has usage, the first shard is the one that counts.
+    """Return the shards whose heads the call compares. If the call has usage, the first shard counts this usage.
 
     A head is a string in Redis with the version of the rules. With a virtual clock a call compares no heads.
     """

@@ -13,8 +13,8 @@ from ratelimits.engine.assemble import LimitShape
 from ratelimits.engine.assemble.algorithm_files import params_of
 from ratelimits.engine.keys import name_id, own_name
 
-#: What the end of a program says about a limit: the moment from which the limit's params hold, the id of its rule, and
-#: the version of this rule.
+#: What a program says at its end about each limit: the moment from which the limit's params hold, the id of its rule,
+#: and the version of this rule.
 _RULE = struct.Struct("<dII")
 #: Maximum number of limits in one decision. There is a maximum because a general script reads the slot of a cost from
 #: one byte (engine/assemble/general.py), and engine.decision prepares one function for each length of a reply.

@@ -118,7 +118,7 @@ def _with_any_run(command: bytes, run: str) -> bytes:
 def replay(server: Server, commands: Sequence[ReadyCommand]) -> list[Reply]:
     """Send commands in one round trip and return their replies, in order.
 
-    No other code must use the same keys until the replies arrive. Raise Stale if a command's moment is not in the
+    Other code must not use the same keys until the replies arrive. Raise Stale if a command's moment is not in the
     calendar window for which the command was made.
     """
     packed = [partial(_with_any_run, command) for command, _script in commands]

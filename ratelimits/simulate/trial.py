@@ -209,6 +209,6 @@ def _cost(permits: int, total: int, lines: int, max_cost: int) -> int:
 
 
 def _costs(permits: int, cost: int) -> list[int]:
-    """Return the costs of requests that take these permits together. Only the last cost may be lower than `cost`."""
+    """Return the costs of requests that take these permits together. Only the last cost can be lower than `cost`."""
     count, rest = divmod(permits, cost)
     return [cost] * count + [rest] * bool(rest)

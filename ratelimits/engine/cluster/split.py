@@ -1,10 +1,11 @@
 """Decide a call on a cluster, shard by shard. In the end either all limits admit and are charged, or none is charged.
 
-A shard is a part of the accounts. Its Redis keys are in one slot, so they are on one node. The shards of a call are
-decided one after the other. The account's shard comes last, and only this shard counts the request.
+A shard is a part of the accounts. All Redis keys of a shard are in one slot of the cluster, so they are on one node.
+The shards of a call are decided one after the other. The account's shard comes last, and only this shard counts the
+request.
 
-If a shard refuses, the permits that were taken in earlier shards are given back. The app only asks the later shards
-what their limits have left, without charging (a peek). So the answer contains all limits. The account's shard counts
+If a shard refuses, the permits that were taken in earlier shards are given back. The answer lists all limits. So the
+app also asks the later shards what their limits have left, without charging them (a peek). The account's shard counts
 the refusal.
 
 This module does no I/O. `steps` yields each command with the slot of its node, and receives the reply.
@@ -295,7 +296,10 @@ def _count(
 
 
 def _combined(call: Call, all_parts: Sequence[ShardPart], replies: Replies) -> Reply:
-    """Make one reply of the shards' replies: the numbers that decide.lua returns, then for each key its moment."""
+    """Make one reply of the shards' replies: first the numbers that decide.lua returns, then a moment for each key.
+
+    This moment is when the key's shard made its decision.
+    """
     terms = call.program.terms
     standings: list[Reply] = [(1, 0, 0)] * len(terms)
     #: For each enforced limit: remaining, position of the limit, reset_after.

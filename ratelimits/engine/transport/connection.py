@@ -19,8 +19,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 class Unavailable(Exception):
     """The server could not be asked, or did not answer.
 
-    If several calls fail because one connection was lost, their errors have the same `event`. They count as one
-    failure.
+    If several calls fail because one connection was lost, their errors have the same `event`. Then the circuit breaker
+    counts these calls as one failure.
     """
 
     def __init__(self, message: str = "", event: object = None) -> None:
@@ -117,7 +117,7 @@ class RawReplyParser(DefaultParser):  # type: ignore[misc, valid-type]
     def use_kernel_timeouts(self) -> None:
         """Set the socket's timeouts in the kernel. Timeouts in Python need one more system call at each read and write.
 
-        Do nothing for sockets of TLS, because TLS may read several times for one reply. Do nothing for sockets of
+        Do nothing for sockets of TLS, because TLS can read several times for one reply. Do nothing for sockets of
         gevent and eventlet, because these never block. Do nothing if a timer sends signals (a profiler has such a
         timer), because each signal restarts the timeout in the kernel.
         """

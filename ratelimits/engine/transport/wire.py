@@ -203,7 +203,7 @@ class Wire:
         self._runs.pop(connection, None)
 
     async def _shared(self, loop: Any) -> Multiplexed:
-        """Make and return the connection of an event loop. Called when the loop is used for the first time."""
+        """Make and return the connection of an event loop, when this process uses the loop for the first time."""
         # List the references in one step, because other threads can add their loops at the same time.
         for known_loop in [reference() for reference in self._loops.keyrefs()]:
             if known_loop is not None and known_loop.is_closed():
