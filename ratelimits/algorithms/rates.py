@@ -329,7 +329,10 @@ class SmoothWarmingUp(_Smooth):
 
     @property
     def _saving_rate(self) -> Fraction:
-        """Return the time (µs) that is added to the store in each µs without requests. Guava has the same formula."""
+        """Return the time (µs) that is added to the store in each µs without requests. Guava has the same formula.
+
+        The store is counted as a time: the number of saved permits times `interval`.
+        """
         cold = Fraction(self.cold_factor)
         return (5 + cold) / (2 * (1 + cold))
 

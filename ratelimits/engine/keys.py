@@ -66,8 +66,8 @@ def ledger_name(text: str) -> str:
     """Return the name of an account, a key or a meter in Redis, the ledger and the reports.
 
     Usually this is the text itself. For a text that has more than LONGEST_NAME characters, and for ANONYMOUS, return
-    the kind and a digest. Replace characters that some databases cannot store by U+FFFD. Calling
-    this function with its own result returns the same name.
+    the kind and a digest. Replace each character that some databases cannot store with U+FFFD. If this function is
+    called with its own result, it returns the same name again.
     """
     if len(text) <= LONGEST_NAME and text.isascii() and "\0" not in text and text != ANONYMOUS:
         return text

@@ -1,4 +1,4 @@
-"""Find the Redis server and the namespace of the settings. Decisions are made there."""
+"""Find the Redis server and the namespace that the settings name. Decisions are made on this server."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ class Server:
 
 @cache
 def current_server() -> Server:
-    """Return the server of RATELIMITS["CACHE_ALIAS"] and RATELIMITS["NAMESPACE"]. Cached until the settings change.
+    """Return the server of RATELIMITS["CACHE_ALIAS"] and RATELIMITS["NAMESPACE"].
 
-    Raise NotReached if the server is a cluster and none of its nodes answers.
+    The result is cached until the settings change. Raise NotReached if the server is a cluster and none of its nodes
+    answers.
     """
     return Server(_current_wire(), Keyspace(_namespace(), conf.SHARDS))
 

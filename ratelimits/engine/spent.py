@@ -3,8 +3,8 @@
 Each prefetch has a record in Redis, in a hash of its shard, as long as some of its requests are perhaps not counted.
 The record is the text "<counted> <requests> <until> <counter> <cost> …":
 
-counted   how many of its requests are counted
-requests  how many requests at most can spend its permits
+counted   how many requests of the prefetch are counted
+requests  how many requests at most can spend the permits of the prefetch
 until     the moment (µs since 1970 UTC) until which the permits can be spent
 counter   the name of a meter's counter in a batch of usage. It is followed by the cost of one request in this meter
 """
