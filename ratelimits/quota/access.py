@@ -4,8 +4,8 @@ Blocks and allows are rows that people edit. A block refuses the requests of a k
 from all rules. Both are applied before any rule, without asking Redis.
 
 Once a second the number of blocked requests is sent to Redis, which counts them as denied. The reply contains the
-version of the rules in force. So a process that asks Redis for no decisions also learns of an edit. The process totals
-count the requests of each block and each allow too.
+version of the rules in force. So a process that never asks Redis for a decision also learns of an edit. The process
+totals count the requests of each block and each allow too.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _Subject = tuple[str, bool, str | None, str | None, Costs]
 _lock = threading.Lock()
 #: Requests that are not in the two counters yet.
 _decided: list[_Subject] = []
-#: Requests that were not sent to Redis yet, and requests that are not in the process totals yet.
+#: How many requests were not sent to Redis yet, and how many are not in the process totals yet.
 _unsent: Counter[_Subject] = Counter()
 _untotalled: Counter[_Subject] = Counter()
-#: The snapshot with which the last request was decided. It knows the billing periods of accounts.
+#: The snapshot with which the last of these requests was decided. It knows the billing periods of accounts.
 _snapshot: Snapshot | None = None
 
 

@@ -45,10 +45,10 @@ from ratelimits.signals import request_refused
 
 logger = bounded(__name__)
 
-#: Redis is asked again if the rules were too old, or if a prefetch asked for too many permits. After this number of
-#: repetitions Redis is asked once more, without comparing versions. The rules in memory may then decide the request,
-#: because they were read after the request. Without this limit, rules that are edited again and again could prevent a
-#: decision.
+#: Redis is asked again if the rules were too old, if a prefetch asked for too many permits, or after lost counts were
+#: restored. After RELOADS repetitions, Redis is asked once more, and does not compare versions. The rules in memory are
+#: then new enough, because they were read after the request had come. Without this limit, rules that are edited again
+#: and again could prevent a decision.
 RELOADS = 3
 _ATTEMPTS = range(2 + RELOADS)
 
@@ -88,9 +88,9 @@ def check(
     costs     the cost of the request in each meter
     at_once   true if the request must not wait: it is refused instead, and not charged
 
-    If all rules that apply allow prefetching, the request may spend prefetched permits. Then it is counted at most a
-    second later. If Redis cannot be asked, the rules' failure policies answer. Raise WrongCost for costs that are not
-    valid. If ENABLED is False, every request passes.
+    If all rules that apply allow prefetching, the request can spend prefetched permits. Then it is counted up to a
+    second after its decision. If Redis cannot be asked, the rules' failure policies answer. Raise WrongCost for costs
+    that are not valid. If ENABLED is False, every request passes.
     """
     if not conf.ENABLED:
         return PASSED
@@ -276,10 +276,10 @@ async def _achosen(
 def _by_newer_row(
     selection: Selection, snapshot: Snapshot, identity: Identity, costs: Mapping[str, int]
 ) -> Answer | None:
-    """Return the answer of a block or allow that was read together with the rows about the key.
+    """Return the answer of a block or allow that was read together with the rows about the key; None if there is none.
 
-    The snapshot does not contain this block or allow. Redis does not report the edit, because the selection already has
-    the newest version.
+    These rows can be newer than `snapshot`, which then does not contain this block or allow. Redis does not report the
+    edit, because the selection already has the newest version.
     """
     if selection.version in (None, snapshot.version):
         return None

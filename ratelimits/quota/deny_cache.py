@@ -1,10 +1,10 @@
 """Store refusals in memory, and repeat them without asking Redis.
 
-A refusal is repeated until its retry_after has passed, but for at most DENY_CACHE_SECONDS. An edit, a reset or a refund
-that would admit the request takes effect after this time at the latest.
+A refusal is repeated until its retry_after has passed, but for at most DENY_CACHE_SECONDS. So an edit, a reset or a
+refund that lets Redis admit the request takes effect after DENY_CACHE_SECONDS at the latest.
 
 Redis counts neither repeated refusals nor refusals by a limit with capacity 0, because it is not asked about them. This
-module counts both. It sends their numbers to Redis every second and when the process ends.
+module counts both, and sends the counts to Redis every second and when the process ends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ INTERVAL = 1.0
 
 
 class Denied:
-    """A refusal that may be repeated.
+    """A refusal that can be repeated.
 
     since     the moment of the decision, in seconds of the cache's clock
     until     the moment at which the refusal ends, in seconds of the cache's clock
@@ -66,15 +66,15 @@ class DenyCache:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._lock = threading.Lock()
-        #: The stored refusals by cache key. Only `look` says whether a refusal may still be repeated.
+        #: The stored refusals by cache key. Only `look` says whether a refusal can still be repeated.
         self.known: dict[Hashable, Denied] = {}
-        #: Refusals that are not repeated any more, but whose last repetitions may not be counted yet.
+        #: Refusals that are not repeated any more, but whose last repetitions are perhaps not counted yet.
         self._ended: list[Denied] = []
         self._unsent: list[Counted] = []
         self._decided: deque[Decision] = deque()
 
     def count(self, decision: Decision) -> None:
-        """Count a refusal that was decided without Redis. The same decision may be counted many times."""
+        """Count a refusal that was decided without Redis. Call this for each refusal, also of the same decision."""
         self._decided.append(decision)
 
     def look(self, cache_key: Hashable) -> Denied | None:
@@ -93,10 +93,10 @@ class DenyCache:
 
         Do not store the refusal of a limit that can admit again at any moment, such as a concurrency limit.
         """
-        number = decision.binding
-        if seconds <= 0 or number is None:
+        binding = decision.binding
+        if seconds <= 0 or binding is None:
             return
-        if not decision.program.terms[number].algorithm.refusals_stand:
+        if not decision.program.terms[binding].algorithm.refusals_stand:
             return
         now, retry_after = self.clock(), decision.retry_after
         until = now + (seconds if retry_after is None else min(retry_after, seconds))
@@ -111,8 +111,8 @@ class DenyCache:
 
     def take(self) -> list[Counted]:
         """Return all counts since the last call, and forget refusals that have ended."""
-        # Forget a refusal only some time after its end. Another thread may have found it before its end, and may still
-        # count a repetition.
+        # Forget a refusal only some time after its end. Another thread that found it before its end can still count a
+        # repetition.
         forget_before = self.clock() - INTERVAL
         with self._lock:
             unsent, self._unsent = self._unsent, []
@@ -147,17 +147,18 @@ class DenyCache:
 
 
 def _counted(decision: Decision, usage: Usage, requests: int) -> Counted:
-    call, number = decision.call, decision.binding
-    assert number is not None
-    term = call.program.terms[number]
+    call, binding = decision.call, decision.binding
+    assert binding is not None
+    term = call.program.terms[binding]
     return Counted(usage, call.costs[: len(usage.meters)], term.rule, term.version, requests)
 
 
 def send(server: Server, counted: list[Counted], on_version: Callable[[int], object] | None = None) -> list[Counted]:
     """Count refusals in the open batches in Redis. Return the counts that were certainly not sent.
 
-    If the server does not answer, do not send the rest. If a reply was lost, log an error. Do not send these counts
-    again, because the server may have counted them. Call `on_version` with the version of the rules in Redis.
+    If the server does not answer, do not send the rest. If a reply was lost, log an error, and do not return the counts
+    of this command, because the server has perhaps counted them. Call `on_version` with the version of the rules in
+    Redis.
     """
     version = 0
     groups: dict[tuple[int, tuple[int, ...]], list[Counted]] = {}
@@ -175,7 +176,7 @@ def send(server: Server, counted: list[Counted], on_version: Callable[[int], obj
         try:
             version = max(version, server.wire.call(command, nonce()))
         except (Unavailable, ResponseError) as error:
-            # Other nodes of a cluster may answer.
+            # If only one node of a cluster failed, the other nodes can still answer.
             no_answer = isinstance(error, Unavailable) and not isinstance(error, NodeUnavailable)
             if isinstance(error, NotSent):
                 unsent += group
@@ -189,7 +190,7 @@ def send(server: Server, counted: list[Counted], on_version: Callable[[int], obj
 class Sender:
     """Sends the counts of a cache every INTERVAL seconds and when the process ends. Call `start` to begin.
 
-    on_version  called with the version of the rules in Redis, but not when the process ends
+    on_version  is called with the version of the rules in Redis, but not when the process ends
     more        returns further counts, which are sent too
     """
 

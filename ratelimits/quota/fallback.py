@@ -17,8 +17,9 @@ MAX_KEYS = 100_000
 class LocalLimiter:
     """Limits the requests of this process. Each limit has a bucket of permits, which come back at a steady rate.
 
-    The bucket has as many permits as the limit's quota, and they come back in the quota's time. The limiter protects a
-    service while Redis does not answer. It is not exact, and it does not count usage.
+    `Algorithm.quota` gives the number of permits in the bucket, and the time in which all of them come back (a minute
+    if this time has no fixed length). The limiter protects a service while Redis does not answer. It is not exact, and
+    it does not count usage.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -33,8 +34,8 @@ class LocalLimiter:
     def charge(self, limits: list[tuple[str, str, Algorithm, int]]) -> float | None:
         """Charge all limits and return 0. If a limit refuses, charge none, and return the seconds to wait.
 
-        After these seconds, all limits would admit the same request. None means that one of them never would. A limit
-        is given as (key, name, algorithm, cost).
+        After these seconds, all limits would admit the same request. None means that a limit can never admit it. A
+        limit is given as (key, name, algorithm, cost).
         """
         now = self.clock()
         with self._lock:

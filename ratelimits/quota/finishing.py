@@ -36,10 +36,10 @@ _ASYNC_STEPS: dict[_Step, Callable[[Receipt], Awaitable[Decision]]] = {refund: a
 _CLIENT_GONE = (asyncio.CancelledError, concurrent.futures.CancelledError)
 #: The errors of a failed refund or release. Stale occurs if a new calendar window begins at this moment.
 _FAILURES = (Unavailable, ResponseError, Stale)
-#: Attributes of Django's request: a list of the answers that may be refunded; a list of the answers whose leases must
-#: end; the streaming response whose end also ends the leases; and whether its client has closed the connection.
-#: Several entry points may finish the same request. The first of them removes an answer from its list, so that each
-#: answer is refunded or released only once.
+#: Attributes of Django's request: a list of the answers that are refunded if the request fails; a list of the answers
+#: whose leases must end; the streaming response whose end also ends the leases; and whether the request's client has
+#: closed the connection. Several entry points can finish the same request. The first of them removes an answer from its
+#: list, so that each answer is refunded or released only once.
 _CHARGED = "_ratelimits_charged"
 _LEASED = "_ratelimits_leased"
 _WATCHED = "_ratelimits_watched"
@@ -109,7 +109,7 @@ async def aend(request: Any) -> None:
 def fail(request: HttpRequest, error: BaseException) -> None:
     """Finish a request that ends without a response.
 
-    End its leases. Refund it, but not if the client has closed the connection: the work for it was begun.
+    End its leases. Refund it, but not if the client has closed the connection, because its work was already begun.
     """
     _run(_steps(request, failed=not isinstance(error, _CLIENT_GONE)))
 
@@ -154,7 +154,7 @@ async def aend_leases(receipt: Receipt) -> None:
 
 
 def _steps(request: Any, *, failed: bool = False, ended: bool = True) -> _Steps:
-    """Return the refunds and releases that a request needs after it has failed or ended. Return each only once."""
+    """Return the refunds and releases that a request needs after it has failed or ended. No later call returns them."""
     attributes = vars(request)
     steps: _Steps = []
     if failed and _CHARGED in attributes and not conf.BILL_ERRORS:
@@ -182,7 +182,7 @@ def _take_steps(answers: list[Answer], step: _Step) -> Iterator[tuple[_Step, Rec
 
 
 def _run(steps: _Steps, *, again: bool = False) -> None:
-    """Do the steps. `again` is true if some of them may have been done before."""
+    """Do the steps. `again` is true if some of them were perhaps done before."""
     for step, receipt in steps:
         try:
             step(receipt)
@@ -203,7 +203,7 @@ async def _arun(steps: _Steps) -> None:
             except _FAILURES as error:
                 _log(step, receipt, error)
     except asyncio.CancelledError:
-        # Do all steps again, because some may be missing. This is safe: each step takes effect only once.
+        # Do all steps again, because some are perhaps missing. This is safe: each step takes effect only once.
         await _call_despite_cancellation(partial(_run, steps, again=True))
         raise
 
@@ -233,7 +233,7 @@ async def _call_despite_cancellation(do: Callable[[], None]) -> None:
 
 
 def _is_rendered(response: Any) -> bool:
-    """Return whether the response is rendered. Django may render a template after the view has returned."""
+    """Return whether the response is rendered. Django can render a template after the view has returned."""
     return getattr(response, "is_rendered", True) is True
 
 
@@ -242,7 +242,7 @@ def _ends_with_stream(request: Any, response: Any) -> bool:
     attributes = vars(request)
     if not attributes.get(_LEASED) or not getattr(response, "streaming", False):
         return False
-    # A WSGI server may send a file itself, without this stream. Afterwards it closes the response, and the leases end.
+    # A WSGI server can send a file itself, without this stream. Afterwards it closes the response, and the leases end.
     by_server = isinstance(request, WSGIRequest) and getattr(response, "file_to_stream", None) is not None
     if attributes.get(_WATCHED) is not response and not by_server:
         attributes[_WATCHED] = response

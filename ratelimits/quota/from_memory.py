@@ -1,7 +1,8 @@
 """Answer requests from the memory of this process, without asking Redis.
 
-These are the requests of a block or an allow, those that a rule with capacity 0 refuses, and those that Redis refused
-shortly before. Their number is sent to Redis once a second.
+These are: requests that a block refuses or an allow exempts; requests that a rule with capacity 0 refuses; and
+repetitions of a request that Redis refused shortly before. Once a second, the counts of the refused requests are sent
+to Redis.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ sender = Sender(denials, current_server, _load_version, access.take)
 
 
 def repeated(denied: Denied) -> Answer:
-    """Return the answer of a repeated refusal. Subtract the time that has passed from its retry_after."""
+    """Return the answer of a repeated refusal. Its retry_after is shorter by the time since the decision."""
     retry_after = denied.decision.retry_after
     if retry_after is not None:
         retry_after = max(retry_after - (denials.clock() - denied.since), 1 / MICROSECONDS)
@@ -50,7 +51,7 @@ def repeated(denied: Denied) -> Answer:
 
 
 def refused(decision: Decision, prepared: Prepared, cache_key: tuple[object, ...]) -> Answer:
-    """Return the answer to a request that Redis refused. Store it, so that the next refusals need no call."""
+    """Return the answer to a request that Redis refused. Store it, so that repeating it needs no call."""
     seconds = conf.DENY_CACHE_SECONDS
     # Store a refusal only if the rules have a version. Without a version, Redis cannot report that they have changed.
     if seconds > 0 and decision.call.version is not None:
@@ -87,7 +88,7 @@ def by_row(
 
 
 def _answer_of_row(commands: PreparedCommands, row: AccessRow) -> Answer:
-    """Return the answer of a block or allow. Store it for the next request, unless it says when the block ends."""
+    """Return the answer of a block or allow. Store it, unless it has the time until the block ends, which changes."""
     seconds = access.seconds_left(row) if row.blocks and row.status == access.TOO_MANY else None
     answer = Answer(not row.blocks, None, None, seconds if row.blocks else 0.0, 0.0, False, row)
     if seconds is None:
@@ -105,7 +106,7 @@ async def aby_row(commands: PreparedCommands, identity: Identity, costs: Mapping
 
 
 def reread(commands: PreparedCommands) -> bool:
-    """Read the rules again after this process has edited some. Return whether they differ from those of `commands`."""
+    """Read the rules again after this process has edited some. Return whether they are not those of `commands`."""
     commands.publications = publications()
     try:
         return rules.reload() is not commands.snapshot

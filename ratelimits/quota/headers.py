@@ -1,6 +1,6 @@
 """Write decisions as HTTP: the RateLimit fields, and the problem document of a refusal.
 
-The fields follow draft-ietf-httpapi-ratelimit-headers-10. The draft may still change, so only this module writes these
+The fields follow draft-ietf-httpapi-ratelimit-headers-10. The draft can still change, so only this module writes these
 fields. Their syntax is defined in RFC 9651.
 """
 
@@ -103,7 +103,7 @@ def fields_with_shadow(decision: Decision, policy_field: str, names: Sequence[st
     fewest permits left.
     """
     standings = decision.standings
-    tightest = min(range(len(standings)), key=lambda number: (standings[number].allowed, standings[number].remaining))
+    tightest = min(range(len(standings)), key=lambda index: (standings[index].allowed, standings[index].remaining))
     found, limit = standings[tightest], decision.program.terms[tightest].algorithm.shown_limit
     reset = found.reset_after if found.remaining or limit != 0 else None
     shown = {"RateLimit-Policy": policy_field, "RateLimit": standing(names[tightest], found.remaining, reset)}

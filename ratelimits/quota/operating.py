@@ -48,9 +48,9 @@ class UnknownAccountError(NothingDoneError):
 def identity_of(key: str, account: str = "") -> Identity:
     """Return the identity of a key with its account. If `account` is "", take the account from the latest usage.
 
-    NO_ACCOUNT means that the key has no account. Raise ValidationError if the text is not a key. Raise
-    UnknownAccountError if the latest usage of a user or API key names no account or several. The limits of a key are
-    stored in the account's shard, so they cannot be found without the account.
+    If it is NO_ACCOUNT, the key has no account. Raise ValidationError if `key` is not a key. Raise UnknownAccountError
+    if the latest usage of a user or API key has no account, or has several accounts. The limits of a key are stored in
+    the account's shard, so they cannot be found without the account.
     """
     address = address_in(key)
     validate_key(address)
@@ -67,7 +67,7 @@ def identity_of(key: str, account: str = "") -> Identity:
 
 
 def _account_of(key: str) -> str:
-    """Return the account of a user or API key."""
+    """Return the account of a user or API key. Raise UnknownAccountError if it is not known."""
     kind, _colon, name = key.partition(":")
     if kind == "user" and conf.ACCOUNT is None:
         return name
@@ -98,7 +98,7 @@ def _choose_by_name(name: str) -> Choice:
 
 
 def counted_under(key: str, rule: str, account: str = "") -> list[tuple[AppliedRule, str, Standing]]:
-    """Return the rules with this name that count exactly this key, each with the key and what it has left.
+    """Return the rules with this name that count exactly this key, each with the key and its permits left.
 
     Raise the errors of `identity_of`, NothingDoneError if no rule with this name counts the key, or one of UNAVAILABLE.
     """
@@ -116,7 +116,7 @@ def counted_under(key: str, rule: str, account: str = "") -> list[tuple[AppliedR
 def reset(key: str, rule: str, reason: str, *, account: str = "", by: Any = None) -> KeyReset:
     """Delete the state of a key under a rule, and save a KeyReset row. The key then has all its permits again.
 
-    The usage does not change. A process may repeat an earlier refusal for up to DENY_CACHE_SECONDS. Raise
+    The usage does not change. A process can repeat an earlier refusal for up to DENY_CACHE_SECONDS. Raise
     ValidationError for a wrong key or reason, NothingDoneError if the rule does not count the key, or one of the errors
     UNAVAILABLE.
     """

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 #: Maximum number of prepared commands in a process. When this number is reached, the cache is emptied.
 MAX_COMMANDS = 8192
-#: Maximum number of Prepared objects in the cache of a selection: one for each combination of meters. A view may take
-#: the names of meters from its clients, so there may be many combinations. When this number is reached, the cache is
+#: Maximum number of Prepared objects in the cache of a selection: one for each combination of meters. A view can take
+#: the names of meters from its clients, so there can be many combinations. When this number is reached, the cache is
 #: emptied.
 MAX_METERINGS = 64
 #: The key under which usage without an account is counted.
@@ -45,7 +45,7 @@ class Prepared:
     program      the rules, compiled for the engine
     fields       the kind of each key of the program (see `AppliedRule.key_kind`)
     meters       the meters that count the request
-    waits        whether a rule may let a request wait
+    waits        whether a rule can let a request wait
     leases       whether a rule gives leases, which end with the request
     prefetch     maximum number of requests for which one fetch takes permits; 0 if a rule does not allow prefetching
     policies     the RateLimit-Policy header
@@ -142,7 +142,7 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
 
 
 def _may_prefetch(rule: AppliedRule) -> bool:
-    """Return whether a rule's permits may be prefetched. The form checks this too, but raw SQL can write a rule."""
+    """Return whether a rule's permits can be prefetched. The form checks this too, but raw SQL can write a rule."""
     return rule.mode is Mode.ENFORCE and rule.algorithm.may_prefetch
 
 
@@ -168,7 +168,7 @@ class PreparedCommands:
 
     def __init__(self, snapshot: Snapshot | None = None) -> None:
         self.snapshot = snapshot
-        #: Whether a rule may let a request wait. True until the rules are known.
+        #: Whether a rule can let a request wait. True until the rules are known.
         self.waits = snapshot is None or snapshot.waits
         self.by_key: dict[tuple[object, ...], PreparedCommand] = {}
         #: The answers of blocks and allows that are the same at any time, by the row's id.
@@ -198,7 +198,7 @@ class PreparedCommands:
         elif prepared.prefetch and conf.PREFETCH_SECONDS > 0:
             permits = PrefetchedPermits(server, call, prepared.prefetch, conf.PREFETCH_SECONDS, clock.seconds())
         fetch = Fetch(1, Command(server.keyspace, call))
-        # Copy the costs: a view may change its mapping later.
+        # Copy the costs: a view can change its mapping later.
         costs = dict(shape.costs)
         return self.by_key.setdefault(
             cache_key, PreparedCommand(prepared, costs, fetch, permits, refusal, call.op is not Op.PEEK)
@@ -213,7 +213,7 @@ def without_version(command: Command) -> Command:
 class RequestShape(NamedTuple):
     """The properties of a request that its prepared command depends on.
 
-    `at_once` is true for a request that may not wait: it is refused if it would have to wait.
+    `at_once` is true for a request that must not wait: it is refused if it would have to wait.
     """
 
     identity: Identity
@@ -227,7 +227,7 @@ _commands = PreparedCommands()
 
 
 def may_wait() -> bool:
-    """Return whether a rule that this process knows may let requests wait."""
+    """Return whether a rule that this process knows can let requests wait."""
     return _commands.waits
 
 

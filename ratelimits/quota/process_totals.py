@@ -5,12 +5,13 @@ There are six kinds of totals:
 admitted    requests that Redis admitted, by account. The ledger must contain at least these requests
 unanswered  requests whose reply was lost, by key. It is not known whether the ledger contains them
 unmetered   requests that a failure policy let through, by key. The ledger does not contain them
-unreported  requests that spent prefetched permits, but may not be counted, by key
+unreported  requests that spent prefetched permits, but are perhaps not counted, by key
 blocked     requests that a block refused, by the key or network of the block
 exempt      requests that an allow exempted, by the key or network of the allow
 
-A thread writes the totals that have grown to the database, every PROCESS_TOTALS_INTERVAL seconds and when the process
-ends. It writes unanswered, unmetered and unreported requests at once, so that every report can state them.
+A thread writes to the database, every PROCESS_TOTALS_INTERVAL seconds and when the process ends. It writes only the
+totals that have grown. It writes unanswered, unmetered and unreported requests at once, so that every report can state
+them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Kind = Literal["admitted", "unanswered", "unmetered", "unreported", "blocked", "
 Totals = dict["TotalKey", tuple[int, int]]
 
 #: Each bin (15 minutes) has its own totals. After the end of the bin they stay in memory for this number of seconds,
-#: because a request of the bin may be counted late.
+#: because a request of the bin can be counted late.
 _KEPT = 2 * BIN_SECONDS
 
 
@@ -91,7 +92,7 @@ def _begin() -> None:
     _new_admissions.clear()
 
 
-# Make a new lock in a forked child: a thread of its parent may have held the old one.
+# Make a new lock in a forked child: a thread of its parent perhaps held the old one.
 os.register_at_fork(after_in_child=_begin)
 
 
@@ -136,7 +137,7 @@ def start(*, at_once: bool = False) -> None:
 
 def _count(kind: Kind, account: str, key: str, costs: Mapping[str, int]) -> None:
     add(kind, account, key, costs, 1)
-    # Write at once: the request is recorded nowhere else, and the process may end.
+    # Write at once: the request is recorded nowhere else, and the process can end at any time.
     start(at_once=True)
 
 
@@ -175,7 +176,7 @@ def _add_up() -> None:
 
 
 def unanswered(account: str, key: str, costs: Mapping[str, int]) -> None:
-    """Count a request that was sent to Redis but not answered. Redis may or may not have counted it."""
+    """Count a request that was sent to Redis but not answered. It is not known whether Redis has counted it."""
     _count("unanswered", account, key, costs)
 
 
@@ -219,7 +220,7 @@ def write() -> None:
     end = int(time.time()) // BIN_SECONDS * BIN_SECONDS - _KEPT
     with _lock:
         for total_key, counts in grown.items():
-            if total_key in _totals:  # another thread may have forgotten it
+            if total_key in _totals:  # perhaps another thread has forgotten it
                 _totals[total_key][2:] = counts
         old_and_written = [
             total_key

@@ -60,7 +60,7 @@ def run_uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared,
         versions = [selection.version for selection in chosen] or [snapshot.version if snapshot.versioned else None]
         version = min((number for number in versions if number is not None), default=None)
         if attempt > RELOADS:
-            version = None  # as in `checking`: the rules were read after this call began, so they may answer
+            version = None  # as in `checking`: the rules were read after this call began, so they can answer
         meters = tuple(dict.fromkeys(rule.meter for rule in applied.values()))
         prepared = prepare(Selection(tuple(applied.values()), version), meters)
         call = _call(prepared, identity, version, op)
@@ -109,10 +109,10 @@ class LiveLimit(NamedTuple):
 
 
 def live_limits(identity: Identity) -> tuple[list[LiveLimit], Exception | None]:
-    """Return all rules that apply to an identity in some scope, by name; and the error if Redis did not answer.
+    """Return the rules that apply to an identity in some scope, and the error if Redis did not answer.
 
-    Nothing is charged. All calls together take at most TIMEOUT, even if there are many rules and Redis hangs. Raise
-    RulesUnavailable.
+    The rules are sorted by name. Nothing is charged. All calls together take at most TIMEOUT, even if there are many
+    rules and Redis hangs. Raise RulesUnavailable if the rules cannot be read.
     """
     end = time.monotonic() + conf.TIMEOUT
     # Read the newest rules first. If the known rules do not apply to the identity, Redis is not asked, and cannot
@@ -141,7 +141,10 @@ class _Asking:
         self._waits: dict[str, tuple[float, float | None]] = {}
 
     def ask(self, seconds: float) -> Exception | None:
-        """Ask Redis for at most this time. Return the error if some answers are missing. Raise Stale."""
+        """Ask Redis, for at most `seconds`. Return the error if some answers are missing.
+
+        Raise Stale if the rules are too old.
+        """
         try:
             within(seconds, self._ask, "ratelimits-standings")
         except (TimeoutError, Unavailable, ResponseError) as error:

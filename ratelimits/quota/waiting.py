@@ -1,6 +1,6 @@
 """Decide an HTTP request for an entry point. Let it wait if it was admitted for a later moment, and record it.
 
-Only MAX_WAITING requests of a process wait at once. Requests are recorded only if the project wants it.
+Only MAX_WAITING requests of a process wait at once. Requests are recorded only if RECORD_SAMPLE is not 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ratelimits.recording import recorder
 
 
 class Waiters:
-    """Counts the requests of this process that may have to wait."""
+    """Counts the requests of this process that perhaps have to wait."""
 
     def __init__(self) -> None:
         self.clear()

@@ -1,4 +1,7 @@
-"""Answer a request by the failure policies of its rules, because Redis or the database could not be asked."""
+"""Answer a request by the failure policies of its rules.
+
+This is done if Redis or the database cannot be asked, or if rules have wrong values.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def answer(
     """Return the answer of the failure policies.
 
     `prepared` has the rules that apply. If it is None, the rows about the request's key could not be read. Then the
-    strictest policy of all rules that may apply decides. If no rules are in memory, the setting FAILURE_POLICY decides.
+    strictest policy of all rules that can apply decides. If no rules are in memory, the setting FAILURE_POLICY decides.
     `metered` is true if Redis would have counted the request as usage.
     """
     if prepared is not None:

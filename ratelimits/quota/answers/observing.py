@@ -1,6 +1,6 @@
 """Tell observers, such as metrics, about every decision.
 
-Without observers a decision costs no more than the look at an empty list.
+Without observers, each decision only looks at an empty list.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Observation(NamedTuple):
     shadow    the names of the rules in shadow mode that would have refused it
     scope     the scope of the request
     started   when the decision began, in ns of the monotonic clock
-    ended     when it ended, in ns of the same clock
+    ended     when the decision ended, in ns of the same clock
     """
 
     rule: str
@@ -55,7 +55,7 @@ class Observation(NamedTuple):
 
 #: The name that observers get for a limit without a name, such as the rate of a throttle class.
 IN_CODE = "in code"
-#: The functions that are called if this process stops asking Redis (True), or asks it again (False).
+#: The functions that are called with True when this process stops asking Redis, and with False when it asks again.
 breaker_observers: list[Callable[[bool], None]] = []
 #: The functions that receive each decision. They must be quick, and raise nothing.
 observers: list[Callable[[Observation], None]] = []

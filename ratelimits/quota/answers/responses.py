@@ -41,7 +41,7 @@ def wrong_cost(error: WrongCost, view: object) -> WrongCost:
 
 
 def scope_of(scope: object, view: object) -> str:
-    """Return a view's scope as a str. It may be a lazy text. Raise ImproperlyConfigured if it is not a text."""
+    """Return a view's scope as a str. The view can give a lazy text. Raise ImproperlyConfigured for another value."""
     if isinstance(scope, str):
         return scope
     if isinstance(scope, Promise):

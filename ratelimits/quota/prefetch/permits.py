@@ -4,8 +4,8 @@ This works only for fixed and calendar windows whose start depends on the clock 
 back at its end. The reply of Redis says when this is, and prefetched permits end earlier. With other algorithms permits
 come back one by one. Then new permits and prefetched permits together could exceed the limit.
 
-The call that takes the permits counts its own request as usage. `spending.py` counts the other requests, and
-gives back permits that were not spent in time.
+The call that takes the permits counts one request as usage: the request for which the call is made. `spending.py`
+counts the later requests, and gives back permits that were not spent in time.
 """
 
 from __future__ import annotations
@@ -50,15 +50,17 @@ class Fetch(NamedTuple):
 
 
 class Prefetch:
-    """The permits that one fetch took for `size` requests. The request that fetched has spent its permits.
+    """The permits that one fetch took for `size` requests: the request that made the fetch, and later requests.
 
-    unspent   one number for each other request whose permits are not spent. To spend its permits, a request takes the
-              last number. This needs no lock
-    ended     the number of requests whose permits have ended and were not spent
+    The first request has spent its permits at once.
+
+    unspent   the index of each later request whose permits are not spent. To spend permits, a request takes the last
+              index. This needs no lock
+    ended     how many later requests have permits that ended before they were spent
     until     the moment before which permits can be spent, in seconds of the clock
-    counted   the number of other requests that Redis has counted
-    recorded  whether Redis may have a record of the prefetch (see engine/spent.py)
-    returned  whether all permits that were not spent are given back
+    counted   how many later requests Redis has counted
+    recorded  whether Redis has, or perhaps has, a record of the prefetch (see engine/spent.py)
+    returned  whether there is no more to give back to Redis
     receipt   the receipt of all permits. Its usage is the usage of one request
     """
 
@@ -84,29 +86,29 @@ class Prefetch:
 
     @property
     def left(self) -> int:
-        """Return the number of other requests whose permits were not spent."""
+        """Return the number of later requests whose permits were not spent."""
         return len(self.unspent) + self.ended
 
     def end(self) -> None:
         """Let no more requests spend permits."""
         self.until = _ENDED
         while self.unspent:
-            with suppress(IndexError):  # another thread has taken the last number
+            with suppress(IndexError):  # another thread has taken the last index
                 self.unspent.pop()
                 self.ended += 1
 
     @property
     def spent(self) -> int:
-        """Return the number of other requests that have spent their permits."""
+        """Return the number of later requests that have spent their permits."""
         return self.size - 1 - self.left
 
-    def receipt_of(self, number: int) -> Receipt:
-        """Return the receipt of one request."""
-        nonce = f"{self.receipt.nonce}.{number}"
+    def receipt_of(self, index: int) -> Receipt:
+        """Return the receipt of the request with this index."""
+        nonce = f"{self.receipt.nonce}.{index}"
         return replace(self.receipt, nonce=nonce, program=self.call.program, costs=self.call.costs)
 
     def record(self) -> bytes:
-        """Return the record of the prefetch for Redis. Its times are by the server's clock."""
+        """Return the record of the prefetch for Redis. Its moment is by the server's clock."""
         lasts = round((self.until - self.permits.clock()) * MICROSECONDS)
         return record(self.receipt, self.size - 1, self.reply[8] + max(lasts, 0))
 
@@ -120,21 +122,24 @@ class Prefetch:
 class PrefetchedDecision(Decision):
     """The decision on one of the requests that share a prefetch. Its receipt is the receipt of this request alone."""
 
-    __slots__ = ("_number", "_prefetch")
+    __slots__ = ("_index", "_prefetch")
 
-    def __init__(self, prefetch: Prefetch, number: int) -> None:
+    def __init__(self, prefetch: Prefetch, index: int) -> None:
         self.call = prefetch.call
         self.reply = prefetch.reply
         self._prefetch = prefetch
-        self._number = number
+        self._index = index
 
     @property
     def receipt(self) -> Receipt:
-        return self._prefetch.receipt_of(self._number)
+        return self._prefetch.receipt_of(self._index)
 
 
-class UnsentNumbers(NamedTuple):
-    """The numbers of requests that a command sends to Redis, and a new prefetch that the command records."""
+class UnsentCounts(NamedTuple):
+    """For each prefetch, how many requests have spent its permits. One command sends these counts to Redis.
+
+    If `new` is not None, the command also records this new prefetch.
+    """
 
     permits: PrefetchedPermits
     new: Prefetch | None
@@ -146,8 +151,9 @@ class PrefetchedPermits:
 
     A fetch takes permits for 1, 2, 4, … requests, but for at most `maximum`. If all permits of the last prefetch were
     spent, the next fetch takes twice as many. Otherwise the next fetch takes as many as were spent. Unspent permits end
-    after `seconds`. They also end before the window, the bin of usage and the billing period in which they were taken.
-    So each request is counted where its permits were taken. `clock` returns seconds and never goes back.
+    after `seconds`. They also end before the end of the window, of the bin of usage and of the billing period in which
+    they were taken. So each request is counted where its permits were taken. `clock` returns seconds and never goes
+    back.
 
     Only one prefetch can be spent at a time, and only after Redis has counted all requests of earlier prefetches. So
     the number of requests that are not counted is always below `maximum`.
@@ -175,9 +181,9 @@ class PrefetchedPermits:
         self._current: Prefetch | None = None
         #: A prefetch that Redis must record before it can be spent.
         self._new: Prefetch | None = None
-        #: The prefetches that Redis may have recorded.
+        #: The prefetches that Redis has recorded, or has perhaps recorded.
         self._recorded: list[Prefetch] = []
-        #: Whether numbers are being sent.
+        #: Whether counts are being sent.
         self._sending = False
 
     def spend(self) -> PrefetchedDecision | None:
@@ -195,7 +201,7 @@ class PrefetchedPermits:
         return None
 
     def _end(self, prefetch: Prefetch) -> None:
-        """Spend no more permits of a prefetch. Call this with the lock."""
+        """Spend no more permits of a prefetch. The caller must hold the lock."""
         prefetch.end()
         if self._current is prefetch:
             self._current = None
@@ -204,14 +210,14 @@ class PrefetchedPermits:
     def next_fetch(self, *, again: bool = False) -> Fetch:
         """Return the next fetch, which takes the permits of this request and of later requests.
 
-        If `again` is true, it takes only the permits of this request. Use this after a refused fetch: the limit may
-        have too few permits for many requests, but enough for one.
+        If `again` is true, it takes only the permits of this request. Use this after a refused fetch: the limit
+        perhaps has too few permits for many requests, but enough for one.
         """
         size = 1
         if not again and self._current is None and self._new is None:
             size = _power(min(self._size, self._room, self._maximum))
         if size > 1:
-            self._size = 1  # Until this prefetch is recorded, other threads take permits for one request.
+            self._size = 1  # Until this prefetch is recorded, other threads take permits for one request each.
         command = self._commands.get(size)
         if command is None:
             command = self._commands[size] = Command(self.server.keyspace, self._fetching(size))
@@ -231,8 +237,9 @@ class PrefetchedPermits:
     def take(self, fetch: Fetch, decision: Decision) -> tuple[Decision, Prefetch | None] | None:
         """Take the permits of a fetch.
 
-        Return the decision on the request that fetched, and the prefetch; None instead of it if it has no more permits.
-        Return None if a fetch for several requests was refused. Then the caller fetches again, for one request.
+        Return the decision on the request that made the fetch, and the prefetch. If the fetch was for one request,
+        there is None instead of the prefetch. Return None if a fetch for several requests was refused. Then the caller
+        fetches again, for one request.
         """
         with self._lock:
             if not decision.allowed:
@@ -252,17 +259,17 @@ class PrefetchedPermits:
         return PrefetchedDecision(prefetch, fetch.size - 1), prefetch
 
     def _seconds_left(self, decision: Decision) -> float:
-        """Return the seconds after a fetch was made for which its permits can be spent at most."""
+        """Return for how many seconds after a fetch was made its permits can be spent at most."""
         usage, now = self.call.usage, decision.reply[8]
         assert usage is not None
         _bin, _period, counted_until = bin_and_period(usage, now)
         window = min(standing.reset_after for standing in decision.standings)
-        # Both times begin at the moment of the decision, which is after the fetch was made. So the result is too short
-        # rather than too long.
+        # Both durations begin at the moment of the decision. The caller adds the result to an earlier moment, at which
+        # the fetch was made. So the permits end too early rather than too late.
         return min(window, (counted_until - now) / MICROSECONDS) * (1 - DRIFT) - MARGIN
 
-    def begin_sending(self, *, everything: bool = False) -> UnsentNumbers | None:
-        """Return the numbers to send to Redis; None if there are none, or if numbers are being sent.
+    def begin_sending(self, *, everything: bool = False) -> UnsentCounts | None:
+        """Return the counts to send to Redis; None if there are none, or if counts are being sent.
 
         If `everything` is true, all permits end. Afterwards call `end_sending` or `fail_sending`.
         """
@@ -282,20 +289,20 @@ class PrefetchedPermits:
             if new is None and not items:
                 return None
             self._sending = True
-        return UnsentNumbers(self, new, tuple(items))
+        return UnsentCounts(self, new, tuple(items))
 
     def end_sending(
-        self, numbers: UnsentNumbers, found: Sequence[int]
+        self, counts: UnsentCounts, found: Sequence[int]
     ) -> tuple[list[tuple[Prefetch, int]], list[tuple[Prefetch, int]]]:
-        """Note that Redis has got the numbers. `found` says for each item whether Redis had a record.
+        """Note that Redis has got the counts. `found` says for each item whether Redis had a record of the prefetch.
 
-        Return two lists of prefetches with numbers of requests: those that were counted, and those that may not be
-        counted, because Redis has lost the record.
+        Return two lists of (prefetch, how many requests): the requests that were counted, and the requests that are
+        perhaps not counted, because Redis has lost the record.
         """
         counted, lost = [], []
         with self._lock:
             self._sending = False
-            for (prefetch, spent), was_found in zip(numbers.items, found, strict=True):
+            for (prefetch, spent), was_found in zip(counts.items, found, strict=True):
                 if was_found:
                     counted.append((prefetch, spent.requests - prefetch.counted))
                     prefetch.counted = spent.requests
@@ -305,24 +312,24 @@ class PrefetchedPermits:
                 if spent.is_all or not was_found:
                     prefetch.recorded = False
                     self._recorded.remove(prefetch)
-            if numbers.new is not None:
-                numbers.new.recorded = True
-                self._recorded.append(numbers.new)
-                self._current = numbers.new
+            if counts.new is not None:
+                counts.new.recorded = True
+                self._recorded.append(counts.new)
+                self._current = counts.new
         return counted, lost
 
-    def fail_sending(self, numbers: UnsentNumbers, *, sent: bool) -> None:
-        """Note that there is no reply. The numbers are sent again later, and the new prefetch cannot be spent.
+    def fail_sending(self, counts: UnsentCounts, *, sent: bool) -> None:
+        """Note that there is no reply. The counts are sent again later, and the new prefetch cannot be spent.
 
-        `sent` is false if the numbers were certainly not sent.
+        `sent` is false if the counts were certainly not sent.
         """
         with self._lock:
             self._sending = False
-            if numbers.new is not None:
-                numbers.new.until = _ENDED
+            if counts.new is not None:
+                counts.new.until = _ENDED
                 if sent:
-                    numbers.new.recorded = True
-                    self._recorded.append(numbers.new)
+                    counts.new.recorded = True
+                    self._recorded.append(counts.new)
 
     def end(self, prefetch: Prefetch, *, now: bool = False) -> bool:
         """Return whether the permits of a prefetch have ended. If `now` is true, they end at once."""

@@ -1,7 +1,7 @@
 """Count the requests that spent prefetched permits, and give back permits that were not spent in time.
 
-Redis counts these requests with the next fetch, and at least every second. A process that is killed does not count its
-last requests. The drain declares these requests as a gap (usage/unreported.py).
+How many these requests are is sent to Redis with the next fetch, and at least every second. A process that is killed
+does not send the counts of its last requests. The drain declares these requests as a gap (usage/process_totals.py).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ratelimits.engine.transport.connection import NotSent, Unavailable
 from ratelimits.logs import bounded
 from ratelimits.quota import process_totals
 from ratelimits.quota.prefetch import permits as prefetched
-from ratelimits.quota.prefetch.permits import Prefetch, PrefetchedPermits, UnsentNumbers
+from ratelimits.quota.prefetch.permits import Prefetch, PrefetchedPermits, UnsentCounts
 
 logger = bounded(__name__)
 
 #: Seconds between two times at which requests are counted and permits are given back.
 INTERVAL = 1.0
-#: One command sends the numbers of at most this number of PrefetchedPermits, because the server does nothing else while
-#: it counts.
+#: One command sends the counts of at most MAX_PER_COMMAND objects PrefetchedPermits, because the server does nothing
+#: else while it executes the command.
 MAX_PER_COMMAND = 500
 
 
@@ -76,7 +76,7 @@ async def asend(permits: PrefetchedPermits, prefetch: Prefetch | None, decision:
         await refund_cancelled(permits.server, decision)
 
 
-def _begin(permits: PrefetchedPermits, prefetch: Prefetch | None) -> UnsentNumbers | None:
+def _begin(permits: PrefetchedPermits, prefetch: Prefetch | None) -> UnsentCounts | None:
     if prefetch is not None:
         with _lock:
             _unfinished.append(prefetch)
@@ -84,31 +84,34 @@ def _begin(permits: PrefetchedPermits, prefetch: Prefetch | None) -> UnsentNumbe
     return permits.begin_sending()
 
 
-def _command(numbers: Sequence[UnsentNumbers]) -> CountSpent:
-    """Return the command that sends numbers of one shard. Only the first of them may have a new prefetch."""
-    server, new = numbers[0].permits.server, numbers[0].new
-    receipt = (new or numbers[0].items[0][0]).receipt
-    spent = [spent for one in numbers for _prefetch, spent in one.items]
+def _command(unsent: Sequence[UnsentCounts]) -> CountSpent:
+    """Return the command that sends these counts.
+
+    All of them must be of one shard. Only the first of them is allowed to have a new prefetch.
+    """
+    server, new = unsent[0].permits.server, unsent[0].new
+    receipt = (new or unsent[0].items[0][0]).receipt
+    spent = [spent for one in unsent for _prefetch, spent in one.items]
     recorded = (new.receipt.nonce, new.record()) if new is not None else None
     return CountSpent(server.keyspace, shard_of_receipt(server.keyspace, receipt), spent, recorded)
 
 
-def _fail(numbers: Sequence[UnsentNumbers], error: BaseException) -> None:
+def _fail(unsent: Sequence[UnsentCounts], error: BaseException) -> None:
     logger.warning("Requests that spent prefetched permits are counted later: %s", error)
-    for one in numbers:
+    for one in unsent:
         one.permits.fail_sending(one, sent=not isinstance(error, NotSent))
 
 
-def _end(numbers: Sequence[UnsentNumbers], found: Sequence[int]) -> None:
+def _end(unsent: Sequence[UnsentCounts], found: Sequence[int]) -> None:
     position = 0
-    for one in numbers:
+    for one in unsent:
         counted, lost = one.permits.end_sending(one, found[position : position + len(one.items)])
         position += len(one.items)
         for prefetch, requests in counted:
             _total("admitted", prefetch, requests)
         for prefetch, requests in lost:
             if requests:
-                logger.error("Redis has lost a prefetch: %s requests may not be counted.", requests)
+                logger.error("Redis has lost a prefetch: perhaps %s requests are not counted.", requests)
             _total("unreported", prefetch, requests)
 
 
@@ -149,37 +152,37 @@ def _send_and_give_back(*, everything: bool) -> None:
 
 
 def _send_all(unfinished: Sequence[Prefetch], *, everything: bool) -> bool:
-    """Send all numbers of these prefetches. Return whether Redis answers."""
-    groups: dict[tuple[Server, int, int], list[UnsentNumbers]] = {}
+    """Send the counts of all these prefetches. Return whether Redis answers."""
+    groups: dict[tuple[Server, int, int], list[UnsentCounts]] = {}
     for permits in dict.fromkeys(prefetch.permits for prefetch in unfinished):
         one = permits.begin_sending(everything=everything)
         if one is not None:
             receipt = (one.new or one.items[0][0]).receipt
             shard = shard_of_receipt(permits.server.keyspace, receipt)
-            # Numbers with a new prefetch are sent alone.
+            # Counts with a new prefetch are sent in a command of their own.
             groups.setdefault((permits.server, shard, id(one) if one.new else 0), []).append(one)
     answers = True
     for (server, _shard, _id), group in groups.items():
         for start in range(0, len(group), MAX_PER_COMMAND):
-            numbers = group[start : start + MAX_PER_COMMAND]
+            unsent = group[start : start + MAX_PER_COMMAND]
             try:
                 if not answers:
                     raise NotSent("the server has not answered just now")
-                found = server.wire.call(_command(numbers), nonce())
-            except Exception as error:  # noqa: BLE001  (the numbers are sent again, whatever the error is)
-                _fail(numbers, error)
-                # Other nodes of a cluster may answer.
+                found = server.wire.call(_command(unsent), nonce())
+            except Exception as error:  # noqa: BLE001  (the counts are sent again, whatever the error is)
+                _fail(unsent, error)
+                # If only one node of a cluster failed, the other nodes can still answer.
                 answers = answers and isinstance(error, (ResponseError, NodeUnavailable))
             else:
-                _end(numbers, found)
+                _end(unsent, found)
     return answers
 
 
 def _give_back(prefetch: Prefetch) -> bool:
     """Give the unspent permits of a prefetch back to Redis. Return whether Redis answers.
 
-    If Redis answers with an error, or if the reply is lost, nobody can use these permits until the window ends. Never
-    send a command again that may have arrived.
+    If Redis answers with an error, or if the reply is lost, nobody can use these permits until the window ends. A
+    command that has perhaps arrived is never sent again.
     """
     if prefetch.returned or not prefetch.left:
         prefetch.returned = True
@@ -197,7 +200,7 @@ def _give_back(prefetch: Prefetch) -> bool:
 
 
 def clear() -> None:
-    """Forget all permits of this process, and numbers that were not sent. A test calls this."""
+    """Forget all permits of this process, and counts that were not sent. A test calls this."""
     _forget()
     prefetched.clear()
 
@@ -209,7 +212,7 @@ def _forget() -> None:
 
 _lock = threading.Lock()
 _working = threading.Lock()
-#: Prefetches with requests that may not be counted, or with permits that may have to be given back.
+#: Prefetches with requests that are perhaps not counted, or with permits that must perhaps be given back.
 _unfinished: list[Prefetch] = []
 _background = Background(
     "ratelimits-prefetch",

@@ -1,3 +1,3 @@
-"""Restore the counts of rules that Redis does not have, or has lost."""
+"""Restore counts of rules if Redis does not have them, or has lost them."""
 
 from __future__ import annotations

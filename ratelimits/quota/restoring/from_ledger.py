@@ -1,11 +1,12 @@
 """Restore the counts of rules from the ledger.
 
-Two kinds of rules need this. If Redis may have lost its data, a lasting rule continues with the usage that the ledger
-has of its window. A rule that starts from the ledger also begins with this usage at the first request of each key.
+Two kinds of rules need this. If Redis has perhaps lost its data, a lasting rule (`Lasting.LOST`) continues with the
+usage of its present window that the ledger has. A rule that starts from the ledger (`Lasting.ALWAYS`) does this too,
+and it also begins with this usage at the first request of each key.
 
-The deciding script notices that a count is missing, or older than the data of the server. Then it does not decide.
-This module reads the ledger and lets the script raise the count to the usage in the ledger, unless another process has
-done so before. After that the request is decided.
+The deciding script does not decide if it finds that such a count is missing, or that Redis has perhaps lost newer
+charges (lua/lasting.lua). Then this module reads the ledger and lets the script raise the count to the usage in the
+ledger, unless another process has done so before. After that the request is decided.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _KINDS = ("user:", "api_key:", "account:")
 
 
 class _Count(NamedTuple):
-    """The count of a limit that may have to be restored.
+    """The count of a limit that perhaps must be restored.
 
     `query` says which usage to read. It is None if the ledger cannot know this usage. The usage is then taken as 0.
     """
@@ -47,7 +48,7 @@ class _Count(NamedTuple):
 
 
 def restore(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapshot) -> None:
-    """Raise the counts that Redis may have lost in this call to the usage in the ledger.
+    """If Redis has perhaps lost counts of this call's limits, raise them to the usage in the ledger.
 
     Raise RulesUnavailable if the ledger cannot be read, and NotSent or Unavailable if Redis cannot be asked.
     """
@@ -90,7 +91,7 @@ def _query(rule: AppliedRule, key: str, identity: Identity, snapshot: Snapshot) 
         return None  # The ledger knows usage by account.
     start, end = span
     if rule.lasting is not Lasting.ALWAYS:
-        # Usage is counted in bins. The rule has counted only a part of the bin in which it was made.
+        # The ledger counts in bins. So take the whole bin in which the rule was made, though it counted only a part.
         start = max(start, rule.counts_since - rule.counts_since % _BIN)
     in_ledger = "" if key.startswith("account:") else key
     periods = snapshot.billing(identity.account).boundaries[:2]
