@@ -1,7 +1,7 @@
 """Read the rules into a snapshot (a frozen copy in memory), and find the rules that apply to a request.
 
-`current()` returns the snapshot in force. Usually it makes no query. `reload(version)` reads a newer version. It is
-called after Redis has answered that the rules of this process are too old.
+`current()` returns the snapshot in force. Usually it makes no query. `reload(version)` reads a newer version, after
+Redis has answered that the rules of this process are too old.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def aonly(snapshot: Snapshot, scope: str, identity: Identity) -> Selection
 
 
 def _forget_after_migrate(using: str, **kwargs: object) -> None:
-    """Forget the rules after `migrate`, because it may have changed or emptied the tables."""
+    """Forget the rules after `migrate`, because it has perhaps changed or emptied the tables."""
     forget()
 
 

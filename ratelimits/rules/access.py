@@ -76,7 +76,7 @@ class AccessIndex:
         if not rows and not deleted:
             return self
         index = AccessIndex(previous=self)
-        # A row whose target was changed may be in both `rows` and `deleted`.
+        # A row whose target was changed can be in both `rows` and `deleted`.
         for pk in {*deleted, *(row.pk for row in rows)}:
             index._remove(pk)
         for networks in index._v4, index._v6:

@@ -41,7 +41,7 @@ class Chooser:
             self._plans.setdefault(row.plan, {})[row.name] = row
 
     def possible(self, scope: str, method: str, present: int) -> list[AppliedRule | UnreadableRule]:
-        """Return every enforced rule, of every plan, that may apply to a request, without overrides.
+        """Return every enforced rule, of every plan, that can apply to a request, without overrides.
 
         `present` has a bit for each kind of key that the request has.
         """
@@ -59,7 +59,7 @@ class Chooser:
     def chosen(
         self, properties: Properties, wanted: Callable[[RuleRow], bool]
     ) -> Iterator[tuple[int, RuleRow, AppliedRule | UnreadableRule | None, list[OverrideRow]]]:
-        """Yield the wanted rules by name: rank, row, the rule as it applies (None if it is off), and its overrides.
+        """Yield for each wanted rule, sorted by name: its rank, its row, the result of `_apply`, and its overrides.
 
         Yield only one rule for each name. A rule of the key's plan (rank 2) comes before a rule of the account's plan
         (rank 1). The default rule, which belongs to no plan (rank 0), comes last.
@@ -75,7 +75,7 @@ class Chooser:
             if not wanted(row) or not concerns(row, present, groups):
                 continue
             kind = counted_kind(row, present)
-            # Do not leave out a rule with an unknown kind of key: it may be meant for this request.
+            # Do not leave out a rule with an unknown kind of key: it is perhaps meant for this request.
             if kind is None and row.key_kind in COUNTED:
                 continue
             # The last deletions of rules with this name, in this plan and in plans with a higher rank.

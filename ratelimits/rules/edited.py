@@ -22,10 +22,10 @@ NEW = 0
 
 
 class EditedRule:
-    """A rule, saved or not, beside all other rules, plans and overrides in force. It applies even if it is off."""
+    """A rule, saved or not, beside all other rules, plans and overrides in force. It applies even if it is "off"."""
 
     def __init__(self, current: Snapshot, rule: Rule, identities: Iterable[Identity]) -> None:
-        """Put the rule into the current rules. The rows about the keys of all `identities` are read at once."""
+        """Put the rule into the current rules. The rows about the keys of all `identities` are read together."""
         identities = list(identities)
         row = rule_row(rule)
         self._pk = row.pk or NEW

@@ -1,4 +1,4 @@
-"""Give a key more capacity under a rule for a time. For this, save overrides that are valid for this time."""
+"""Give a key more capacity under a rule until a given moment, by overrides that are valid until this moment."""
 
 from __future__ import annotations
 

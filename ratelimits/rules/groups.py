@@ -2,7 +2,8 @@
 
 The groups of a user are read when the user is first seen, and only if a rule names a group. They stay in memory until
 they change. A change of the members of a group is an edit of the configuration, just like a change of a rule. This edit
-adds a tombstone for each user whose groups must be read again. A tombstone without a user stands for all users.
+adds a tombstone (a row of the table `Tombstone`) for each user whose groups must be read again. A tombstone without a
+user stands for all users.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MAX_KEY = 200
 #: Maximum number of users that one query names.
 _CHUNK = 500
 
-#: Whether rules are in force that are not in the database. They may name groups. Only tests have such rules.
+#: Whether rules are in force that are not in the database. Such rules can name groups. Only tests have such rules.
 has_rules_outside_database = False
 
 
@@ -69,7 +70,7 @@ def memberships() -> Memberships | None:
     except FieldDoesNotExist:
         return None
     rows = field.remote_field.through
-    # Do not read from a replica, which may not have the newest change yet.
+    # Do not read from a replica: it perhaps does not have the newest change yet.
     return Memberships(rows, field.m2m_field_name(), user_model._meta.pk, router.db_for_write(rows))
 
 
@@ -121,7 +122,7 @@ def _members_changed(instance: Any, action: str, reverse: bool, pk_set: Any, usi
 
 
 def _group_saved(created: bool, using: str, **kwargs: Any) -> None:
-    if not created:  # It may have another name now. A new group has no members yet.
+    if not created:  # The group perhaps has another name now. A new group has no members yet.
         _note([], using)
 
 

@@ -1,7 +1,8 @@
 """Read the rows about single keys from the database: overrides, plan memberships and accounts.
 
-The keys are divided into shards. When a key is used for the first time, the rows about all keys of its shard are read
-together. They stay in memory. To save memory, equal values are stored only once.
+The keys are divided into KEY_SHARDS shards. (These are not the shards in which Redis counts usage.) When a key is used
+for the first time, the rows about all keys of its shard are read together. They stay in memory. To save memory, equal
+values are stored only once.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class KeyRows:
     """The rows about the keys of one shard, by key ("user:42"). The newest row of a key is the first.
 
     deleted_at  the moment at which a row about the key was last deleted, in µs since 1970 UTC
-    kept        the kept period of an account
+    kept        the kept period of each account that has one
     edges       the moments at which the validity of a row begins or ends, in order
     """
 
@@ -90,7 +91,7 @@ class KeyRows:
 
 
 def read(using: str, shards: Collection[int], above: int | None = None) -> dict[int, KeyRows]:
-    """Return the rows about the keys of these shards. With `above`, return only rows with a higher version."""
+    """Return the rows about the keys of these shards. With `above`, return only rows with a version above it."""
     wanted: dict[str, Any] = {"shard__in": shards} | ({} if above is None else {"version__gt": above})
     stored: dict[Any, Any] = {}
 

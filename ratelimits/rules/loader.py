@@ -1,7 +1,7 @@
 """Read the rules from the database, in a separate thread with a separate connection.
 
-The connection of a request cannot be used. A request may be in a transaction, in which the process could read old
-rules, or an edit that is not committed yet.
+The connection of a request cannot be used. A request can be in a transaction. There the process could read old rules,
+or an edit that is not committed yet.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Loader:
         return await self._await(self._submit_missing(missing))
 
     def used(self, query: ledger.LedgerQuery) -> int:
-        """Return the used units that the ledger has. Raise RulesUnavailable if the database cannot be asked."""
+        """Return the result of a query of the ledger. Raise RulesUnavailable if the database cannot be asked."""
         return self._wait(self._submit(self._used, query))
 
     async def aused(self, query: ledger.LedgerQuery) -> int:
@@ -165,8 +165,8 @@ class Loader:
     def _renew(self, current: Snapshot, now: int) -> Snapshot:
         """Return a snapshot that is valid now.
 
-        If a validity period has begun or ended, make a new snapshot from the same rows. If RELOAD_INTERVAL has passed,
-        read the rows again in the background.
+        If the validity of a row has begun or ended, make a new snapshot from the same rows. If RELOAD_INTERVAL has
+        passed, read the rows again in the background.
         """
         if self._pid != os.getpid():
             self._begin()
@@ -195,7 +195,7 @@ class Loader:
         )
 
     def _interval(self) -> int:
-        # A test may set its own clock, and this clock may jump. A jump must not start a refresh, because the thread
+        # A test can set its own clock, and this clock can jump. A jump must not start a refresh, because the thread
         # would use the test's connection.
         return int(conf.RELOAD_INTERVAL * 1_000_000) if self._refreshes else 2**62
 
@@ -239,7 +239,7 @@ class Loader:
     async def _await(self, future: Future[R]) -> R:
         """Do the same as `_wait`, in async code."""
         answer = asyncio.wrap_future(future)
-        # asyncio logs an error that no code has read. Read the error here, because the caller may be cancelled.
+        # asyncio logs an error that no code has read. Read the error here, because a cancelled caller does not read it.
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         while not (await asyncio.wait([answer], timeout=self._patience_left()))[0]:
             if not future.done() and self._patience_left() <= 0:

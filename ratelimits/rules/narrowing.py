@@ -16,7 +16,7 @@ from ratelimits.rules.selection import GLOBAL_KEY, AppliedRule
 
 #: Bits for the kinds of keys that an identity has.
 API_KEY, USER, ADDRESS, ACCOUNT, VIEW_KEY = 1, 2, 4, 8, 16
-#: The kinds of keys that stand for a caller, and their attributes of Identity.
+#: The kinds of keys that stand for a caller, and their attributes of Identity. The narrowest kind is the first.
 _NARROWEST_FIRST = ((API_KEY, "api_key"), (USER, "user"), (ADDRESS, "address"))
 
 
@@ -99,7 +99,10 @@ def overridden(row: RuleRow, kind: str, overrides: list[OverrideRow]) -> Algorit
 
 
 def belongs_to_key(kind: str, override: OverrideRow) -> bool:
-    """Return whether a counter of this kind belongs to the override's key alone. `kind` is an attribute of Identity."""
+    """Return whether only requests of the override's key are counted by a counter for this kind of key.
+
+    `kind` is as in `AppliedRule.key_kind`.
+    """
     return ("ip" if kind == "address" else kind) in COVERS[override.key.partition(":")[0]]
 
 

@@ -110,7 +110,7 @@ class Rows:
 
 
 def rule_row(rule: Rule) -> RuleRow:
-    """Return the row of a rule, which may be unsaved. Log why a row is not valid."""
+    """Return the row of a rule. The rule need not be saved. Log why a row is not valid."""
     unreadable = rule.unreadable()
     if unreadable:
         logger.error("Rule %s (%s) is not in force, its failure policy decides: %s", rule.pk, rule, unreadable)

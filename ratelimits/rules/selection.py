@@ -45,7 +45,8 @@ class AppliedRule:
     lasting   in which cases a key's count is restored from the ledger (see `Lasting`)
     counts_since  the moment since which the rule exists, in µs since 1970 UTC
     rule      the id of the rule
-    version   the version of the newest of these edits: of the rule, of an override, of a rule that was deleted
+    version   the version of the newest edit: an edit of the rule or of its overrides, or the deletion of a rule with
+              the same name
     since     the moment from which these parameters hold, in µs since 1970 UTC
     plan      the slug of the rule's plan; "" for a default rule
     """
@@ -104,7 +105,7 @@ class Selection:
     """The rules that apply to one kind of request. Selections are compared and hashed by object identity."""
 
     rules: tuple[AppliedRule, ...]
-    #: The version of the rules. Redis compares it with the version in Redis. If it is None, Redis compares nothing.
+    #: The version of the rules. Redis compares it with its own version. If it is None, Redis compares nothing.
     version: int | None
     #: Rules that cannot be read. Their failure policies decide instead. Shadow rules are left out.
     unreadable: tuple[UnreadableRule, ...] = ()

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: One lock for all snapshots. A forked child makes a new lock, since a thread of its parent may have held the old one.
+#: One lock for all snapshots. A forked child makes a new lock, since a thread of its parent perhaps held the old one.
 _lock = threading.Lock()
 
 
@@ -125,8 +125,8 @@ class Snapshot:
         self.versioned = versioned
         self.version = rows.version
         self.seen_at = clock()
-        # A new snapshot is needed when a block or allow comes into force: decisions about its key or network may be
-        # cached.
+        # A new snapshot is needed when a block or allow comes into force, because decisions about its key or network
+        # are perhaps in the cache.
         self.good_until = rows.access.next_start(self.seen_at)
         self._clock = clock
         self._access = rows.access or None
@@ -138,7 +138,7 @@ class Snapshot:
         self._scopes = {scope for row in rows.rules.values() for scope in (row.scope, *row.except_scopes)}
         self._groups = frozenset(row.group for row in rows.rules.values() if row.group)
         self._methods = {method for row in rows.rules.values() for method in row.methods}
-        #: Whether a rule may let a request wait.
+        #: Whether a rule can let a request wait.
         self.waits = any(row.max_wait > 0 for row in rows.rules.values())
 
     def access(self, identity: Identity) -> AccessRow | None:
@@ -298,9 +298,10 @@ class Snapshot:
         return Selection(rules, self.version if self.versioned else None, tuple(unreadable))
 
     def in_any_scope(self, identity: Identity) -> list[ExplainedRule]:
-        """Return the rules that apply to some request of this identity, by name, each with the reason why it applies.
+        """Return the rules that apply to some request of this identity, each with the reason why it applies.
 
-        Rules whose row is switched off are left out. The result is shown to people and is not cached.
+        The rules are sorted by name. Rules whose row is switched off are left out. The result is shown to people and is
+        not cached.
         """
         properties = self._properties_of(identity)
         if properties is None:
@@ -315,7 +316,7 @@ class Snapshot:
         return found
 
     def possible(self, scope: str, method: str, identity: Identity) -> list[AppliedRule | UnreadableRule]:
-        """Return every enforced rule, of every plan, that may apply to a request of this identity, without overrides.
+        """Return every enforced rule, of every plan, that can apply to a request of this identity, without overrides.
 
         This is for failure policies while the rows about the identity's keys cannot be read. It needs no such rows.
         """
