@@ -31,7 +31,7 @@ class UsageViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
                     400: OpenApiResponse(OpenApiTypes.OBJECT, "The errors, by parameter."),
                     403: OpenApiResponse(
                         OpenApiTypes.OBJECT,
-                        "The caller asked for another account's usage, has no account, or may not view ledger lines.",
+                        "The caller asked for another account's usage, has no account, or cannot view ledger lines.",
                     ),
                     429: OpenApiResponse(OpenApiTypes.OBJECT, "A rule of the scope `usage` refused the request."),
                 },
@@ -60,7 +60,7 @@ class ReportViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
                     400: OpenApiResponse(OpenApiTypes.OBJECT, "The errors, by parameter."),
                     403: OpenApiResponse(
                         OpenApiTypes.OBJECT,
-                        "The caller asked for another account's report, has no account, or may not view reports.",
+                        "The caller asked for another account's report, has no account, or cannot view reports.",
                     ),
                     429: OpenApiResponse(OpenApiTypes.OBJECT, "A rule of the scope `usage` refused the request."),
                 },

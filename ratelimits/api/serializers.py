@@ -24,7 +24,7 @@ _FRAMEWORK_PARAMETERS = {"format"}
 class LocalDateTimeField(serializers.DateTimeField):
     """A field for a moment, or for a local date-time without a UTC offset.
 
-    The field adds no time zone to a local date-time, because another parameter may contain the time zone.
+    The field adds no time zone to a local date-time, because another parameter can contain the time zone.
     """
 
     def enforce_timezone(self, value: datetime) -> datetime:
@@ -128,7 +128,7 @@ class UsageQuery(Query):
 
 
 def _storable(text: str) -> bool:
-    """Return whether a database can store the text. JSON may contain surrogates, and they cannot be stored."""
+    """Return whether a database can store the text. JSON can contain surrogates, and they cannot be stored."""
     has_surrogate = any("\ud800" <= letter <= "\udfff" for letter in text)
     return len(text) <= MAX_TEXT and "\0" not in text and not has_surrogate
 

@@ -34,7 +34,7 @@ _UNAVAILABLE = Answer(False, retry_after=None, unavailable=True)
 
 
 class _Decided(Exception):
-    """Tells the throttle that a block, an allow or a failure policy has decided the request. Then no rule is asked."""
+    """Tells the throttle that a block, an allow or a failure policy has decided the request, so Redis is not asked."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def _rules_of_scope(scope: str, method: str) -> Choice:
             raise _Decided(answer)
         selection = snapshot.select(scope, method, identity)
         if selection.version not in (None, snapshot.version):
-            # The rows about the key are newer than the snapshot. The edit between them may be a block, so choose again.
+            # The rows about the key are newer than the snapshot. The edit between can be a block, so choose again.
             return choose(rules.current(), identity)
         rows = snapshot.rows.rules
         if any(rule.refuses and rows[rule.rule].scope == scope for rule in selection.unreadable):

@@ -199,7 +199,7 @@ def _period_ends(using: str, page: list[dict[str, Any]]) -> dict[tuple[str, int]
 
 def _span(query: WindowQuery, window: int) -> tuple[int, int]:
     if query.window == "day":
-        # If the clocks change at midnight, the moment of midnight may be in another day. Noon is always in the day.
+        # If the clocks change at midnight, the moment of midnight can be in another day. Noon is always in the day.
         noon = moment((window + 12 * HOUR) * SECOND).replace(tzinfo=calendar.zone(query.timezone))
         at = calendar.instant(noon)
         return edges("day", query.timezone, query.terms, at)

@@ -104,7 +104,7 @@ class QuotaTask(Task):  # type: ignore[type-arg]
         eta = datetime.fromtimestamp(time.time() + seconds, UTC)
         self.signature_from_request(eta=eta, retries=self.request.retries, headers=headers).apply_async()
         # The message that is handled now is acknowledged only after this. If the worker is killed in between, the task
-        # runs twice, as every task with `acks_late` may.
+        # runs twice. This can happen to every task with `acks_late`.
         raise Ignore
 
 

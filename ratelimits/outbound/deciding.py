@@ -40,7 +40,7 @@ PAUSE = 1.0
 #: Who makes an outbound call if nobody is named: one caller for the whole project. A rule that counts each caller then
 #: counts all these calls together.
 PROJECT = Identity(address="outbound")
-#: Maximum number of permits that may wait under a rate given in code.
+#: Maximum number of permits that can wait under a rate given in code.
 _MAX_PLACES = 1_000_000
 
 

@@ -30,7 +30,7 @@ class Permit:
     """The granted permits of an outbound call.
 
     waited   seconds that the call has waited
-    receipt  the charge, with which the permits can be settled; None if no limit was charged
+    receipt  the receipt, with which the permits can be settled; None if no limit was charged
     """
 
     __slots__ = ("_meters", "receipt", "waited")
@@ -151,7 +151,7 @@ def _until_granted(outbound: Outbound, max_wait: float | None) -> Generator[Any,
         needed, leases = seconds_needed(turn, seconds_left), turn.algorithm is not None and turn.algorithm.leases
         too_long = False
         if seconds_left is not None:
-            # A lease may be released before it expires, so wait for a release until the end of `max_wait`.
+            # A lease can be released before it expires, so wait for a release until the end of `max_wait`.
             too_long = seconds_left <= 0 if leases else needed is not None and needed > seconds_left
         if needed is None or too_long:
             raise WaitTooLong(outbound.name, turn.limit, needed, max_wait)

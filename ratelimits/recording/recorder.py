@@ -34,6 +34,7 @@ MAX_UNWRITTEN = 20_000
 _WAKE_LENGTH = 5_000
 
 _unwritten: deque[trace.Recorded] = deque()
+#: How many requests were not recorded since the last write.
 _left_out = 0
 _lock = threading.Lock()
 
@@ -56,7 +57,7 @@ def record(identity: Identity, scope: str, method: str, costs: Mapping[str, int]
         return
     unwritten = len(_unwritten)
     if unwritten < MAX_UNWRITTEN:
-        # Appending to a deque needs no lock. The costs are copied, because the view may change its mapping later.
+        # Appending to a deque needs no lock. The costs are copied, because the view can change its mapping later.
         _unwritten.append((time.time_ns() // 1000, identity, scope, method, dict(costs), refused))
         if unwritten == _WAKE_LENGTH:
             _background.wake()
@@ -75,7 +76,7 @@ def _leave_out(requests: int) -> None:
 def write() -> None:
     """Write the requests of the queue to the database.
 
-    If this fails, the requests are lost. The next write records their number.
+    If this fails, the requests are lost. The next write records how many were lost.
     """
     global _left_out
     requests = [_unwritten.popleft() for _ in range(len(_unwritten))]

@@ -61,7 +61,7 @@ class Trace(NamedTuple):
     """Recorded requests, oldest first.
 
     more      whether there are older requests, which were not read
-    left_out  the number of requests of this time that could not be recorded
+    left_out  the number of requests that could not be recorded in the time of these requests
     """
 
     rows: list[RecordedRequest]
@@ -80,7 +80,7 @@ def newest(since: int, count: int, scopes: Collection[str] = ("*",)) -> Trace:
     newest_first = list(rows.order_by("-at", "-pk")[: count + 1])
     more = len(newest_first) > count
     requests = newest_first[:count][::-1]
-    # Read the rows of all scopes: the requests that a row counts as left out may have other scopes than the row.
+    # Read the rows of all scopes: the requests that a row counts as left out can have other scopes than the row.
     left_out = RecordedRequest.objects.using(conf.DATABASE).filter(
         at__gte=requests[0].at if more else since, left_out__gt=0
     )

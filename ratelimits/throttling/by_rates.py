@@ -78,8 +78,8 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
     #: A callable that returns the present moment in seconds since 1970 UTC. Tests can set it. If it is None, the Redis
     #: server gives the moment.
     timer: Callable[[], float] | None = None  # type: ignore[assignment]
-    #: Another throttle sets this list if it only asks what this throttle counts. `allow_request` then adds to the list
-    #: and decides nothing. Otherwise this is None.
+    #: Usually None. `_counted_by_all` sets a list, to ask what this throttle counts. Then `allow_request` only adds
+    #: this to the list, and decides nothing.
     _collected: list[_Counted] | None = None
     _outcome: _Outcome | None = None
 
@@ -87,7 +87,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
 
         @classproperty
         def THROTTLE_RATES(cls) -> dict[str, str | None]:  # noqa: N802, N805  (the name is Django REST framework's)
-            """Return DEFAULT_THROTTLE_RATES. A subclass may have a dict of its own."""
+            """Return DEFAULT_THROTTLE_RATES. A subclass can have a dict of its own."""
             return api_settings.DEFAULT_THROTTLE_RATES
 
     def parse_rate(self, rate: str | None) -> tuple[int | None, float | None]:  # type: ignore[override]
@@ -191,7 +191,7 @@ class ScopedRateThrottle(throttling.ScopedRateThrottle, SimpleRateThrottle):
 def _counted_by_all(request: Request, view: APIView) -> list[_Counted]:
     """Return what each throttle of a view counts for a request, in the order of the throttles.
 
-    The throttle that asks is among them. Each throttle runs its whole `allow_request`, because subclasses may choose
+    The throttle that asks is among them. Each throttle runs its whole `allow_request`, because subclasses can choose
     their rate there.
     """
     collected: list[_Counted] = []
