@@ -54,7 +54,7 @@ class Background:
         self._woken = False
         self._starting = threading.Lock()
         self._working = threading.Lock()
-        # A SimpleQueue, since a signal handler may call `put` while it interrupts a `put` of its own thread.
+        # A SimpleQueue, since a signal handler can call `put` while it interrupts a `put` of its own thread.
         self._orders: queue.SimpleQueue[threading.Event | None] = queue.SimpleQueue()
 
     def start(self) -> None:

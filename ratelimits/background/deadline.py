@@ -1,4 +1,4 @@
-"""Ask a server that may hang, and wait no longer than a given time for all of its answers together."""
+"""Ask a server that perhaps hangs, and wait no longer than a given time for all of its answers together."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from threading import Thread
 
 
 def within(seconds: float, work: Callable[[], None], name: str) -> None:
-    """Do the work in a thread of this name, and raise what it raises. Raise TimeoutError if it takes longer.
+    """Do the work in a thread of this name, and raise what the work raises.
 
-    A timeout of a socket is not enough: it limits only a single wait. Connecting is one wait, and each part of a reply
-    is another one. After a TimeoutError, the thread still ends by itself. The work must not use a database.
+    Raise TimeoutError if the work takes longer than `seconds`. A timeout of a socket is not enough: it limits only a
+    single wait. Connecting is one wait, and each part of a reply is another one. After a TimeoutError, the thread still
+    ends by itself. The work must not use a database.
     """
     outcome = SimpleQueue[BaseException | None]()
 

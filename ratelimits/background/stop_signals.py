@@ -38,7 +38,7 @@ class StopHandler:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if callable(self._before):
-            # The server still answers requests, and each may count something more.
+            # The server still answers requests, and each can count something more.
             self._stopping = True
             self._try(HELD_UP)
             self._before(number, frame)
@@ -72,8 +72,8 @@ def watch(end: Callable[..., None]) -> None:
         if isinstance(before, StopHandler) or before in (None, signal.SIG_IGN, signal.default_int_handler):
             continue
         handler = StopHandler(end, before)  # type: ignore[arg-type]
-        # Connect here, not in the handler: it may interrupt its thread while the thread holds the lock of Django's
-        # signal.
+        # Connect here, not in the handler: the handler can interrupt its thread while the thread holds the lock of
+        # Django's signal.
         request_finished.connect(
             handler.after_request, weak=False, dispatch_uid=f"ratelimits.background.stop_signals.{number:d}"
         )

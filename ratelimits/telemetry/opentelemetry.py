@@ -1,4 +1,4 @@
-"""Metrics and spans for OpenTelemetry, by its API alone: a project chooses and configures the SDK.
+"""Metrics and spans for OpenTelemetry. This module uses only its API: a project chooses and configures the SDK.
 
 docs/monitoring.md explains each metric.
 """

@@ -46,7 +46,8 @@ class frozen_quota_clock(TestContextDecorator):  # noqa: N801  (it is used as a 
 
     The time is the same for the throttle classes, the middleware, the decorator, `check`, their headers, and the
     validity of overrides, memberships, blocks and allows. A request that has to wait moves the clock and does not
-    sleep. As a decorator of a function, `kwarg_name` names the argument that receives the clock.
+    sleep. If it decorates a function, the argument `kwarg_name` of this function receives the
+    clock.
 
     All permits are unspent at the beginning. The tasks that write and close the ledger use the real time.
     """

@@ -16,7 +16,7 @@ def enter() -> Callable[[], None]:
     """Use a new namespace from now on. Return the function that ends this and uses the former namespace again."""
     start_server_if_needed()
     # `tests` learns from a database connection that this process runs tests. The tools also work without a connection,
-    # so set it here.
+    # so set `possible` here.
     tests.possible = True
     tests.follow(conf.DATABASE)
     previous, current = test_suffix(), tests.new_suffix()

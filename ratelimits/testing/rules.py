@@ -16,7 +16,7 @@ from ratelimits.rules import groups
 from ratelimits.rules.rows import Rows, RuleRow, rule_row
 from ratelimits.testing import namespace
 
-#: Primary keys of the rules of tests begin here, so that none of them is the key of a row.
+#: Primary keys of the rules of tests begin here, so that no row of the database has the same primary key.
 _FIRST_PK = 1_000_000_000
 #: Stands for a plan that does not exist.
 _NO_PLAN = -1
@@ -25,10 +25,9 @@ _NO_PLAN = -1
 class override_rules(TestContextDecorator):  # noqa: N801  (it is used as a decorator, like Django's override_settings)
     """Decide by these rules instead of the database's rules.
 
-    A rule is a dict with the fields of the model `Rule`, or an unsaved `Rule`. `rate` may be a typed rate such as
+    A rule is a dict with the fields of the model `Rule`, or an unsaved `Rule`. `rate` can be a typed rate such as
     "10/5min". It then also sets the period and the capacity, if the dict does not have them. `plan` is the slug of a
-    plan.
-    Plans, memberships, groups, accounts, overrides, blocks and allows stay those of the database.
+    plan. Plans, memberships, groups, accounts, overrides, blocks and allows stay those of the database.
 
     All permits are unspent at the beginning. Raise ValueError for a rule that is not valid.
     """
@@ -41,13 +40,13 @@ class override_rules(TestContextDecorator):  # noqa: N801  (it is used as a deco
         kwarg_name: str | None = None,
     ) -> None:
         super().__init__(attr_name=attr_name, kwarg_name=kwarg_name)
-        self._rows = [_row(number, rule) for number, rule in enumerate(rules)]
+        self._rows = [_row(position, rule) for position, rule in enumerate(rules)]
         self._ends: list[Callable[[], None]] = []
 
     def enable(self) -> None:
         leave = namespace.enter()
         previous = rules.override(_Override(self._rows))
-        # The rules of the test may name groups. So changes of groups must take effect, even if no row names a group.
+        # The rules of the test can name groups. So changes of groups must take effect, even if no row names a group.
         had_rules_outside_database = groups.has_rules_outside_database
         groups.has_rules_outside_database = True
 
@@ -78,13 +77,13 @@ class _Override:
         return self._last
 
 
-def _row(number: int, rule: Mapping[str, Any] | Rule) -> tuple[RuleRow, str]:
-    """Return a rule as a row, and the slug of its plan."""
+def _row(position: int, rule: Mapping[str, Any] | Rule) -> tuple[RuleRow, str]:
+    """Return a rule as a row, and the slug of its plan ("" without a plan). Its position in the list gives its id."""
     plan: Any = ""
     if isinstance(rule, Rule):
         made, plan = rule, rule.plan or ""
     else:
-        values = {"name": f"rule-{number + 1}", **rule}
+        values = {"name": f"rule-{position + 1}", **rule}
         plan = values.pop("plan", None) or ""
         made = Rule(**_numbers(values))
     try:
@@ -93,7 +92,7 @@ def _row(number: int, rule: Mapping[str, Any] | Rule) -> tuple[RuleRow, str]:
         raise ValueError(f"The rule {made.name!r} is not valid: {'; '.join(error.messages)}") from error
     if reason := made.unreadable():
         raise ValueError(f"The rule {made.name!r} is not valid: {reason}")
-    row = replace(rule_row(made), pk=_FIRST_PK + number, plan=0, version=1, edited_at=0)
+    row = replace(rule_row(made), pk=_FIRST_PK + position, plan=0, version=1, edited_at=0)
     return row, plan if isinstance(plan, str) else plan.slug
 
 

@@ -28,7 +28,7 @@ def start_server_if_needed() -> None:
     if _looked:
         return
     _looked = True
-    # Without a configured server, this starts the server.
+    # If the settings name no server, this starts the embedded server.
     client = configured(conf.CACHE_ALIAS)
     if type(client) is not redis.Redis:
         return
@@ -50,6 +50,6 @@ def start_server_if_needed() -> None:
 
 
 def _start() -> None:
-    # Change the dict itself: `override_settings` may have put other settings before these.
+    # Change the dict itself: `override_settings` has perhaps put other settings before these.
     settings.CACHES[conf.CACHE_ALIAS]["LOCATION"] = own_url()
     setting_changed.send(sender=start_server_if_needed, setting="CACHES", value=settings.CACHES, enter=True)
