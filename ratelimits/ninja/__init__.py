@@ -20,7 +20,7 @@ from ratelimits.quota.answers.responses import arefusal, refusal, scope_of, with
 from ratelimits.view_keys import Key, check_key
 
 Operation = TypeVar("Operation", bound=Callable[..., Any])
-#: The name of the argument by which django-ninja passes the response whose headers an operation may set.
+#: The name of the argument by which django-ninja passes the response whose headers an operation can set.
 _RESPONSE = "ratelimits_response"
 
 
@@ -70,7 +70,8 @@ def limited(
 def _with_response(operation: Callable[..., Any]) -> tuple[inspect.Signature, str]:
     """Return the operation's signature with an argument for the response, and the argument's name.
 
-    django-ninja passes the response of which an operation may set the headers to the argument with this annotation.
+    The annotation is HttpResponse. To such an argument, django-ninja passes a response whose headers the operation can
+    set.
     """
     # Resolve texts as annotations here. django-ninja would look for their names in this module.
     signature = inspect.signature(operation, eval_str=True)
@@ -84,7 +85,7 @@ def _with_response(operation: Callable[..., Any]) -> tuple[inspect.Signature, st
 
 
 def _write_headers(answer: Answer, values: dict[str, Any], field: str) -> None:
-    """Add the RateLimit fields to the response whose headers an operation may set."""
+    """Add the RateLimit fields to the response whose headers an operation can set."""
     with_headers(values.pop(field) if field == _RESPONSE else values[field], answer)
 
 

@@ -31,7 +31,7 @@ from ratelimits.status.redis_state import RedisReading, RedisState
 _AMBER_INTERVALS = 3
 #: If a task has not succeeded for this number of intervals, its level is red.
 _RED_INTERVALS = 10
-#: Shorter intervals are taken as this number of seconds, because a task may take that long.
+#: Shorter intervals are taken as this number of seconds, because a task can take that long.
 _MIN_INTERVAL = 20
 #: The shares of the maximum memory from which the level is amber, and red.
 _AMBER_MEMORY, _RED_MEMORY = 0.8, 0.95
@@ -295,7 +295,10 @@ def _tasks(using: str, metered: bool) -> Iterator[Fact]:
 
 
 def _is_not_due(seal: TaskRun | None, interval: float, now: datetime) -> bool:
-    """Return whether a worker seals, but not yet for so long that a task with this interval (s) must have run."""
+    """Return whether a worker seals, and began to seal less than `interval` seconds ago.
+
+    A task with this interval need not have run then.
+    """
     if seal is None or seal.succeeded_at is None:
         return False
     seals = _level_of_age((now - seal.succeeded_at).total_seconds(), conf.SEAL_INTERVAL) is Level.GREEN

@@ -18,10 +18,11 @@ logger = logging.getLogger(__name__)
 
 
 def nobody_has(key: str) -> str:
-    """Return a sentence if nobody has a key; "" if somebody has it, or may have it.
+    """Return a sentence if nobody has a key; "" if somebody has it, or perhaps has it.
 
     The app knows users and accounts. It knows those API keys that were used in the last days, that a row names, or that
-    KEY_SEARCH finds. Without KEY_SEARCH it cannot know the other API keys. Anybody may have an address.
+    KEY_SEARCH finds. Without KEY_SEARCH it cannot know the other API keys. Any address can
+    belong to somebody.
     """
     kind, _colon, name = key.partition(":")
     if kind == "user":
@@ -45,7 +46,7 @@ def nobody_has(key: str) -> str:
 
 
 def without_effect(target: str) -> str:
-    """Return a warning about a block or allow if nobody has its key; "" if somebody has the key, or may have it."""
+    """Return a warning about a block or allow if nobody has its key; "" if somebody (perhaps) has the key."""
     problem, effect = nobody_has(target), _("Until somebody has this key, the block or allow has no effect.")
     return f"{problem} {effect}" if problem else ""
 

@@ -61,7 +61,7 @@ class Found(NamedTuple):
 
 
 def typed_key(text: str) -> str | None:
-    """Return the key that a text names; None if the text is not a key. An IP address may be written without "ip:"."""
+    """Return the key that a text names; None if the text is not a key. An IP address can be written without "ip:"."""
     try:
         validate_key(text)
     except ValidationError:
@@ -124,7 +124,7 @@ def keys_of_account(account: str) -> list[str]:
 
 
 def accounts_of_key(key: str) -> list[str]:
-    """Return the accounts that have used a key in the newest days, at most `MAX_KEYS`; "" stands for no account."""
+    """Return the accounts that have used a key in the last days, at most `MAX_KEYS`; "" stands for no account."""
     used = recent_totals().filter(key=key).order_by().values_list("account", flat=True)
     return sorted(used.distinct()[:MAX_KEYS])
 
@@ -146,7 +146,7 @@ def recent_totals() -> Any:
 def _accounts(text: str) -> Iterator[KnownKey]:
     accounts = Account.objects.using(conf.DATABASE)
     columns = "identifier", "name"
-    # Search separately for the account with exactly this identifier: too many other accounts may contain the text.
+    # Search separately for the account with exactly this identifier: perhaps too many other accounts contain the text.
     equal = accounts.filter(identifier=text)
     containing = accounts.filter(Q(identifier__icontains=text) | Q(name__icontains=text)).order_by("identifier")
     for rows in equal, containing:

@@ -31,7 +31,7 @@ class RefusedRequests:
 
     #: Start of the span, in seconds since 1970 UTC.
     start: int
-    #: Length of the span.
+    #: Length of the span in seconds.
     seconds: int
     key: str
     #: Primary key of the rule; 0 for a block.
@@ -60,16 +60,17 @@ def refused_by_day(account: str, key: str, now: float) -> list[RefusedRequests]:
 
 
 def refused_at(account: str, key: str, moment: int, now: float) -> list[RefusedRequests]:
-    """Return the refusals of the quarter of an hour that contains a moment, or of its day after more than 24 hours.
+    """Return the refusals of the quarter of an hour that contains a moment.
 
-    `moment` is in seconds since 1970 UTC. The other arguments are as in `refused_lately`.
+    If the moment is more than 24 hours ago, return the refusals of its day in UTC. `moment` is in seconds since 1970
+    UTC. The other arguments are as in `refused_lately`.
     """
     span = span_at(moment, now)
     return _refused(span, [moment // span * span], account, key)
 
 
 def span_at(moment: int, now: float) -> int:
-    """Return the length of the span in which the refusals of a moment are counted: a quarter of an hour or a day."""
+    """Return the length (s) of the span in which the refusals of a moment are counted: a quarter of an hour or a day."""
     return QUARTER if moment >= int(now) // QUARTER * QUARTER - 24 * HOUR else DAY
 
 
@@ -157,7 +158,7 @@ def blocked_lately(targets: Collection[str], now: float) -> list[RefusedRequests
     largest: dict[tuple[int, str], RefusedRequests] = {}
     for start, target, meter, requests in rows.order_by().values_list("bin", "key", "meter").annotate(Sum("requests")):
         before = largest.get((start, target))
-        # A request may count in several meters. So the largest number is taken, not the sum.
+        # A request can be counted in several meters. So the largest number is taken, not the sum.
         if before is None or before.denied < requests:
             largest[start, target] = RefusedRequests(start, QUARTER, "", 0, meter, requests, target=target)
     return sorted(largest.values(), key=lambda row: (-row.start, row.target))[: MAX_REFUSALS + 1]

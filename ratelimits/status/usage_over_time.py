@@ -108,7 +108,7 @@ class UsageOverTime:
 def usage_over_time(window: Window, meter: str = "") -> UsageOverTime:
     """Return the usage of a meter in a window. If `meter` is "" or unknown, take the meter with the most requests.
 
-    A request may be counted in several meters. So numbers of different meters are never added up.
+    A request can be counted in several meters. So numbers of different meters are never added up.
     """
     using = conf.DATABASE
     by_meter: dict[str, dict[int, Counter[Kind]]] = defaultdict(lambda: defaultdict(Counter))

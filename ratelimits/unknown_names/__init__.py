@@ -1,6 +1,6 @@
 """Warn of unknown names in a row: a scope or meter that no view has, or a key that nobody has.
 
-Unknown names are not errors, because a view or a user with this name may be added later.
+Unknown names are not errors, because a view or a user with this name can be added later.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def named_by_views() -> ViewNames:
 def written_in_views() -> tuple[frozenset[str], frozenset[str]]:
     """Return the scopes and the meters that are written in the code of views of ROOT_URLCONF.
 
-    Views may compute other scopes and meters for each request.
+    Views can compute other scopes and meters for each request.
     """
     names = _names_in_code()
     return frozenset(names.scopes), frozenset(names.meters)
