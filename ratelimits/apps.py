@@ -34,7 +34,7 @@ class RatelimitsConfig(AppConfig):
         groups.watch()
         telemetry.start()
         post_migrate.connect(adoption.adopt_after_migrate, sender=self, dispatch_uid="ratelimits.adoption")
-        # Set the signal handler here, because `ready` runs in the main thread. Requests may run only in other threads.
+        # Set the signal handler here, because `ready` runs in the main thread. All requests can run in other threads.
         stop_signals.watch(background.end)
         if "celery" in sys.modules:
             from celery import current_app

@@ -78,7 +78,7 @@ def limited(
 def decided(
     view: object, request: HttpRequest, arguments: Mapping[str, Any], scope: str, cost: AnyCost, key: Key | None
 ) -> Answer:
-    """Decide a request to a view, wait if its rules say so, and begin the request. Return the answer.
+    """Decide a request to a view, and wait if its rules say so. Set the answer as `request.quota`, and return it.
 
     `arguments` are those of the URL. Raise WrongCost, with the view's name, if the view's cost is not valid.
     """

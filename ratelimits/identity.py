@@ -60,7 +60,7 @@ def _digest(secret: str | bytes) -> str:
 def api_key_of(auth: Any) -> str | None:
     """Return the API key for `request.auth`; None if the request has no API key.
 
-    A key has the id or UUID of a row, or the digest of a text. A text may be a secret: the primary key of DRF's `Token`
+    A key has the id or UUID of a row, or the digest of a text. A text can be a secret: the primary key of DRF's `Token`
     is its secret. A mapping, such as the claims of a JWT, is not an API key.
     """
     if auth is None:
@@ -84,7 +84,7 @@ def proxies() -> int | None:
     """
     configured: int | None = conf.NUM_PROXIES
     if configured is None:
-        # Read DRF's setting without DRF: a project may use only the middleware and the decorator.
+        # Read DRF's setting without DRF: a project perhaps uses only the middleware and the decorator.
         configured = (getattr(settings, "REST_FRAMEWORK", None) or {}).get("NUM_PROXIES")
         if configured is not None and (hint := complaint("NUM_PROXIES", configured)):
             raise ImproperlyConfigured(f"REST_FRAMEWORK['NUM_PROXIES'] is {shown(configured)}. {hint}")
@@ -225,7 +225,7 @@ def identify(request: Any) -> Identity:
     if conf.ACCOUNT is None and (user_id is None or (type(user_id) is int and 0 <= user_id < 2**63)):
         return _identity(user_id, api_key, address)
     user_name = ledger_name(f"user:{user_id}") if user_id is not None else None
-    # If the account is a row, use its primary key, since the text of a row may change. `AnonymousUser` has the primary
+    # If the account is a row, use its primary key, since the text of a row can change. `AnonymousUser` has the primary
     # key None.
     account = user_id
     if conf.ACCOUNT is not None:

@@ -1,4 +1,4 @@
-"""Log events that may happen at every request, without filling the log.
+"""Log events that can happen at every request, without filling the log.
 
 A process logs a message at most once in INTERVAL seconds. When it logs the message again, it adds how often the message
 was left out.
@@ -16,7 +16,7 @@ from typing import Any
 #: Minimum seconds between two times that a process logs the same message.
 INTERVAL = 60.0
 
-#: By logger and message, without its arguments: when the message may be logged again, and how often it was left out.
+#: By logger and message, without its arguments: when the message can be logged again, and how often it was left out.
 #: The messages are texts in the code, so there are few.
 _next: dict[tuple[str, str], tuple[float, int]] = {}
 _lock = threading.Lock()

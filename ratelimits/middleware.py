@@ -70,7 +70,7 @@ def limits_of(request: HttpRequest) -> Limited | None:
 class QuotaMiddleware:
     """The middleware that limits paths and finishes requests. Place it after `AuthenticationMiddleware`.
 
-    Without a scope of its own, a view has the scope "*".
+    If neither a view nor its path names a scope, the scope is "*".
     """
 
     sync_capable = True

@@ -110,7 +110,7 @@ class Connection:
     """A connection to the host of a URL, for one exchange. Use it as a context manager."""
 
     def __init__(self, url: str, timeout: float, *, public_only: bool = False) -> None:
-        """Connect. Connecting and the exchange may together take at most `timeout` seconds.
+        """Connect. Connecting and the exchange take at most `timeout` seconds together.
 
         If `public_only` is true, connect only to an address of the public internet. The check uses the addresses to
         which the socket then connects, so a name that changes its address between two lookups cannot avoid it.

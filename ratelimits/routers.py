@@ -12,7 +12,7 @@ from ratelimits.conf import conf
 class RatelimitsRouter:
     """A router that puts all models of the app, with their history, into RATELIMITS["DATABASE"] and nowhere else.
 
-    Rows of the app may refer to users in another database.
+    Rows of the app can refer to users in another database.
     """
 
     def db_for_read(self, model: type[models.Model], **hints: Any) -> str | None:
@@ -37,7 +37,7 @@ class RatelimitsRouter:
         return True if _belongs_to_app(obj1) != _belongs_to_app(obj2) else None
 
     def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
-        """Return whether a database may have the app's tables; None for other apps."""
+        """Return whether a database is allowed to have the app's tables; None for other apps."""
         return db == conf.DATABASE if app_label == "ratelimits" else None
 
 

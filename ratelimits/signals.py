@@ -16,7 +16,7 @@ threshold_reached = Signal()
 #: Receivers run within the request: keep them short. In async code, async receivers are awaited.
 request_refused = Signal()
 
-#: Sent in the process of an edit after the commit, when other processes can know it. `version` is the version of the
+#: Sent in the process that made an edit, after its commit, when other processes can know it. `version` is that of the
 #: configuration, and `using` the alias of its database.
 rules_changed = Signal()
 

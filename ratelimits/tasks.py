@@ -100,7 +100,7 @@ def push() -> None:
 @shared_task(name="ratelimits.push_to", ignore_result=True, acks_late=True)
 def push_to(name: str) -> None:
     """Send a billing system the lines that it does not have yet, for at most PUSH_INTERVAL. The next run continues."""
-    if name in conf.PUSH:  # The setting may change while a task waits.
+    if name in conf.PUSH:  # The setting can change while a task waits.
         receiver = receivers.receiver(name)
         planning.plan(receiver)
         sending.send(receiver, max_seconds=conf.PUSH_INTERVAL)

@@ -140,7 +140,7 @@ class Verification:
             yield from verifier.findings(report)
 
     def _chosen_reports(self) -> QuerySet[Report]:
-        """Return the reports to verify. With `month`, also a few whose period starts in another month of its zone."""
+        """Return the reports to verify. With `month`, also a few that by their time zone start in another month."""
         reports = Report.objects.using(self._using)
         if self._account is not None:
             reports = reports.filter(account=self._account)
@@ -223,7 +223,7 @@ def _unchecked_with(manifest: dict[str, Any]) -> Iterator[str]:
 def _guarded(name: str, findings: Iterable[str]) -> Generator[str]:
     """Yield the findings of one part. If the part raises an exception, yield a finding that says so.
 
-    In a table that was tampered with, any value may cause an exception. The other parts must still be verified.
+    In a table that was tampered with, any value can cause an exception. The other parts must still be verified.
     """
     try:
         yield from findings

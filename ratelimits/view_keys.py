@@ -1,6 +1,6 @@
 """The key that a view gives: a header, a query parameter, a field of the body, a URL argument, or a function's result.
 
-A rule that counts per "key that the view gives" counts requests with the same value together. The value may be secret
+A rule that counts per "key that the view gives" counts requests with the same value together. The value can be secret
 and of any length, so only its digest is used. All requests without the value share one key: without a key, no such rule
 would apply to them.
 """
@@ -39,10 +39,10 @@ def _unreadable() -> tuple[type[Exception], ...]:
 def with_view_key(
     identity: Identity, key: Key | None, request: Any, arguments: Mapping[str, Any], *about: Any
 ) -> Identity:
-    """Return the identity with the key that the view gives. If `key` is None, return it unchanged.
+    """Return the identity with the key that the view gives. If `key` is None, return the identity unchanged.
 
-    `request` is a request of Django or of DRF, and `arguments` are its URL arguments. A function is called with
-    `about`. Raise ImproperlyConfigured for a key of another form.
+    `request` is a request of Django or of DRF, and `arguments` are its URL arguments. If `key` is a function, it is
+    called with `about`. Raise ImproperlyConfigured for a key that is not valid.
     """
     return identity if key is None else identity._replace(view_key=view_key(key, request, arguments, *about))
 
