@@ -164,7 +164,7 @@ def _steps(request: Any, *, failed: bool = False, ended: bool = True) -> _Steps:
     return steps
 
 
-def refunded(request: Any, receipt: Receipt) -> None:
+def note_refund(request: Any, receipt: Receipt) -> None:
     """Note that a view has refunded a receipt. The receipt is not refunded again when the request ends."""
     charged: list[Answer] = vars(getattr(request, "_request", request)).get(_CHARGED, [])
     charged[:] = [answer for answer in charged if answer.decision is None or answer.decision.receipt != receipt]

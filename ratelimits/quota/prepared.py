@@ -43,7 +43,7 @@ class Prepared:
     """The rules that limit one kind of request, and the data that all requests of this kind have in common.
 
     program      the rules, compiled for the engine
-    fields       the kind of each key of the program (see `AppliedRule.key_kind`)
+    key_kinds    the kind of each key of the program (see `AppliedRule.key_kind`)
     meters       the meters that count the request
     waits        whether a rule can let a request wait
     leases       whether a rule gives leases, which end with the request
@@ -59,7 +59,7 @@ class Prepared:
 
     rules: tuple[AppliedRule, ...]
     program: Program
-    fields: tuple[str, ...]
+    key_kinds: tuple[str, ...]
     meters: tuple[Meter, ...]
     waits: bool
     leases: bool
@@ -88,12 +88,12 @@ def prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
 
 def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
     applied = tuple(rule for rule in selection.rules if rule.meter in meters)
-    fields = tuple(dict.fromkeys(rule.key_kind for rule in applied))
+    key_kinds = tuple(dict.fromkeys(rule.key_kind for rule in applied))
     terms = tuple(
         Term(
             rule.algorithm,
             rule.name,
-            fields.index(rule.key_kind),
+            key_kinds.index(rule.key_kind),
             meters.index(rule.meter),
             rule.mode,
             rule.rule,
@@ -127,7 +127,7 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
     return Prepared(
         rules=applied,
         program=compiled,
-        fields=fields,
+        key_kinds=key_kinds,
         meters=counted_meters,
         waits=waits,
         leases=leases,
@@ -243,7 +243,7 @@ def commands_by(snapshot: Snapshot) -> PreparedCommands:
 def _call(snapshot: Snapshot, version: int | None, prepared: Prepared, shape: RequestShape) -> Call:
     identity, costs = shape.identity, tuple(shape.costs.values())
     timezone, anchor, kept, periods = snapshot.billing(identity.account)
-    keys = tuple([key_of(identity, field) for field in prepared.fields])
+    keys = tuple([key_of(identity, kind) for kind in prepared.key_kinds])
     account = identity.account_id
     usage = Usage(account, usage_key(identity), prepared.meters, periods, timezone, anchor, kept)
     return Call(prepared.program, keys, costs, account, usage, version=version, at_once=shape.at_once)

@@ -82,4 +82,4 @@ async def async_refund(request: Any) -> Decision | None:
 def _note(request: Any, receipt: Receipt, settled_costs: tuple[int, ...] = ()) -> None:
     """Note that a refunded request, or one settled at a cost of 0, must not be refunded again when it ends."""
     if not any(settled_costs):
-        finishing.refunded(request, receipt)
+        finishing.note_refund(request, receipt)

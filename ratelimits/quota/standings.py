@@ -87,7 +87,7 @@ def run_uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared,
 
 def _call(prepared: Prepared, identity: Identity, version: int | None, op: Op, *, at_once: bool = True) -> Call:
     """Return a call that has the cost 1 in each meter and does not count usage."""
-    keys = tuple(key_of(identity, field) for field in prepared.fields)
+    keys = tuple(key_of(identity, kind) for kind in prepared.key_kinds)
     costs = (1,) * len(prepared.meters)
     return Call(prepared.program, keys, costs, identity.account_id, version=version, op=op, at_once=at_once)
 

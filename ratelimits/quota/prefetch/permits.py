@@ -331,10 +331,10 @@ class PrefetchedPermits:
                     counts.new.recorded = True
                     self._recorded.append(counts.new)
 
-    def end(self, prefetch: Prefetch, *, now: bool = False) -> bool:
-        """Return whether the permits of a prefetch have ended. If `now` is true, they end at once."""
+    def has_ended(self, prefetch: Prefetch, *, end_now: bool = False) -> bool:
+        """Return whether the permits of a prefetch have ended. If `end_now` is true, first end them."""
         with self._lock:
-            if now:
+            if end_now:
                 self._end(prefetch)
             return self.clock() >= prefetch.until
 

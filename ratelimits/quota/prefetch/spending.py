@@ -144,7 +144,7 @@ def _send_and_give_back(*, everything: bool) -> None:
     try:
         answers = _send_all(unfinished, everything=everything)
         for prefetch in unfinished:
-            if prefetch.permits.end(prefetch, now=everything) and answers:
+            if prefetch.permits.has_ended(prefetch, end_now=everything) and answers:
                 answers = _give_back(prefetch)
     finally:
         with _lock:
