@@ -79,8 +79,8 @@ def api_key_of(auth: Any) -> str | None:
 def proxies() -> int | None:
     """Return the number of trusted proxies: RATELIMITS["NUM_PROXIES"], or else DRF's NUM_PROXIES.
 
-    Return None if both are None. Raise ImproperlyConfigured if DRF's setting is not valid. Cached until the settings
-    change.
+    Return None if both are None. Raise ImproperlyConfigured if DRF's setting is not valid. The result is cached until
+    the settings change.
     """
     configured: int | None = conf.NUM_PROXIES
     if configured is None:
@@ -102,9 +102,10 @@ setting_changed.connect(_forget_proxies)
 def address_of(request: HttpRequest) -> str:
     """Return the client's address as a key: an IPv4 address, or the /64 network of an IPv6 address.
 
-    Clients can write X-Forwarded-For. So only its last entries are used, one for each trusted proxy. With
-    TRUSTED_PROXIES, the header is used only if one of these proxies sends the request. All requests without a readable
-    address share the key UNKNOWN_ADDRESS. Without a key, no limit by address would apply to them.
+    Clients can write X-Forwarded-For. So the entry that a trusted proxy has written is used: the last entry if there is
+    one trusted proxy, the second-last entry if there are two. With TRUSTED_PROXIES, the header is used only if one of
+    these proxies sends the request. All requests without a readable address share the key UNKNOWN_ADDRESS. Without a
+    key, no limit by address would apply to them.
     """
     meta = request.META
     remote: str | None = meta.get("REMOTE_ADDR")
@@ -141,7 +142,7 @@ def _from_trusted_proxy(meta: Mapping[str, Any], remote: str, trusted_proxies: t
 
 @lru_cache(maxsize=8192)
 def _is_trusted(text: str, trusted_proxies: tuple[str, ...]) -> bool:
-    """Return whether an address belongs to a trusted proxy. Other texts stand for a unix socket."""
+    """Return whether an address belongs to a trusted proxy. A text without an address stands for a unix socket."""
     address = _address(text)
     if address is None:
         return UNIX in trusted_proxies
@@ -170,7 +171,7 @@ _NETWORK_BITS = ~((1 << 64) - 1)
 
 
 def network(text: str) -> str | None:
-    """Return the key of an address, with or without a port.
+    """Return the key of the address in a text. The text can also have a port.
 
     Return None for any other text, such as the path of a unix socket.
     """
@@ -187,7 +188,7 @@ def _network(text: str) -> str | None:
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address in a text, with or without a port; None for any other text."""
+    """Return the address in a text such as "10.0.0.1" or "10.0.0.1:80"; None for any other text."""
     host, colon, port = text.partition(":")
     if text.startswith("["):
         text = text[1:].partition("]")[0]

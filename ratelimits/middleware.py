@@ -40,9 +40,10 @@ class Limited(NamedTuple):
 def limits_of(request: HttpRequest) -> Limited | None:
     """Return how the middleware limits a request; None if it does not limit the request.
 
-    The request's path must be in PATHS. A view of DRF, or a view with the decorator, limits its requests itself. If its
-    path has the option `api_views`, the middleware limits it too, by the options of the path alone. The attributes
-    `throttle_scope`, `throttle_cost` and `throttle_key` of other views come before the options of their paths.
+    The request's path must begin with a path of PATHS. A view of DRF, or a view with the decorator, limits its requests
+    itself. If the path has the option `api_views`, the middleware limits these requests too, and uses only the options
+    of the path. Without this option, the view's attributes `throttle_scope`, `throttle_cost` and `throttle_key` are used
+    instead of the options of the path.
     """
     paths = conf.PATHS
     prefix = next((prefix for prefix in paths if request.path.startswith(prefix)), None)

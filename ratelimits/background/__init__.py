@@ -1,4 +1,4 @@
-"""Do work in a thread besides the requests: at intervals, soon after `wake`, and once more when the process ends."""
+"""Do work in a separate thread: at intervals, soon after `wake`, and once more when the process ends."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Do the last work of a process that is stopped by a signal, because Python's `atexit` would not run then.
 
 Uvicorn stops its server on SIGTERM. Then it restores the signal handler that was there before, and sends itself the
-signal again, which usually ends the process at once. So this module installs its handler early: the handler lets the
-last work be done, then calls the earlier handler. A handler that is not written in Python (uWSGI, mod_wsgi) is not
-replaced. An ignored signal is still ignored.
+signal again, which usually ends the process at once. So this module installs its own handler when Django starts.
+This handler lets the last work be done, then calls the handler that it has replaced. A handler that is not written in
+Python (uWSGI, mod_wsgi) is not replaced. An ignored signal is still ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 #: SIGINT needs no handler of ours if it raises KeyboardInterrupt, because `atexit` runs afterwards.
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-#: Maximum seconds before a server's own handler is called. Requests that are served after that write their own counts.
+#: Maximum seconds of the last work before a server's own handler is called. Each request that is served after that
+#: writes its own counts.
 HELD_UP = 1.0
 
 

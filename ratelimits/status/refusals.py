@@ -70,7 +70,7 @@ def refused_at(account: str, key: str, moment: int, now: float) -> list[RefusedR
 
 
 def span_at(moment: int, now: float) -> int:
-    """Return the length (s) of the span in which the refusals of a moment are counted: a quarter of an hour or a day."""
+    """Return the length (s) of the span that counts the refusals of a moment: a quarter of an hour or a day."""
     return QUARTER if moment >= int(now) // QUARTER * QUARTER - 24 * HOUR else DAY
 
 

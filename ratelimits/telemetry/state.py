@@ -38,7 +38,7 @@ _kept: tuple[float, list[Reading]] = (0.0, [])
 
 
 def readings() -> list[Reading]:
-    """Return all numbers. Leave out those whose server or database does not answer."""
+    """Return all numbers, except the numbers of a server or database that does not answer."""
     global _kept
     until, found = _kept
     now = time.monotonic()
