@@ -42,8 +42,8 @@ def limits_of(request: HttpRequest) -> Limited | None:
 
     The request's path must begin with a path of PATHS. A view of DRF, or a view with the decorator, limits its requests
     itself. If the path has the option `api_views`, the middleware limits these requests too, and uses only the options
-    of the path. Without this option, the view's attributes `throttle_scope`, `throttle_cost` and `throttle_key` are used
-    instead of the options of the path.
+    of the path. Without this option, the view's attributes `throttle_scope`, `throttle_cost` and `throttle_key` are
+    used instead of the options of the path.
     """
     paths = conf.PATHS
     prefix = next((prefix for prefix in paths if request.path.startswith(prefix)), None)

@@ -1,6 +1,6 @@
 """Limit Celery tasks across all workers: `@shared_task(base=QuotaTask, quota="crm-sync")`.
 
-Celery's own `rate_limit` limits each worker alone.
+Celery's own `rate_limit` limits each worker separately.
 """
 
 from __future__ import annotations

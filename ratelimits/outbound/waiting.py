@@ -188,10 +188,10 @@ def _released(turn: Turn, seconds: float) -> Generator[Any, Any, bytes | None]:
     assert turn.decision.binding is not None
     call, term = turn.decision.call, turn.decision.program.terms[turn.decision.binding]
     key, keyspace = call.keys[term.key], current_server().keyspace
-    number, storage = shard(keyspace, key, call.account), term.algorithm.storage
-    freed = keyspace.own(number, own_name(storage.own, term.name), key) + storage.optional["freed"]
+    shard_id, storage = shard(keyspace, key, call.account), term.algorithm.storage
+    freed = keyspace.own(shard_id, own_name(storage.own, term.name), key) + storage.optional["freed"]
     try:
-        lease: bytes | None = yield AwaitRelease(number, freed, seconds)
+        lease: bytes | None = yield AwaitRelease(shard_id, freed, seconds)
         if lease is None or b"~" not in lease:
             return None
         if len(call.program.terms) == 1 and call.costs == (1,):

@@ -43,7 +43,7 @@ sender = Sender(denials, current_server, _load_version, access.take)
 
 
 def repeated(denied: Denied) -> Answer:
-    """Return the answer of a repeated refusal. Its retry_after is shorter by the time since the decision."""
+    """Return the answer of a repeated refusal. Subtract the seconds since the decision from its retry_after."""
     retry_after = denied.decision.retry_after
     if retry_after is not None:
         retry_after = max(retry_after - (denials.clock() - denied.since), 1 / MICROSECONDS)
@@ -88,7 +88,7 @@ def by_row(
 
 
 def _answer_of_row(commands: PreparedCommands, row: AccessRow) -> Answer:
-    """Return the answer of a block or allow. Store it, unless it has the time until the block ends, which changes."""
+    """Return the answer of a block or allow. Store it, unless it says how many seconds are left of the block."""
     seconds = access.seconds_left(row) if row.blocks and row.status == access.TOO_MANY else None
     answer = Answer(not row.blocks, None, None, seconds if row.blocks else 0.0, 0.0, False, row)
     if seconds is None:

@@ -90,7 +90,7 @@ def fields(
     if not allowed and retry_after is not None:
         reset = retry_after
     elif not remaining and decision.limit == 0:
-        # A limit with capacity 0 never has permits. So there is no time at which it has more.
+        # A limit with capacity 0 never has permits. So there is no moment at which it has more.
         reset = None
     shown = {"RateLimit-Policy": policy_field, "RateLimit": standing(name, remaining, reset)}
     return shown | legacy(decision.limit or 0, remaining, reset) if conf.X_RATELIMIT_HEADERS else shown

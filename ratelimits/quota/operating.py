@@ -71,7 +71,7 @@ def _account_of(key: str) -> str:
     kind, _colon, name = key.partition(":")
     if kind == "user" and conf.ACCOUNT is None:
         return name
-    # Read the totals of days: they have only one row for all usage of a key on a day.
+    # Read the totals of days, because there are few of them for a key.
     used = KeyTotal.objects.using(conf.DATABASE).filter(span=DAY, start__in=newest_days(time.time(), SEEN_DAYS))
     used = used.filter(key=ledger_name(key)).exclude(account="")
     accounts = sorted(used.order_by().values_list("account", flat=True).distinct()[:_MAX_NAMED])

@@ -33,8 +33,8 @@ from ratelimits.models.testcase import tests
 Kind = Literal["admitted", "unanswered", "unmetered", "unreported", "blocked", "exempt"]
 Totals = dict["TotalKey", tuple[int, int]]
 
-#: Each bin (15 minutes) has its own totals. After the end of the bin they stay in memory for this number of seconds,
-#: because a request of the bin can be counted late.
+#: Each bin (15 minutes) has its own totals. After the end of the bin they stay in memory for _KEPT seconds, because
+#: a request of the bin can be counted late.
 _KEPT = 2 * BIN_SECONDS
 
 
@@ -109,7 +109,7 @@ def _add(total_key: TotalKey, cost: int, requests: int = 1) -> None:
 
 
 def add(kind: Kind, account: str, key: str, costs: Mapping[str, int], requests: int, start: int | None = None) -> None:
-    """Count a number of requests that have the same costs.
+    """Count several requests that have the same costs.
 
     `start` is the start of their bin, in seconds since 1970 UTC; None for the present bin.
     """

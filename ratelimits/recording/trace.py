@@ -61,7 +61,7 @@ class Trace(NamedTuple):
     """Recorded requests, oldest first.
 
     more      whether there are older requests, which were not read
-    left_out  the number of requests that could not be recorded in the time of these requests
+    left_out  how many requests of the same span of time could not be recorded
     """
 
     rows: list[RecordedRequest]

@@ -85,10 +85,10 @@ def _keys_of(identity: Identity) -> tuple[tuple[int, str | None], ...]:
 class Snapshot:
     """The rules at one version. The answers of a snapshot never change, and the snapshot caches them.
 
-    Some answers depend on the time, for example because an override begins or ends.
+    Some answers are valid only until a certain moment, for example until an override begins or ends.
 
     seen_at     the last moment for which such an answer was found, in µs since 1970 UTC
-    good_until  the first moment at which such an answer changes. Then another snapshot is needed
+    good_until  the first moment at which such an answer is no longer valid. Then another snapshot is needed
     clock       returns the present moment, in µs since 1970 UTC
     load        reads missing rows, and returns a snapshot that contains them
     """

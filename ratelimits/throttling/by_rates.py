@@ -39,7 +39,7 @@ _OUTCOMES = "_ratelimits_outcomes"
 class _Counted(NamedTuple):
     """What one throttle counts for a request: the cache key, the rate, and the name that clients see.
 
-    `duration` is in seconds. At most `num_requests` requests are admitted in this time.
+    At most `num_requests` requests are admitted in any `duration` seconds.
     """
 
     cache_key: str
@@ -91,7 +91,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
             return api_settings.DEFAULT_THROTTLE_RATES
 
     def parse_rate(self, rate: str | None) -> tuple[int | None, float | None]:  # type: ignore[override]
-        """Return the number of requests, and the length of time in seconds. Return (None, None) if `rate` is None.
+        """Return how many requests are admitted, and in how many seconds. Return (None, None) if `rate` is None.
 
         Raise ImproperlyConfigured if the text is not a rate.
         """
@@ -162,7 +162,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
             outcomes = attributes[_OUTCOMES] = self._decide(list(dict.fromkeys(together)), request, view)
         outcome = outcomes.pop(counted, None)
         # There is no outcome if this throttle was asked before, or if it did not count the same in `_counted_by_all`.
-        # Then decide this throttle alone.
+        # Then decide only this throttle.
         return outcome if outcome is not None else self._decide([counted], request, view)[counted]
 
     def _decide(self, together: list[_Counted], request: Request, view: APIView) -> _Outcomes:

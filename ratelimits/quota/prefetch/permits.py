@@ -1,6 +1,6 @@
 """Prefetch permits: take permits for several requests in one call, and later spend them without asking Redis.
 
-This works only for fixed and calendar windows whose start depends on the clock alone. All permits of such a window come
+This works only for fixed and calendar windows whose start depends only on the clock. All permits of such a window come
 back at its end. The reply of Redis says when this is, and prefetched permits end earlier. With other algorithms permits
 come back one by one. Then new permits and prefetched permits together could exceed the limit.
 
@@ -90,7 +90,7 @@ class Prefetch:
         return len(self.unspent) + self.ended
 
     def end(self) -> None:
-        """Let no more requests spend permits."""
+        """End the permits that are not spent, so that no request can spend them."""
         self.until = _ENDED
         while self.unspent:
             with suppress(IndexError):  # another thread has taken the last index
@@ -120,7 +120,7 @@ class Prefetch:
 
 
 class PrefetchedDecision(Decision):
-    """The decision on one of the requests that share a prefetch. Its receipt is the receipt of this request alone."""
+    """The decision on one of the requests that share a prefetch. Its receipt is only for this request."""
 
     __slots__ = ("_index", "_prefetch")
 
@@ -231,7 +231,7 @@ class PrefetchedPermits:
         # First the costs of one request, which are counted as usage. Then the costs of the limits.
         terms = tuple(replace(term, slot=len(call.costs) + term.slot) for term in call.program.terms)
         costs = (*call.costs, *(size * cost for cost in call.costs))
-        # If this is refused, the request is decided again, with permits for it alone. That decision is counted.
+        # If this call is refused, the request is decided again, by a call for one request. That decision is counted.
         return call._replace(program=program(terms), costs=costs, counts_refusal=False)
 
     def take(self, fetch: Fetch, decision: Decision) -> tuple[Decision, Prefetch | None] | None:
