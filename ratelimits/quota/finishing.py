@@ -109,7 +109,7 @@ async def aend(request: Any) -> None:
 def fail(request: HttpRequest, error: BaseException) -> None:
     """Finish a request that ends without a response.
 
-    End its leases. Refund it, but not if the client has closed the connection, because its work was already begun.
+    End its leases. Refund it, but not if the client has closed the connection, because work for it has already begun.
     """
     _run(_steps(request, failed=not isinstance(error, _CLIENT_GONE)))
 

@@ -106,7 +106,7 @@ async def aby_row(commands: PreparedCommands, identity: Identity, costs: Mapping
 
 
 def reread(commands: PreparedCommands) -> bool:
-    """Read the rules again after this process has edited some. Return whether they are not those of `commands`."""
+    """Read the rules again after this process has edited some. Return whether `commands` is now too old."""
     commands.publications = publications()
     try:
         return rules.reload() is not commands.snapshot

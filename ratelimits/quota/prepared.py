@@ -52,7 +52,7 @@ class Prepared:
     quoted       the names of the rules as they appear in headers
     has_own_refusals  whether a rule has its own status or text for refusals
     shows_shadow whether the headers show shadow rules, as if these were enforced
-    unreadable   rules with wrong values. Instead of such a rule, its failure policy decides: `local` refuses like `deny`
+    unreadable   rules with wrong values. The failure policy of such a rule decides, and `local` refuses like `deny`
     undecidable  the reason why the rules cannot be decided together; "" if they can be decided. With a reason, the
                  failure policies of the rules decide
     """

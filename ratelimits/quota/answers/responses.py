@@ -41,7 +41,7 @@ def wrong_cost(error: WrongCost, view: object) -> WrongCost:
 
 
 def scope_of(scope: object, view: object) -> str:
-    """Return a view's scope as a str. The view can give a lazy text. Raise ImproperlyConfigured for another value."""
+    """Return a view's scope, a str or a lazy text, as a str. Raise ImproperlyConfigured for any other value."""
     if isinstance(scope, str):
         return scope
     if isinstance(scope, Promise):

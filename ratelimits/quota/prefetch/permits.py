@@ -136,7 +136,7 @@ class PrefetchedDecision(Decision):
 
 
 class UnsentCounts(NamedTuple):
-    """For each prefetch, how many requests have spent its permits. One command sends these counts to Redis.
+    """The counts that one command sends to Redis: for each prefetch, how many requests have spent its permits.
 
     If `new` is not None, the command also records this new prefetch.
     """

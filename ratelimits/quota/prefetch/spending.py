@@ -1,7 +1,7 @@
 """Count the requests that spent prefetched permits, and give back permits that were not spent in time.
 
-How many these requests are is sent to Redis with the next fetch, and at least every second. A process that is killed
-does not send the counts of its last requests. The drain declares these requests as a gap (usage/process_totals.py).
+Redis gets the counts of these requests with the next fetch, and at least every second. A process that is killed does
+not send the counts of its last requests. The drain declares these requests as a gap (usage/process_totals.py).
 """
 
 from __future__ import annotations
