@@ -19,11 +19,10 @@ def key_id(key: str) -> str:
 
 
 def error_of(text: str, signature: str) -> str:
-    """Return the error of a text's signature, as part of a sentence.
+    """Return what is wrong with a text's signature, as part of a sentence.
 
-    Return "" if the signature is valid, or if there is no key to check it.
-    A signature is valid if it was made with SIGNING_KEY or a key of SIGNING_KEYS_OLD. If SIGNING_KEYS_OLD contains "",
-    a text without a signature is valid, too.
+    Return "" if the signature is valid, or if there is no key to check it. A signature is valid if it was made with
+    SIGNING_KEY or a key of SIGNING_KEYS_OLD. If SIGNING_KEYS_OLD contains "", a text without a signature is valid, too.
     """
     keys = [key for key in (conf.SIGNING_KEY, *conf.SIGNING_KEYS_OLD) if key]
     if not keys or any(hmac.compare_digest(_hmac(key, text).encode(), signature.encode()) for key in keys):

@@ -66,7 +66,7 @@ def drain() -> None:
 
 @shared_task(name="ratelimits.finalise", ignore_result=True, acks_late=True)
 def finalise() -> None:
-    """Close the billing periods whose usage is complete. Correct closed periods by new report versions."""
+    """Close the billing periods whose usage is complete. Correct the reports of closed periods by new versions."""
     with noted(Task.FINALISE):
         for _closed in closing.finalise_each():
             pass

@@ -1,6 +1,7 @@
 """Read sums of ledger lines for each window of time: 15 minutes, an hour, a day or a billing period.
 
-Hours and days are those of a time zone. The database makes the sums, and only the sums for one page are read.
+Hours and days begin by the local time of a time zone. The database makes the sums, and only the sums for one page are
+read.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class PagePosition(NamedTuple):
 class WindowQuery:
     """A query for usage.
 
+    window               a key of MAX_DAYS
     start, end           the start of the first window and the end of the last window, in µs since 1970 UTC
     timezone             the time zone of hours and days
     terms                the account's terms, which say when its billing periods start and end
@@ -86,9 +88,9 @@ def rows(
 
 
 def _is_after(query: WindowQuery, after: PagePosition) -> Q:
-    """Return the condition for lines of rows after a position."""
+    """Return the condition for ledger lines whose row comes after a position."""
     window, account, key, meter = after
-    # This condition alone would be too wide. It lets the database use an index.
+    # This condition is too wide, but it lets the database use an index.
     wide_condition = Q(period__gte=window) if query.window == "period" else Q(bin__gte=window - DAY)
     return wide_condition & (
         Q(window__gt=window)
@@ -111,7 +113,7 @@ def _condition(using: str, query: WindowQuery) -> Q:
 
 
 def _periods(using: str, account: str, query: WindowQuery) -> set[int]:
-    """Return the starts (s since 1970 UTC) of all billing periods that can contain usage of the span.
+    """Return the starts (s since 1970 UTC) of all billing periods that can contain usage of the query's span.
 
     These are the periods by the account's current terms, and all periods for which the ledger has usage.
     """
@@ -131,7 +133,7 @@ def _periods(using: str, account: str, query: WindowQuery) -> set[int]:
 def _window(query: WindowQuery) -> Any:
     """Return an expression for the start of a line's window, in seconds since 1970 UTC.
 
-    The start of a day is its local midnight, in seconds since 1970 as if the local time were UTC.
+    For a day it is the local midnight instead, counted as if the local time were UTC.
     """
     if query.window == "period":
         return F("period")

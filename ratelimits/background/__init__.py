@@ -19,7 +19,7 @@ END_SECONDS = 5.0
 #: The shortest pause after the work, before `wake` can start it again: PAUSE seconds, or PAUSE_FACTOR times the
 #: duration of the work, if this is longer.
 PAUSE, PAUSE_FACTOR = 0.1, 9
-#: Minimum seconds between two logs of failures of the same work. While a server is away, each attempt fails.
+#: Minimum seconds between two log messages about the same work. While a server does not answer, each attempt fails.
 LOG_INTERVAL = 60.0
 
 
@@ -75,7 +75,7 @@ class Background:
         stop_signals.watch(end)
 
     def run(self) -> None:
-        """Do the work now, in the caller's thread. If the other thread does the work at this moment, wait first."""
+        """Do the work now, in the caller's thread. If the background thread does it at this moment, first wait."""
         with self._working:
             self._work()
 

@@ -128,7 +128,7 @@ def _pause(turn: Turn) -> float:
 
 
 def _check_limits(quota: str, limits: Program) -> None:
-    """Raise ImproperlyConfigured unless one limit answers when a task may run, and no limit gives leases.
+    """Raise ImproperlyConfigured unless a limit can say when a task may run, and no limit gives leases.
 
     Other limits would refuse all waiting tasks, and let all of them ask again at the same moment.
     """

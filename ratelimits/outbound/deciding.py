@@ -37,8 +37,8 @@ logger = bounded(__name__)
 
 #: If Redis does not answer and a rate given in code refuses, the caller asks again after this number of seconds.
 PAUSE = 1.0
-#: Who makes an outbound call if nobody is named: one caller for the whole project. A rule that counts each caller then
-#: counts all these calls together.
+#: The identity of an outbound call if none is given: one caller for the whole project. A rule that counts each caller
+#: then counts all these calls together.
 PROJECT = Identity(address="outbound")
 #: Maximum number of permits that can wait under a rate given in code.
 _MAX_PLACES = 1_000_000
@@ -215,7 +215,7 @@ def _turn(decision: Decision) -> Turn:
 def typed(rate: str) -> Algorithm:
     """Return the limit of a rate such as "3000/min": calls proceed one by one, evenly spaced, in their order.
 
-    So at most this number of permits is granted in any period of this length. Raise ValueError for a wrong rate.
+    So at most 3000 permits are granted in any minute. Raise ValueError for a wrong rate.
     """
     permits, period = typed_rates.rate(rate)
     places = _MAX_PLACES

@@ -76,8 +76,8 @@ class permits:  # noqa: N801  (used like a function, as `contextlib.suppress` is
     cost      a number of requests, or a mapping of meters to costs, such as {"tokens": 250}
     rate      a limit given in code, which is used instead of rules: a text such as "3000/min", or an Algorithm
     max_wait  the longest wait in seconds; None for any wait
-    identity  whose keys the rules count, such as Identity(user="user:42"). Without it, rules for each user or account
-              do not apply, and other rules count all calls together
+    identity  the identity whose keys the rules count, such as Identity(user="user:42"). Without it, rules for each user
+              or account do not apply, and the remaining rules count all calls together
 
     Entering the block raises WaitTooLong if the permits are not granted within `max_wait`, and WrongCost for a cost
     that is not valid. Nothing is charged then. If the wait is interrupted, the permits are given back.
@@ -196,7 +196,7 @@ def _released(turn: Turn, seconds: float) -> Generator[Any, Any, bytes | None]:
             return None
         if len(call.program.terms) == 1 and call.costs == (1,):
             return lease
-        # The lease was meant for a call that waits for one permit of this limit alone. End the lease, so that the
+        # The lease was meant for a call that has only this limit, and waits for one permit. End the lease, so that the
         # script gives its permit to another call.
         yield DecideCall(Call(call.program, call.keys, call.costs, call.account, op=Op.RELEASE, lease=lease.decode()))
     except Unavailable:

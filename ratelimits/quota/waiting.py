@@ -1,6 +1,6 @@
 """Decide an HTTP request for an entry point. Let it wait if it was admitted for a later moment, and record it.
 
-Only MAX_WAITING requests of a process wait at once. Requests are recorded only if RECORD_SAMPLE is not 0.
+At most MAX_WAITING requests of a process wait at the same time. Requests are recorded only if RECORD_SAMPLE is not 0.
 """
 
 from __future__ import annotations

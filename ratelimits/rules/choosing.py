@@ -1,4 +1,4 @@
-"""Choose the rules that apply to the properties of an identity, with the numbers of its overrides."""
+"""Choose the rules that apply to an identity, and give them the numbers of its overrides."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def read(users: Collection[str]) -> Groups:
 
 
 def unchanged(current: Groups, tombstones: Iterable[Tombstone]) -> Groups:
-    """Return the groups that the tombstones do not concern. A tombstone without a key concerns all users."""
+    """Return the groups of the users that no tombstone concerns. A tombstone without a key concerns all users."""
     changed = {tombstone.key for tombstone in tombstones if tombstone.kind == "group"}
     if not changed:
         return current

@@ -109,8 +109,9 @@ def belongs_to_key(kind: str, override: OverrideRow) -> bool:
 def let_one_bill(applied: list[tuple[int, AppliedRule]]) -> tuple[AppliedRule, ...]:
     """Let at most one rule bill for each kind of key and meter.
 
-    `applied` has the rules by name, each with its rank: 2 for a rule of the key's plan, 1 for a rule of the account's
-    plan, 0 for a default rule. The rule with the highest rank bills. If there are several, the first of them bills.
+    `applied` has the rules sorted by name, each with its rank: 2 for a rule of the key's plan, 1 for a rule of the
+    account's plan, 0 for a default rule. The rule with the highest rank bills. If there are several, the first of them
+    bills.
     """
     billing: dict[tuple[str, str], AppliedRule] = {}
     for _rank, rule in sorted(applied, key=lambda ranked: -ranked[0]):

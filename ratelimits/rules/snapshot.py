@@ -199,7 +199,7 @@ class Snapshot:
         return present, key_plan, account_plan, changed_at, overrides, groups
 
     def only(self, scope: str, identity: Identity) -> Selection:
-        """Return the rules that name exactly this scope, for all methods. Leave out rules for "*" and for one method.
+        """Return the rules that name exactly this scope, and no HTTP method. Rules for "*" are left out.
 
         Outbound calls and tasks use these rules. They are not requests to the project, so rules for "*" are not meant
         for them.

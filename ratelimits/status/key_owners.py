@@ -21,8 +21,7 @@ def nobody_has(key: str) -> str:
     """Return a sentence if nobody has a key; "" if somebody has it, or perhaps has it.
 
     The app knows users and accounts. It knows those API keys that were used in the last days, that a row names, or that
-    KEY_SEARCH finds. Without KEY_SEARCH it cannot know the other API keys. Any address can
-    belong to somebody.
+    KEY_SEARCH finds. Without KEY_SEARCH it cannot know the other API keys. Any address can belong to somebody.
     """
     kind, _colon, name = key.partition(":")
     if kind == "user":

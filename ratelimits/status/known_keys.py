@@ -79,10 +79,10 @@ def looks_secret(text: str) -> bool:
 
 
 def known_keys(text: str, tables: Container[type[Model]]) -> Found:
-    """Return the keys that contain a text in the key or in its name. If a key or its name equals the text, it is first.
+    """Find the keys that contain a text, or whose name contains it.
 
-    `tables` are the tables to search: accounts, users, overrides, memberships, blocks, totals of keys. The project's
-    function in the setting KEY_SEARCH is also called.
+    A key comes first if the key or its name equals the text. `tables` are the tables to search: accounts, users,
+    overrides, memberships, blocks, totals of keys. The project's function in the setting KEY_SEARCH is also called.
     """
     failed = False
     found: dict[str, KnownKey] = {}
@@ -106,7 +106,7 @@ def closeness(known_key: KnownKey, text: str) -> tuple[bool, str]:
 
 
 def known_accounts(text: str, tables: Container[type[Model]]) -> list[KnownKey]:
-    """Return the keys of the accounts that contain a text in the identifier or in the name, at most `MAX_KEYS`.
+    """Return the keys of the accounts whose identifier or name contains a text, at most `MAX_KEYS`.
 
     `tables` are the tables to search: accounts, totals of keys.
     """

@@ -62,7 +62,7 @@ def shadow_refusals(now: float, only: Rule | None = None) -> list[ShadowRule]:
     """Return the rules in shadow mode, and other rules that had shadow refusals; those with most refusals first.
 
     An enforced rule has shadow refusals if it was in shadow mode less than 24 hours ago, or if an override has the mode
-    "shadow". With `only`, return this rule alone. There are at most MAX_RULES rules. `now` is s since 1970 UTC.
+    "shadow". With `only`, return only this rule. There are at most MAX_RULES rules. `now` is s since 1970 UTC.
     """
     using, hours = conf.DATABASE, hours_until(now)
     totals = RuleTotal.objects.using(using).filter(span=QUARTER, start__gte=hours[0], shadow_requests__gt=0)

@@ -1,4 +1,4 @@
-"""Read the numbers that are not counted at decisions: about Redis, the way of usage to the ledger, and gaps."""
+"""Read the metrics that do not come from decisions: about Redis, the way of usage to the ledger, and gaps."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class frozen_quota_clock(TestContextDecorator):  # noqa: N801  (it is used as a 
 
     @staticmethod
     def _stop(at: int | None) -> None:
-        """Stop the clock at a moment (µs since 1970 UTC). If it is None, let the clock run."""
+        """Stop the clock at a moment (µs since 1970 UTC). If `at` is None, let the clock run."""
         clock.frozen = at
         rules.use_clock(None if at is None else clock.now)
         from_memory.denials.clear()

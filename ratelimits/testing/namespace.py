@@ -1,4 +1,4 @@
-"""Give a part of a test its own Redis keys, so that no permit is spent when it begins."""
+"""Give a part of a test its own Redis keys, so that no permit is spent when this part begins."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def start_server_if_needed() -> None:
         try:
             _start()
         except ServerStartError:
-            _looked = False  # The next test that needs the server says this too.
+            _looked = False  # The next test that needs the server raises this error too.
             raise
 
 

@@ -61,7 +61,7 @@ class QuotaRefused(Throttled):
 class QuotaThrottle(BaseThrottle):
     """The throttle class: it decides requests by the rules in the admin.
 
-    A view can have a `throttle_scope` and a `throttle_cost`. Rules can name the scope; its default is "*". The cost is
+    A view can have a `throttle_scope` and a `throttle_cost`. Rules can name the scope (the default is "*"). The cost is
     a number of requests, or a mapping of meters to whole costs such as {"requests": 1, "tokens": 250}, or a callable
     that takes (request, view) and returns one of these. `request.quota` is the answer. The receipt in its decision can
     be refunded or settled.

@@ -1,4 +1,4 @@
-"""Warn of unknown names in a row: a scope or meter that no view has, or a key that nobody has.
+"""Warn about unknown names in a row: a scope or meter that no view has, or a key that nobody has.
 
 Unknown names are not errors, because a view or a user with this name can be added later.
 """
@@ -46,7 +46,7 @@ def in_document(document: as_code.Document) -> Iterator[tuple[str, str]]:
 def in_rule(scope: str, meter: str, except_scopes: str = "") -> Iterator[str]:
     """Yield a sentence for a scope or a meter that no view of the URLconf names, and for each unknown HTTP method.
 
-    `except_scopes` is the rule's list of scopes in which it does not apply.
+    `except_scopes` is the list of scopes in which the rule does not apply.
     """
     in_views, (scope, methods) = named_by_views(), split_scope(scope)
     if scope in conf.OUTBOUND_SCOPES:

@@ -39,7 +39,7 @@ class Observation(NamedTuple):
 
     rule      the name of the rule with the binding limit; "" if no rule decided
     outcome   what became of the request
-    shadow    the names of the rules in shadow mode that would have refused it
+    shadow    the names of the rules in shadow mode that would have refused the request
     scope     the scope of the request
     started   when the decision began, in ns of the monotonic clock
     ended     when the decision ended, in ns of the same clock
