@@ -80,7 +80,7 @@ def unplanned(receiver: Receiver) -> QuerySet[Report]:
     start, _end = month_window(receiver.since)
     reports = Report.objects.using(conf.DATABASE).filter(period_start__gte=start)
     # At `start` the month begins in the easternmost time zone. In other time zones, a period that starts up to 26 hours
-    # after `start` may still belong to the previous month.
+    # after `start` can still belong to the previous month.
     near_start = reports.filter(period_start__lt=start + 26 * 3600 * SECOND).order_by()
     for at, timezone_ in near_start.values_list("period_start", "timezone").distinct():
         if month_of(at, timezone_) < receiver.since:

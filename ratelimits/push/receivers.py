@@ -17,8 +17,8 @@ from ratelimits.push.stripe import Stripe
 
 #: The kinds of billing systems, by name.
 SERVICES: dict[str, Service] = {service.name: service for service in (Stripe(), Lago(), OpenMeter())}
-#: The last retry must be sent at least this long before the receiver forgets the first request: clocks differ, and
-#: requests take time.
+#: The last retry must be sent at least this long before the receiver forgets the event of the first request, because
+#: clocks differ and requests take time.
 MARGIN = timedelta(hours=1)
 
 
@@ -39,7 +39,7 @@ class Receiver:
 
     @property
     def retried_for(self) -> timedelta | None:
-        """Return how long a request may be repeated if its answer was lost; None means for ever."""
+        """Return for how long a request whose answer was lost is sent again; None means for ever."""
         return None if self.remembers is None else max(self.remembers - MARGIN, timedelta())
 
 

@@ -153,7 +153,7 @@ def _claim(receiver: Receiver, now: datetime) -> Claimed | None:
             claim=token,
             due_at=now + CLAIM,
             attempts=F("attempts") + 1,
-            # Write this before the request, because the process may die during the request.
+            # Write this before the request, because the process can die during the request.
             unsure_since=Coalesce("unsure_since", Value(now)),
         )
     return Claimed(token, claimed_at, rows, frozenset(row.pk for row in rows if row.unsure_since is None))
@@ -172,8 +172,8 @@ def _exchange(receiver: Receiver, claimed: Claimed) -> PushOutcome:
     try:
         with connection:
             crash.reached("push:connected")
-            # If this process did not run for a long time, its claim may have ended, and another process may have sent
-            # the events. The receiver may have forgotten those events, and would accept them a second time.
+            # If this process was stopped for a long time, perhaps its claim has ended and another process has sent the
+            # events. If the receiver has already forgotten these events, it would accept them a second time.
             if not 0 <= time() - claimed.claimed_at < CLAIM.total_seconds() / 2:
                 raise NoneAccepted("connecting took too long", suspect=False)
             answer = connection.post(content, fields)
@@ -203,8 +203,8 @@ def _record(receiver: Receiver, claimed: Claimed, outcome: PushOutcome, now: dat
         claimed_rows = rows.filter(claim=claimed.token)
         for note, line_ids in _by_note(outcome.refused):
             refused = claimed_rows.filter(pk__in=[pks[line_id] for line_id in line_ids])
-            # An event that was sent in an earlier request may have been accepted by that request. So only events that
-            # were sent for the first time are known to be refused.
+            # An event that was also sent in an earlier request was perhaps accepted then. So only events that were sent
+            # for the first time are known to be refused.
             first_sent = claimed.never_sent & {pks[line_id] for line_id in line_ids}
             changed[State.REFUSED] += refused.filter(pk__in=first_sent).update(
                 state=State.REFUSED, note=note[:400], claim=None, unsure_since=None
@@ -237,7 +237,7 @@ def _release(
 ) -> None:
     """End the claim of deliveries that were not accepted, so that they are sent again at `due`.
 
-    `together` is the maximum number of events in their next request; None keeps the present number. `never_sent` has
+    `together` is the maximum number of events in their next request; None does not change it. `never_sent` has
     the primary keys of the deliveries that the receiver certainly did not accept.
     """
     values: dict[str, object] = {"claim": None, "due_at": due, "note": note[:400]}
@@ -248,7 +248,7 @@ def _release(
 
 
 def _pause(receiver: Receiver, claimed: Claimed, failure: PushFailed, now: datetime) -> None:
-    """Pause the receiver after a failure, and release its deliveries."""
+    """Pause the receiver after a failure, and end the claim of the claimed deliveries."""
     reason = str(failure)
     rows = PushDelivery.objects.using(conf.DATABASE).filter(claim=claimed.token, state=State.WAITING)
     with transaction.atomic(using=conf.DATABASE, durable=True):
@@ -261,8 +261,8 @@ def _pause(receiver: Receiver, claimed: Claimed, failure: PushFailed, now: datet
         state.save(using=conf.DATABASE)
         due, together = now, None
         if failure.suspect:
-            # One of the events may have caused the failure. Send all of them later and in smaller requests, so that
-            # this event delays fewer others.
+            # Perhaps one of the events caused the failure. Send all of them later and in smaller requests, so that this
+            # event delays fewer other events.
             attempts = max(row.attempts for row in claimed.rows) + 1
             due += max(min(FIRST_PAUSE * 2 ** min(attempts, 20), 2 * MAX_PAUSE), pause)
             together = max(len(claimed.rows) // 2, 1)

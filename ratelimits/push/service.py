@@ -16,8 +16,8 @@ from ratelimits.reports.rows import Row
 MAX_WAIT = 86_400.0
 #: HTTP statuses that refuse a request because of the request's content.
 _ABOUT_CONTENT = frozenset({400, 402, 404, 413, 422})
-#: After an answer with one of these HTTP statuses, the request may have been accepted or not. The same is true for all
-#: statuses of 500 or more.
+#: After an answer with one of these HTTP statuses, nobody knows whether the request was accepted. The same is true for
+#: all statuses of 500 or more.
 _UNCLEAR = frozenset({408, 409, 425})
 
 
@@ -25,7 +25,7 @@ class PushFailed(Exception):
     """A request failed, and the receiver is paused.
 
     `after` is the receiver's Retry-After in seconds, if the receiver sent one. `suspect` is true if the content of the
-    request may be the cause.
+    request is perhaps the cause.
     """
 
     def __init__(self, reason: str, after: float | None = None, *, suspect: bool = True) -> None:
@@ -53,7 +53,7 @@ class PushOutcome:
     accepted: Mapping[str, str] = field(default_factory=dict)
     #: A note for each refused event. Refused events are not sent again.
     refused: Mapping[str, str] = field(default_factory=dict)
-    #: Why events that are in neither of the two were not accepted.
+    #: Why the events that are neither in `accepted` nor in `refused` were not accepted.
     reason: str = ""
 
 

@@ -20,7 +20,7 @@ from ratelimits.reports.statements import version_rows
 State = PushDelivery.State
 #: The states in which a delivery needs a person's decision.
 OPEN = (State.REFUSED, State.UNSURE, State.EXPIRED)
-#: The states in which a person may settle a delivery.
+#: The states in which a person can settle a delivery.
 _CAN_BE_SETTLED = (*OPEN, State.SKIPPED)
 #: Maximum number of deliveries that one statement writes.
 _CHUNK = 500
@@ -31,7 +31,7 @@ class Settlement(StrEnum):
 
     #: The receiver has the event.
     ACCEPTED = "accepted"
-    #: The line was billed in another way, or is not to be billed.
+    #: The line was billed in another way, or must not be billed.
     ELSEWHERE = "elsewhere"
     #: The receiver does not have the event: send it again.
     AGAIN = "again"
@@ -50,7 +50,7 @@ def settle(
     now: datetime | None = None,
     progress: Progress | None = None,
 ) -> int:
-    """Settle the deliveries of these lines; return their number.
+    """Settle the deliveries of these lines; return how many were settled.
 
     With AGAIN, an event that the receiver certainly does not have is made again. The new event has the same identity,
     and the customer that CUSTOMER returns now. A delivery whose account still has no customer does not change.
@@ -92,7 +92,7 @@ def _send_again(
     counted = progress.counted(f"deliveries to {receiver.name}", chosen, len(chosen))
     for report, group in groupby(counted, key=lambda row: row.report):
         rows = {row.line_id: row for row in group}
-        # An event that may have been accepted keeps its text, so that the receiver can recognise the event.
+        # An event that was perhaps accepted keeps its text, so that the receiver can recognise the event.
         to_rebuild = {line_id for line_id, row in rows.items() if row.unsure_since is None}
         for line in version_rows(report) if to_rebuild else ():
             if line.line_id in to_rebuild:

@@ -1,4 +1,7 @@
-"""The state of a receiver: its deliveries by state, its unplanned reports, and what needs a person's decision."""
+"""The state of a receiver: its deliveries by state, its unplanned reports, and what needs a person's decision.
+
+A report is unplanned for a receiver if it must be pushed, but its lines are not in the delivery ledger yet.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from ratelimits.push.settle import OPEN
 
 State = PushDelivery.State
 #: Maximum number of unplanned reports for which `status` checks whether they can be planned. Before the first push,
-#: there may be very many unplanned reports.
+#: very many reports can be unplanned.
 _MAX_TRIED = 50
 
 
@@ -27,7 +30,7 @@ class FormerName(NamedTuple):
     """A former name of an account, with the lines that were skipped because their report has this name."""
 
     name: str
-    #: The account, as people see it now.
+    #: The account as the admin shows it now.
     current: str
     #: The number of skipped lines, and the sum of their overage.
     lines: int
@@ -41,13 +44,13 @@ class PushStatus:
     name: str
     #: For each state, the number of deliveries and the sum of their overage.
     counts: dict[str, tuple[int, int]]
-    #: Number of report versions whose lines are not in the delivery ledger yet.
+    #: Number of unplanned report versions.
     unplanned: int
     #: The first unplanned reports that cannot be planned, each with its error (for example one that CUSTOMER raised).
     failing: list[tuple[Report, str]]
     paused: datetime | None
     error: str
-    #: The deliveries that need a person.
+    #: The deliveries that need a person's decision.
     open: QuerySet[PushDelivery]
     #: Former names of accounts. CUSTOMER returns no customer for them, so nobody bills their lines.
     former: list[FormerName]

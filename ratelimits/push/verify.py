@@ -1,8 +1,8 @@
 """Verify the delivery ledger.
 
-Each report line with something to bill must have one delivery with the same values. No column may have a value with
-which the delivery would never be sent. Only the billing system knows which events it accepted. So the state of a
-delivery is compared only with the other columns of its row.
+Each report line with something to bill must have one delivery with the same values. A delivery that waits must not have
+values because of which it would never be sent. Only the billing system knows which events it accepted. So the state of
+a delivery is compared only with the other columns of its row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ratelimits.reports.statements import version_rows
 _CHUNK = 500
 #: Maximum time from now until a delivery is due, or until the pause of a receiver ends.
 _MAX_DELAY = max(timedelta(seconds=MAX_WAIT), 2 * MAX_PAUSE) + CLAIM
-#: Fields of an event that may differ, because settings or the version of the app may have changed.
+#: Fields of an event that are allowed to differ, because settings or the version of the app can change.
 _IGNORED = ("source", "dataschema")
 
 State = PushDelivery.State
