@@ -88,9 +88,9 @@ def _record_failure(delivery: AlertDelivery, failure: Exception, now: datetime) 
     given_up = getattr(failure, "final", False) or delivery.attempts >= MAX_ATTEMPTS
     reason = f"{type(failure).__name__}: {failure}"
     log = logger.error if given_up else logger.warning
-    # Quote the alert's text: an account's name may contain a line break, which could forge a line of the log.
+    # Quote the alert's text: an account's name can contain a line break, which could forge a line of the log.
     log("%s of alert %r failed, attempt %s: %s", delivery.kind, str(delivery.alert), delivery.attempts, reason)
-    # If a newer attempt has begun, only that attempt may write its result.
+    # If a newer attempt has begun meanwhile, only the newer attempt writes its result.
     rows = AlertDelivery.objects.using(conf.DATABASE).filter(pk=delivery.pk, attempts=delivery.attempts)
     rows.filter(state=State.WAITING).update(
         state=State.FAILED if given_up else State.WAITING,

@@ -53,7 +53,7 @@ class ChangedShard:
 
 @dataclass(frozen=True, slots=True)
 class _Evaluation:
-    """The values that one evaluation quotas; moments are µs since 1970 UTC."""
+    """The values that stay the same during one evaluation. Moments are in µs since 1970 UTC."""
 
     using: str
     thresholds: tuple[int, ...]
@@ -63,7 +63,7 @@ class _Evaluation:
     terms: TermsBook
     limits: MonthlyLimits
     #: The names of the rules, by primary key.
-    rules: Mapping[int, str]
+    rule_names: Mapping[int, str]
 
 
 #: The largest quantity for which an alert exists, by account, period, meter, percent and rule.
@@ -78,8 +78,8 @@ def evaluate(now: int | None = None) -> list[Alert]:
     """
     using, thresholds = conf.DATABASE, tuple(sorted(set(conf.ALERT_THRESHOLDS)))
     now = time.time_ns() // 1000 if now is None else now
-    # Read the version first. If the configuration changes after this line, the next evaluation sees another version and
-    # looks at all accounts again.
+    # Read the version first. If the configuration changes after this line, the next evaluation sees a newer version and
+    # evaluates all accounts again.
     version = ConfigVersion.read(using)[0]
     version_and_thresholds = f"{version}:{','.join(map(str, thresholds))}"[:200]
     shards = _changed_shards(using, version_and_thresholds, now)
@@ -159,7 +159,7 @@ def _existing(evaluation: _Evaluation, accounts: list[str], oldest: int) -> _Lar
 
 def _add(existing: _LargestQuantities, alert: Alert) -> None:
     """Add the quantity of an alert to `existing`."""
-    # Usage under any rule counts towards the included quantity, so an alert about this quantity is not of one rule.
+    # Usage under any rule counts towards the included quantity, so an alert about this quantity names no rule.
     rule = 0 if alert.basis == Alert.Basis.INCLUDED else alert.rule
     subject = alert.account, alert.period, alert.meter, alert.threshold, rule
     existing[subject] = max(existing.get(subject, 0), alert.quantity)
@@ -180,7 +180,7 @@ def _raise_for(
             continue
         subject = usage.account, usage.period.start // SECOND, usage.meter
         for percent in filter(highest.reaches, evaluation.thresholds):
-            # After an upgrade, the same percentage means a larger quantity. So this percentage gets a new alert.
+            # After an upgrade of the plan, the same percentage means a larger quantity, so a new alert is raised.
             if max(existing.get((*subject, percent, rule), 0) for rule in (0, usage.rule)) < highest.quantity:
                 alert = _alert(evaluation, usage, highest, percent)
                 if _write(evaluation.using, alert):
@@ -196,7 +196,7 @@ def _alert(evaluation: _Evaluation, usage: AccountUsage, quota: UsedQuota, perce
         account=usage.account,
         meter=usage.meter,
         rule=rule,
-        rule_name=evaluation.rules.get(rule, ""),
+        rule_name=evaluation.rule_names.get(rule, ""),
         key=quota.key,
         period=start,
         period_end=usage.period.end // SECOND,

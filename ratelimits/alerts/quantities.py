@@ -15,7 +15,7 @@ from ratelimits.reports.periods import SECOND, Period
 from ratelimits.rules import Snapshot
 
 #: A rule's window and a billing period are the same month if their starts and their ends differ by at most this (µs).
-#: A difference is allowed, because their time zones can differ.
+#: A difference is allowed, because the time zones of the rule and of the account can differ.
 _MAX_DIFFERENCE = 86_400 * SECOND
 #: If a rule limits each key, at most this number of an account's keys can get alerts: the keys with the most usage.
 _MAX_KEYS = 100
@@ -115,7 +115,7 @@ def _identity_of_key(account: str, key: str) -> Identity:
 
 
 def _limits_month_of(algorithm: Algorithm, period: Period) -> bool:
-    """Return whether an algorithm limits the month of the billing period. Their time zones may differ."""
+    """Return whether an algorithm limits the month of the billing period. Their time zones can differ."""
     month = algorithm.month_at((period.start + period.end) // 2)
     if month is None:
         return False
