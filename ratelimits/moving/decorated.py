@@ -95,7 +95,7 @@ def _arguments(function: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
         closure = inspect.getclosurevars(function).nonlocals
         if function.__globals__.get("__name__") in _MODULES:
             yield closure
-        # Django's `method_decorator` has a list of the decorators, the outermost first, or one decorator alone.
+        # Django's `method_decorator` has a list of the decorators, the outermost first, or a single decorator.
         several = closure.get("decorators", ())
         for decorator in several if isinstance(several, (list, tuple)) else (several,):
             if inspect.isfunction(decorator) and decorator.__globals__.get("__name__") in _MODULES:

@@ -41,8 +41,7 @@ def plan(using: str) -> list[Planned]:
 def write(planned: list[Planned], using: str, progress: Progress | None = None) -> list[str]:
     """Write the rules that do not exist yet, in one edit. Return a text for each of them.
 
-    `progress` shows how many rules are done. If a rule is not valid, write nothing and raise
-    as_code.RefusedError.
+    `progress` shows how many rules are done. If a rule is not valid, write nothing and raise as_code.RefusedError.
     """
     entries = [one.finding.rule for one in planned if one.finding.rule is not None and not one.exists]
     return as_code.load({"plans": {}, "rules": entries}, using, reason="ratelimits_import", progress=progress)

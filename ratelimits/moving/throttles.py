@@ -107,7 +107,7 @@ def _scoped(throttle: type[Any], throttled: list[FoundView]) -> Iterator[Finding
 
 
 def _with_rate(throttle: type[Any], scope: str, where: tuple[str, ...]) -> Finding:
-    """Return the finding of a throttle whose scope is `scope`. Its rule is for all views."""
+    """Return the finding of a throttle for a scope. Its rule names no scope yet, so it applies to all views."""
     name = f"{throttle.__module__}.{throttle.__qualname__}"
     rate = getattr(throttle, "rate", None) or (throttle.THROTTLE_RATES or {}).get(scope)
     found = f"{scope}: {rate}"

@@ -55,11 +55,11 @@ class Price:
         }
 
     def of(self, total: int) -> Decimal:
-        """Return the exact price of a period's total."""
+        """Return the exact price of the total quantity of a period."""
         return plus(self.units(total), self.fees(total), self.top_up(total))
 
     def units(self, total: int) -> Decimal:
-        """Return the price of the units alone, without the fees and the minimum."""
+        """Return the price of the units, without the fees and the minimum."""
         if self.pricing == VOLUME:
             return times(max(total, 0), self._tier(total).unit_price)
         return added(times(count, tier.unit_price) for tier, count in self._graduated(0, total))
@@ -106,7 +106,7 @@ class Price:
         return next(tier for tier in self.tiers if tier.up_to is None or total <= tier.up_to)
 
     def _graduated(self, start: int, end: int) -> Iterator[tuple[Tier, int]]:
-        """Yield the tiers of the units with the numbers `start` + 1 to `end`, and how many of them are in each tier."""
+        """Yield the tiers of the units at positions `start` + 1 to `end`, each with how many of these units it has."""
         low = 0
         for tier in self.tiers:
             high = end if tier.up_to is None else min(tier.up_to, end)

@@ -26,7 +26,7 @@ _SHAPE = 'write a tier as "1000: 0.10" (or "1000: 0.10 + 5" with a fee), and the
 
 
 class Tier(NamedTuple):
-    """The units after the previous tier, up to the unit with the number `up_to`.
+    """The units of a period from the end of the previous tier up to the unit at the position `up_to`.
 
     `up_to` is None if the tier has no end. `unit_price` is the price of each unit. The fee is due once if the tier
     contains at least one unit.

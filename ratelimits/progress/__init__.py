@@ -26,13 +26,13 @@ class Stage(NamedTuple):
 
 
 class Progress:
-    """The stages of a task that have begun, in order. The task adds them; another thread may read them meanwhile."""
+    """The stages of a task that have begun, in order. The task adds them; another thread can read them meanwhile."""
 
     def __init__(self) -> None:
         self.stages: list[Stage] = []
 
     def begin(self, what: str, total: int | None, done: Callable[[], int]) -> None:
-        """Begin a stage; the arguments are the fields of `Stage`. The stage before it has ended.
+        """Begin a stage; the arguments are the fields of `Stage`. The previous stage is then over.
 
         A stage without things (`total` is 0) is left out.
         """
@@ -40,7 +40,7 @@ class Progress:
             self.stages.append(Stage(what, total, done, monotonic()))
 
     def counter(self, what: str, total: int | None) -> Callable[[int], None]:
-        """Begin a stage. Return a function that adds to the number of things done; any thread may call it."""
+        """Begin a stage. Return a function that adds to the number of things done; any thread can call it."""
         count, lock = 0, Lock()
 
         def add(things: int) -> None:
