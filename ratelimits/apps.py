@@ -51,7 +51,7 @@ def _give_broker(celery: Any) -> None:
     if "runserver" not in sys.argv and "celery" not in Path(sys.argv[0]).parts[-2:]:
         return
     with suppress(ServerStartError, ImproperlyConfigured):  # `manage.py check` says what to install or to write.
-        if embedded.is_default() and embedded.is_allowed() and not celery.conf.broker_url:
+        if embedded.is_needed() and embedded.is_allowed() and not celery.conf.broker_url:
             celery.conf.broker_url = f"{shared_url(embedded.folder()).removesuffix('/0')}/1"
 
 

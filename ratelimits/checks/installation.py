@@ -9,7 +9,7 @@ from typing import Any
 from django.apps import AppConfig
 from django.core import checks
 
-#: The name of this app on package indexes, and the name of a stranger's package that also installs `ratelimits`.
+#: The name of this app on package indexes, and the name of another project's distribution with the same import name.
 DISTRIBUTION, OTHER = "django-ratelimits", "ratelimits"
 
 

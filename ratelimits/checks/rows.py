@@ -28,7 +28,7 @@ from ratelimits.models.validation.rules import group_problem
 def check_rows(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Return an error for each row that is not in force, and one if too many rules can apply to one request."""
+    """Return a message for each row that is not in force, and an error if too many rules can apply to one request."""
     try:
         using = conf.DATABASE
     except ImproperlyConfigured:
@@ -55,7 +55,7 @@ def _rules(using: str) -> Iterator[checks.CheckMessage]:
 
 
 def _groups(using: str) -> Iterator[checks.CheckMessage]:
-    """Yield a warning for each rule that is on, for a group that does not exist. A group can be deleted or renamed."""
+    """Yield a warning for each rule whose group does not exist (any more). Rules that are off are left out."""
     rules = Rule.objects.using(using).exclude(group="").exclude(mode=Rule.Mode.OFF)
     for rule in rules.select_related("plan").order_by("pk"):
         problem = group_problem(rule.group)
@@ -69,7 +69,7 @@ def _groups(using: str) -> Iterator[checks.CheckMessage]:
 
 
 def _overrides(using: str) -> Iterator[checks.CheckMessage]:
-    """Yield one error for each set of numbers that a rule does not accept. Name the first override that has them."""
+    """Yield one error for each set of numbers that a rule does not accept. It names the first override with them."""
     rules = {name: readable(rows) for name, rows in rules_by_name(using).items()}
     rows = KeyOverride.objects.using(using).order_by().values("rule", *KeyOverride.NUMBERS).annotate(first=Min("pk"))
     for row in rows:

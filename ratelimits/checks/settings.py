@@ -65,7 +65,7 @@ def check_cache(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
     """Return errors unless CACHE_ALIAS names a django-redis cache with a Redis database that no other cache uses."""
     if _is_invalid("CACHE_ALIAS") or _is_invalid("EMBEDDED"):
         return []
-    if embedded.is_default():
+    if embedded.is_needed():
         return _check_embedded()
     alias = conf.CACHE_ALIAS
     backend = settings.CACHES.get(alias, {}).get("BACKEND", "")
@@ -93,7 +93,7 @@ def check_cache(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
 def _check_embedded() -> list[checks.CheckMessage]:
     """Return an error if a project without a configured server cannot use the embedded server.
 
-    EMBEDDED may not allow it, or its program may not be installed.
+    This is so if `embedded.is_allowed` returns False, or if the server's program is not installed.
     """
     if embedded.is_allowed():
         try:
@@ -276,7 +276,7 @@ def check_restored(
         return []
     try:
         in_redis, in_database = version_in_force(), ConfigVersion.read(conf.DATABASE)[0]
-        # Read the database again, since an edit may have been published in between.
+        # Read the database again, because an edit could have been published between the two reads.
         in_database = in_database if in_redis <= in_database else ConfigVersion.read(conf.DATABASE)[0]
     except (DatabaseError, RedisError, Unavailable, OSError, ValueError, ImproperlyConfigured):
         return []  # The tables do not exist yet, or a server is down.
@@ -330,8 +330,8 @@ def _unreachable_users() -> list[checks.CheckMessage]:
     rule, user = apps.get_model("ratelimits", "Rule")(), users()
     rule._state.db, user._state.db = alias, users_alias
     # The routers must not send a query for a rule's users to the database of the rule.
-    searched_beside_rule = router.db_for_read(users) != alias and router.db_for_read(users, instance=rule) == alias
-    if router.allow_relation(user, rule) and not searched_beside_rule:
+    searched_with_rule = router.db_for_read(users) != alias and router.db_for_read(users, instance=rule) == alias
+    if router.allow_relation(user, rule) and not searched_with_rule:
         return []
     return [
         checks.Error(

@@ -18,7 +18,7 @@ from ratelimits.engine.server import current_server
 from ratelimits.models import PeriodUsage, Rule, ShardState
 from ratelimits.models.ledger import moment
 
-#: If no watermark has advanced for this number of intervals (SEAL_INTERVAL), no worker is running.
+#: If no watermark has advanced for this number of intervals (SEAL_INTERVAL), the check warns that no worker runs.
 _MAX_INTERVALS = 10
 
 
@@ -26,16 +26,16 @@ _MAX_INTERVALS = 10
 def check_usage(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Warn if metered usage may be lost, or never reaches the ledger. Do nothing without `--database`."""
+    """Warn if usage that is billed could be lost, or does not reach the ledger. Do nothing without `--database`."""
     try:
-        if not databases or conf.DATABASE not in databases or not _is_metered():
+        if not databases or conf.DATABASE not in databases or not _any_rule_bills():
             return []
         return [*_check_server(), *_check_worker(), *_check_shards()]
     except (DatabaseError, RedisError, Unavailable, OSError, ImproperlyConfigured):
         return []  # The tables do not exist yet, a server is down, or another check reports the settings.
 
 
-def _is_metered() -> bool:
+def _any_rule_bills() -> bool:
     return Rule.objects.using(conf.DATABASE).filter(bills=True).exists()
 
 
@@ -82,10 +82,10 @@ def _check_worker() -> Iterator[checks.CheckMessage]:
 
 
 def _check_shards() -> Iterator[checks.CheckMessage]:
-    """Warn of usage in shards whose number is SHARDS or above. This usage is no longer sealed, drained or closed."""
+    """Warn of usage in shards whose id is SHARDS or above. This usage is no longer sealed, drained or closed."""
     open_usage = PeriodUsage.objects.using(conf.DATABASE).filter(covered=None, shard__gte=conf.SHARDS)
     accounts = open_usage.order_by().values("account").distinct().count()
-    shards = _shards_in_redis()
+    shards = _count_shards_in_redis()
     if accounts or shards:
         yield checks.Warning(
             f"RATELIMITS['SHARDS'] is {conf.SHARDS} but was larger. In the shards beyond it, {accounts} accounts have"
@@ -97,8 +97,8 @@ def _check_shards() -> Iterator[checks.CheckMessage]:
         )
 
 
-def _shards_in_redis() -> int:
-    """Return how many shards with a number of SHARDS or above have batches in Redis. `ShardState` names them."""
+def _count_shards_in_redis() -> int:
+    """Return how many shards with an id of SHARDS or above have batches in Redis. `ShardState` has the ids."""
     server = current_server()
     shards = ShardState.objects.using(conf.DATABASE).filter(shard__gte=conf.SHARDS).values_list("shard", flat=True)
     keys, wire = server.keyspace, server.wire

@@ -26,7 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "EMBEDDED": None,  # embedded server if none is configured: True, False, its folder, or None (only with DEBUG)
     "CACHE_ALIAS": "default",  # the django-redis alias of the server that decides and counts
     "NAMESPACE": "default",  # part of every Redis key; projects that share a server need different ones
-    "SHARDS": 64,  # number of parts into which accounts are divided; choose it once: a change moves accounts
+    "SHARDS": 64,  # number of parts into which accounts are divided; a change moves accounts to other parts
     "DATABASE": "default",  # the database alias of the rules and the ledger
     # The caller of a request
     "ACCOUNT": None,  # callable or path: takes a request, returns an account or None; default: the user is the account
@@ -36,12 +36,12 @@ DEFAULTS: dict[str, Any] = {
     "KEY_SEARCH": None,  # callable or path: takes a text, returns keys and names, for the admin's inspector
     # The decision
     "TIMEOUT": 0.25,  # maximum seconds for one call of Redis
-    "FAILURE_POLICY": "allow",  # the answer while Redis is away: "allow" or "deny"; a rule may have its own
-    "RELOAD_INTERVAL": 30,  # maximum age in seconds of cached rules if an edit notification is missed
+    "FAILURE_POLICY": "allow",  # the answer while Redis does not answer: "allow" or "deny"; a rule can have its own
+    "RELOAD_INTERVAL": 30,  # seconds after which a process reads the rules again, even if Redis reports no edit
     "DENY_CACHE_SECONDS": 1.0,  # maximum seconds for which a process repeats a refusal without asking Redis
     "PREFETCH_SECONDS": 1.0,  # maximum seconds for which a process spends permits that it took in advance
     "RECEIPT_TTL": 86_400,  # seconds for which a receipt can be refunded or settled
-    "OUTBOUND_SCOPES": [],  # scopes of outbound calls and Celery tasks; the admin knows that they are in use
+    "OUTBOUND_SCOPES": [],  # scopes of outbound calls and Celery tasks; the admin does not warn that no view has them
     "PATHS": [],  # path prefixes of views that the middleware limits: a list, or a dict prefix -> options
     "REFUSAL_RESPONSE": None,  # callable or path: takes a request and its answer, returns a response or None
     "BILL_ERRORS": False,  # bill responses with status 500 or above; otherwise the middleware refunds them
@@ -57,15 +57,15 @@ DEFAULTS: dict[str, Any] = {
     # Usage and billing
     "UNITS": {},  # meter -> its unit on reports; default: the meter's name
     "SEAL_INTERVAL": 60,  # seconds from one sealing of the open batches to the next
-    "FENCE": "aof",  # "aof": only fsynced batches reach the ledger; "none": also batches that Redis may lose
+    "FENCE": "aof",  # "aof": only fsynced batches reach the ledger; "none": also batches that Redis can still lose
     "DRAIN_INTERVAL": 5,  # seconds between two drains into the ledger
     "COMPACT_INTERVAL": 3_600,  # seconds between two searches for ledger batches that can be joined
     "FINALISE_INTERVAL": 900,  # seconds between two searches for billing periods that can be finalised
-    "GRACE_SECONDS": 3_600,  # seconds after a period's end before its report may be finalised
+    "GRACE_SECONDS": 3_600,  # minimum seconds from the end of a period until its report is finalised
     "PRORATION": "none",  # what a part of a period includes: "none": the whole quantity; "time": a share by time
     "LATE_USAGE": "version",  # late usage is added to a new "version" of its report, or to the next "period"
     "ADJUSTMENT_APPROVAL": False,  # an adjustment counts only after another person has approved it
-    "PROCESS_TOTALS_INTERVAL": 10,  # seconds from one write of a process's totals to the next; with 0, none is written
+    "PROCESS_TOTALS_INTERVAL": 10,  # seconds from one write of a process's totals to the next; 0: they are not written
     "SIGNING_KEY": "",  # key of the HMAC that signs reports; empty: a plain digest
     "SIGNING_KEYS_OLD": [],  # former values of SIGNING_KEY, whose signatures still verify
     "BILLING_CUSTOMER": None,  # callable or path: takes an account, returns its name at Stripe or Lago
@@ -76,10 +76,10 @@ DEFAULTS: dict[str, Any] = {
     "ALERT_THRESHOLDS": [50, 80, 100],  # percentages of an included quantity or a limit that raise an alert
     "ALERT_INTERVAL": 60,  # seconds between two searches for alerts that are due
     "ALERT_TIMEOUT": 10,  # maximum seconds for one call of a webhook
-    "ALERT_PUBLIC_ONLY": True,  # whether webhooks of alerts may lead only to addresses of the public internet
+    "ALERT_PUBLIC_ONLY": True,  # True: webhooks of alerts are sent only to addresses of the public internet
 }
 
-#: Settings whose value is a callable or the dotted path of a callable. (The comments above write "path" for it.)
+#: Settings whose value is a callable or its dotted path. (In the comments above, "path" means such a dotted path.)
 CALLABLES = {"ACCOUNT", "BILLING_CUSTOMER", "KEY_SEARCH", "REFUSAL_RESPONSE"}
 #: The hint if RATELIMITS itself is not a dict.
 A_DICT = 'Write a dict such as {"CACHE_ALIAS": "ratelimits"}.'

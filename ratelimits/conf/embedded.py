@@ -16,7 +16,7 @@ from ratelimits.conf import conf
 _FOLDER = ".ratelimits"
 
 
-def is_default() -> bool:
+def is_needed() -> bool:
     """Return whether the project has no configured server."""
     project_settings = getattr(settings, "RATELIMITS", {})
     backend = settings.CACHES.get("default", {}).get("BACKEND", "")

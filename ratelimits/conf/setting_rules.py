@@ -12,10 +12,10 @@ from django.utils.module_loading import import_string
 
 #: Maximum seconds of any setting: ten years, which every clock and socket can handle.
 LONGEST = 315_360_000
-#: Maximum seconds for which a caller may wait for an answer.
+#: Maximum seconds for which a caller can wait for an answer.
 LONGEST_CALL = 3600
 #: Maximum seconds for a request to a webhook or a billing system. It must be well below 300 s: after 300 s, another
-#: worker may send the same request again.
+#: worker can send the same request again.
 LONGEST_POST = 100
 #: Maximum characters of a text in a report's column.
 LONGEST_UNIT = 255
@@ -94,7 +94,7 @@ _PATHS = SettingRule(
 
 
 def _is_proxy(value: Any) -> bool:
-    """Return whether a value names proxies. The network of all addresses would also trust every client."""
+    """Return whether a value names proxies. The network of all addresses is not valid: it would trust every client."""
     return isinstance(value, str) and (value == UNIX or ip_network(value, strict=False).prefixlen > 0)
 
 

@@ -42,7 +42,7 @@ def configured(alias: str) -> Any:
     ImproperlyConfigured if the project is not allowed to use this server, and embedded.ServerStartError if it cannot be
     started.
     """
-    if alias == conf.CACHE_ALIAS and embedded.is_default():
+    if alias == conf.CACHE_ALIAS and embedded.is_needed():
         return redis.Redis.from_url(_embedded_url())
     backend = caches[alias]
     if not hasattr(backend, "client") or not hasattr(backend.client, "get_client"):
