@@ -33,7 +33,7 @@ def free_port() -> int:
 
 
 def answers(port: int, pid: int) -> bool:
-    """Return whether the server with this process id answers on the port. Another process could have taken the port."""
+    """Return whether the server with this process id answers on the port; False if another process has the port."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
             connection.sendall(b"PING\r\n")
@@ -100,7 +100,7 @@ class EmbeddedServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        """Start the server, and wait until it has loaded its data. A second start has the same port and data."""
+        """Start the server, and wait until it has loaded its data. A second start uses the same port and data."""
         port = self.port or free_port()
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         arguments = [str(self.binary), "--port", str(port)]

@@ -1,8 +1,8 @@
 """Share one durable server between all processes of a project on this machine, for development.
 
-The first process that needs the server starts a keeper, which starts the server. Each process that uses the server
-holds a shared lock on the file `users`. The system releases the lock when the process ends, however it ends. The keeper
-stops the server LINGER seconds after the last of these processes has ended.
+The first process that needs the server starts the keeper: a process that starts the server, and later stops it. Each
+process that uses the server holds a shared lock on the file `users`. The system releases this lock when the process
+ends, also after a crash. The keeper stops the server LINGER seconds after the last of these processes has ended.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 
 from ratelimits.embedded import START_SECONDS, EmbeddedServer, ServerStartError, answers, valkey_binary
 
-#: Seconds for which the server goes on after the last process that used it has ended. A web server that reloads its
-#: code starts again sooner, so it finds the server still running.
+#: Seconds for which the server continues to run after the last process that used it has ended. A web server that
+#: reloads its code starts again sooner than this, so it finds the server still running.
 LINGER = 60.0
 _LOOK_INTERVAL = 1.0
 
@@ -49,7 +49,7 @@ def shared_url(directory: Path) -> str:
 
 @cache
 def own_url() -> str:
-    """Return the URL of a server for this process alone, such as a test run. Its data is deleted with the process."""
+    """Return the URL of a server that only this process uses, such as a test run. Its data is deleted at the end."""
     binary = valkey_binary("start the server whose address is in CACHES")
     directory = Path(tempfile.mkdtemp(prefix="ratelimits-"))
     server = EmbeddedServer(directory, aof=True, binary=binary)
@@ -105,7 +105,7 @@ def _start(directory: Path) -> int:
         if keeper.poll() is not None or time.monotonic() > deadline:
             raise ServerStartError(f"The embedded server did not start:\n{log.read_text(errors='replace')[-2000:]}")
         time.sleep(0.02)
-    keeper.returncode = 0  # The keeper goes on after this process: do not warn that it still runs.
+    keeper.returncode = 0  # The keeper runs longer than this process. Without this line, Python would warn of this.
     return port
 
 
@@ -120,7 +120,7 @@ def _is_used(directory: Path) -> bool:
 
 
 def _started(directory: Path) -> EmbeddedServer:
-    """Start the server, if possible on its former port: other processes may still have this address."""
+    """Start the server, if possible on its former port, because other processes can still have this address."""
     port = _state(directory).get("port", 0)
     with suppress(ServerStartError):
         return EmbeddedServer(directory, port=port, aof=True)
