@@ -121,7 +121,8 @@ def give_up(receiver: Receiver, now: datetime) -> Counter[str]:
         PushReceiver.lock(conf.DATABASE, receiver.name)
         rows = waiting(receiver, now)
         if retried_for is not None:
-            note = f"an answer was lost, and {label} may no longer recognise the event: check if {label} has the event"
+            not_recognised = f"perhaps {label} no longer recognises the event"
+            note = f"an answer was lost, and {not_recognised}: check if {label} has the event"
             lost = rows.filter(unsure_since__lte=now - retried_for)
             changed[State.UNSURE] += lost.update(state=State.UNSURE, note=note)
         if oldest is not None:

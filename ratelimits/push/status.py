@@ -130,5 +130,5 @@ def _preview_row(receiver: Receiver, row: PushDelivery, now: datetime) -> tuple[
     if oldest is not None and row.happened_at < now - oldest:
         row.state, row.note = State.EXPIRED, f"{receiver.service.label} accepts no event older than {oldest.days} days"
     elif retried_for is not None and row.unsure_since is not None and row.unsure_since <= now - retried_for:
-        row.state, row.note = State.UNSURE, f"{receiver.service.label} may no longer recognise the event"
+        row.state, row.note = State.UNSURE, f"perhaps {receiver.service.label} no longer recognises the event"
     return row, row.state == State.WAITING

@@ -127,9 +127,9 @@ def _verify_states(using: str) -> Iterator[str]:
         (~Q(state__in=_SETTLED) & Q(settled_at__isnull=False), "is not settled, but has a time of settlement"),
         (~Q(state__in=(State.SKIPPED, State.ELSEWHERE)) & no_customer_or_event, "has no customer or no event"),
         (Q(state=State.SKIPPED) & ~Q(customer="", event=""), "was skipped, but has a customer"),
-        (Q(state=State.UNSURE, unsure_since=None), "may have been accepted, but does not say since when"),
+        (Q(state=State.UNSURE, unsure_since=None), "was perhaps accepted, but does not say since when"),
         (Q(state=State.WAITING, due_at__gt=latest), "waits longer than a delivery can wait"),
-        (Q(state=State.WAITING, together__lt=1), "is never sent, because its requests may contain no event"),
+        (Q(state=State.WAITING, together__lt=1), "is never sent, because its next request would contain no event"),
     )
     # Wrong rows are rare, so one query first looks for all conditions together.
     any_wrong = rows.filter(reduce(or_, (condition for condition, _error in conditions))).exists()
