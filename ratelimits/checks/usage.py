@@ -51,7 +51,7 @@ def _check_server() -> Iterator[checks.CheckMessage]:
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         yield checks.Warning(
-            f"Rules bill, but the Redis server's maxmemory-policy is {policy}: it may drop usage that is not drained.",
+            f"Rules bill, but the Redis server's maxmemory-policy is {policy}: it can drop usage that is not drained.",
             hint="Set `maxmemory-policy noeviction`. If other data needs another policy, use a separate server.",
             id="ratelimits.W031",
         )
@@ -62,8 +62,8 @@ def _check_worker() -> Iterator[checks.CheckMessage]:
     ahead = states.filter(ahead__gt=0).order_by("-ahead").values_list("ahead", flat=True).first()
     if ahead:
         yield checks.Warning(
-            f"The Redis server's clock is {ahead // 1_000_000:,} seconds ahead of the worker's clock: usage may be"
-            " counted at wrong times, and no billing period is closed.",
+            f"The Redis server's clock is {ahead // 1_000_000:,} seconds ahead of the worker's clock: no billing"
+            " period is closed, and perhaps usage is counted at wrong times.",
             hint="Correct the wrong clock (NTP): sealing and draining then continue by themselves.",
             id="ratelimits.W033",
         )

@@ -90,7 +90,7 @@ SECRETS = {"SIGNING_KEY", "SIGNING_KEYS_OLD", "PUSH"}
 def shown(value: object, name: str = "") -> str:
     """Return a value as text for a message. The text has at most 200 characters, and does not show a secret."""
     if name in SECRETS:
-        return f"a {type(value).__name__} that is not shown, since it may hold a secret"
+        return f"a {type(value).__name__} that is not shown, since it can contain a secret"
     try:
         text = repr(value)
     except ValueError:  # The value is an integer with more digits than Python converts to text.
