@@ -68,6 +68,7 @@ def _check_worker() -> Iterator[checks.CheckMessage]:
             id="ratelimits.W033",
         )
         return
+    # The watermark of a frozen shard stands still until a person resolves a quarantined batch.
     not_frozen = states.filter(frozen=False)
     newest = not_frozen.order_by("-watermark").values_list("watermark", flat=True).first()
     if newest and time() - newest / 1_000_000 <= _MAX_INTERVALS * conf.SEAL_INTERVAL:

@@ -32,7 +32,7 @@ class SettingRule(NamedTuple):
     #: The text that follows the word "Write" in a message.
     hint: str
     #: Returns whether a value is valid.
-    holds: Callable[[Any], bool]
+    is_valid: Callable[[Any], bool]
 
 
 def _is_whole(minimum: int, maximum: int) -> Callable[[Any], bool]:
@@ -77,12 +77,12 @@ _PATH_OPTIONS: dict[str, Callable[[Any], bool]] = {
 
 
 def _are_paths(value: Any) -> bool:
-    options = value.values() if isinstance(value, dict) else ()
+    all_options = value.values() if isinstance(value, dict) else ()
     return (
         isinstance(value, list | tuple | dict)
         and all(isinstance(path, str) and path.startswith("/") for path in value)
-        and all(isinstance(named, dict) and named.keys() <= _PATH_OPTIONS.keys() for named in options)
-        and all(_PATH_OPTIONS[name](option) for named in options for name, option in named.items())
+        and all(isinstance(options, dict) and options.keys() <= _PATH_OPTIONS.keys() for options in all_options)
+        and all(_PATH_OPTIONS[name](option) for options in all_options for name, option in options.items())
     )
 
 
@@ -231,6 +231,6 @@ def complaint(name: str, value: Any) -> str:
     """Return a sentence that says which values are valid; "" if this value is valid."""
     rule = RULES[name]
     try:
-        return "" if rule.holds(value) else f"Write {rule.hint}"
+        return "" if rule.is_valid(value) else f"Write {rule.hint}"
     except (ImportError, TypeError, ValueError) as error:
         return f"It cannot be imported: {error}. Write {rule.hint}"
