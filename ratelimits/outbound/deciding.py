@@ -32,6 +32,7 @@ from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.checking import RELOADS
 from ratelimits.quota.prepared import Prepared, prepare
 from ratelimits.rules import RulesUnavailable
+from ratelimits.rules.selection import key_of
 
 logger = bounded(__name__)
 
@@ -188,7 +189,7 @@ class Outbound:
             return Call(limits, (f"outbound:{self.name}",), costs, timeout=timeout, version=None)
         # The longest wait of a rule is for requests. An outbound call has its own longest wait.
         limits = program(tuple(replace(term, max_wait=-1) for term in prepared.program.terms))
-        keys = tuple([getattr(self.identity, kind, kind) for kind in prepared.key_kinds])
+        keys = tuple([key_of(self.identity, kind) for kind in prepared.key_kinds])
         account = self.identity.account_id
         return Call(limits, keys, costs, account, timeout=timeout, version=version)
 

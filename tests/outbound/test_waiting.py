@@ -182,6 +182,14 @@ def test_rules_of_a_user_apply_to_a_call_for_this_user(call: Callable[..., Permi
         call("mailer-api", identity=ann, max_wait=0)
 
 
+def test_rules_of_a_network_apply_to_a_call_for_an_address_in_it(call: Callable[..., Permit]) -> None:
+    rule("net", "fixed_window", scope="mailer-api", key_kind="ip", ipv4_prefix=24, capacity=1, period=3600)
+    call("mailer-api", identity=Identity(address="ip:203.0.113.9"))
+    call("mailer-api", identity=Identity(address="ip:198.51.100.9"), max_wait=0)
+    with pytest.raises(WaitTooLong):
+        call("mailer-api", identity=Identity(address="ip:203.0.113.7"), max_wait=0)
+
+
 def test_a_rate_given_in_code_needs_no_rule(call: Callable[..., Permit]) -> None:
     started = time.monotonic()
     for _ in range(4):
