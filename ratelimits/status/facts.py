@@ -67,12 +67,13 @@ class Fact:
     query: Mapping[str, str] = field(default_factory=dict)
 
 
-def facts() -> list[Fact]:
+def facts(reading: RedisReading | None = None) -> list[Fact]:
     """Return all facts. Redis is read once, and the number of queries is fixed.
 
-    Redis is read while the database is queried. So a server that hangs adds at most TIMEOUT, and usually less.
+    Redis is read while the database is queried. So a server that hangs adds at most TIMEOUT, and usually less. A caller
+    that queries the database before it calls this function can begin the `reading` earlier.
     """
-    reading, using, now = RedisReading(), conf.DATABASE, time.time()
+    reading, using, now = reading or RedisReading(), conf.DATABASE, time.time()
     policies = Rule.objects.using(using).order_by().exclude(mode=Rule.Mode.OFF).values_list("on_failure")
     rows = list(policies.annotate(count=Count("pk"), billing=Count("pk", filter=Q(bills=True))))
     metered = any(billing for _policy, _count, billing in rows)

@@ -20,6 +20,7 @@ from ratelimits.admin.status.charts import bars
 from ratelimits.models import Line, Rule, Status
 from ratelimits.models.ledger import moment
 from ratelimits.status.facts import Fact, facts, worst
+from ratelimits.status.redis_state import RedisReading
 from ratelimits.status.usage_over_time import (
     KINDS,
     Dimension,
@@ -49,8 +50,9 @@ class StatusAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         chosen = "month" if request.GET.get("window") == "month" else "day"
         window = WINDOWS[chosen](int(time.time()))
+        reading = RedisReading()
         usage = usage_over_time(window, request.GET.get("meter", ""))
-        all_facts = facts()
+        all_facts = facts(reading)
         links = _Links(self.admin_site, request)
         context = {
             **self.admin_site.each_context(request),
