@@ -24,7 +24,8 @@ from ratelimits.engine.server import Server, current_server
 from ratelimits.identity import Identity
 from ratelimits.models import Access, Rule
 from ratelimits.models.versions import editing
-from ratelimits.quota import checking as quota, from_memory
+from ratelimits.quota import checking as quota
+from ratelimits.quota import from_memory
 from ratelimits.quota.deny_cache import DenyCache
 from ratelimits.quota.prefetch import spending
 from ratelimits.quota.prefetch.permits import PrefetchedPermits
