@@ -205,7 +205,7 @@ class TestReports:
         assert keys_of(answer.json()) == keys_of(json.loads(snippet('"complete_until"').text))
 
     def test_a_report_is_written_in_python(self, november: Path) -> None:
-        run('form = FORMATS["csv"]')
+        run('csv_format = FORMATS["csv"]')
         assert "acme" in (november / "november.csv").read_text()
 
     def test_commands_write_files_and_send_them(self, november: Path) -> None:

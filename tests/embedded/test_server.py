@@ -51,7 +51,7 @@ def test_without_its_package_each_test_that_needs_the_server_says_what_to_do(
     monkeypatch.setattr(testing_server, "own_url", own_url.__wrapped__)  # the process may have a server already
     away = {**settings.CACHES["ratelimits"], "LOCATION": f"redis://127.0.0.1:{free_port()}/0"}
     settings.CACHES = {**settings.CACHES, "ratelimits": away}
-    said = r"pip install 'django-ratelimits\[embedded\]'`. Or start the server that CACHES names"
+    said = r"pip install 'django-ratelimits\[embedded\]'`. Or start the server whose address is in CACHES"
     for _ in range(2):
         with pytest.raises(ServerStartError, match=said):
             testing_server.start_server_if_needed()
