@@ -30,7 +30,7 @@ from ratelimits.models.ledger import Batch, QuarantinedBatch, ShardState
 from ratelimits.progress import Progress
 from ratelimits.usage import crash, gaps, watermark
 from ratelimits.usage.apply import BatchOutcome, apply, quarantine
-from ratelimits.usage.fence import fence
+from ratelimits.usage.fence import check_server, fence
 from ratelimits.usage.packet import Packet, Unreadable, packet
 from ratelimits.usage.pending import Pending, read_pending
 from ratelimits.usage.process_totals import declare_unreported
@@ -132,6 +132,10 @@ def _drain_server(
         # Store the first run before the fence waits. If the server restarts before this first drain ends, the next
         # drain notices this by the stored run.
         ShardState.objects.using(using).filter(shard__in=shards, run="").update(run=listed[0].run)
+        if _is_up_to_date(using, listed):
+            # Nothing is written, so there is nothing to wait for. Most drains of an idle server end here.
+            drained.fsync = check_server(server, listed[0].run, listed[0].shard)
+            return
         drained.fsync = fence(server, listed[0].run, shard=listed[0].shard)
         crash.reached("drain:fenced")
         states = ShardState.objects.using(using).in_bulk([pending.shard for pending in listed])
@@ -145,6 +149,16 @@ def _drain_server(
         watermark.advance_idle(using, [pending for pending in listed if not pending.count])
         if not more:
             return
+
+
+def _is_up_to_date(using: str, listed: list[Pending]) -> bool:
+    """Return whether no batch waits, no loss is to be declared, and no watermark is to be moved."""
+    if any(pending.count for pending in listed):
+        return False
+    states = ShardState.objects.using(using).in_bulk([pending.shard for pending in listed])
+    if any(_differs(using, states[pending.shard], pending) for pending in listed):
+        return False
+    return watermark.are_current(listed, states)
 
 
 def _declare_losses(

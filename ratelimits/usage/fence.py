@@ -54,11 +54,23 @@ def fence(server: Server, run: str, max_wait: float = MAX_WAIT, shard: int = 0) 
     `server.keyspace.fence(shard)`. Raise NotFencedError if the server could still lose writes, or is in another run
     now. Raise redis.exceptions.RedisError if the server does not answer.
     """
+    return _checked(server, run, shard, time.monotonic() + max_wait)
+
+
+def check_server(server: Server, run: str, shard: int = 0) -> str:
+    """Check that `fence` could wait for the server of a shard, without waiting. Return the server's fsync policy.
+
+    This is enough for a drain that writes nothing to the ledger. Raise the same errors as `fence`.
+    """
+    return _checked(server, run, shard, None)
+
+
+def _checked(server: Server, run: str, shard: int, deadline: float | None) -> str:
+    """Check the server, and wait for its fsync until the deadline. Without a deadline, do not wait."""
     client = server.wire.client_of(server.keyspace, shard)
     if conf.FENCE == "none":
         _check_run(client.info(), run)
         return "none"
-    deadline = time.monotonic() + max_wait
     with redis.Redis(connection_pool=client.connection_pool, single_connection_client=True) as connection:
         _check_server(connection, run)
         policy, suspended_in_rewrite = _policy(connection)
@@ -66,15 +78,17 @@ def fence(server: Server, run: str, max_wait: float = MAX_WAIT, shard: int = 0) 
             raise NotFencedError(
                 "appendfsync is 'no': set it to everysec or always, or declare RATELIMITS['FENCE'] = 'none'"
             )
+        if policy != "always" and (policy != "everysec" or suspended_in_rewrite):
+            raise NotFencedError(
+                "the server must answer CONFIG GET appendfsync with everysec or always, and"
+                " no-appendfsync-on-rewrite with no"
+            )
+        if deadline is None:
+            return policy
         key = server.keyspace.fence(shard)
         if policy == "always":
             _write_key(connection, key)
         else:
-            if policy != "everysec" or suspended_in_rewrite:
-                raise NotFencedError(
-                    "the server must answer CONFIG GET appendfsync with everysec or always, and"
-                    " no-appendfsync-on-rewrite with no"
-                )
             _wait_for_fsync(connection, run, key, deadline)
         _check_server(connection, run)
     return policy

@@ -115,10 +115,26 @@ def advance(using: str, pending: Pending) -> None:
 
 def advance_idle(using: str, idle: Iterable[Pending]) -> None:
     """Advance the watermarks of shards without pending batches: all usage until the last seal is in the ledger."""
+    idle = list(idle)
+    for watermark, shards in _idle_watermarks(idle).items():
+        rows = ShardState.objects.using(using).filter(shard__in=shards)
+        rows.filter(watermark__lt=watermark, frozen=False, run=idle[0].run).update(watermark=watermark)
+
+
+def are_current(idle: Iterable[Pending], states: Mapping[int, ShardState]) -> bool:
+    """Return whether `correct` and `advance_idle` would change no watermark of these shards without pending batches."""
+    idle = list(idle)
+    return not any(_needs_correction(states[pending.shard], pending) for pending in idle) and all(
+        states[shard].frozen or states[shard].watermark >= watermark
+        for watermark, shards in _idle_watermarks(idle).items()
+        for shard in shards
+    )
+
+
+def _idle_watermarks(idle: Iterable[Pending]) -> dict[int, list[int]]:
+    """Return the watermarks of shards without pending batches, each with the shards that get this watermark."""
     idle = [pending for pending in idle if pending.sealed_at and pending.lead <= TOLERANCE]
-    if not idle:
-        return
-    oldest = min(pending.sealed_at for pending in idle)
+    oldest = min((pending.sealed_at for pending in idle), default=0)
     shards_by_watermark: dict[int, list[int]] = {}
     for pending in idle:
         # One statement sets the watermark `oldest` for most shards. A shard that was sealed for the first time after
@@ -126,6 +142,4 @@ def advance_idle(using: str, idle: Iterable[Pending]) -> None:
         # lost its data.
         watermark = oldest if pending.first_sealed <= oldest else pending.sealed_at
         shards_by_watermark.setdefault(watermark, []).append(pending.shard)
-    for watermark, shards in shards_by_watermark.items():
-        rows = ShardState.objects.using(using).filter(shard__in=shards)
-        rows.filter(watermark__lt=watermark, frozen=False, run=idle[0].run).update(watermark=watermark)
+    return shards_by_watermark

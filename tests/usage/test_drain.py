@@ -3,11 +3,15 @@ from __future__ import annotations
 import threading
 
 import pytest
+import redis
 from redis.exceptions import ResponseError
 
-from ratelimits.models import Batch, Line, QuarantinedBatch
+from ratelimits.embedded import EmbeddedServer
+from ratelimits.engine.server import current_server
+from ratelimits.models import Batch, Line, QuarantinedBatch, ShardState
 from ratelimits.usage import crash
 from ratelimits.usage.drain import drain
+from ratelimits.usage.fence import NotFencedError
 from ratelimits.usage.seal import seal
 from tests.support.eventually import until
 from tests.support.raw import RawRedis
@@ -42,6 +46,41 @@ def test_draining_again_changes_nothing() -> None:
     before = list(Line.objects.values()), list(Batch.objects.values())
     flow()
     assert (list(Line.objects.values()), list(Batch.objects.values())) == before
+
+
+def waits_for_fsync() -> bool:
+    """Drain, and return whether the drain has waited for an fsync. It then writes the fence's key."""
+    client, key = current_server().wire.client, current_server().keyspace.fence(0)
+    client.delete(key)
+    drain()
+    return bool(client.exists(key))
+
+
+def watermarks() -> set[int]:
+    return set(ShardState.objects.values_list("watermark", flat=True))
+
+
+def test_a_drain_waits_for_an_fsync_only_if_it_writes_something() -> None:
+    use()
+    assert not waits_for_fsync(), "nothing is sealed"
+    seal()
+    assert waits_for_fsync()
+    before = watermarks()
+    assert not waits_for_fsync()
+    assert watermarks() == before
+    seal()
+    assert waits_for_fsync(), "no batch waits, but the watermarks move"
+    assert min(watermarks()) > max(before)
+    assert not waits_for_fsync()
+
+
+def test_a_drain_without_batches_still_reports_a_server_that_may_lose_usage(always_server: EmbeddedServer) -> None:
+    seal()
+    drain()
+    with redis.Redis.from_url(always_server.url) as client:
+        client.config_set("appendonly", "no")
+    with pytest.raises(NotFencedError, match="set appendonly yes"):
+        drain()
 
 
 def test_a_server_that_is_busy_with_a_script_meanwhile_has_nothing_put_aside(
