@@ -46,9 +46,11 @@ pytest_plugins = ["tests.support.usage.quarantine"]
 #: measure, write very large reports, or judge very many cases.
 SLOW = (
     "admin/test_access.py",
+    "admin/test_form_values.py",
     "admin/test_two_databases.py",
     "end_to_end",
     "alerts/test_crashes.py",
+    "as_code/test_page.py",
     "algorithms/test_new.py",
     "chaos",
     "embedded/test_shared.py",

@@ -27,6 +27,8 @@ _COUNTED = r"(?:\b(?:requests?|calls?|hits?|tokens?|permits?|units?|times)\s*)?"
 _RATE = re.compile(
     rf"(?P<permits>.*?)\s*{_COUNTED}(?:/|\b(?:per|an?|each|every|in|within)\b)\s*(?P<time>.*)", re.DOTALL
 )
+#: Lengths above this one are not divided into units. A decimal with more digits than 28 has no exact remainder.
+_MAX_LENGTH = Decimal(10) ** 20
 _WRONG_LENGTH = gettext_noop(
     "“%(text)s” is not a length of time: write seconds, such as 60, or a number and s, m, min, h, d, day or week."
 )
@@ -106,6 +108,6 @@ def length_and_unit(length: Decimal) -> tuple[str, str]:
     """
     for size, unit in ((604_800, "week"), (86_400, "day"), (3_600, "h"), (60, "min")):
         # Write weeks only for exactly one week, because people say "14 days" and not "2 weeks".
-        if length > 0 and not length % size and (unit != "week" or length == size):
+        if 0 < length < _MAX_LENGTH and not length % size and (unit != "week" or length == size):
             return f"{length // size:f}", unit
     return f"{length.normalize():f}", "s"

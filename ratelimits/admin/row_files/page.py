@@ -167,6 +167,8 @@ class RowFiles(_Base):
         if request.method == "POST":
             form = ConfirmForm(request.POST)
             imported = self._import(request, source, form) if form.is_valid() else None
+            for name, texts in form.errors.items():
+                self.message_user(request, f"{form[name].label}: {' '.join(map(str, texts))}", messages.ERROR)
             if imported is not None:
                 upload.delete()
                 return self._finished(request, imported)

@@ -74,7 +74,8 @@ class RuleForm(TypedRates):
             algorithm.widget.attrs["data-ratelimits-explanations"] = json.dumps(explanations())
             algorithm.help_text = _algorithm_explanations()
         for name in self.fields.keys() & {"callers", "refusal_status"}:
-            self.fields[name].required = False  # A form without this field keeps the default value.
+            # A POST without this field keeps the value. An empty value is refused.
+            self.fields[name].required = self.is_bound and self.add_prefix(name) in self.data
         for name, suggestions in (("scope", scopes_of_views), ("meter", _meters), ("group", _groups)):
             if name in self.fields:
                 attrs = self.fields[name].widget.attrs
