@@ -38,6 +38,17 @@ class History(HistoricalRecords):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__(use_base_model_db=True)
 
+    def create_history_model(self, model: Any, inherited: Any) -> Any:
+        """Return the model of the history.
+
+        It names the module in which it can be found, so that `manage.py shell` and `pickle` can import it.
+        `simple_history` names the app's package for models that are not in `models.py`.
+        """
+        history_model = super().create_history_model(model, inherited)
+        if not inherited:
+            history_model.__module__ = self.module
+        return history_model
+
     def get_extra_fields(self, model: Any, fields: Any) -> dict[str, Any]:
         user = models.ForeignKey(
             settings.AUTH_USER_MODEL, users.set_null, null=True, related_name="+", db_constraint=False
