@@ -38,6 +38,7 @@ WHOLE_PAGES = {
     "README.md": "tests/test_readme.py",
     "docs/billing/*.md": "tests/reports/test_billing_pages.py",
     "docs/moving.md": "tests/moving/test_guide.py",
+    "docs/rules-as-code.md": "tests/as_code/test_page.py",
     "docs/outbound.md": "tests/outbound/test_page.py",
     "docs/scaling.md": "tests/end_to_end/test_scaling_page.py",
     "docs/testing.md": "tests/testing/test_projects.py",

@@ -20,6 +20,7 @@ from ratelimits.algorithms.windows import CalendarWindow, FixedWindow, SlidingLo
 
 __all__ = [
     "ALGORITHMS",
+    "DEFAULT_ALGORITHM",
     "Algorithm",
     "CalendarWindow",
     "Concurrency",
@@ -74,6 +75,8 @@ _REGISTERED: tuple[type[Algorithm], ...] = (
     Concurrency,
 )
 ALGORITHMS: dict[str, type[Algorithm]] = {kind.id: kind for kind in _REGISTERED}
+#: The algorithm of a rule for which nobody has chosen one.
+DEFAULT_ALGORITHM = "token_bucket"
 
 #: Fields of the admin form that do not belong to an algorithm. A rule file can have them, and they are ignored here.
 _FORM = {"name", "plan", "scope", "except_scopes", "callers", "group", "key_kind", "ipv4_prefix", "ipv6_prefix"}

@@ -6,16 +6,15 @@ This package writes the document (`dump`) and loads it into the database (`load`
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.db import transaction
 
-from ratelimits.algorithms.limits import ALGORITHMS, fields_of
-from ratelimits.as_code.types import as_json, decoded, is_text, plan_type_problems, printable, rule_type_problems
+from ratelimits.algorithms.limits import fields_of
+from ratelimits.as_code.reading import DEFAULTS, Document, RefusedError, identity, parse
 from ratelimits.models.accounts import Plan, PlanInclusion
 from ratelimits.models.fields.rule_fields import PARAMETERS
 from ratelimits.models.prices import PlanPrice
@@ -24,42 +23,22 @@ from ratelimits.models.versions import editing
 from ratelimits.pricing.money import ZERO, written
 from ratelimits.progress import Progress
 
-#: The fields of a rule that are not parameters of its algorithm, with their defaults. A field that has its default is
-#: not written to the document.
-_DEFAULTS: dict[str, Any] = {
-    "scope": "*",
-    "except_scopes": "",
-    "callers": "everyone",
-    "group": "",
-    "key_kind": "key",
-    "ipv4_prefix": None,
-    "ipv6_prefix": None,
-    "meter": "requests",
-    "max_wait": None,
-    "mode": "enforce",
-    "bills": False,
-    "on_failure": "",
-    "prefetch": None,
-    "refusal_status": 429,
-    "refusal_text": "",
-    "start_from_ledger": False,
-    "lasting": None,
-}
+__all__ = [
+    "Document",
+    "RefusedError",
+    "dump",
+    "load",
+    "parse",
+    "price_as_code",
+    "quoted_name",
+    "rule_as_code",
+    "to_text",
+]
+
 _FEES = ("flat_fee", "minimum")
 #: If the entry of a plan does not have these fields, `load` does not change the plan's currency and prices. So an old
 #: file without prices deletes no prices.
 _OPTIONAL_IN_FILE = ("currency", "prices")
-_EXAMPLE = '{"plans": {"pro": {"name": "Pro", "includes": {"requests": 10000}}}, "rules": [{"name": …}, …]}'
-
-Document = dict[str, Any]
-
-
-class RefusedError(ValueError):
-    """Raised if a document cannot be loaded. `problems` has a sentence for each error."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
 
 
 def _json_number(value: Any) -> Any:
@@ -72,7 +51,7 @@ def rule_as_code(rule: Rule, plan: str | None) -> dict[str, Any]:
     """Return the entry of the document for a rule. `plan` is the slug of the rule's plan."""
     entry: dict[str, Any] = {"name": rule.name} | ({"plan": plan} if plan else {})
     entry |= {name: _json_number(value) for name, value in rule.parameters().items()}
-    for name, default in _DEFAULTS.items():
+    for name, default in DEFAULTS.items():
         value = _json_number(getattr(rule, name))
         if value != default:
             entry[name] = value
@@ -86,7 +65,7 @@ def dump(using: str) -> Document:
     entries = [rule_as_code(rule, rule.plan.slug if rule.plan else None) for rule in rules]
     return {
         "plans": {plan.slug: _plan_as_code(plan) for plan in plans},
-        "rules": sorted(entries, key=_identity),
+        "rules": sorted(entries, key=identity),
     }
 
 
@@ -112,11 +91,6 @@ def price_as_code(price: PlanPrice) -> dict[str, Any]:
     return entry | {name: written(getattr(price, name)) for name in _FEES if getattr(price, name)}
 
 
-def _identity(entry: dict[str, Any]) -> tuple[str, str]:
-    """Return the plan and the name of a rule. Together they identify the rule."""
-    return str(entry.get("plan") or ""), str(entry.get("name"))
-
-
 def to_text(document: Document) -> str:
     """Return a document as JSON text. Each plan and each rule has its own line."""
     plans = ",\n".join(f"    {json.dumps(slug)}: {json.dumps(plan)}" for slug, plan in document["plans"].items())
@@ -125,67 +99,6 @@ def to_text(document: Document) -> str:
         '{\n  "plans": {' + (f"\n{plans}\n  " if plans else "") + "},\n"
         '  "rules": [' + (f"\n{rules}\n  " if rules else "") + "]\n}\n"
     )
-
-
-def parse(raw: bytes) -> Document:
-    """Return the document that the bytes of a file contain.
-
-    Raise RefusedError if the document is not valid. The error lists all problems, each with its place.
-    """
-    try:
-        document = decoded(raw)
-    except ValueError as error:
-        raise RefusedError([str(error)]) from error
-    if not isinstance(document, dict) or document.keys() - {"plans", "rules"}:
-        raise RefusedError([f"write an object such as {_EXAMPLE}"])
-    plans, rules = document.get("plans", {}), document.get("rules", [])
-    if not isinstance(plans, dict) or not isinstance(rules, list):
-        raise RefusedError([f"plans must be an object whose keys are slugs, and rules a list, as in {_EXAMPLE}"])
-    problems = [
-        f"plan “{printable(slug)}”: {problem}" for slug, plan in plans.items() for problem in _plan_problems(slug, plan)
-    ]
-    for number, entry in enumerate(rules, 1):
-        problems += [f"rule {number}: {problem}" for problem in _rule_problems(entry)]
-    if problems:
-        raise RefusedError(problems)
-    counts = Counter(map(_identity, rules))
-    problems = [
-        f"rule “{name}” of plan “{plan}” is in the document twice"
-        for (plan, name), count in sorted(counts.items())
-        if count > 1
-    ]
-    if problems:
-        raise RefusedError(problems)
-    return {"plans": plans, "rules": sorted(rules, key=_identity)}
-
-
-def _plan_problems(slug: str, plan: Any) -> Iterator[str]:
-    if not isinstance(plan, dict) or plan.keys() - {"name", "includes", "currency", "prices"}:
-        yield 'write {"name": "Pro", "includes": {"requests": 10000}}'
-    elif not isinstance(plan.get("includes", {}), dict):
-        yield 'includes must be an object such as {"requests": 10000}'
-    elif not isinstance(plan.get("prices", {}), dict):
-        yield 'prices must be an object such as {"requests": {"unit_price": "0.10"}}'
-    else:
-        yield from plan_type_problems(slug, plan)
-
-
-def _rule_problems(entry: Any) -> Iterator[str]:
-    if not isinstance(entry, dict) or not is_text(entry.get("name")):
-        yield 'write an object such as {"name": "burst", "algorithm": "token_bucket", "capacity": 10, …}'
-        return
-    name, algorithm = entry["name"], entry.get("algorithm")
-    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-        yield f"“{name}”: algorithm must be one of {', '.join(ALGORITHMS)}, not {as_json(algorithm)}"
-        return
-    allowed = {"name", "plan", "algorithm", *fields_of(algorithm), *_DEFAULTS}
-    if not ALGORITHMS[algorithm].may_wait:
-        allowed.discard("max_wait")
-    algorithm_fields = ", ".join(fields_of(algorithm))
-    for field in sorted(entry.keys() - allowed):
-        yield f"“{name}”: {algorithm} has no field {printable(field)}: the fields of {algorithm} are {algorithm_fields}"
-    for problem in rule_type_problems({field: value for field, value in entry.items() if field in allowed}):
-        yield f"“{name}”: {problem}"
 
 
 def load(
@@ -221,8 +134,8 @@ def load(
 
 
 def _delete_rules(before: Document, document: Document, using: str) -> list[str]:
-    wanted = {_identity(entry) for entry in document["rules"]}
-    deleted = [entry for entry in before["rules"] if _identity(entry) not in wanted]
+    wanted = {identity(entry) for entry in document["rules"]}
+    deleted = [entry for entry in before["rules"] if identity(entry) not in wanted]
     for entry in deleted:
         _stored_rule(entry, using).delete(using=using)
     return [f"deleted rule {quoted_name(entry)}" for entry in deleted]
@@ -318,9 +231,9 @@ def _load_rules(
     before: Document, entries: Iterable[dict[str, Any]], using: str, reason: str, problems: list[str]
 ) -> list[str]:
     changes = []
-    old = {_identity(entry): entry for entry in before["rules"]}
+    old = {identity(entry): entry for entry in before["rules"]}
     for entry in entries:
-        title, existing = quoted_name(entry), old.get(_identity(entry))
+        title, existing = quoted_name(entry), old.get(identity(entry))
         slug = entry.get("plan") or None
         plan = Plan.objects.using(using).filter(slug=slug).first() if slug else None
         if slug and plan is None:
@@ -329,7 +242,7 @@ def _load_rules(
         rule = _stored_rule(entry, using) if existing else Rule(name=entry["name"], plan=plan)
         for name in fields_of(entry["algorithm"]):
             setattr(rule, name, entry.get(name, PARAMETERS[name]))
-        for name, default in _DEFAULTS.items():
+        for name, default in DEFAULTS.items():
             setattr(rule, name, entry.get(name, default))
         rule.algorithm = entry["algorithm"]
         try:

@@ -52,6 +52,7 @@ _TEXT = FieldType("a text", is_text)
 _NAME = FieldType("a text that is not empty", lambda value: is_text(value) and value != "")
 _WHOLE_NUMBER = FieldType(f"a whole number from 0 to {MAX_PERMITS}", _is_whole)
 _NUMBER = FieldType(f"a number from 0 to {MAX_PERMITS}", _is_number)
+_RATE = FieldType(f'a number from 0 to {MAX_PERMITS}, or a text such as "10/5min"', _is_number)
 _TIME = FieldType(
     f'seconds from 0 to {MAX_PERMITS}, or a text with a unit such as "1 h"',
     lambda value: is_text(value) or _is_number(value),
@@ -83,7 +84,7 @@ PRICE: dict[str, FieldType] = {
 _NULLABLE: dict[str, FieldType] = {
     "plan": _NAME,
     "capacity": _WHOLE_NUMBER,
-    "rate": _NUMBER,
+    "rate": _RATE,
     "period": _TIME,
     "initial": _INITIAL,
     "window_start": _TEXT,

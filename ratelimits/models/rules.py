@@ -12,7 +12,7 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.algorithms.calendar import UNITS
-from ratelimits.algorithms.limits import ALGORITHMS, Algorithm, algorithm_from_json, fields_of
+from ratelimits.algorithms.limits import ALGORITHMS, DEFAULT_ALGORITHM, Algorithm, algorithm_from_json, fields_of
 from ratelimits.conf import conf
 from ratelimits.models.accounts import Plan, plan_name
 from ratelimits.models.fields import sentences
@@ -33,13 +33,10 @@ from ratelimits.models.rule_parts.start import Start
 from ratelimits.models.validation import rules as validation
 from ratelimits.models.versions import Edit, Tombstone, Versioned
 
-#: The algorithm that the form suggests.
-_DEFAULT_ALGORITHM = "token_bucket"
-
 
 def _algorithm_choices() -> list[tuple[str, Any]]:
     """Return the algorithms as choices, the default first."""
-    classes = sorted(ALGORITHMS.values(), key=lambda algorithm_class: algorithm_class.id != _DEFAULT_ALGORITHM)
+    classes = sorted(ALGORITHMS.values(), key=lambda algorithm_class: algorithm_class.id != DEFAULT_ALGORITHM)
     return [(algorithm_class.id, _(algorithm_class.label)) for algorithm_class in classes]
 
 
@@ -84,9 +81,7 @@ class Rule(Coverage, Refusal, Start, Versioned):
         db_index=False,
         help_text=_("What the rule counts: requests, or another meter for which views give a cost."),
     )
-    algorithm = models.CharField(
-        _("algorithm"), max_length=20, choices=_algorithm_choices(), default=_DEFAULT_ALGORITHM
-    )
+    algorithm = models.CharField(_("algorithm"), max_length=20, choices=_algorithm_choices(), default=DEFAULT_ALGORITHM)
 
     capacity = models.BigIntegerField(
         _("capacity"), null=True, blank=True, help_text=_("Maximum number of permits at once, or per window.")

@@ -12,6 +12,9 @@ from django.core.exceptions import ValidationError
 from django.db.models import ForeignKey
 from django.utils.translation import gettext as _
 
+from ratelimits.algorithms import typed_rates
+from ratelimits.algorithms.typed_rates import Mistyped
+from ratelimits.models.fields.durations import mistyped, seconds
 from ratelimits.row_files.tables import FileTable, Known
 
 
@@ -23,14 +26,36 @@ class Cells:
         self._fields = {name: _form_field(table, name) for name in table.columns}
 
     def values(self, cells: dict[str, str]) -> tuple[dict[str, Any], list[str]]:
-        """Return the values of cells by column, and a sentence for each cell that cannot be read."""
+        """Return the values of cells by column, and a sentence for each cell that cannot be read.
+
+        A typed rate, such as "10/5min", also gives the period.
+        """
         values, errors = {}, []
+        try:
+            cells = self._with_numbers(cells)
+        except ValidationError as error:
+            return {}, [f"rate: {message}" for message in error.messages]
         for name, text in cells.items():
             try:
                 values[name] = self._value(name, text)
             except ValidationError as error:
                 errors += [f"{name}: {message}" for message in error.messages]
         return values, errors
+
+    def _with_numbers(self, cells: dict[str, str]) -> dict[str, str]:
+        """Return the cells with numbers in place of a typed rate. Raise ValidationError if it is not valid."""
+        names = ("rate", "capacity") if {"rate", "capacity", "period"} <= self._fields.keys() else ()
+        for name in (name for name in names if typed_rates.is_rate(cells.get(name, ""))):
+            text, other = cells[name], cells.get("period", "")
+            try:
+                permits, period = typed_rates.rate(text)
+            except Mistyped as error:
+                raise mistyped(error) from error
+            if other and seconds(other) != period:
+                message = _("The rate %(rate)s contains a period: empty this field, or write the rate as a number.")
+                raise ValidationError(message % {"rate": text})
+            cells = {**cells, name: f"{permits:f}", "period": f"{period:f}"}
+        return cells
 
     def _value(self, name: str, text: str) -> Any:
         value = self._fields[name].clean(text)

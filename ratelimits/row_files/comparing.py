@@ -184,7 +184,7 @@ class _Comparison:
             before = getattr(stored, name) if stored is not None else None
             # If the cell has the text that an export writes for the stored value, the value does not change. (A form
             # could make another value of the same text.)
-            if stored is not None and (value == before or cells[name] == written(before)):
+            if stored is not None and (value == before or cells.get(name) == written(before)):
                 continue
             setattr(row, name, value)
             if stored is not None or written(value):

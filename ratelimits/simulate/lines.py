@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ratelimits.algorithms.limits import Algorithm, algorithm_from_json
 from ratelimits.algorithms.parsing import HORIZON, MICROSECONDS
+from ratelimits.algorithms.typed_rules import with_numbers
 from ratelimits.engine.call import Op
 from ratelimits.engine.program import MAX_LIMITS
 
@@ -152,7 +153,7 @@ def read_rules(data: Any) -> Rules:
         raise ValueError("the list of rules is empty: write at least one rule")
     if len(rules) > MAX_LIMITS:
         raise ValueError(f"at most {MAX_LIMITS} rules are decided together, not {len(rules)}")
-    return tuple(algorithm_from_json(rule) for rule in rules)
+    return tuple(algorithm_from_json(with_numbers(rule) if isinstance(rule, dict) else rule) for rule in rules)
 
 
 def micros(name: str, value: Any) -> int:

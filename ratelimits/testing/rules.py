@@ -11,6 +11,8 @@ from django.test.utils import TestContextDecorator
 
 from ratelimits import rules
 from ratelimits.algorithms import typed_rates
+from ratelimits.algorithms.limits import DEFAULT_ALGORITHM
+from ratelimits.algorithms.typed_rules import with_numbers
 from ratelimits.models.rules import Rule
 from ratelimits.rules import groups
 from ratelimits.rules.rows import Rows, RuleRow, rule_row
@@ -98,10 +100,7 @@ def _row(position: int, rule: Mapping[str, Any] | Rule) -> tuple[RuleRow, str]:
 
 def _numbers(values: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a rule with its typed rate and lengths of time as numbers."""
-    rate = values.get("rate")
-    if isinstance(rate, str) and typed_rates.is_rate(rate):
-        permits, period = typed_rates.rate(rate)
-        values = {"capacity": int(permits), "period": period, **values, "rate": permits}
+    values = with_numbers({"algorithm": DEFAULT_ALGORITHM, **values})
     for name in ("period", "max_wait", "lease_ttl"):
         if isinstance(values.get(name), str):
             values[name] = typed_rates.seconds(values[name])

@@ -133,6 +133,18 @@ class TestOverrides:
         assert [line.state for line in found] == [NEW, NEW]
         assert (found[0].row.capacity, found[0].row.rate, found[0].row.period) == (5, Decimal("0.5"), 300)
 
+    def test_a_typed_rate_gives_the_period_too(self) -> None:
+        rule()
+        lines = ("user:1,burst,20,10/5min", "user:2,burst,,100 per day")
+        (first, second) = compared(KeyOverride, "key,rule,capacity,rate", *lines)
+        assert (first.row.capacity, first.row.rate, first.row.period) == (20, 10, 300)
+        assert (second.row.capacity, second.row.rate, second.row.period) == (None, 100, 86_400)
+        wrong = errors(KeyOverride, "key,rule,rate,period", "user:1,burst,10/5min,60", "user:2,burst,10/minuet,")
+        assert wrong[2] == [
+            "rate: The rate 10/5min contains a period: empty this field, or write the rate as a number."
+        ]
+        assert wrong[3][0].startswith("rate: “10/minuet” is not a rate")
+
     def test_what_no_rule_can_use_is_wrong(self) -> None:
         rule(key_kind="user")
         header = "key,rule,capacity,period,mode"

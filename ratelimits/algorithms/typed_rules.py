@@ -1,0 +1,42 @@
+"""Read rules whose rate is typed, such as {"algorithm": "token_bucket", "rate": "10/5min"}."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ratelimits.algorithms import typed_rates
+from ratelimits.algorithms.limits import ALGORITHMS, fields_of
+
+
+def with_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a rule, with numbers in place of a typed rate. Other values are returned as they are.
+
+    The typed rate also gives the period. It gives the capacity, if the algorithm has a capacity and `values` has none.
+    Raise ValueError if the text is not a rate, or if it contradicts another field.
+    """
+    numbers, rate, algorithm = dict(values), values.get("rate"), values.get("algorithm")
+    fields = fields_of(algorithm) if isinstance(algorithm, str) and algorithm in ALGORITHMS else ()
+    if not isinstance(rate, str) or not typed_rates.is_rate(rate) or "period" not in fields:
+        return numbers
+    permits, period = typed_rates.rate(rate)
+    given = numbers.get("period")
+    if given is not None and (typed_rates.seconds(given) if isinstance(given, str) else given) != period:
+        raise ValueError("the rate contains another period: delete the field period, or write the rate as a number")
+    numbers["period"] = period
+    if "rate" in fields:
+        numbers["rate"] = permits
+    else:
+        del numbers["rate"]
+    if "capacity" not in fields:
+        return numbers
+    given = numbers.get("capacity")
+    if given is None and permits != permits.to_integral_value():
+        raise ValueError("the permits of the rate are not a whole number: write the field capacity too")
+    if given is not None and "rate" not in fields and given != permits:
+        raise ValueError(
+            f"the rate contains another capacity: {algorithm} has only one of the two, so delete one field"
+        )
+    if given is None:
+        numbers["capacity"] = int(permits)
+    return numbers

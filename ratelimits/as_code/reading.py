@@ -1,0 +1,134 @@
+"""Read a document of rules as code, and find what is wrong in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from ratelimits.algorithms.limits import ALGORITHMS, DEFAULT_ALGORITHM, fields_of
+from ratelimits.algorithms.typed_rules import with_numbers
+from ratelimits.as_code.types import as_json, decoded, is_text, plan_type_problems, printable, rule_type_problems
+
+#: The fields of a rule that are not parameters of its algorithm, with their defaults. A field that has its default is
+#: not written to the document.
+DEFAULTS: dict[str, Any] = {
+    "scope": "*",
+    "except_scopes": "",
+    "callers": "everyone",
+    "group": "",
+    "key_kind": "key",
+    "ipv4_prefix": None,
+    "ipv6_prefix": None,
+    "meter": "requests",
+    "max_wait": None,
+    "mode": "enforce",
+    "bills": False,
+    "on_failure": "",
+    "prefetch": None,
+    "refusal_status": 429,
+    "refusal_text": "",
+    "start_from_ledger": False,
+    "lasting": None,
+}
+#: Maximum number of characters of a typed rate.
+_MAX_RATE = 60
+_EXAMPLE = '{"plans": {"pro": {"name": "Pro", "includes": {"requests": 10000}}}, "rules": [{"name": …}, …]}'
+
+Document = dict[str, Any]
+
+
+class RefusedError(ValueError):
+    """Raised if a document cannot be loaded. `problems` has a sentence for each error."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def identity(entry: dict[str, Any]) -> tuple[str, str]:
+    """Return the plan and the name of a rule. Together they identify the rule."""
+    return str(entry.get("plan") or ""), str(entry.get("name"))
+
+
+def parse(raw: bytes) -> Document:
+    """Return the document that the bytes of a file contain.
+
+    Raise RefusedError if the document is not valid. The error lists all problems, each with its place.
+    """
+    try:
+        document = decoded(raw)
+    except ValueError as error:
+        raise RefusedError([str(error)]) from error
+    if not isinstance(document, dict) or document.keys() - {"plans", "rules"}:
+        raise RefusedError([f"write an object such as {_EXAMPLE}"])
+    plans, rules = document.get("plans", {}), document.get("rules", [])
+    if not isinstance(plans, dict) or not isinstance(rules, list):
+        raise RefusedError([f"plans must be an object whose keys are slugs, and rules a list, as in {_EXAMPLE}"])
+    problems = [
+        f"plan “{printable(slug)}”: {problem}" for slug, plan in plans.items() for problem in _plan_problems(slug, plan)
+    ]
+    entries: list[Any] = []
+    for number, entry in enumerate(rules, 1):
+        try:
+            entries.append(_completed(entry))
+        except ValueError as error:
+            problems.append(f"rule {number}: “{printable(str(entry.get('name')))}”: {error}")
+        else:
+            problems += [f"rule {number}: {problem}" for problem in _rule_problems(entries[-1])]
+    if problems:
+        raise RefusedError(problems)
+    counts = Counter(map(identity, entries))
+    problems = [
+        f"rule “{name}” of plan “{plan}” is in the document twice"
+        for (plan, name), count in sorted(counts.items())
+        if count > 1
+    ]
+    if problems:
+        raise RefusedError(problems)
+    return {"plans": plans, "rules": sorted(entries, key=identity)}
+
+
+def _plan_problems(slug: str, plan: Any) -> Iterator[str]:
+    if not isinstance(plan, dict) or plan.keys() - {"name", "includes", "currency", "prices"}:
+        yield 'write {"name": "Pro", "includes": {"requests": 10000}}'
+    elif not isinstance(plan.get("includes", {}), dict):
+        yield 'includes must be an object such as {"requests": 10000}'
+    elif not isinstance(plan.get("prices", {}), dict):
+        yield 'prices must be an object such as {"requests": {"unit_price": "0.10"}}'
+    else:
+        yield from plan_type_problems(slug, plan)
+
+
+def _completed(entry: Any) -> Any:
+    """Return the entry of a rule with an algorithm, and with numbers in place of a typed rate.
+
+    Return other values as they are: `_rule_problems` reports them. Raise ValueError if the typed rate is not valid.
+    """
+    if not isinstance(entry, dict):
+        return entry
+    completed = {"algorithm": DEFAULT_ALGORITHM, **entry}
+    rate = completed.get("rate")
+    return (
+        with_numbers(completed)
+        if isinstance(rate, str) and rate.isprintable() and len(rate) <= _MAX_RATE
+        else completed
+    )
+
+
+def _rule_problems(entry: Any) -> Iterator[str]:
+    if not isinstance(entry, dict) or not is_text(entry.get("name")):
+        yield 'write an object such as {"name": "burst", "algorithm": "token_bucket", "capacity": 10, …}'
+        return
+    name, algorithm = entry["name"], entry.get("algorithm")
+    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
+        yield f"“{name}”: algorithm must be one of {', '.join(ALGORITHMS)}, not {as_json(algorithm)}"
+        return
+    allowed = {"name", "plan", "algorithm", *fields_of(algorithm), *DEFAULTS}
+    if not ALGORITHMS[algorithm].may_wait:
+        allowed.discard("max_wait")
+    algorithm_fields = ", ".join(fields_of(algorithm))
+    for field in sorted(entry.keys() - allowed):
+        yield f"“{name}”: {algorithm} has no field {printable(field)}: the fields of {algorithm} are {algorithm_fields}"
+    for problem in rule_type_problems({field: value for field, value in entry.items() if field in allowed}):
+        yield f"“{name}”: {problem}"
