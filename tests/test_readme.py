@@ -115,8 +115,9 @@ def shop(tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Pat
         add(tmp_path / "shop" / name, text)
     server = urlsplit(redis_url).netloc
     for block in blocks("python"):
-        name = block.partition("\n")[0].removeprefix("# ")
-        add(tmp_path / name, block.replace("127.0.0.1:6379", server))
+        name, _comma, variant = block.partition("\n")[0].removeprefix("# ").partition(", ")
+        if not variant:
+            add(tmp_path / name, block.replace("127.0.0.1:6379", server))
     return tmp_path
 
 
@@ -204,6 +205,15 @@ def test_the_five_steps_limit_meter_and_bill_a_new_project(shop: Path, fsync_at_
 
         until(in_the_ledger, "the usage in the ledger", patience=120)
         until(billed, "the usage on the report", patience=120)
+
+
+def test_with_the_embedded_server_fewer_settings_are_enough(shop: Path) -> None:
+    own, embedded = (block for block in blocks("python") if block.startswith("# shop/settings.py"))
+    assert embedded.startswith("# shop/settings.py, with the embedded server\n")
+    settings = shop / "shop" / "settings.py"
+    settings.write_text(settings.read_text().partition(own.splitlines()[0] + "\n")[0] + embedded)
+    assert "no issues" in manage("check")
+    assert "CACHE_ALIAS" not in settings.read_text()
 
 
 def test_each_of_the_two_set_up_commands_stands_alone() -> None:

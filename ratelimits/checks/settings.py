@@ -73,7 +73,8 @@ def check_cache(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
         return [
             checks.Error(
                 f"The cache {alias!r}, which RATELIMITS['CACHE_ALIAS'] names, is not a django-redis cache.",
-                hint="Add this alias to CACHES with BACKEND 'django_redis.cache.RedisCache', or name another alias.",
+                hint="Add this alias to CACHES with BACKEND 'django_redis.cache.RedisCache', or name another alias. In"
+                " development with the extra `embedded`, you may delete CACHE_ALIAS instead.",
                 id="ratelimits.E003",
             )
         ]

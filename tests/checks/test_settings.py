@@ -66,6 +66,7 @@ def test_the_alias_that_decides_must_be_a_django_redis_one() -> None:
     assert error.id == "ratelimits.E003"
     (error,) = messages(CACHES={"default": REDIS})
     assert error.id == "ratelimits.E003"
+    assert "delete CACHE_ALIAS" in str(error.hint)
 
 
 @pytest.mark.parametrize("other", [LOCATION, "redis://127.0.0.1/4", "redis://user@127.0.0.1:6379?db=4"])

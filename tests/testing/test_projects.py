@@ -56,7 +56,7 @@ def _site_untouched(project: Project, redis_client: redis.Redis) -> Iterator[Non
 
 
 def test_the_page_has_all_snippets() -> None:
-    assert list(SNIPPETS) == ["shop/settings.py", "shop/tests.py", "shop/test_hello.py"]
+    assert list(SNIPPETS) == ["shop/settings.py", "shop/tests.py", "shop/test_hello.py", "shop/test_signed_in.py"]
 
 
 def test_under_djangos_runner(project: Project) -> None:
@@ -66,6 +66,26 @@ def test_under_djangos_runner(project: Project) -> None:
 
 def test_under_pytest(project: Project) -> None:
     assert "5 passed" in project.run(*_PYTEST, "shop")
+
+
+def test_signed_in_users_and_tokens(project: Project) -> None:
+    framework = "rest_framework.authentication"
+    apps = ["django.contrib.sessions", "rest_framework.authtoken"]
+    added = f"""
+INSTALLED_APPS += {apps}
+MIDDLEWARE += [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+]
+REST_FRAMEWORK["DEFAULT_AUTHENTICATION_CLASSES"] = [
+    "{framework}.SessionAuthentication",
+    "{framework}.TokenAuthentication",
+]
+del REST_FRAMEWORK["UNAUTHENTICATED_USER"]
+"""
+    project.write("settings.py", (project.directory / "settings.py").read_text() + added)
+    project.write("shop/test_signed_in.py", SNIPPETS["shop/test_signed_in.py"])
+    assert "3 passed" in project.run(*_PYTEST, "shop/test_signed_in.py")
 
 
 def test_under_pytest_in_two_processes(project: Project) -> None:
