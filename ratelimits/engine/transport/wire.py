@@ -71,6 +71,7 @@ class Wire:
     def _open(self, pool: Any, timeout: float) -> None:
         self._pool = no_retry_pool(pool, timeout)
         self._blocking = blocking_pool(self._pool)
+        self._blocking_client = redis.Redis(connection_pool=self._blocking)
         self._idle = IdleConnections(self._pool) if type(pool) in (ConnectionPool, BlockingConnectionPool) else None
         #: The server's run, for each connection of a special pool.
         self._runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
@@ -132,11 +133,10 @@ class Wire:
 
         The server wakes the callers one by one, in the order in which they came. Raise NotSent if it does not answer.
         """
-        client = redis.Redis(connection_pool=self._blocking)
         end = time.monotonic() + seconds
         try:
             while (seconds_left := end - time.monotonic()) > 0:
-                taken: Any = client.blpop([key], timeout=_block_timeout(seconds_left))
+                taken: Any = self._blocking_client.blpop([key], timeout=_block_timeout(seconds_left))
                 if taken is not None:
                     return bytes(taken[1])
         except (RedisError, OSError) as error:
