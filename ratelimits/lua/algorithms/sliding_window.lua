@@ -4,9 +4,10 @@
 -- contain a part of the bucket that left last, number N+1. If `weighted` is 1, the same share of its permits is
 -- counted. Otherwise this bucket is not counted.
 --@params * width buckets weighted - - capacity
---@record counts I7 last I7 stored_width I7 stored_newest c# stored_counts
+--@record counts I7 last I7 stored_width I7 stored_newest I8 stored_sum c# stored_counts
 -- The record has the moment of the last charge, the width, and the index of the newest bucket at that moment. Then it has
--- the counts of N+1 buckets, the newest first, six bytes each.
+-- the sum of N buckets, and the counts of N+1 buckets, the newest first, six bytes each. With the sum, a decision need
+-- not add up the counts until a new bucket begins.
 -- `counts` and `newest` are the counts now (in the same form) and the index of the newest bucket. `sum` is the number
 -- of permits in the N buckets that are fully inside.
 
@@ -74,13 +75,14 @@ local function moment_with_room(counts, sum, room, newest, width, buckets, weigh
       return (newest + ahead) * width + offset
     end
   end
+  error('the numbers of a state do not fit together: reset the key')
 end
 
 local sliding = {}
 
 function sliding.initial(l)
   l.counts, l.newest, l.sum = string.rep('\0', 6 * l.buckets + 6), math.floor(at / l.width), 0
-  l.stored_counts, l.stored_newest = l.counts, l.newest
+  l.stored_counts, l.stored_newest, l.stored_sum = l.counts, l.newest, 0
 end
 
 function sliding.stored_params(l)
@@ -94,12 +96,15 @@ function sliding.resolve(l)
     local old_newest, newest = math.floor(changed / l.stored_width), math.floor(changed / l.width)
     l.stored_counts = slide(l.stored_counts, old_newest - l.stored_newest)
     l.stored_counts = rarely().rebucket(l.stored_counts, old_newest, l.stored_width, newest, l.width, l.buckets, l.weighted)
-    l.stored_newest = newest
+    l.stored_newest, l.stored_sum = newest, sum_of(l.stored_counts, l.buckets)
   end
   l.newest = (at - at % l.width) / l.width
-  if l.newest < l.stored_newest then l.newest = l.stored_newest end
-  l.counts = slide(l.stored_counts, l.newest - l.stored_newest)
-  l.sum = sum_of(l.counts, l.buckets)
+  if l.newest <= l.stored_newest then
+    l.newest, l.counts, l.sum = l.stored_newest, l.stored_counts, l.stored_sum
+  else
+    l.counts = slide(l.stored_counts, l.newest - l.stored_newest)
+    l.sum = sum_of(l.counts, l.buckets)
+  end
 end
 
 function sliding.check(l)
@@ -118,7 +123,9 @@ function sliding.check(l)
 end
 
 function sliding.charge(l)
-  l.counts, l.sum = with_count(l.counts, 1, count_at(l.counts, 1) + l.cost), l.sum + l.cost
+  local before = count_at(l.counts, 1)
+  l.counts = with_count(l.counts, 1, before + l.cost)
+  l.sum = l.sum + count_at(l.counts, 1) - before
 end
 
 function sliding.refund(l)
@@ -136,6 +143,7 @@ function sliding.refund(l)
     -- Also change the counts that will be stored. A refund leaves them at the moment of the last charge: if the clock
     -- steps back before the next charge, no bucket has left too early.
     if stored_position > 0 then
+      if stored_position <= l.buckets then l.stored_sum = l.stored_sum - amount end
       l.stored_counts = with_count(l.stored_counts, stored_position, count_at(l.stored_counts, stored_position) - amount)
     end
   end
@@ -158,6 +166,6 @@ function sliding.standing(l)
 end
 
 function sliding.store(l)
-  if l.last == at then l.stored_counts, l.stored_newest = l.counts, l.newest end
+  if l.last == at then l.stored_counts, l.stored_newest, l.stored_sum = l.counts, l.newest, l.sum end
   l.stored_width, l.life = l.width, (l.buckets + 1) * l.width
 end
