@@ -89,7 +89,7 @@ class Command:
         meters = len(usage.meters) if usage is not None else 0
         leases = 1 if call.lease is not None else 0
         #: The deciding script for calls of this shape, and its argument `layout`, which only a general script has.
-        self.script, self._layout = _assembled(call, len(compared), before_own_keys - packed)
+        self.script, self._layout = _assembled(call, len(compared), before_own_keys - packed, keyspace.slots_move)
         #: The bytes of the command before the nonce.
         self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n%b" % (
             7 + len(keys) + (self._layout is not None) + meters + leases,
@@ -154,7 +154,7 @@ def _middle(program: bytes, head: str, request: tuple[float, ...], costs: tuple[
     return bulks(head.encode(), struct.pack(f"<{len(request) + len(costs)}d", *request, *costs), program)
 
 
-def _assembled(call: Call, heads: int, keys_without_state: int) -> Assembled:
+def _assembled(call: Call, heads: int, keys_without_state: int, slots_move: bool) -> Assembled:
     """Return the deciding script for a call, and the layout of the call if the script is a general one.
 
     `heads` says how many heads the call compares. `keys_without_state` says how many of the call's Redis keys have no
@@ -183,6 +183,7 @@ def _assembled(call: Call, heads: int, keys_without_state: int) -> Assembled:
         call.lease is not None,
         call.announces,
         call.counts_refusal,
+        slots_move,
     )
     return assembled(shape)
 

@@ -110,10 +110,14 @@ def _prefix(namespace: str, shard: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Keyspace:
-    """The Redis keys of one namespace. They are divided into `shards` shards."""
+    """The Redis keys of one namespace. They are divided into `shards` shards.
+
+    slots_move  whether the server is a cluster, whose slots may move to other nodes
+    """
 
     namespace: str
     shards: int
+    slots_move: bool = False
 
     def __post_init__(self) -> None:
         if not _NAMESPACE.fullmatch(self.namespace):

@@ -10,12 +10,14 @@ from typing import NamedTuple
 from ratelimits.algorithms.base import Algorithm
 from ratelimits.algorithms.limits import Lasting, Mode
 from ratelimits.engine.assemble import LimitShape
-from ratelimits.engine.assemble.algorithm_files import params_of
+from ratelimits.engine.assemble.algorithm_files import algorithm_file, params_of
 from ratelimits.engine.keys import name_id, own_name
 
 #: What a program says at its end about each limit: the moment from which the limit's params hold, the id of its rule,
 #: and the version of this rule.
 _RULE = struct.Struct("<dII")
+#: The header of a limit's usual record: name, code of the algorithm, size. lua/records.lua describes records.
+_HEADER = struct.Struct("<IBH")
 #: Maximum number of limits in one decision. There is a maximum because a general script reads the slot of a cost from
 #: one byte (engine/assemble/general.py), and engine.decision prepares one function for each length of a reply.
 MAX_LIMITS = 120
@@ -139,10 +141,13 @@ class Program:
 
     def _pack(self, now: int) -> bytes:
         numbers, rules = [], []
-        for term in self.terms:
-            params = params_of(type(term.algorithm), term.algorithm.params(now))
+        for term, shape in zip(self.terms, self.limit_shapes, strict=True):
+            kind = type(term.algorithm)
+            size = algorithm_file(kind).form(shape.form).size if shape.form else 0
+            header = _HEADER.pack(name_id(term.name), kind.code, size)
+            params = params_of(kind, term.algorithm.params(now))
             waits = (term.max_wait,) if term.max_wait >= 0 else ()
-            numbers.append(struct.pack(f"<I{len(waits) + len(params)}d", name_id(term.name), *waits, *params))
+            numbers.append(header + struct.pack(f"<{len(waits) + len(params)}d", *waits, *params))
             rules.append(_RULE.pack(term.since, term.rule, term.version))
         return b"".join([*numbers, *rules])
 

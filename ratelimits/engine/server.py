@@ -45,7 +45,8 @@ def current_server() -> Server:
     The result is cached until the settings change. Raise NotReached if the server is a cluster and none of its nodes
     answers.
     """
-    return Server(_current_wire(), Keyspace(_namespace(), conf.SHARDS))
+    wire = _current_wire()
+    return Server(wire, Keyspace(_namespace(), conf.SHARDS, isinstance(wire, ClusterWire)))
 
 
 @cache

@@ -27,6 +27,8 @@
 --   removed      true if this record must be removed
 --   life         how long the state is needed after the decision
 --   expiry       the moment until which Redis keeps the state, in seconds
+--   keys_absent  true if it is known that none of the limit's own keys exists
+--   slots_move   true if the server is a cluster, whose slots may move to other nodes
 --   self         the table with the limit's fields, to pass to a function
 --
 -- KEYS     1. the heads of all shards of this request, the account's shard first
@@ -45,8 +47,9 @@
 --          Then the costs: first one for each meter, then further costs of limits, if there are any. The position of a
 --          cost in this list is its slot, from 1. If a receipt is settled and less was used than charged, a cost is
 --          negative
--- ARGV[4]  program: for each limit its name (crc32), its longest wait if it has one (µs), and its params. Then for each
---          limit '<dI4I4': the moment from which the params hold (µs; 0: now), rule, version
+-- ARGV[4]  program: for each limit the header of its usual record (see records.lua), its longest wait if it has one (µs),
+--          and its params. Then for each limit '<dI4I4': the moment from which the params hold (µs; 0: now), rule,
+--          version
 -- ARGV[5…] for each meter the name of the counter of an admitted request,
 --          "a|bin|period|meter|rule|version|account|key". Then the name of the request's leases, if it is not the
 --          nonce. For the general script, the layout of the call comes before these
@@ -211,7 +214,6 @@ if l.written or l.must_keep then
   needed_until = (needed_until - needed_until % 1e6) / 1e6 + (needed_until % 1e6 > 0 and 2 or 1)
   l.expiry = needed_until < 4294967295 and needed_until or 4294967295
 --: if not virtual
-  local ttl = l.expiry * 1000 - (now - now % 1000) / 1000
 --: do keep
 --: end
 end

@@ -1,6 +1,7 @@
 -- Functions for packed states. A packed state begins with its expiry (seconds since 1970), '<I4'. Then it has a record
--- for each limit. A record has a header, '<I4BI2I4': name of the limit (crc32), code of the algorithm, size, expiry of
--- the record. The payload follows: `size` bytes in the algorithm's format.
+-- for each limit. A record begins with a header of seven bytes, '<I4BI2': name of the limit (crc32), code of the
+-- algorithm, size. Then it has its own expiry, '<I4', and the payload: `size` bytes in the algorithm's format. Scripts
+-- compare headers and names as bytes.
 
 -- Returns a table from the name of each record to its position; nil if `raw` is not a packed state.
 -- Accepts the code of an unknown algorithm: perhaps a newer version of the app has written this record.
@@ -8,12 +9,23 @@
 local function scan(raw)
   local starts, pos = {}, 5
   while pos + 10 <= #raw do
-    local name, code, size = struct.unpack('<I4BI2', raw, pos)
+    local name, code, size = struct.unpack('<c4BI2', raw, pos)
     if code < 1 then return nil end
     starts[name] = pos
     pos = pos + 11 + size
   end
   return pos == #raw + 1 and starts or nil
+end
+
+-- Returns the position four bytes before the first record with this header. Returns nil if there is no such record, or if
+-- it is the first of all.
+--@rarely
+local function position(raw, header)
+  local pos = 5
+  while pos + 10 <= #raw do
+    if string.sub(raw, pos, pos + 6) == header then return pos > 5 and pos - 4 or nil end
+    pos = pos + 11 + struct.unpack('<I2', raw, pos + 5)
+  end
 end
 
 -- Returns the packed state `raw` with some records replaced, added or removed, and the new expiry of this packed state.
@@ -30,7 +42,7 @@ local function rewrite(raw, names, records, now)
     end
   end
   while raw and pos < #raw do
-    local name, _, size, expiry = struct.unpack('<I4BI2I4', raw, pos)
+    local name, _, size, expiry = struct.unpack('<c4BI2I4', raw, pos)
     local record = records[name]
     if record == nil then
       keep(string.sub(raw, pos, pos + 10 + size), expiry)

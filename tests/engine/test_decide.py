@@ -33,6 +33,7 @@ from ratelimits.engine import (
     settle,
 )
 from ratelimits.engine.call import Call
+from ratelimits.engine.decide import call_for
 from ratelimits.engine.decide import decide_call as steps
 from ratelimits.engine.keys import shard_of
 from ratelimits.engine.program import Term, program
@@ -116,6 +117,106 @@ class TestVanishedStates:
         short = limit(algorithm, name="short", capacity=3, period=10, lease_ttl=10)
         ask(short, limit("calendar_window", name="month"), lease="one")
         assert ask(short, now=NOW + 300 * SECOND).remaining == 2
+
+    @pytest.mark.parametrize("algorithm", ["sliding_log", "concurrency"])
+    def test_own_keys_whose_state_is_gone_count_no_more(self, redis_client: RawRedis, algorithm: str) -> None:
+        one = limit(algorithm, capacity=3, period=10, lease_ttl=10)
+        for _ in range(2):
+            ask(one)
+        redis_client.delete(*redis_client.keys("*}:s:*"))
+        assert [ask(one).remaining for _ in range(3)] == [2, 1, 0]
+        assert not ask(one).allowed
+
+    def test_a_charge_finds_that_the_list_is_gone(self, redis_client: RawRedis) -> None:
+        log = limit("sliding_log", capacity=10, period=10)
+        for number in range(3):
+            ask(log, now=NOW + number)
+        redis_client.delete(*own_keys(redis_client))
+        assert [ask(log, now=NOW + number).remaining for number in (5, 6, 6)] == [9, 8, 7]
+
+    @pytest.mark.parametrize("charges", [0, 1, 200])
+    def test_a_log_goes_on_without_its_tree(self, redis_client: RawRedis, charges: int) -> None:
+        """With 200 charges a new tree begins before anything looks for the old one."""
+        log = limit("sliding_log", capacity=1000, period=10)
+        for number in range(300):
+            ask(log, now=NOW + number)
+        (tree,) = redis_client.keys("*:b")
+        in_list = sum(redis_client.llen(key) for key in own_keys(redis_client) if key != tree)
+        redis_client.delete(tree)
+        for number in range(300, 300 + charges):
+            assert ask(log, now=NOW + number).allowed
+        assert peek([log], now=NOW + 600).remaining == 1000 - in_list - charges
+        assert peek([log], now=NOW + 11 * SECOND).remaining == 1000
+
+    def test_a_log_without_its_tree_refuses_only_what_the_list_refuses(self, redis_client: RawRedis) -> None:
+        log = limit("sliding_log", capacity=300, period=10)
+        for number in range(300):
+            ask(log, now=NOW + number)
+        assert not ask(log, now=NOW + 300).allowed
+        redis_client.delete(*redis_client.keys("*:b"))
+        answer = ask(log, now=NOW + 300)
+        assert answer.allowed
+        assert answer.remaining > 100
+
+    @pytest.mark.parametrize(("algorithm", "number"), [("sliding_log", 2), ("concurrency", 2)])
+    def test_a_second_own_key_exists_only_where_a_cluster_needs_it(
+        self, redis_client: RawRedis, algorithm: str, number: int
+    ) -> None:
+        server, one = current_server(), limit(algorithm)
+        assert ask(one).allowed
+        assert len(own_keys(redis_client)) == number - 1
+        reset([one])
+        on_cluster = replace(server, keyspace=replace(server.keyspace, slots_move=True))
+        assert steps(on_cluster, call_for([one])).allowed
+        assert len(own_keys(redis_client)) == number
+        assert all(redis_client.pttl(key) > 0 for key in own_keys(redis_client))
+
+    def test_the_keys_of_leases_expire_also_if_the_second_comes_later(self, redis_client: RawRedis) -> None:
+        one = limit("concurrency", capacity=9)
+        ask(one, now=None)
+        ask(limit("concurrency", capacity=9, cost=3), now=None)
+        assert len(own_keys(redis_client)) == 2
+        assert all(redis_client.pttl(key) > 0 for key in own_keys(redis_client))
+
+    def test_the_keys_of_a_log_expire_also_if_the_tree_comes_later(self, redis_client: RawRedis) -> None:
+        log = limit("sliding_log", capacity=1000, period=3600)
+        for _ in range(200):
+            ask(log, now=None)
+        assert len(own_keys(redis_client)) == 2
+        assert all(redis_client.pttl(key) > 0 for key in own_keys(redis_client))
+
+
+class TestRecordsOfOneKey:
+    def test_limits_that_are_decided_apart_keep_each_others_records(self, redis_client: RawRedis) -> None:
+        """A call's records may be the first of the packed state, or be behind others, or be mixed with others."""
+        draw, spent = Random("records"), dict.fromkeys("abcde", 0)
+        kinds = {"a": ("fixed_window", 60), "b": ("fixed_window", 3600), "c": ("gcra", 1), "d": ("fixed_window", 9)}
+        limits = {
+            name: limit(kind, name=name, capacity=1000, period=period, rate="0.000001")
+            for name, (kind, period) in {**kinds, "e": ("token_bucket", 1)}.items()
+        }
+        groups = ["ab", "cd", "e", "cde", "bc", "ab", "cd", "d", "ea"]
+        for number in range(200):
+            group = groups[number % len(groups)] if number < 40 else draw.choice(groups)
+            answer = ask(*(limits[name] for name in group), now=NOW + number)
+            for name in group:
+                spent[name] += 1
+            assert [one.remaining for one in answer.standings] == [1000 - spent[name] for name in group]
+        answer = peek([limits[name] for name in "edcba"], now=NOW + 200)
+        assert [one.remaining for one in answer.standings] == [1000 - spent[name] for name in "edcba"]
+
+    def test_a_state_lives_as_long_as_its_longest_record(self, redis_client: RawRedis) -> None:
+        now = now_of_this_machine()
+        long, short = limit("fixed_window", name="long", period=86_400), limit("gcra", name="short")
+        ask(limit("fixed_window", name="first", period=60), now=now)
+        ask(long, now=now)
+        (key,) = redis_client.keys("*}:s:*")
+        lives = redis_client.pttl(key)
+        for _ in range(3):
+            ask(short, now=now)
+            ask(long, now=now)
+            ask(short, now=now)
+        assert abs(redis_client.pttl(key) - lives) < 5000
 
 
 def own_keys(client: RawRedis) -> list[bytes]:

@@ -22,6 +22,7 @@ from ratelimits.engine.assemble.algorithm_files import AlgorithmFile, algorithm_
 from ratelimits.engine.assemble.limit_text import LimitText
 from ratelimits.engine.assemble.script_text import ScriptText
 from ratelimits.engine.assemble.shape import Shape
+from ratelimits.engine.assemble.states import HEADER, NAME
 
 _LIMIT = struct.Struct("<BBHHB")
 
@@ -54,7 +55,8 @@ class AnyLimit(LimitText):
     def __init__(self, call: Shape) -> None:
         lease = "ARGV[6 + meter_count]" if call.lease else "ARGV[1]"
         announces = "true" if call.announces else "false"
-        self.known = {"lease": lease, "announces": announces, "is_alone": "#L == 1"}
+        slots_move = "true" if call.slots_move else "false"
+        self.known = {"lease": lease, "announces": announces, "is_alone": "#L == 1", "slots_move": slots_move}
         self.in_table, self.table, self.used, self.files = True, "l", {}, _files()
         self.lasting = "l.lasting"
 
@@ -114,8 +116,8 @@ class GeneralText(ScriptText):
         yield "l.code, l.slot, l.state_key, l.own_key, marks, layout_at = read_struct('<BBI2I2B', ARGV[5], layout_at)"
         yield "l.shadow, waits, l.cost = marks % 2 == 1, marks % 4 >= 2, cost_of(l.slot)"
         yield "l.lasting = (marks - marks % 4) / 4"
-        yield "if l.own_key > 0 then l.redis_key = KEYS[l.own_key] end"
-        yield "l.name, place = read_struct('<I4', ARGV[4], place)"
+        yield f"if l.own_key > 0 then l.redis_key, l.slots_move = KEYS[l.own_key], {self.any.known['slots_move']} end"
+        yield f"l.header, place = read_struct('<c{HEADER}', ARGV[4], place)"
         yield "if waits then l.timeout, place = read_struct('<d', ARGV[4], place) end"
         if self.shape.at_once:
             yield "l.timeout = 0"
@@ -155,7 +157,7 @@ class GeneralText(ScriptText):
             yield "return rarely().corrupt(key)"
         yield "end"
         yield "end"
-        yield from self.read_record(self.any, "state.raw", "state.starts[l.name]", "key")
+        yield from self.read_record(self.any, "state.raw", f"state.starts[{NAME}]", "key")
         yield "end"
 
     def do_write_states(self) -> Iterator[str]:

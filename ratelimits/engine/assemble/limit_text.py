@@ -35,6 +35,7 @@ class LimitText:
             "lease": f"ARGV[{5 + call.meters}]" if call.lease else "ARGV[1]",
             "announces": "true" if call.announces else "false",
             "is_alone": "true" if len(call.limits) == 1 else "false",
+            "slots_move": "true" if call.slots_move else "false",
         }
         if shape.own_key:
             self.known["redis_key"] = f"KEYS[{shape.own_key}]"
@@ -58,6 +59,22 @@ class LimitText:
             return self.name(field)
 
         return _FIELD.sub(name, text)
+
+    @property
+    def own_keys(self) -> list[str]:
+        """Return the Lua expressions of all Redis keys that belong to this limit alone, also of optional ones."""
+        if not self.shape.own_key:
+            return []
+        storage, first = self.shape.algorithm.storage, self.known["redis_key"]
+        return [
+            first,
+            *(f"{first} .. '{ending}'" for ending in (*storage.endings.values(), *storage.optional.values())),
+        ]
+
+    @property
+    def known_fields(self) -> list[str]:
+        """Return the known values that functions of the algorithm use, as entries of the limit's table."""
+        return [f"{field} = {value}" for field, value in self.known.items() if field in self.file.shared]
 
     @property
     def form(self) -> RecordForm:
@@ -87,7 +104,7 @@ class LimitText:
 
     def declared(self) -> list[str]:
         """Return the fields that need a declaration as local variables."""
-        return [name for name in self.used if name not in {"name", "cost", "timeout", *self.params}]
+        return [name for name in self.used if name not in {"header", "cost", "timeout", *self.params}]
 
     def filled(self, line: str) -> str:
         """Return the Lua text that replaces a comment "--locals", "--table" or "--fields". All fields must be known."""
@@ -97,9 +114,8 @@ class LimitText:
         if line.startswith("--fields"):
             fields = [field for field in self.declared() if field in shared]
             return f"{', '.join(map(self.name, fields))} = {', '.join(f'self.{field}' for field in fields)}"
-        values = [f"redis_key = {self.known['redis_key']}"]
-        values += [f"{field} = {self.name(field)}" for field in (*self.used, "cost", *self.params) if field in shared]
-        return f"local self = {{{', '.join(dict.fromkeys(values))}}}"
+        values = [f"{field} = {self.name(field)}" for field in (*self.used, "cost", *self.params) if field in shared]
+        return f"local self = {{{', '.join(dict.fromkeys([*self.known_fields, *values]))}}}"
 
     def section(self, name: str) -> str:
         """Return the Lua text of a section of the algorithm. Return "" if the algorithm does not have this section."""

@@ -9,7 +9,7 @@ from ratelimits.engine.assemble import scripts
 from ratelimits.engine.assemble.limit_text import LimitText
 from ratelimits.engine.assemble.lua_functions import LuaFunction, divided, rarely, without_unused
 from ratelimits.engine.assemble.shape import Shape, renews
-from ratelimits.engine.assemble.states import StateLines
+from ratelimits.engine.assemble.states import HEADER, StateLines
 from ratelimits.engine.keys import SHARD_KEYS
 
 
@@ -153,11 +153,11 @@ class ScriptText(StateLines):
     @staticmethod
     def _program_fields(limit: LimitText) -> tuple[str, list[str]]:
         """Return the format of the limit's numbers in ARGV[4], and the names of its fields."""
-        fields = ["name", *(["timeout"] if limit.shape.waits else []), *limit.params]
-        return "I4" + "d" * (len(fields) - 1), fields
+        fields = ["header", *(["timeout"] if limit.shape.waits else []), *limit.params]
+        return f"c{HEADER}" + "d" * (len(fields) - 1), fields
 
     def _rules_at(self) -> int:
-        return sum(4 + 8 * (limit.shape.waits + len(limit.params)) for limit in self.limits) + 1 - 16
+        return sum(HEADER + 8 * (limit.shape.waits + len(limit.params)) for limit in self.limits) + 1 - 16
 
     def do_limits(self) -> Iterator[str]:
         if not self.limits:
@@ -171,9 +171,8 @@ class ScriptText(StateLines):
         for limit, (form, names) in zip(self.limits, fields, strict=True):
             number, cost = limit.number, f"cost_of_{limit.shape.slot}"
             if limit.in_table:
-                redis_key = f", redis_key = KEYS[{limit.shape.own_key}]" if limit.shape.own_key else ""
-                values = f"cost = {cost}{redis_key}"
-                yield f"local {limit.table} = {{{values}}}"
+                values = [f"cost = {cost}", *limit.known_fields]
+                yield f"local {limit.table} = {{{', '.join(values)}}}"
             if limit.in_table or len(in_locals) < len(self.limits):
                 start = "" if limit.in_table else "local "
                 targets = ", ".join(limit.name(name) for name in names)
@@ -181,7 +180,7 @@ class ScriptText(StateLines):
             if not limit.in_table:
                 yield f"local {limit.name('cost')} = {cost}"
                 yield f"--locals {number}"
-            position += 4 + 8 * (len(names) - 1)
+            position += HEADER + 8 * (len(names) - 1)
 
     def do_count(self) -> Iterator[str]:
         shape, open_key = self.shape, f"KEYS[{self.shape.open_key}]"
@@ -234,7 +233,7 @@ class ScriptText(StateLines):
         """Return the approximate number of local variables of the script's main function."""
         functions = sum(len(re.findall(r"^local ", file.functions.usual, re.MULTILINE)) for file in self.files.values())
         of_limits = sum(1 if limit.in_table else len(limit.used) for limit in self.limits)
-        return 45 + functions + self.shape.costs + 3 * len(self.state_keys) + of_limits
+        return 45 + functions + self.shape.costs + 4 * len(self.state_keys) + of_limits
 
 
 def _block(lines: Sequence[str], start: int) -> tuple[list[str], list[str], int]:

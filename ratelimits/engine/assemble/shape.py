@@ -43,6 +43,7 @@ class Shape(NamedTuple):
     lease      whether the call names its leases
     announces  whether a caller that is refused waits until a lease is released
     counts_refusal  whether a refusal is counted as a denied request
+    slots_move  whether the server is a cluster, whose slots may move to other nodes
     general    whether the script is a general one (general.py)
     """
 
@@ -58,6 +59,7 @@ class Shape(NamedTuple):
     lease: bool
     announces: bool
     counts_refusal: bool = True
+    slots_move: bool = False
     general: bool = False
 
 

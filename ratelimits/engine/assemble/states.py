@@ -9,6 +9,10 @@ from ratelimits.engine.assemble.shape import Shape, flags, renews
 
 #: Maximum number of values that one call of struct reads or writes. A Lua function has at most 250 registers.
 _MAX_VALUES = 180
+#: Number of bytes of a record's header: the limit's name, the code of the algorithm, and the size.
+HEADER = 7
+#: The Lua expression of a limit's name, which is the first part of its header.
+NAME = "string.sub(l.header, 1, 4)"
 
 
 def common_form(limits: Sequence[LimitText]) -> tuple[str, int] | None:
@@ -19,10 +23,10 @@ def common_form(limits: Sequence[LimitText]) -> tuple[str, int] | None:
     if not all(limit.shape.form for limit in limits):
         return None
     records = [limit.form for limit in limits]
-    if sum(4 + len(record.names) for record in records) > _MAX_VALUES:
+    if sum(2 + len(record.names) for record in records) > _MAX_VALUES:
         return None
-    form = "<I4" + "".join(f"I4BI2I4{record.format}" for record in records)
-    return form, 4 + sum(11 + record.size for record in records)
+    form = "<I4" + "".join(f"c{HEADER}I4{record.format}" for record in records)
+    return form, 4 + sum(HEADER + 4 + record.size for record in records)
 
 
 def _fields(limit: LimitText) -> str:
@@ -63,23 +67,24 @@ class StateLines:
         """Yield the lines that read one packed state."""
         limits, reset = self.of_state(key), self.flags["reset"]
         raw = f"raw_{number}"
-        yield f"local {raw}, fits_{number}, latest_{number} = got[{self.shape.heads + number}], false, 0"
-        yield f"if not {raw} and call('EXISTS', KEYS[{key}]) == 1 then"
-        yield f"call('UNLINK', KEYS[{key}])" if reset else f"return rarely().corrupt(KEYS[{key}])"
+        yield f"local {raw}, fits_{number} = got[{self.shape.heads + number}], false"
+        yield f"local latest_{number}, from_{number} = 0, 1"
+        yield f"if not {raw} then"
+        yield from self.no_state(limits, key)
         yield "end"
         one = common_form(limits)
         if one is not None and not reset:
             form, size = one
-            yield f"if {raw} and #{raw} >= {size} then"
-            yield "-- Read all records at once, if they are the first ones and have their usual forms."
-            heads = [f"n{i}, c{i}, s{i}" for i in range(len(limits))]
-            yield f"local {', '.join(heads)}"
+            yield "-- Read all records at once, if they are in this order and have their usual forms. Usually they are"
+            yield "-- the first of the packed state. Otherwise find the first of them, and try once more."
+            yield f"while {raw} and #{raw} >= from_{number} + {size - 1} do"
+            headers = [f"h{i}" for i in range(len(limits))]
+            yield f"local {', '.join(headers)}"
             reads, tests = [f"latest_{number}"], []
-            for i, limit in enumerate(limits):
-                reads += [heads[i], limit.bind(_fields(limit))]
-                name, code = limit.name("name"), limit.known["code"]
-                tests.append(f"n{i} == {name} and c{i} == {code} and s{i} == {limit.form.size}")
-            yield f"{', '.join(reads)} = read_struct('{form}', {raw})"
+            for header, limit in zip(headers, limits, strict=True):
+                reads += [header, limit.bind(_fields(limit))]
+                tests.append(limit.bind(f"{header} == l.header"))
+            yield f"{', '.join(reads)} = read_struct('{form}', {raw}, from_{number})"
             yield f"if {' and '.join(tests)} then"
             yield f"fits_{number} = true"
             for limit in limits:
@@ -89,7 +94,10 @@ class StateLines:
                     alive += f" {names} = {', '.join(limit.form.fixed.values())}"
                 dead = "" if self.shape.virtual else "if l.expiry * 1e6 <= now then l.last = nil else "
                 yield limit.bind(f"{dead}{alive}{' end' if dead else ''}")
+            yield "break"
             yield "end"
+            position = limits[0].bind(f"rarely().position({raw}, l.header)")
+            yield f"from_{number} = from_{number} == 1 and {position} or #{raw}"
             yield "end"
         yield f"if {raw} and not fits_{number} then"
         yield f"local starts = rarely().scan({raw})"
@@ -101,7 +109,22 @@ class StateLines:
             yield f"return rarely().corrupt(KEYS[{key}])"
         yield "end"
         for limit in limits:
-            yield from self.read_record(limit, raw, "starts[l.name]", f"KEYS[{key}]")
+            yield from self.read_record(limit, raw, f"starts[{NAME}]", f"KEYS[{key}]")
+        yield "end"
+
+    def no_state(self, limits: Sequence[LimitText], key: int) -> Iterator[str]:
+        """Yield the lines for a Redis key without a packed state: usually neither it nor the own keys exist."""
+        with_own_keys = [limit for limit in limits if limit.shape.own_key not in (0, key)]
+        test = f"if call('EXISTS', KEYS[{key}]) == 1 then"
+        if with_own_keys:
+            keys = [f"KEYS[{key}]", *(name for limit in with_own_keys for name in limit.own_keys)]
+            # While a cluster moves the slot, optional keys may be on another node. Then this command fails.
+            yield f"if redis.pcall('EXISTS', {', '.join(keys)}) == 0 then"
+            for limit in with_own_keys:
+                yield limit.bind("l.keys_absent = true")
+            test = f"else{test}"
+        yield test
+        yield f"call('UNLINK', KEYS[{key}])" if self.flags["reset"] else f"return rarely().corrupt(KEYS[{key}])"
         yield "end"
 
     def read_record(self, limit: LimitText, raw: str, start: str, key: str) -> Iterator[str]:
@@ -140,13 +163,20 @@ class StateLines:
             values = ["latest"]
             for limit in limits:
                 usual += map(limit.bind, ["l.written", *limit.form.conditions])
-                values.append(limit.bind(f"l.name, l.code, {limit.form.size}, {_fields(limit)}"))
+                values.append(limit.bind(f"l.header, {_fields(limit)}"))
             yield f"if {' and '.join(usual)} then"
-            yield f"latest = latest_{number}"
+            yield f"latest = from_{number} == 1 and latest_{number} or read_struct('<I4', {raw})"
             for limit in limits:
                 yield limit.bind("if l.expiry > latest then latest = l.expiry end")
             yield f"value = write_struct('{form}', {', '.join(values)})"
-            yield f"if {raw} and #{raw} > {size} then value = value .. string.sub({raw}, {size + 1}) end"
+            yield f"if {raw} and #{raw} > {size} then"
+            yield "-- There are other records, in front or behind."
+            yield f"if from_{number} > 1 then"
+            yield f"local front = string.sub({raw}, 5, from_{number} + 3)"
+            yield "value = write_struct('<I4', latest) .. front .. string.sub(value, 5)"
+            yield "end"
+            yield f"value = value .. string.sub({raw}, from_{number} + {size})"
+            yield "end"
             yield "else"
         yield "local names, records = {}, {}"
         for limit in limits:
@@ -169,16 +199,15 @@ class StateLines:
 
     def new_record(self, limit: LimitText) -> Iterator[str]:
         """Yield the lines that add the limit's record to `names` and `records`."""
+        yield limit.bind(f"local name = {NAME}")
         if self.flags["reset"]:
-            yield limit.bind("records[l.name] = false")
+            yield "records[name] = false"
             if not renews(self.shape):
                 return
             yield limit.bind("if l.written then")
         yield from self.section("pack", limit)
-        yield limit.bind("names[#names + 1] = l.name")
-        yield limit.bind(
-            "records[l.name] = write_struct('<I4BI2I4', l.name, l.code, #l.payload, l.expiry) .. l.payload"
-        )
+        yield "names[#names + 1] = name"
+        yield limit.bind("records[name] = write_struct('<c4BI2I4', name, l.code, #l.payload, l.expiry) .. l.payload")
         if self.flags["reset"]:
             yield "end"
 

@@ -13,8 +13,9 @@
 --                For example, a lease of 6 permits has 5 other permits, and 5 = 1 + 4. Each power is a member of the
 --                second key: a letter ("A" is 1, "B" is 2, "C" is 4), the expiry (16 digits), ":", the number of the
 --                lease. So Redis can count the members of a power up to an expiry
--- The second key also has an empty member. Because of this member the second key exists as long as the first. A cluster
--- needs this: while it moves a slot, a server runs a script only if this server has all keys of the script.
+-- On a cluster (`l.slots_move`) the second key also has an empty member. Because of this member the second key exists as
+-- long as the first. A cluster needs this: while it moves a slot, a server runs a script only if this server has all keys
+-- of the script.
 --
 -- Two more Redis keys let callers wait for a release. They exist only while callers wait. The script does not declare
 -- them, so that it also runs while a cluster moves the slot and these two keys are on another node. Then the callers
@@ -39,7 +40,7 @@
 --   powers           the sum of the powers of two that may be in the second key
 --   oldest           no stored lease ends before this time (µs after `base`)
 --   newest           the expiry of the stored lease that ends last; -1: not known
---   is_new           true if the limit had no state, or the server has lost its leases
+--   is_new           true if the limit had no state, but perhaps old leases, or the server has lost its leases
 
 local ASK_AGAIN = '- 0 0'
 
@@ -55,6 +56,13 @@ local function announce(redis_key, retry, terms)
     terms = ASK_AGAIN
   end
   redis.pcall('SET', key, int(count + 1) .. ' ' .. terms, 'PX', math.ceil(retry / 1000))
+end
+
+-- Removes all leases, also those that belong to nobody.
+local function remove_all(redis_key)
+  local details, freed = redis_key .. '${details}', redis_key .. '${freed}'
+  -- While a cluster moves the slot, the list of freed leases may be on another node. Then the command fails.
+  if type(redis.pcall('UNLINK', redis_key, details, freed)) ~= 'number' then call('UNLINK', redis_key, details) end
 end
 
 -- Returns whether the list has at least `need` leases, and the first `need` of them have not ended. These leases belong
@@ -173,7 +181,7 @@ local function lease_functions()
   -- Adds a lease with this member and this number of permits to the first key.
   local function add_member(l, member, count, expiry)
     if l.stored_permits == 0 then
-      redis.call('ZADD', l.redis_key .. '${details}', 0, '')
+      if l.slots_move then redis.call('ZADD', l.redis_key .. '${details}', 0, '') end
       l.oldest, l.newest, l.creates = expiry, expiry, true -- the keys are new, so they have no time to live
     end
     if expiry < l.oldest then l.oldest = expiry end
@@ -191,6 +199,7 @@ local function lease_functions()
       redis.call('ZADD', l.redis_key .. '${details}', 0, other_member)
       if l.powers % (2 * power) < power then l.powers = l.powers + power end
     end)
+    if l.others == 0 then l.creates = true end -- the second key may be new, so it has no time to live
     l.next_number, l.others = l.next_number + 1, l.others + 1
   end
 
@@ -293,7 +302,7 @@ end
 local leases = {}
 
 function leases.initial(l)
-  l.base, l.next_number, l.powers, l.is_new, l.oldest, l.newest = at, 1, 0, true, 0, -1
+  l.base, l.next_number, l.powers, l.is_new, l.oldest, l.newest = at, 1, 0, not l.keys_absent, 0, -1
   l.stored_permits, l.live_permits, l.ended_permits, l.others = 0, 0, 0, 0
 end
 
@@ -344,8 +353,7 @@ function leases.charge(l)
     lease_functions().take_unclaimed(l.self, l.takes_unclaimed)
   end
   if l.is_new or l.live_permits == 0 and l.stored_permits > 0 then
-    call('UNLINK', l.redis_key, l.redis_key .. '${details}')
-    redis.pcall('UNLINK', l.redis_key .. '${freed}')
+    remove_all(l.redis_key)
     l.stored_permits, l.ended_permits, l.others, l.powers, l.is_new = 0, 0, 0, 0, false
   end
   if l.ended_permits > 0 then
@@ -355,7 +363,7 @@ function leases.charge(l)
   -- The server converts a number to text in less time than Lua does, and reads the same number from it.
   if is_plain and call('ZADD', l.redis_key, 'NX', expiry, '=' .. l.lease) == 1 then
     if l.stored_permits == 0 then
-      call('ZADD', l.redis_key .. '${details}', 0, '')
+      if l.slots_move then call('ZADD', l.redis_key .. '${details}', 0, '') end
       l.oldest, l.newest, l.creates = expiry, expiry, true -- the keys are new, so they have no time to live
     end
     if expiry < l.oldest then l.oldest = expiry end
@@ -384,19 +392,19 @@ function leases.standing(l)
 end
 
 function leases.store(l)
-  if l.is_new then call('UNLINK', l.redis_key, l.redis_key .. '${details}') end
+  if l.is_new then remove_all(l.redis_key) end
   l.life = l.stored_permits > 0 and l.newest + l.base - at or 0
 end
 
 function leases.keep(l)
   -- The expiry is in whole seconds. So a busy limit sets it once a second.
   if l.expiry ~= l.kept_until or l.creates then
+    local ttl = l.expiry * 1000 - (now - now % 1000) / 1000
     call('PEXPIRE', l.redis_key, ttl)
-    call('PEXPIRE', l.redis_key .. '${details}', ttl)
+    if l.others > 0 or l.slots_move then call('PEXPIRE', l.redis_key .. '${details}', ttl) end
   end
 end
 
 function leases.reset(l)
-  call('UNLINK', l.redis_key, l.redis_key .. '${details}')
-  redis.pcall('UNLINK', l.redis_key .. '${freed}')
+  remove_all(l.redis_key)
 end

@@ -99,7 +99,8 @@ function level.check(l)
   else
     local n = l.n * l.m
     -- Calculate the debt after this request, minus the room.
-    local T, g = muldiv(l.cost, l.r, l.n)
+    local T, g = 0, 0
+    if l.r > 0 then T, g = muldiv(l.cost, l.r, l.n) end
     T, g = l.T + T + l.cost * l.q - l.room, l.g + (g - l.part) * l.m
     if g < 0 then T, g = T - 1, g + n elseif g >= n then T, g = T + 1, g - n end
     local excess = g > 0 and T + 1 or T -- the time (µs) by which the debt would be larger than the room
@@ -125,7 +126,8 @@ function level.check(l)
 end
 
 function level.charge(l)
-  local T, g = muldiv(l.cost, l.r, l.n)
+  local T, g = 0, 0
+  if l.r > 0 then T, g = muldiv(l.cost, l.r, l.n) end
   T, g = l.T + T + l.cost * l.q, l.g + g * l.m
   if g >= l.n * l.m then T, g = T + 1, g - l.n * l.m end
   if T > 4503599627370496 then T, g = 4503599627370496, 0 end

@@ -16,8 +16,9 @@
 -- its permits. The first time of a node is stored in full, each other time as its difference from the first time.
 -- So a decision reads only one node of each level and a few items of the list, even if there are very many charges.
 --
--- The hash also has a field with an empty name. Because of this field the hash exists as long as the list does. A
--- cluster needs this: while it moves a slot, a server runs a script only if this server has all keys of the script.
+-- On a cluster (`l.slots_move`) the hash also has a field with an empty name. Because of this field the hash exists as
+-- long as the list does. A cluster needs this: while it moves a slot, a server runs a script only if this server has all
+-- keys of the script.
 --
 --@params * period - - - - capacity
 --@record log I7 last I7 stored_period i7 base I6 in_list I6 in_tree I5 next_block I5 first_block i7 ended_until i7 stored_oldest I6 stored_ended
@@ -31,29 +32,39 @@
 --   ended_until                  all charges up to this time have ended. This stays so if the period becomes longer
 --   cutoff                       all charges up to this time have ended, with the present period
 --   oldest, newest               the times of the oldest charge that has not ended, and of the newest; -1: not known
---   is_new                       true if there was no state
+--   is_new                       true if there was no state, but perhaps an old list or tree
+--   is_loaded                    true if it is known which of the keys exist
 -- The record has `oldest` and `ended_in_tree` of the moment `last`, as `stored_oldest` and `stored_ended`. Before
--- `oldest` has ended, a decision reads neither the list nor the tree.
+-- `oldest` has ended, a decision reads neither the list nor the tree. The server may have evicted one of them. Then the
+-- true number of permits is smaller than the record says, so a request that the record admits is admitted. Its charge
+-- finds out that the list is gone. All other requests look whether both exist.
 
 -- The number of charges in a block and of nodes below a node; the level of the top.
 local SPREAD, TOP = 64, 3
 
--- Returns the time and the permits of an item of the list.
-local function parse_item(text)
-  local t = tonumber(text)
-  if t then return t, 1 end
-  local colon = string.find(text, ':', 1, true)
-  return tonumber(string.sub(text, 1, colon - 1)), tonumber(string.sub(text, colon + 1))
-end
-
-local function format_item(t, count)
-  return count == 1 and int(t) or int(t) .. ':' .. int(count)
+-- Returns whether the list and the tree exist, if the record says that they have charges.
+local function has_keys(redis_key, in_list, in_tree, slots_move)
+  if in_list + in_tree == 0 then return true end
+  if in_tree == 0 and not slots_move then return call('EXISTS', redis_key) == 1 end
+  return call('EXISTS', redis_key, redis_key .. '${tree}') == (in_list > 0 and 2 or 1)
 end
 
 -- Returns functions for the tree and for charges that have ended. They are needed rarely, so they are defined only when
 -- they are needed.
 local function log_functions()
   local nodes = {} -- the nodes that were read or written, by field
+
+  -- Returns the time and the permits of an item of the list.
+  local function parse_item(text)
+    local t = tonumber(text)
+    if t then return t, 1 end
+    local colon = string.find(text, ':', 1, true)
+    return tonumber(string.sub(text, 1, colon - 1)), tonumber(string.sub(text, colon + 1))
+  end
+
+  local function format_item(t, count)
+    return count == 1 and int(t) or int(t) .. ':' .. int(count)
+  end
 
   local function load_node(l, level, number)
     local name = level .. ':' .. int(number)
@@ -66,12 +77,12 @@ local function log_functions()
     return node
   end
 
+  -- The caller must not use the times of `node` afterwards, except the first one.
   local function store_node(l, level, number, node)
     local name, first = level .. ':' .. int(number), node[1]
     for i = 3, #node, 2 do node[i] = node[i] - first end
     redis.call('HSET', l.redis_key .. '${tree}', name, cmsgpack.pack(node))
-    for i = 3, #node, 2 do node[i] = node[i] + first end
-    nodes[name] = node
+    nodes[name] = nil -- its times are differences now
   end
 
   -- Returns the number of the first node of the next lower level that belongs to this node.
@@ -118,8 +129,19 @@ local function log_functions()
     end
   end
 
+  -- Forgets the tree: it has ended, or the server has evicted it.
+  local function forget_tree(l)
+    nodes = {}
+    l.in_tree, l.ended_in_tree, l.next_block, l.first_block, l.first_live_block = 0, 0, 0, 0, 0
+  end
+
   -- Moves the 64 oldest items of the list into a new block.
   local function make_block(l)
+    if l.in_tree > 0 and redis.call('EXISTS', l.redis_key .. '${tree}') == 0 then
+      forget_tree(l)
+      l.live_permits = l.in_list
+    end
+    if l.next_block == 0 then l.creates = true end -- the tree may be new, so it has no time to live
     local items = redis.call('LRANGE', l.redis_key, 0, SPREAD - 1)
     redis.call('LTRIM', l.redis_key, SPREAD, -1)
     local block, sum, number = {}, 0, l.next_block
@@ -171,8 +193,18 @@ local function log_functions()
     for _, name in ipairs(fields) do nodes[name] = nil end
   end
 
-  -- Finds the charges that have ended. Does not remove them, because a refused request must change nothing.
-  local function find_ended(l)
+  -- Finds out which of the keys exist, and which charges have ended. Does not remove these charges, because a refused
+  -- request must change nothing.
+  local function load(l)
+    l.is_loaded = true
+    if not has_keys(l.redis_key, l.in_list, l.in_tree, l.slots_move) then
+      if redis.call('EXISTS', l.redis_key) == 0 then l.in_list = 0 end
+      if redis.call('EXISTS', l.redis_key .. '${tree}') == 0 then
+        forget_tree(l)
+        l.has_lost_tree = true
+      end
+      l.stored_oldest = -1 -- the stored values are not true any more
+    end
     l.ended_items, l.ended_permits, l.oldest = 0, 0, -1
     -- Read one item first, because often no charge has ended. Then read 64 at a time.
     local size, more = 1, l.in_list > 0
@@ -195,6 +227,7 @@ local function log_functions()
       l.ended_in_tree, l.first_live_block = by_time(l, l.cutoff)
       if l.in_tree > l.ended_in_tree then l.oldest = by_sum(l, l.ended_in_tree + 1) end
     end
+    l.live_permits = l.in_list - l.ended_permits + l.in_tree - l.ended_in_tree
   end
 
   -- Returns the time of the charge with which the permits that have not ended reach `need`.
@@ -224,10 +257,8 @@ local function log_functions()
     end
     if l.next_block > 0 and l.ended_in_tree == l.in_tree then
       redis.call('UNLINK', l.redis_key .. '${tree}')
-      redis.call('HSET', l.redis_key .. '${tree}', '', '')
-      l.creates = true -- the key is new, so it has no time to live
-      nodes = {}
-      l.in_tree, l.ended_in_tree, l.next_block, l.first_block, l.first_live_block = 0, 0, 0, 0, 0
+      forget_tree(l)
+      l.has_lost_tree = true
     end
     remove_blocks(l, l.first_live_block)
   end
@@ -292,17 +323,17 @@ local function log_functions()
   end
 
   return {
-    find_ended = find_ended, remove_ended = remove_ended, make_block = make_block, refund = refund,
-    time_of_permit = time_of_permit, by_sum = by_sum,
+    load = load, remove_ended = remove_ended, make_block = make_block, refund = refund,
+    time_of_permit = time_of_permit, by_sum = by_sum, parse_item = parse_item,
   }
 end
 
 local log = {}
 
 function log.initial(l)
-  l.base, l.in_list, l.live_permits, l.ended_items, l.ended_permits, l.is_new = at, 0, 0, 0, 0, true
+  l.base, l.in_list, l.live_permits, l.ended_items, l.ended_permits, l.is_new = at, 0, 0, 0, 0, not l.keys_absent
   l.in_tree, l.next_block, l.first_block, l.ended_until, l.ended_in_tree, l.first_live_block = 0, 0, 0, -1, 0, 0
-  l.oldest, l.newest, l.stored_oldest, l.stored_ended, l.cutoff = -1, -1, 0, 0, -1
+  l.oldest, l.newest, l.stored_oldest, l.stored_ended, l.cutoff, l.is_loaded = -1, -1, 0, 0, -1, true
 end
 
 function log.stored_params(l)
@@ -318,24 +349,23 @@ function log.resolve(l)
   end
   l.cutoff = at - l.base - l.period
   if l.cutoff < l.ended_until then l.cutoff = l.ended_until end
-  -- The server may have evicted the list or the tree.
-  local tree, existing = l.redis_key .. '${tree}', l.in_list > 0 and 2 or 1
-  if l.in_list + l.in_tree > 0 and call('EXISTS', l.redis_key, tree) < existing then
-    if call('EXISTS', l.redis_key) == 0 then l.in_list = 0 end
-    if call('EXISTS', tree) == 0 then l.in_tree, l.next_block, l.first_block, l.has_lost_tree = 0, 0, 0, true end
-    l.stored_oldest = -1
-  end
   if l.stored_oldest > l.cutoff then
     l.oldest, l.ended_in_tree, l.ended_items, l.ended_permits = l.stored_oldest, l.stored_ended, 0, 0
-    l.first_live_block = l.first_block
+    l.first_live_block, l.live_permits = l.first_block, l.in_list + l.in_tree - l.ended_in_tree
   else
-    log_functions().find_ended(l.self)
+    log_functions().load(l.self)
   end
-  l.live_permits = l.in_list - l.ended_permits + l.in_tree - l.ended_in_tree
 end
 
 function log.check(l)
   local need = l.live_permits + l.cost - l.capacity
+  if need > 0 and not l.is_loaded then
+    if not has_keys(l.redis_key, l.in_list, l.in_tree, l.slots_move) then
+      log_functions().load(l.self)
+      need = l.live_permits + l.cost - l.capacity
+    end
+    l.is_loaded = true
+  end
   if l.cost > l.capacity then
     l.retry = NEVER
   elseif need <= 0 then
@@ -357,20 +387,25 @@ function log.charge(l)
   end
   l.ended_until = l.cutoff
   local t, count = at - l.base, l.cost
-  if at == l.last and l.in_list > 0 then
-    local tail, permits_there = parse_item(call('LINDEX', l.redis_key, -1))
-    if tail == t then
+  local tail = at == l.last and l.in_list > 0 and call('LINDEX', l.redis_key, -1)
+  if tail then
+    local newest, permits_there = log_functions().parse_item(tail)
+    if newest == t then
       call('RPOP', l.redis_key)
       count = count + permits_there
     end
   end
-  if l.live_permits == 0 then l.oldest = t end
-  l.live_permits, l.in_list, l.newest = l.live_permits + l.cost, l.in_list + l.cost, t
   -- The server converts a number to text in less time than Lua does.
-  local items = call('RPUSH', l.redis_key, count == 1 and t or format_item(t, count))
-  if items == 1 or l.has_lost_tree then
+  local items = call('RPUSH', l.redis_key, count == 1 and t or int(t) .. ':' .. int(count))
+  l.live_permits, l.in_list, l.newest = l.live_permits + l.cost, l.in_list + l.cost, t
+  if items == 1 then
+    -- The list is new. If it was evicted, it had other permits before.
+    l.in_list, l.live_permits, l.creates = count, count + l.in_tree - l.ended_in_tree, true
+  end
+  if l.live_permits == count then l.oldest = t end
+  if l.slots_move and (items == 1 or l.has_lost_tree) then
     call('HSET', l.redis_key .. '${tree}', '', '')
-    l.creates = true -- the keys are new, so they have no time to live
+    l.creates = true -- the key is new, so it has no time to live
   end
   if items >= 2 * SPREAD then
     log_functions().make_block(l.self)
@@ -379,16 +414,23 @@ function log.charge(l)
 end
 
 function log.refund(l)
+  if not l.is_loaded and not has_keys(l.redis_key, l.in_list, l.in_tree, l.slots_move) then
+    log_functions().load(l.self)
+  end
   l.undone = log_functions().refund(l.self, charged_at)
   l.stored_oldest, l.newest = -1, -1
 end
 
 function log.standing(l)
+  if l.newest < 0 and not l.is_loaded and not has_keys(l.redis_key, l.in_list, l.in_tree, l.slots_move) then
+    log_functions().load(l.self)
+  end
   l.remaining, l.reset = l.capacity - l.live_permits, 0
   if l.remaining < 0 then l.remaining = 0 end
   if l.live_permits > 0 then
     if l.newest < 0 and l.in_list > l.ended_permits then
-      l.newest = parse_item(call('LINDEX', l.redis_key, -1))
+      local item = call('LINDEX', l.redis_key, -1)
+      l.newest = tonumber(item) or log_functions().parse_item(item)
     elseif l.newest < 0 then
       l.newest = log_functions().by_sum(l.self, l.in_tree)
     end
@@ -404,8 +446,9 @@ end
 function log.keep(l)
   -- The expiry is in whole seconds. So a busy limit sets it once a second.
   if l.expiry ~= l.kept_until or l.creates then
+    local ttl = l.expiry * 1000 - (now - now % 1000) / 1000
     call('PEXPIRE', l.redis_key, ttl)
-    call('PEXPIRE', l.redis_key .. '${tree}', ttl)
+    if l.next_block > 0 or l.slots_move then call('PEXPIRE', l.redis_key .. '${tree}', ttl) end
   end
 end
 
