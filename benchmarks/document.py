@@ -390,6 +390,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "algorithms_by_server": (("measured.algorithms",), server_tables.algorithms_by_server),
     "server_ratios": (("measured.algorithms",), server_tables.server_ratios),
     "beside": (("pairs.packages",), server_tables.beside),
+    "script_parts": (("pairs.parts",), server_tables.script_parts),
     "throttles": (("pairs.throttles",), throttles),
     "capacity": (("decide", "server"), capacity),
 }

@@ -9,7 +9,8 @@ the time of the call, with the work of client and server, which share one core. 
 median of the ratios of the rounds.
 
 This app checks the version of the rules and counts the request as usage in the same command. The other packages do
-neither. So the table also has the time of this app without counting, and the time to compare the version.
+neither. So the table also has the time of this app without counting, and the time to compare the version. The bare
+script (measured/bare.lua) decides one rule and counts nothing. Its ratios show what no script can do better.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ def timed(client: redis.Redis, cases: Sequence[Case], rounds: int, calls: int) -
 
 def _row(one: Equivalent, kind: str, figures: dict[str, Figures]) -> dict[str, Any]:
     mine, bare = (figures[_name(one.algorithm, kind, counted)] for counted in (True, False))
-    theirs = figures[f"{one.title}, {kind}"]
+    theirs, script = figures[f"{one.title}, {kind}"], figures["versioned"]
     return {
         "algorithm": one.algorithm,
         "peer": one.peer,
@@ -207,6 +208,8 @@ def _row(one: Equivalent, kind: str, figures: dict[str, Figures]) -> dict[str, A
         "whole_us": round(median(mine.whole), 3),
         "their_whole_us": round(median(theirs.whole), 3),
         "whole_ratio": round(median(a / b for a, b in zip(mine.whole, theirs.whole, strict=True)), 3),
+        "bare_server_ratio": round(min(script.server) / min(theirs.server), 3),
+        "bare_whole_ratio": round(median(a / b for a, b in zip(script.whole, theirs.whole, strict=True)), 3),
     }
 
 
@@ -240,11 +243,13 @@ def rows_of(run: dict[str, Any]) -> list[tuple[Any, ...]]:
             one["their_server_us"],
             shown(one["server_ratio"], ON_SERVER),
             shown(one["uncounted_ratio"], ON_SERVER),
+            one.get("bare_server_ratio"),
             shown(one["whole_ratio"], IN_ALL),
+            one.get("bare_whole_ratio"),
         )
         for one in run["results"]
     ]
-    return [*rows, ("to compare the version of the rules (bare script)", None, run["version_us"], *[None] * 5)]
+    return [*rows, ("to compare the version of the rules (bare script)", None, run["version_us"], *[None] * 7)]
 
 
 COLUMNS = (
@@ -255,7 +260,9 @@ COLUMNS = (
     "theirs, server, µs",
     "ours ÷ theirs, server",
     "without counting ÷ theirs",
+    "bare script ÷ theirs, server",
     "ours ÷ theirs, in all",
+    "bare script ÷ theirs, in all",
 )
 
 

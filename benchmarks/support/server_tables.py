@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.measured import ratios
-from benchmarks.pairs.packages import COLUMNS, rows_of
+from benchmarks.pairs import packages, parts
 from benchmarks.support.report import markdown
 
 Run = dict[str, Any]
@@ -60,4 +60,9 @@ def server_ratios(runs: dict[str, Run]) -> str:
 
 def beside(runs: dict[str, Run]) -> str:
     """Return the table of the algorithms beside those of other packages."""
-    return markdown(COLUMNS, rows_of(runs["pairs.packages"]))
+    return markdown(packages.COLUMNS, packages.rows_of(runs["pairs.packages"]))
+
+
+def script_parts(runs: dict[str, Run]) -> str:
+    """Return the table of the parts of a script."""
+    return markdown(parts.COLUMNS, parts.rows_of(runs["pairs.parts"]))

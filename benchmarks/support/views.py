@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 from zlib import crc32
@@ -15,6 +17,7 @@ from rest_framework.response import Response
 from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 
+from benchmarks.measured import floors, ours
 from benchmarks.measured.floors import PING, RawSocket
 from benchmarks.measured.peers import steady
 from ratelimits.throttling import QuotaThrottle
@@ -39,6 +42,32 @@ class PingThrottle(BaseThrottle):
         return _raw().exchange(PING) == b"+PONG\r\n"
 
 
+@cache
+def _bare() -> bytes:
+    """Return the command of the bare script for 3 rules and metering. Load the script."""
+    floors.load(str(settings.CACHES["ratelimits"]["LOCATION"]))
+    return floors.bare(*floors.SHAPES[1][2])
+
+
+class BareThrottle(BaseThrottle):
+    """A throttle that only calls the bare script, on a plain socket."""
+
+    def allow_request(self, request: Request, view: APIView) -> bool:
+        return _raw().exchange(_bare())[:1] == b"*"
+
+
+@cache
+def _decide() -> Callable[[], object]:
+    return ours.deciding(ours.engine_server(), ours.call_of(ours.three_limits(), time.time_ns() // 1000))
+
+
+class EngineThrottle(BaseThrottle):
+    """A throttle that only decides a prepared command: the same limits and the same user each time."""
+
+    def allow_request(self, request: Request, view: APIView) -> bool:
+        return bool(_decide()())
+
+
 class Unlimited(APIView):
     """The view without a limit. All other views are subclasses."""
 
@@ -57,6 +86,8 @@ def _limited(*throttles: type[BaseThrottle], **attributes: Any) -> type[Unlimite
 VIEWS: dict[str, tuple[str, type[Unlimited]]] = {
     "unlimited": ("no throttle", Unlimited),
     "ping": ("raw PING", _limited(PingThrottle)),
+    "bare": ("bare script, 3 rules on one key + metering", _limited(BareThrottle)),
+    "engine": ("engine, 3 rules on one key + metering", _limited(EngineThrottle)),
     "drf_one": ("DRF's throttle", _limited(steady(10))),
     "drf_three": ("DRF's throttle, three of them", _limited(steady(10), steady(10), steady(10))),
     "ours": ("QuotaThrottle, 3 rules + metering + headers", _limited(QuotaThrottle, throttle_scope="three")),

@@ -1,0 +1,168 @@
+"""Divide the server's time of a decision into its parts. The script is cut after each part, and all cuts are timed.
+
+    python -m benchmarks.pairs.parts [--rounds 100] [--server valkey] [--out DIR]
+
+A script is cut where lua/decide.lua has a numbered comment. A cut script does everything before this comment, then
+returns. All cuts take turns. The time is the one that the server reports for EVALSHA (INFO commandstats). The smallest
+time of all rounds is used, because other processes can only make a call slower. A part's time is the time of its cut,
+minus that of the cut before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hiredis
+import redis
+
+from benchmarks.support import report, servers
+
+if TYPE_CHECKING:
+    from ratelimits.engine.command import Command
+
+#: Each part, and the comment of lua/decide.lua with which it begins.
+PARTS = {
+    "read the arguments, the clock and the strings of the states": "local call,",
+    "compare the version of the rules": "\n-- 1. ",
+    "unpack the states": "\n-- 2. ",
+    "decide": "\n-- 4. ",
+    "charge, and write the states": "\n-- 5. ",
+    "count the request as usage": "\n-- 6. ",
+    "make the reply": "\n-- 7. ",
+}
+BEGIN, WHOLE = "begin an empty script with these keys and arguments", "the whole script"
+#: Case -> the algorithm, whether it admits, and whether each request is the first one of its key. First requests are
+#: not counted: each would begin a counter.
+CASES = {
+    "token bucket": ("token_bucket", True, False),
+    "fixed window": ("fixed_window", True, False),
+    "fixed window, refused": ("fixed_window", False, False),
+    "sliding log": ("sliding_log", True, False),
+    "concurrency": ("concurrency", True, False),
+    "concurrency, first use of a key": ("concurrency", True, True),
+    "3 rules on one key": ("", True, False),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pairs.parts", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=100, help="rounds that every cut takes part in")
+    parser.add_argument("--calls", type=int, default=192, help="calls of each cut in each round")
+    parser.add_argument("--server", type=servers.binary, help=servers.SERVER_HELP)
+    parser.add_argument("--out", type=Path, help="directory for the run's JSON")
+    options = parser.parse_args(argv)
+    available = servers.cores()
+    with servers.redis_server(available[0], options.server) as server, servers.database("sqlite") as database:
+        servers.start_django(servers.environment(server, database), tables=False)
+        servers.pin(available[-1])
+        about = report.machine(server.url)
+        results = measure(server.url, options.rounds, options.calls)
+    about = {**about, "load_behind": report.load()}
+    run = report.run_json("pairs.parts", about, vars(options), [], results=results)
+    print(report.table(COLUMNS, rows_of(run)))
+    report.write(run, options.out)
+    return 0
+
+
+def _commands(algorithm: str, admits: bool, counted: bool) -> Callable[[str], Command]:
+    """Return a function that makes the command for a user."""
+    from benchmarks.measured.algorithms import CASES as NUMBERS
+    from benchmarks.measured.ours import call_of, three_limits
+    from ratelimits.algorithms.limits import algorithm_from_json
+    from ratelimits.engine.command import Command
+    from ratelimits.engine.keys import Keyspace
+
+    keyspace, now, limits = Keyspace("parts", 64), time.time_ns() // 1000, three_limits()
+    if algorithm:
+        numbers = NUMBERS[algorithm][0 if admits else 1]
+        limits = [("limit", algorithm_from_json({"algorithm": algorithm, "capacity": 1_000_000, **numbers}))]
+    return lambda user: Command(keyspace, call_of(limits, now, counted=counted, user=user))
+
+
+def cuts(script: str) -> dict[str, str]:
+    """Return, by part, the script cut after this part. The first is an empty script, the last is the whole script."""
+    parts = [part for part, comment in PARTS.items() if comment in script]
+    out = {BEGIN: "return 1"}
+    for part, following in pairwise(parts):
+        comment = PARTS[following]
+        out[part] = script.replace(comment, f"\ndo return 1 end{comment}", 1)
+    return {**out, parts[-1]: script}
+
+
+class _Server:
+    """A connection to the server, and its run."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        from benchmarks.support.pipelines import run_of
+
+        self.client, self._run = client, run_of(client)
+
+    def load(self, script: str) -> bytes:
+        """Load a script, and return its SHA-1."""
+        loaded: Any = self.client.script_load(script)
+        return loaded if isinstance(loaded, bytes) else str(loaded).encode()
+
+    def micros(self, commands: Sequence[Command], sha: bytes) -> float:
+        """Send commands that call this script, and return the time of one call in µs."""
+        from ratelimits.engine.call import nonce
+
+        connection = self.client.connection_pool.get_connection()
+        self.client.config_resetstat()
+        for start in range(0, len(commands), 100):
+            portion = commands[start : start + 100]
+            packed = [one.to(self._run, nonce()).replace(one.script.sha, sha) for one in portion]
+            connection.send_packed_command([b"".join(packed)])
+            for _command in portion:
+                reply = connection.read_response()
+                assert not isinstance(reply, hiredis.ReplyError), reply
+        self.client.connection_pool.release(connection)
+        return float(self.client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"])
+
+
+def measure(url: str, rounds: int, calls: int) -> dict[str, dict[str, float]]:
+    """Return the time of each part in µs, by case."""
+    users = iter(range(1_000_000, 100_000_000))
+    times: dict[str, dict[str, float]] = {}
+    order = random.Random(1)
+    with redis.Redis.from_url(url) as client:
+        server, made = _Server(client), {}
+        for case, (algorithm, admits, first) in CASES.items():
+            make = _commands(algorithm, admits, not first)
+            one = make(f"{next(users)}")
+            made[case] = make, one, {part: server.load(cut) for part, cut in cuts(one.script.text.decode()).items()}
+            times[case] = dict.fromkeys(made[case][-1], float("inf"))
+        for _round in range(rounds):
+            for case, (_algorithm, _admits, first) in CASES.items():
+                make, one, shas = made[case]
+                server.micros([one] * 2, one.script.sha)
+                for part in order.sample(list(shas), len(shas)):
+                    commands = [make(f"{next(users)}") for _ in range(calls)] if first else [one] * calls
+                    times[case][part] = min(times[case][part], server.micros(commands, shas[part]))
+    return {case: _parts(found) for case, found in times.items()}
+
+
+def _parts(times: dict[str, float]) -> dict[str, float]:
+    """Return the time of each part, from the times of the cuts."""
+    before = [0.0, *times.values()]
+    parts = {part: round(micros - earlier, 3) for (part, micros), earlier in zip(times.items(), before, strict=False)}
+    return {**parts, WHOLE: [*times.values()][-1]}
+
+
+def rows_of(run: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Return a row for each part, with the time of each case."""
+    cases, parts = run["results"].values(), [BEGIN, *PARTS, WHOLE]
+    return [(part, *(case.get(part) for case in cases)) for part in parts]
+
+
+COLUMNS = ("part of the script, µs", *CASES)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
