@@ -130,7 +130,7 @@ def test_a_scope_or_meter_of_no_view_is_named_with_those_that_there_are(settings
 def test_an_excepted_scope_that_no_view_has_is_warned_of(settings: Any) -> None:
     named(settings)
     (scope,) = in_rule("*", "requests", "search, serach")
-    assert scope.startswith("No view has the scope “serach”, so the rule excepts nothing there.")
+    assert scope.startswith("No view has the scope “serach”, so this exception has no effect.")
 
 
 def test_a_method_that_no_request_has_is_named_with_those_that_there_are(settings: Any) -> None:

@@ -52,7 +52,7 @@ class ReportQuery(Query):
     account = serializers.CharField(
         required=False,
         max_length=MAX_TEXT,
-        help_text="Identifier of an account. Staff may name any account, customers only their own.",
+        help_text="Identifier of an account. Staff can name any account. Customers can name only their own.",
     )
 
     def validate_period(self, month: str) -> str:
@@ -77,7 +77,7 @@ class UsageQuery(Query):
     account = serializers.CharField(
         required=False,
         max_length=MAX_TEXT,
-        help_text="Identifier of an account. Staff may name any account, customers only their own.",
+        help_text="Identifier of an account. Staff can name any account. Customers can name only their own.",
     )
     key = serializers.CharField(
         required=False, max_length=MAX_TEXT, help_text="A key such as api_key:17 or user:42. Default: all keys."

@@ -48,7 +48,7 @@ def _rules(using: str) -> Iterator[checks.CheckMessage]:
         if reason:
             yield checks.Error(
                 f"Rule {rule.pk} ({rule}) is not in force: {reason}.",
-                hint="Correct or delete it in the admin. Until then its failure policy decides instead.",
+                hint="Correct or delete the rule in the admin. Until then the rule's failure policy decides.",
                 obj=rule,
                 id="ratelimits.E020",
             )

@@ -112,7 +112,7 @@ class Batch(models.Model):
     incarnation = models.CharField(_("incarnation"), max_length=64)
     seq = models.BigIntegerField(_("number"))
     position = models.BigIntegerField(
-        _("position"), help_text=_("Number in the shard's chain of batches, from 1, without gaps.")
+        _("position"), help_text=_("Place in the shard's chain of batches, from 1, without gaps.")
     )
     previous_cum = models.BigIntegerField(_("running sum before"), help_text=_("Modulo 10^15."))
     cum = models.BigIntegerField(_("running sum after"), help_text=_("Requests and units, modulo 10^15."))

@@ -86,7 +86,9 @@ class PushDelivery(models.Model):
         PushReceiver, models.PROTECT, related_name="deliveries", verbose_name=_("billing system"), db_index=False
     )
     report = models.ForeignKey(Report, models.PROTECT, related_name="+", verbose_name=_("report"))
-    line_id = models.CharField(_("line"), max_length=32, help_text=_("The billing system recognises the event by it."))
+    line_id = models.CharField(
+        _("line"), max_length=32, help_text=_("The billing system recognises the event by this id.")
+    )
     customer = models.CharField(_("customer"), max_length=255, blank=True)
     meter = models.CharField(_("meter"), max_length=255)
     overage = models.BigIntegerField(_("overage"), help_text=_("Units beyond the included quantity."))
@@ -106,7 +108,7 @@ class PushDelivery(models.Model):
         _("answer lost since"),
         null=True,
         blank=True,
-        help_text=_("The time of the first request that may have been accepted."),
+        help_text=_("The time of the first request that was perhaps accepted."),
     )
     settled_at = models.DateTimeField(_("settled at"), null=True, blank=True)
     note = models.CharField(_("note"), max_length=400, blank=True, help_text=_("The last answer, or who settled it."))

@@ -62,7 +62,8 @@ class Rule(Coverage, Refusal, Start, Versioned):
         _("name"),
         max_length=40,
         help_text=_(
-            "A plan's rule replaces the default rule of the same name. The counters in Redis belong to the name."
+            "A plan's rule replaces the default rule of the same name. If you rename a rule, its counters in Redis"
+            " begin again."
         ),
     )
     plan = models.ForeignKey(
@@ -122,12 +123,12 @@ class Rule(Coverage, Refusal, Start, Versioned):
         _("sub-windows"),
         null=True,
         blank=True,
-        help_text=_("Number of steps in which the window slides. Leave it empty for 10."),
+        help_text=_("How many sub-windows the window has. Leave it empty for 10."),
     )
     weighted = models.BooleanField(
         _("weighted"),
         default=False,
-        help_text=_("Count only a share of the oldest step: the share that is still in the window."),
+        help_text=_("Count only a share of the oldest sub-window: the share that is still in the window."),
     )
     delay_after = models.BigIntegerField(
         _("delay after"),
@@ -147,7 +148,7 @@ class Rule(Coverage, Refusal, Start, Versioned):
         _("lease time to live"),
         _("Time after which a lease that was not released ends by itself. Leave it empty for 60 seconds."),
     )
-    max_wait = seconds_field(_("max wait"), _("Longest time that a request may wait instead of being refused."))
+    max_wait = seconds_field(_("max wait"), _("Longest time that a request is allowed to wait before it is refused."))
 
     mode = models.CharField(
         _("mode"),
@@ -166,7 +167,7 @@ class Rule(Coverage, Refusal, Start, Versioned):
         ),
     )
     on_failure = models.CharField(
-        _("when Redis is away"),
+        _("while Redis does not answer"),
         max_length=10,
         choices=OnFailure.choices,
         blank=True,

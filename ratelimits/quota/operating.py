@@ -108,7 +108,7 @@ def counted_under(key: str, rule: str, account: str = "") -> list[tuple[AppliedR
     rules_of_name = standings(identity_of(key, account), _choose_by_name(rule))
     counted = [found for found in rules_of_name if found[1] == key]
     if not counted:
-        text = _("No rule “%(rule)s” counts %(key)s: its permits cannot be reset.")
+        text = _("No rule “%(rule)s” counts %(key)s, so there are no permits of this key to reset.")
         raise NothingDoneError(text % {"rule": rule, "key": key})
     return counted
 

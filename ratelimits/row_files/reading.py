@@ -47,7 +47,7 @@ def too_large(size: int) -> str:
     """Return a sentence if a file of `size` bytes is too large, else ""."""
     if size <= MAX_BYTES:
         return ""
-    text = _("This file has %(size)s MB, but a file may have at most %(most)s MB: split it into several files.")
+    text = _("This file has %(size)s MB, but a file can have at most %(most)s MB: split it into several files.")
     return text % {"size": f"{size / 2**20:.1f}", "most": MAX_BYTES // 2**20}
 
 
@@ -96,7 +96,7 @@ def _records(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
             yield number, cells
             number = reader.line_num + 1
     except csv.Error as error:
-        message = _("Line %(line)s cannot be read (%(error)s): a quotation mark may be missing in this line.")
+        message = _("Line %(line)s cannot be read (%(error)s): perhaps a quotation mark is missing in this line.")
         raise BadFileError(message % {"line": number, "error": error}) from error
 
 

@@ -136,5 +136,5 @@ def _rule_of(key: str, name: str, account: str) -> Rule:
     for plan in (*plans, None):
         if plan in rows:
             return rows[plan]
-    text = _("No rule “%(rule)s” applies to %(key)s: it is only in plans that the key is not on.")
+    text = _("No rule “%(rule)s” applies to %(key)s: all rules with this name belong to plans that the key is not on.")
     raise ValidationError({"rule": text % {"rule": name, "key": key}})

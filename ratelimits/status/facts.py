@@ -141,7 +141,7 @@ def _eviction(redis: RedisState, metered: bool) -> Fact:
     policies = sorted({server.policy for server in redis.servers})
     if policies == ["noeviction"]:
         return Fact("eviction", title, Level.GREEN, policies[0])
-    hint = _("The server may drop limits, and usage that is not drained: set maxmemory-policy noeviction.")
+    hint = _("The server can drop limits, and usage that is not in the ledger yet. Set maxmemory-policy noeviction.")
     return Fact("eviction", title, Level.RED if metered else Level.AMBER, ", ".join(policies), hint)
 
 
@@ -150,12 +150,20 @@ def _aof(redis: RedisState, metered: bool) -> Fact:
     if not redis.servers:
         return _unknown("aof", title)
     if not all(server.aof_written for server in redis.servers):
-        hint = _("The server could not write it: look at its disk. No usage reaches the ledger meanwhile.")
+        hint = _(
+            "The server could not write this file. Look at its disk. Until it can write, no usage reaches the ledger."
+        )
         return Fact("aof", title, Level.RED, _("not written"), hint)
     if all(server.aof for server in redis.servers):
         return Fact("aof", title, Level.GREEN, _("on"))
     level = Level.RED if metered and conf.FENCE != "none" else Level.AMBER
-    return Fact("aof", title, level, _("off"), _("Set `appendonly yes` on the server, or it forgets usage."))
+    return Fact(
+        "aof",
+        title,
+        level,
+        _("off"),
+        _("Set `appendonly yes` on the server. Otherwise a restart of the server loses usage."),
+    )
 
 
 def _failure_policy(redis: RedisState, rules: Mapping[str, int]) -> Fact:

@@ -89,7 +89,9 @@ def _ledger() -> list[Reading]:
         .annotate(Count("pk"))
     )
     found += [
-        Reading("gaps", "Unrecovered gaps: usage that may be missing", gaps.get(kind, 0), (("kind", kind),))
+        Reading(
+            "gaps", "Unrecovered gaps: spans for which usage is perhaps missing", gaps.get(kind, 0), (("kind", kind),)
+        )
         for kind in sorted({*gaps, "restart"})
     ]
     since = (int(time.time()) // BIN_SECONDS - _BINS) * BIN_SECONDS

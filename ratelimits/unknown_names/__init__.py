@@ -56,9 +56,7 @@ def in_rule(scope: str, meter: str, except_scopes: str = "") -> Iterator[str]:
         yield text % {"scope": scope, "known": ", ".join(sorted(in_views.scopes - {"*"})) or "–"}
     for name in names_in(except_scopes):
         if in_views.scopes is not None and name not in in_views.scopes:
-            text = _(
-                "No view has the scope “%(scope)s”, so the rule excepts nothing there. Scopes of views: %(known)s."
-            )
+            text = _("No view has the scope “%(scope)s”, so this exception has no effect. Scopes of views: %(known)s.")
             yield text % {"scope": name, "known": ", ".join(sorted(in_views.scopes - {"*"})) or "–"}
     for method in sorted(methods - _METHODS):
         text = _("HTTP has no method “%(method)s”. Methods: %(known)s.")

@@ -94,7 +94,7 @@ class TestShowAndReset:
         rule("all", "fixed_window", capacity=2, key_kind="global")
         used_by("user:1", "1")
         assert refused("reset", "user:1", "all", "--reason", "r") == (
-            "No rule “all” counts user:1: its permits cannot be reset.",
+            "No rule “all” counts user:1, so there are no permits of this key to reset.",
             1,
         )
         assert "no user “bob”" in refused("reset", "user:1", "all", "--reason", "r", "--by", "bob")[0]

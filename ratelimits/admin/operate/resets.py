@@ -95,7 +95,10 @@ class KeyResetAdmin(ReadOnlyAdmin):
                 found = Question(_("The rules cannot be read: %s") % error)
             else:
                 if not offered:
-                    text = _("No rule counts %s alone, so there is nothing to reset. Reset one of its keys instead.")
+                    text = _(
+                        "No rule counts %s as one key, so there is nothing to reset. Reset the user, the API key or the"
+                        " address instead."
+                    )
                     found = Question(text % found, keys_of(request, self.admin_site, found))
         opts = self.model._meta
         if isinstance(found, Question):
@@ -147,7 +150,7 @@ def _consequences(form: KeyResetForm, found: Whom) -> Consequences:
                 " second."
             ),
         ],
-        heads=[_("rule"), _("counted for"), _("permits left now"), _("of all permits")],
+        heads=[_("rule"), _("counted for"), _("permits left now"), _("permits in total")],
         rows=[
             (rule.name, key, f"{standing.remaining:,}", f"{rule.algorithm.quota[0]:,}")
             for rule, key, standing in form.standings

@@ -292,7 +292,7 @@ def _count(
     try:
         yield slot_of(whole_command.keyspace, shard_id), command
     except (Unavailable, RedisError) as error:
-        logger.error("A refusal by another shard than the account's was not counted: %s", error)
+        logger.error("A refusal or shadow refusal by another shard than the account's was not counted: %s", error)
 
 
 def _combined(call: Call, all_parts: Sequence[ShardPart], replies: Replies) -> Reply:

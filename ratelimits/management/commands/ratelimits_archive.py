@@ -37,7 +37,7 @@ class Command(ExplainedCommand):
         modes = parser.add_mutually_exclusive_group(required=True)
         modes.add_argument("--before", help="move usage from before this month, such as 2026-01")
         modes.add_argument(
-            "--keep", type=int, metavar="MONTHS", help="keep the current month and this number of months before it"
+            "--keep", type=int, metavar="MONTHS", help="keep the current month and this many months before it"
         )
         modes.add_argument("--restore", action="store_true", help="restore all archive files of the directory")
 

@@ -58,7 +58,7 @@ class Command(ExplainedCommand):
                 printed += 1
         if options["open"] and not printed:
             running = running_count(account=options["account"])
-            self.stdout.write(f"No period is over and open. Periods that still run: {running:,}.")
+            self.stdout.write(f"No period that has ended is still open. Periods that still run: {running:,}.")
 
     def _finalise(self, account: str | None) -> None:
         with shown(self) as progress:

@@ -20,7 +20,7 @@ class Command(ExplainedCommand):
     help = (
         "Finds the throttles of Django REST framework and the decorators of django-ratelimit in the project's views,"
         " and shows the rules that they become. With --write, adds these rules. A rule whose name exists already is"
-        " not changed, so the command may run again."
+        " not changed, so the command can run again."
     )
     examples = (
         "",

@@ -47,7 +47,7 @@ class Command(ExplainedCommand):
             " billed in another way), 'again' (the billing system does not have the event: send it again)",
         )
         parser.add_argument(
-            "--line", action="append", default=[], help="with --settle: a line_id; may be given several times"
+            "--line", action="append", default=[], help="with --settle: a line_id; can be given several times"
         )
         parser.add_argument(
             "--all", choices=["refused", "unsure", "expired", "skipped"], help="with --settle: all lines in this state"

@@ -32,7 +32,7 @@ class Command(ExplainedCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("rule", metavar="FILE", help="a JSON file with the rule, or with a list of rules")
         parser.add_argument(
-            "--meters", metavar="N", type=int, default=0, help="count the request in this number of meters (default: 0)"
+            "--meters", metavar="N", type=int, default=0, help="count the request in this many meters (default: 0)"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -39,7 +39,7 @@ class Command(ExplainedCommand):
             type=Path,
             action="append",
             metavar="FILE",
-            help="a file of ratelimits_manifest, to compare with the database; may be given several times",
+            help="a file of ratelimits_manifest, to compare with the database; can be given several times",
         )
         parser.add_argument("--all", action="store_true", help="print all errors, not only the first")
 

@@ -65,7 +65,7 @@ class Access(Versioned):
         _("valid from"), null=True, blank=True, help_text=_("Leave it empty to begin at once.")
     )
     valid_until = models.DateTimeField(
-        _("valid until"), null=True, blank=True, help_text=_("Leave it empty if it has no end.")
+        _("valid until"), null=True, blank=True, help_text=_("Leave it empty if the block or allow has no end.")
     )
     reason = models.CharField(_("reason"), max_length=200, help_text=_("For your colleagues. Clients never see it."))
 

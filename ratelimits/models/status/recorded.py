@@ -20,7 +20,7 @@ class RecordedRequest(models.Model):
     method = models.CharField(_("method"), max_length=20, blank=True)
     costs = models.JSONField(_("costs"))
     refused = models.BooleanField(_("refused"), default=False)
-    left_out = models.PositiveIntegerField(_("requests before it that are not recorded"), default=0)
+    left_out = models.PositiveIntegerField(_("requests before this one that were not recorded"), default=0)
 
     class Meta:
         verbose_name = _("recorded request")

@@ -70,10 +70,10 @@ def _parameter_errors(rule: Rule) -> Errors:
     if algorithm.needs_max_wait and rule.max_wait is None:
         wait = Decimal(1) if algorithm.suggested_max_wait is None else algorithm.suggested_max_wait
         suggestion = f"{wait.quantize(Decimal('0.000001'), ROUND_UP).normalize():f}"
-        message = _("Write how many seconds a request may wait, such as %(suggestion)s.")
+        message = _("Write how many seconds a request is allowed to wait, such as %(suggestion)s.")
         return {"max_wait": [message % {"suggestion": suggestion}]}
     if rule.max_wait is not None and rule.max_wait < 0:
-        return {"max_wait": [_("Write 0 if no request may wait, or a number of seconds.")]}
+        return {"max_wait": [_("Write 0 if no request is allowed to wait, or a number of seconds.")]}
     return {}
 
 

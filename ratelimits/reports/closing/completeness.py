@@ -40,5 +40,5 @@ def _cause(state: ShardState) -> str:
         text = _(": its server's clock is %(n)s seconds ahead of the worker's clock. Correct the wrong clock")
         return text % {"n": f"{state.ahead // SECOND:,}"}
     if state.shard >= conf.SHARDS:
-        return _(": the shard is no longer drained, since SHARDS is %(shards)s") % {"shards": conf.SHARDS}
+        return _(": the shard is no longer drained, because SHARDS is %(shards)s") % {"shards": conf.SHARDS}
     return _(": is a worker sealing and draining?")

@@ -206,12 +206,12 @@ def test_the_command_says_how_many_periods_still_run_if_none_is_over() -> None:
         call_command("ratelimits_finalise", "--open", stdout=out)
         return out.getvalue()
 
-    assert said() == "No period is over and open. Periods that still run: 0.\n"
+    assert said() == "No period that has ended is still open. Periods that still run: 0.\n"
     start = int(time.time() // 86_400) * 86_400 * 1_000_000
     day = 86_400_000_000
     use("acme", now=None, periods=(start - 30 * day, start, start + 30 * day, start + 60 * day))
     flow()
-    assert said() == "No period is over and open. Periods that still run: 1.\n"
+    assert said() == "No period that has ended is still open. Periods that still run: 1.\n"
     with CaptureQueriesContext(connection) as few:
         said()
     for number in range(20):
@@ -219,5 +219,5 @@ def test_the_command_says_how_many_periods_still_run_if_none_is_over() -> None:
     flow()
     tally()
     with CaptureQueriesContext(connection) as many:
-        assert said() == "No period is over and open. Periods that still run: 21.\n"
+        assert said() == "No period that has ended is still open. Periods that still run: 21.\n"
     assert len(many) == len(few)
