@@ -360,7 +360,7 @@ class TestResets:
     def test_what_cannot_be_reset_is_said(self, settings: Any) -> None:
         rule("all", "fixed_window", key_kind="global")
         client = user_with("operate")
-        assert "No rule counts user:1 alone" in text(client.post(RESET, TYPED[RESET]))
+        assert "No rule counts user:1 as one key" in text(client.post(RESET, TYPED[RESET]))
         page = user_with("operate", "view_line").get(f"{RESET}?key=account:1&rule=day").content.decode()
         assert '<a href="?key=user%3A1&amp;account=1&amp;rule=day">user:1</a>' in page
         assert "account=1" not in user_with("operate").get(f"{RESET}?key=account:1&rule=day").content.decode()

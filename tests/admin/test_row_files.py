@@ -155,7 +155,7 @@ def test_a_bad_file_is_refused_on_the_form() -> None:
     assert "There is no column “colour”: remove it from the file." in text(page)
     assert "This field is required." in text(client.post(f"{MEMBERSHIPS}import/"))
     large = upload(client, MEMBERSHIPS, "key,plan", "x" * 20_000_000)
-    assert "This file has 19.1 MB, but a file may have at most 10 MB: split it into several files." in text(large)
+    assert "This file has 19.1 MB, but a file can have at most 10 MB: split it into several files." in text(large)
     assert not Upload.objects.exists()
 
 

@@ -99,7 +99,7 @@ def test_an_algorithm_that_waits_asks_for_the_longest_wait(
     algorithm: str, fields: dict[str, Any], suggestion: str
 ) -> None:
     said = errors(unsaved(algorithm=algorithm, **fields, max_wait=None))
-    assert said == {"max_wait": f"Write how many seconds a request may wait, such as {suggestion}."}
+    assert said == {"max_wait": f"Write how many seconds a request is allowed to wait, such as {suggestion}."}
 
 
 def test_what_belongs_to_another_algorithm_is_dropped() -> None:

@@ -198,7 +198,7 @@ class TestGrants:
             ("user:1", "day", 0, 1, "1 or more"),
             ("user:1", "day", 1, -1, "in the future"),
             ("user:1", "place", 1, 1, "counts per address"),
-            ("user:1", "gold", 1, 1, "only in plans"),
+            ("user:1", "gold", 1, 1, "belong to plans"),
             ("team:1", "day", 1, 1, "not a key"),
         ],
     )

@@ -205,7 +205,7 @@ class TestWholeFiles:
             (b"", "The first line must name the columns"),
             (b"key,plan\n\n,\n", "no lines below its header"),
             (b'key,plan\nuser:1,"pro\nuser:2,pro\n', "Line 2 cannot be read"),
-            (b"key,plan\n" + b"x" * 20_000_000, "This file has 19.1 MB, but a file may have at most 10 MB"),
+            (b"key,plan\n" + b"x" * 20_000_000, "This file has 19.1 MB, but a file can have at most 10 MB"),
             (b"key,plan\n" + b"a,b\n" * (MAX_LINES + 1), "more than 100,000 lines"),
         ],
     )

@@ -96,8 +96,7 @@ class KeyResetAdmin(ReadOnlyAdmin):
             else:
                 if not offered:
                     text = _(
-                        "No rule counts %s as one key, so there is nothing to reset. Reset the user, the API key or the"
-                        " address instead."
+                        "No rule counts %s as one key, so there is nothing to reset. Reset one of its keys instead."
                     )
                     found = Question(text % found, keys_of(request, self.admin_site, found))
         opts = self.model._meta

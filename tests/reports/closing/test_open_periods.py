@@ -126,7 +126,7 @@ def test_usage_in_shards_that_are_no_more_says_so(settings: Any) -> None:
     assert home_shard("acme") >= 8
     settings.RATELIMITS = {**settings.RATELIMITS, "SHARDS": 8}
     ShardState.objects.filter(shard__lt=8).update(watermark=at("2026-11-02"))
-    assert "the shard is no longer drained, since SHARDS is 8" in why()
+    assert "the shard is no longer drained, because SHARDS is 8" in why()
 
 
 def test_a_closed_period_is_not_open(used: None) -> None:
