@@ -139,14 +139,20 @@ def test_any_value_of_any_field_is_saved_as_a_valid_row_or_refused_with_a_messag
         typed |= dict(re.findall(r'<input type="hidden" name="(digest|version)" value="([^"]*)"', shown))
     shown_page = admin_client.get(url, typed if url in (RESET, GRANT) else {})
     names = typed.keys() | names_of_inputs(shown_page.content.decode())
-    names -= {"_confirmed"}
+    names = {name for name in names if name != "_confirmed" and "_FORMS" not in name}
     if "rule/" not in page or page.endswith(("add/", "change/")):
         assert post(admin_client, url, typed)[0].status_code == (200 if "adjustment" in page else 302)
     every_value = (None, "", *FOREIGN)
+    for foreign in FOREIGN:
+        response, wrong = post(admin_client, url, {**typed, **dict.fromkeys(names, foreign)})
+        assert response.status_code in (200, 302), foreign
+        assert not wrong, foreign
     for number, name in enumerate(sorted(names)):
+        if not long_run and number % 4 != [*PAGES].index(page) % 4:
+            continue
         without = {other: text for other, text in typed.items() if other != name}
-        # The sample tries two of the values with each field, and each value with a third of the fields.
-        for value in every_value if long_run else (every_value[number % 6], every_value[(number + 3) % 6]):
+        # The sample tries one value with each fourth field. A page takes up to a third of a second.
+        for value in every_value if long_run else (every_value[number // 4 % 6],):
             values = without if value is None else {**without, name: value}
             response, wrong = post(admin_client, url, values)
             assert response.status_code in (200, 302), (name, value)
