@@ -444,7 +444,9 @@ class TestGrants:
         options = offered(page)
         assert [name for name, _selected, _label in options] == ["x-late", "x-early", "a-burst", "hour"]
         assert [name for name, selected, _label in options if selected] == ["x-late"]
-        late_label = r"x-late: .*10 requests at once.* – refused 3 lately \(at \d\d:\d\d UTC\) – gives more at once"
+        late_label = (
+            r"x-late: .*10 requests at once.* – refused 3 lately \(\d\d:\d\d–\d\d:\d\d UTC\) – gives more at once"
+        )
         assert re.fullmatch(late_label, options[0][2])
         assert re.fullmatch(r"hour: 100 requests per minute.* – gives more in each window of 1 minute", options[3][2])
         assert "No rule here counts a day or a month" in text(CLIENT.get(f"{GRANT}?key=account:1"))

@@ -16,6 +16,7 @@ from ratelimits.identity import Identity
 from ratelimits.models.fields.sentences import sentence
 from ratelimits.models.keys import COVERS
 from ratelimits.models.ledger import moment
+from ratelimits.models.status.totals import QUARTER
 from ratelimits.rules import AppliedRule, ExplainedRule, UnreadableRule
 from ratelimits.rules.selection import key_of
 from ratelimits.status.refusals import refused_lately, with_meters_joined
@@ -58,9 +59,9 @@ class OfferedRule:
         text = f"{self.name}: {self.sentence}"
         if not self.refused_at:
             return text
-        start = moment(self.refused_at * 1_000_000)
-        values = {"rule": text, "n": f"{self.refused:,}", "time": f"{start:%H:%M}"}
-        return _("%(rule)s – refused %(n)s lately (at %(time)s UTC)") % values
+        start, end = (moment(at * 1_000_000) for at in (self.refused_at, self.refused_at + QUARTER))
+        values = {"rule": text, "n": f"{self.refused:,}", "span": f"{start:%H:%M}–{end:%H:%M}"}
+        return _("%(rule)s – refused %(n)s lately (%(span)s UTC)") % values
 
     @property
     def label_of_more(self) -> str:

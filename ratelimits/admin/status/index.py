@@ -69,7 +69,7 @@ def _refusing(rule: int, names: Mapping[int, str]) -> str:
 
 
 class RecentRefusal(NamedTuple):
-    """A line about the refusals of a key. `url` is the inspector's page about the key at this time."""
+    """A line about the refusals of a key. `url` is the inspector's page about the key, with its newest refusals."""
 
     text: str
     url: str
@@ -96,7 +96,7 @@ def recent_refusals(request: HttpRequest, site: str) -> list[RecentRefusal] | No
         }
         # Some texts in the ledger are not keys, and requests without an account are counted in one sum.
         has_page = row.account and typed_key(row.key) == row.key
-        url = inspect_url(row.key, row.account, site, f"{start:%Y-%m-%d %H:%M}") if has_page else ""
+        url = inspect_url(row.key, row.account, site) if has_page else ""
         refusals.append(RecentRefusal(text, url))
     return refusals
 
