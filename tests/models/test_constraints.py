@@ -42,7 +42,7 @@ def test_every_constraint_has_a_sentence(model: type[models.Model], constraint: 
         ({"period": 0}, {"period": "period must be above 0, not 0."}),
         ({"rate": -1, "period": -2}, {"rate": "must be above 0, not -1.", "period": "must be above 0, not -2."}),
         ({"capacity": -1, "rate": 0}, {"capacity": "capacity must be", "rate": "rate must be above 0, not 0."}),
-        ({"max_wait": -1}, {"max_wait": "Write 0 if no request may wait"}),
+        ({"max_wait": -1}, {"max_wait": "Write 0 if no request is allowed to wait"}),
         ({"max_wait": -1, "rate": 0}, {"rate": "rate must be above 0"}),
         ({"mode": "sometimes", "rate": 0}, {"mode": "not a valid choice", "rate": "rate must be above 0"}),
         ({"key_kind": "planet"}, {"key_kind": "not a valid choice"}),
