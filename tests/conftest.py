@@ -79,6 +79,12 @@ SLOW = (
     "usage/test_fence.py",
     "usage/test_power_cuts.py",
     "usage/test_runs.py",
+    "engine/test_together.py",
+    "engine/test_agreement.py",
+    "engine/test_bounded.py",
+    "reports/verify/test_beside.py",
+    "usage/test_clocks.py",
+    "admin/changes/test_undoing.py",
 )
 _TESTS = Path(__file__).parent
 _SLOW = {_TESTS / place for place in SLOW}

@@ -77,7 +77,11 @@ def test_the_list_shows_sentence_plan_and_mode_with_filters(admin_client: Client
         ),
         ({"capacity": "-1"}, "capacity", "Write the maximum number of permits at once, such as 10."),
         ({"capacity": ""}, "capacity", "Write the maximum number of permits at once, such as 10."),
-        ({"algorithm": "leaky_bucket_queue"}, "max_wait", "Write how many seconds a request is allowed to wait, such as 2."),
+        (
+            {"algorithm": "leaky_bucket_queue"},
+            "max_wait",
+            "Write how many seconds a request is allowed to wait, such as 2.",
+        ),
         (
             {"algorithm": "calendar_window", "calendar_unit": "day", "timezone": "Mars"},
             "timezone",
