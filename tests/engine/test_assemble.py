@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import combinations
 from random import Random
 from typing import Any
@@ -116,10 +117,16 @@ def all_answers(name: str) -> list[list[tuple[int, ...]]]:
     return [answers(seed, f"user:{name}-{seed}") for seed in range(12)]
 
 
+@cache
+def right_answers() -> list[list[tuple[int, ...]]]:
+    """Return the answers of the scripts as they are."""
+    return all_answers("right")
+
+
 def test_scripts_with_tables_decide_as_scripts_with_local_variables(
     take_out: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_locals = all_answers("locals")
+    with_locals = right_answers()
     monkeypatch.setattr(assemble, "_MAX_LOCALS", 0)
     take_out()
     assert all_answers("tables") == with_locals
@@ -128,7 +135,7 @@ def test_scripts_with_tables_decide_as_scripts_with_local_variables(
 def test_the_general_script_decides_as_the_scripts_of_single_shapes(
     take_out: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_shape = all_answers("by-shape")
+    by_shape = right_answers()
     monkeypatch.setattr(assemble, "_MAX_LIMITS", 0)
     take_out()
     assert all_answers("general") == by_shape
@@ -216,7 +223,7 @@ def test_scripts_are_indented_by_their_blocks() -> None:
 
 def test_records_in_another_order_decide_alike(take_out: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a common form, each record is searched and written for itself."""
-    at_once = all_answers("at-once")
+    at_once = right_answers()
     monkeypatch.setattr(states, "common_form", lambda _limits: None)
     take_out()
     assert all_answers("one-by-one") == at_once
@@ -224,7 +231,7 @@ def test_records_in_another_order_decide_alike(take_out: Callable[..., None], mo
 
 @pytest.mark.parametrize("line", AMONG_OTHERS)
 def test_without_one_of_its_lines_it_decides_otherwise(line: str, take_out: Callable[..., None]) -> None:
-    right = all_answers("right")
+    right = right_answers()
     take_out(AMONG_OTHERS[line])
     assert all_answers("wrong") != right
 

@@ -7,7 +7,9 @@ line "--@rarely" are inside of one function, `rarely`, and a script calls them a
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 #: A function, with the comment above it. Its text ends with " end", or with a line "end" that is not indented.
@@ -16,6 +18,8 @@ _FUNCTION = re.compile(
     r"(?P<code>^local function (?P<name>\w+)\((?:.* end\n|.*\n(?s:.*?)^end\n))",
     re.MULTILINE,
 )
+#: The name of a function that is called or defined here.
+_CALL = re.compile(r"\w+(?=\()")
 
 
 class LuaFunction(NamedTuple):
@@ -63,8 +67,16 @@ def rarely(functions: Sequence[LuaFunction]) -> Iterator[str]:
 
 def without_unused(script: str, functions: Sequence[LuaFunction]) -> str:
     """Return a script without those of the given functions that the script never calls."""
+    calls = Counter(_CALL.findall(script))
     for name, text in reversed(functions):
-        call = re.compile(rf"\b{name}\(")
-        if text in script and len(call.findall(script)) == len(call.findall(text)):
+        inside = _calls(text)
+        if calls[name] == inside[name] and text in script:
             script = script.replace(text, "").replace(f"\n{name} = {name},\n", "\n")
+            calls -= inside
     return script
+
+
+@lru_cache(maxsize=256)
+def _calls(text: str) -> Counter[str]:
+    """Return how often a text calls each function. It counts the function's own "function name(" too."""
+    return Counter(_CALL.findall(text))
