@@ -318,7 +318,7 @@ def waiting(runs: dict[str, Run]) -> str:
     run = runs["waiting.outbound"]
     rows = [
         (
-            f"`{name}`",
+            "a Redis list, for comparison" if name == "bare_list" else f"`{name}`",
             one["permits"],
             one["seconds"],
             one["ideal_seconds"],

@@ -3,7 +3,8 @@
     python -m benchmarks.waiting.outbound [--processes 8] [--permits 1000] [--rate 100] [--out DIR]
 
 The ideal is the time that the limit itself needs: (permits - those granted at once) / rate. For `concurrency`, each
-permit is held for a fixed time, so the ideal is permits * time / capacity.
+permit is held for a fixed time, so the ideal is permits * time / capacity. For comparison, the same processes also take
+an element of a Redis list with BLPOP, hold it for this time, and return it with RPUSH.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import redis
 
@@ -27,6 +29,8 @@ from benchmarks.support import report, servers
 ALGORITHMS = ("token_bucket", "gcra", "leaky_bucket_queue", "smooth_bursty", "fixed_window", "concurrency")
 #: Seconds for which a permit of `concurrency` is held.
 HELD = 0.05
+#: The name of the comparison, and of its Redis list.
+BARE_LIST = "bare_list"
 #: The most seconds relative to the ideal.
 MAX_TIME = 1.03
 #: The most commands for one permit. A process that waits for `concurrency` asks, waits, and releases.
@@ -38,7 +42,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--permits", type=int, default=1000, help="permits of all processes together")
     parser.add_argument("--rate", type=int, default=100, help="permits per second")
-    parser.add_argument("--algorithm", choices=ALGORITHMS, action="append", help="default: all")
+    parser.add_argument("--algorithm", choices=(*ALGORITHMS, BARE_LIST), action="append", help="default: all")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
     parser.add_argument("--process", help=argparse.SUPPRESS)  # for this command itself
     return parser.parse_args(argv)
@@ -55,11 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         about = report.machine(redis_server.url)
         results = {
             name: measure(name, options, {**os.environ, **environment}, redis_server.url)
-            for name in options.algorithm or ALGORITHMS
+            for name in options.algorithm or (*ALGORITHMS, BARE_LIST)
         }
     claims = [
         claim
         for name, one in results.items()
+        if name != BARE_LIST
         for claim in (
             report.Claim(f"{options.processes} processes on one {name}: time ÷ ideal", MAX_TIME, one["times_ideal"]),
             report.Claim(
@@ -69,6 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             ),
         )
     ]
+    if {"concurrency", BARE_LIST} <= set(results):
+        ratio = results["concurrency"]["seconds"] / results[BARE_LIST]["seconds"]
+        claims.append(report.Claim("concurrency: time ÷ the time with a Redis list", MAX_TIME, round(ratio, 4)))
     about |= {"load_behind": report.load()}
     run = report.run_json("waiting.outbound", about, vars(options), claims, results=results)
     print(text_of(run))
@@ -93,7 +101,7 @@ def ideal(name: str, permits: int, rate: int) -> float:
     """Return the seconds that the limit needs to grant the permits."""
     if name == "fixed_window":
         return float(math.ceil(permits / rate) - 1)
-    if name == "concurrency":
+    if name in ("concurrency", BARE_LIST):
         return math.ceil(permits / math.ceil(rate * HELD)) * HELD
     return (permits - 1) / rate
 
@@ -102,7 +110,12 @@ def measure(name: str, options: argparse.Namespace, environment: dict[str, str],
     """Let all processes take their permits of one limit. Return the time and the number of commands."""
     each = math.ceil(options.permits / options.processes)
     job = json.dumps(
-        {"limit": limit(name, options.rate), "permits": each, "held": HELD if name == "concurrency" else 0}
+        {
+            "limit": None if name == BARE_LIST else limit(name, options.rate),
+            "url": url,
+            "permits": each,
+            "held": HELD if name in ("concurrency", BARE_LIST) else 0,
+        }
     )
     command = [sys.executable, "-m", "benchmarks.waiting.outbound", "--process", job]
     processes = [
@@ -113,13 +126,16 @@ def measure(name: str, options: argparse.Namespace, environment: dict[str, str],
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
     with redis.Redis.from_url(url) as client:
-        before = commands(client)
+        if name == BARE_LIST:
+            client.rpush(BARE_LIST, *range(math.ceil(options.rate * HELD)))
+        sent_names = ("blpop", "rpush") if name == BARE_LIST else ("evalsha", "blpop")
+        before = commands(client, sent_names)
         for process in processes:
             assert process.stdin is not None
             process.stdin.write("go\n")
             process.stdin.flush()
         spans = [json.loads(process.communicate()[0]) for process in processes]
-        sent = commands(client) - before
+        sent = commands(client, sent_names) - before
     taken = each * options.processes
     seconds = max(end for _begin, end in spans) - min(begin for begin, _end in spans)
     least = ideal(name, taken, options.rate)
@@ -132,29 +148,51 @@ def measure(name: str, options: argparse.Namespace, environment: dict[str, str],
     }
 
 
-def commands(client: redis.Redis) -> int:
-    """Return the number of commands that clients have sent for decisions and waits. Scripts call others themselves."""
+def commands(client: redis.Redis, names: Sequence[str]) -> int:
+    """Return the number of calls of these commands. A script that calls a command itself counts as a call of it too."""
     stats: Any = client.info("commandstats")
-    return sum(int(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"]) for name in ("evalsha", "blpop"))
+    return sum(int(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"]) for name in names)
 
 
 def take(options: argparse.Namespace) -> None:
     """Take permits one after another, as one process. Print when it began and when it ended."""
-    from ratelimits.algorithms.limits import algorithm_from_json
-    from ratelimits.engine import Limit, peek
-    from ratelimits.outbound import permits
-
     job = json.loads(options.process)
-    algorithm = algorithm_from_json(job["limit"])
-    peek([Limit("global", algorithm, "warm up")])
+    permit = from_list(job["url"]) if job["limit"] is None else from_limit(job["limit"])
     print("ready", flush=True)
     sys.stdin.readline()
     begin = time.time()
     for _ in range(job["permits"]):
-        with permits("benchmark", rate=algorithm):
+        with permit():
             if job["held"]:
                 time.sleep(job["held"])
     print(json.dumps((begin, time.time())))
+
+
+def from_limit(fields: dict[str, Any]) -> Callable[[], AbstractContextManager[Any]]:
+    """Return a function that waits for a permit of a limit."""
+    from ratelimits.algorithms.limits import algorithm_from_json
+    from ratelimits.engine import Limit, peek
+    from ratelimits.outbound import permits
+
+    algorithm = algorithm_from_json(fields)
+    peek([Limit("global", algorithm, "warm up")])
+    return lambda: permits("benchmark", rate=algorithm)
+
+
+def from_list(url: str) -> Callable[[], AbstractContextManager[Any]]:
+    """Return a function that waits for an element of the Redis list."""
+    client = redis.Redis.from_url(url)
+    client.ping()
+
+    @contextmanager
+    def element() -> Iterator[None]:
+        _name, taken = cast("tuple[bytes, bytes]", client.blpop([BARE_LIST]))
+        try:
+            yield
+        finally:
+            client.rpush(BARE_LIST, taken)
+
+    return element
 
 
 def text_of(run: dict[str, Any]) -> str:
