@@ -100,7 +100,7 @@ def layers(url: str) -> list[Case]:
         (
             "script",
             "the deciding script instead, on the raw socket",
-            lambda: raw.exchange(command.to(run_id, nonce())),
+            lambda: raw.exchange(command.to_bytes(run_id, nonce())),
         ),
         ("wire", "wire.call: redis-py's connection and parser", lambda: server.wire.call(command, nonce())),
         ("engine", "decide_call: the Decision", lambda: decide_call(server, command.call, command).allowed),
@@ -152,7 +152,7 @@ def steps() -> list[Case]:
         ("costs.valid(costs)", lambda: costs.valid(ONE_REQUEST)),
         ("costs_of(None)", lambda: costs_of(None)),
         ("nonce()", nonce),
-        ("command.to(run, nonce)", lambda: command.to(run_id, b"0123456789abcdef")),
+        ("command.to_bytes(run, nonce)", lambda: command.to_bytes(run_id, b"0123456789abcdef")),
         ("Answer(…)", lambda: Answer(True, decision, answer.prepared, 0.0, 0.0)),
         ("QuotaThrottle()", QuotaThrottle),
         (

@@ -80,7 +80,7 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
     told = [batch.replace(three, empty) for batch in out["engine_three"][1]]
     out["empty_told"] = "an empty script with the arguments of 3 rules on one key + metering", told
     users = (Command(server.keyspace, ours.calls(now, str(user))["three"][1]) for user in ids(1))
-    packed = (_packed(command.to(run, nonce()), empty) for command in users)
+    packed = (_packed(command.to_bytes(run, nonce()), empty) for command in users)
     out["empty_packed"] = "an empty script with these arguments in one string beside the keys", list(batched(packed))
     return out
 

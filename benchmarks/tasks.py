@@ -128,7 +128,7 @@ async def pooled(command: Any, tasks: int, seconds: float) -> tuple[float, float
     await connection.send_command("INFO")
     run = run_of(await connection.read_response(disable_decoding=True))
     await pool.release(connection)
-    _evalsha, sha, count, *rest = parts_of(command.to(run, b"NONCE"))
+    _evalsha, sha, count, *rest = parts_of(command.to_bytes(run, b"NONCE"))
     place, keys = rest.index(b"NONCE"), int(count)
     before, behind = rest[:place], rest[place + 1 :]
 

@@ -88,7 +88,7 @@ def _making() -> dict[str, Callable[[], object]]:
     call = Call(terms, ("42",), (1,), virtual=True)
 
     def whole() -> bytes:
-        return Command(keyspace, call._replace(now=next(moments))).to("virtual", b"0")
+        return Command(keyspace, call._replace(now=next(moments))).to_bytes("virtual", b"0")
 
     return {"batch own": lambda: maker.command(Op.TRY, "42", 1, next(moments)), "batch plain": whole}
 

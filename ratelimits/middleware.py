@@ -27,7 +27,7 @@ _NO_OPTIONS: Mapping[str, Any] = {}
 GetResponse = Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest], Awaitable[HttpResponseBase]]
 
 
-class Limited(NamedTuple):
+class ViewLimits(NamedTuple):
     """How the middleware limits a request: the scope, cost and key of its view."""
 
     scope: str
@@ -37,7 +37,7 @@ class Limited(NamedTuple):
     view: object
 
 
-def limits_of(request: HttpRequest) -> Limited | None:
+def limits_of(request: HttpRequest) -> ViewLimits | None:
     """Return how the middleware limits a request; None if it does not limit the request.
 
     The request's path must begin with a path of PATHS. A view of DRF, or a view with the decorator, limits its requests
@@ -65,7 +65,7 @@ def limits_of(request: HttpRequest) -> Limited | None:
     cost = options.get("cost") if cost is None else cost
     key = getattr(attributes, "throttle_key", None) or options.get("key")
     costs = ONE_REQUEST if cost is None else costs_of(cost, request)
-    return Limited(scope if isinstance(scope, str) else scope_of(scope, view), costs, key, arguments, view)
+    return ViewLimits(scope if isinstance(scope, str) else scope_of(scope, view), costs, key, arguments, view)
 
 
 class QuotaMiddleware:

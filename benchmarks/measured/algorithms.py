@@ -110,7 +110,7 @@ def _send(client: redis.Redis, run: str, commands: Sequence[Command], allowed: b
     client.config_resetstat()
     for start in range(0, len(commands), 100):
         portion = commands[start : start + 100]
-        connection.send_packed_command([b"".join(command.to(run, nonce()) for command in portion)])
+        connection.send_packed_command([b"".join(command.to_bytes(run, nonce()) for command in portion)])
         for _command in portion:
             reply = connection.read_response()
             decided = reply if isinstance(reply, Exception) else struct.unpack_from("<2q", reply)

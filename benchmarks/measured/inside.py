@@ -35,7 +35,7 @@ FUNCTIONS = (
     "ratelimits.engine.decide:nonce",
     "ratelimits.engine.decide:parse_reply",
     "ratelimits.engine.decide:Decision.__init__",
-    "ratelimits.engine.command:Command.to",
+    "ratelimits.engine.command:Command.to_bytes",
     "ratelimits.engine.transport.wire:Wire.call",
     "ratelimits.engine.transport.wire:Wire._take",
     "ratelimits.engine.transport.wire:exchange",

@@ -34,7 +34,7 @@ def pooled(now: int) -> Callable[[], Callable[[], object]]:
     server = ours.engine_server()
     call = ours.call_of(ours.three_limits(), now)
     command = Command(server.keyspace, call)
-    _evalsha, sha, count, *rest = parts_of(command.to(run_of(client), b"NONCE"))
+    _evalsha, sha, count, *rest = parts_of(command.to_bytes(run_of(client), b"NONCE"))
     place, keys = rest.index(b"NONCE"), int(count)
     before, behind = rest[:place], rest[place + 1 :]
 

@@ -117,7 +117,7 @@ class _Server:
         self.client.config_resetstat()
         for start in range(0, len(commands), 100):
             portion = commands[start : start + 100]
-            packed = [one.to(self._run, nonce()).replace(one.script.sha, sha) for one in portion]
+            packed = [one.to_bytes(self._run, nonce()).replace(one.script.sha, sha) for one in portion]
             connection.send_packed_command([b"".join(packed)])
             for _command in portion:
                 reply = connection.read_response()

@@ -104,7 +104,7 @@ def for_users(keyspace: Keyspace, run: str, call_of: Callable[[str], Call], ids:
         shard = shard_of(f"account:{name}", keyspace.shards)
         template = templates.get(shard)
         if template is None:
-            packed = Command(keyspace, call_of(name)).to(run, nonce())
+            packed = Command(keyspace, call_of(name)).to_bytes(run, nonce())
             template = templates[shard] = packed, name.encode()
         yield template[0].replace(template[1], name.encode())
 

@@ -97,8 +97,8 @@ class Command:
             bulks(b"%d" % len(keys), *[key.encode() for key in keys]),
         )
 
-    def to(self, run: str, name: bytes) -> bytes:
-        """Return the command in RESP, the protocol of Redis. `run` is the run of the server, `name` is the nonce."""
+    def to_bytes(self, run: str, nonce: bytes) -> bytes:
+        """Return the command in RESP, the protocol of Redis. `run` is the run of the server."""
         now = self.call.now
         if now is None:
             now = clock.now()
@@ -106,7 +106,7 @@ class Command:
         if not start <= now < end or made_for != run:
             cached = self._cached = self._make(run, now)
             rest = cached[3]
-        return b"%b$%d\r\n%b\r\n%b" % (self._front, len(name), name, rest)
+        return b"%b$%d\r\n%b\r\n%b" % (self._front, len(nonce), nonce, rest)
 
     def _make(self, run: str, now: int) -> _CachedBytes:
         call = self.call

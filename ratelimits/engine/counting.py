@@ -17,7 +17,7 @@ from ratelimits.engine.resp import resp
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class RefusalCount:
     """Requests with the same costs that one rule has refused. `requests` says how many they are.
 
     `costs` has the cost of one request in each meter of `usage`.
@@ -49,14 +49,14 @@ class Count:
         """Return one of the command's Redis keys. In a cluster the node is found by this key."""
         return self._keys[0]
 
-    def add(self, counted: Counted) -> None:
+    def add(self, counted: RefusalCount) -> None:
         """Add refusals to the command."""
         usage = counted.usage
         for meter, cost in zip(usage.meters, counted.costs, strict=True):
             name = f"{quoted(meter.name)}|{counted.rule}|{counted.version}|{quoted(usage.account)}|{quoted(usage.key)}"
             self._counters += [name.encode(), b"%d" % cost, b"%d" % counted.requests]
 
-    def to(self, run: str, name: bytes) -> bytes:
-        """Return the command in RESP. `run` is the run of the server, `name` is the nonce."""
-        arguments = [run.encode(), name, self._periods, *self._counters]
+    def to_bytes(self, run: str, nonce: bytes) -> bytes:
+        """Return the command in RESP. `run` is the run of the server."""
+        arguments = [run.encode(), nonce, self._periods, *self._counters]
         return resp(b"EVALSHA", self.script.sha, b"2", *self._keys, *arguments)

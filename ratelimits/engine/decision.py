@@ -147,7 +147,7 @@ class Decision:
         return self.reply[5] / MICROSECONDS
 
     @property
-    def of_binding(self) -> tuple[int, float]:
+    def remaining_and_reset(self) -> tuple[int, float]:
         """Return `remaining`, and the seconds until all permits of the binding limit have come back.
 
         The seconds are 0 if there is no binding limit.

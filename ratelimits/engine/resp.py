@@ -23,13 +23,13 @@ def loading(script: Script) -> bytes:
 
 
 class Sendable(Protocol):
-    """A command that calls a Lua script. `to` returns its bytes for one run of the server and one nonce."""
+    """A command that calls a Lua script. `to_bytes` returns its bytes for one run of the server and one nonce."""
 
     @property
     def script(self) -> Script: ...
 
-    def to(self, run: str, name: bytes) -> bytes:
-        """Return the command in RESP. `run` is the run of the server, `name` is the nonce."""
+    def to_bytes(self, run: str, nonce: bytes) -> bytes:
+        """Return the command in RESP. `run` is the run of the server."""
 
 
 class HasKey(Protocol):

@@ -25,7 +25,7 @@ from ratelimits.engine.resp import resp
 class Spent(NamedTuple):
     """How many requests have spent permits of one prefetch. `is_all` is true if no request will spend more of them."""
 
-    name: str
+    nonce: str
     requests: int
     is_all: bool
 
@@ -74,7 +74,7 @@ def uncounted(text: bytes) -> list[Uncounted]:
 class CountSpent:
     """The command that counts the requests of prefetches in one shard, and records a new prefetch.
 
-    new  name and record of the new prefetch; None if there is no new prefetch
+    new  nonce and record of the new prefetch; None if there is no new prefetch
     """
 
     script = scripts.read("run", "batch", "counting/shard_run", "usage", "usage_new", "counting/spent")
@@ -84,19 +84,19 @@ class CountSpent:
     ) -> None:
         names = (keyspace.head, keyspace.open, keyspace.prefetched)
         self._keys = [name(shard).encode() for name in names]
-        name, text = new or ("", b"")
-        self._arguments = [name.encode(), text]
+        nonce, text = new or ("", b"")
+        self._arguments = [nonce.encode(), text]
         for one in spent:
-            self._arguments += [one.name.encode(), b"%d" % one.requests, b"%d" % one.is_all]
+            self._arguments += [one.nonce.encode(), b"%d" % one.requests, b"%d" % one.is_all]
 
     @property
     def key(self) -> bytes:
         """Return one of the command's Redis keys. In a cluster the node is found by this key."""
         return self._keys[0]
 
-    def to(self, run: str, name: bytes) -> bytes:
-        """Return the command in RESP. `run` is the run of the server, `name` is the nonce."""
-        return resp(b"EVALSHA", self.script.sha, b"3", *self._keys, run.encode(), name, *self._arguments)
+    def to_bytes(self, run: str, nonce: bytes) -> bytes:
+        """Return the command in RESP. `run` is the run of the server."""
+        return resp(b"EVALSHA", self.script.sha, b"3", *self._keys, run.encode(), nonce, *self._arguments)
 
 
 def shard_of_receipt(keyspace: Keyspace, receipt: Receipt) -> int:

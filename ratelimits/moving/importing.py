@@ -13,7 +13,7 @@ from ratelimits.moving.views import views
 from ratelimits.progress import Progress
 
 
-class Planned(NamedTuple):
+class PlannedImport(NamedTuple):
     """A finding, and what an import does with it.
 
     sentence  the rule that replaces it, in words; "" if there is no such rule
@@ -25,20 +25,20 @@ class Planned(NamedTuple):
     exists: bool
 
 
-def plan(using: str) -> list[Planned]:
+def plan(using: str) -> list[PlannedImport]:
     """Return everything that was found in the project, with the rules that replace it."""
     all_views = views()
     findings = with_names([*of_throttles(all_views), *of_decorators(all_views)])
     existing = set(Rule.objects.using(using).filter(plan=None).values_list("name", flat=True))
     return [
-        Planned(finding, "", False)
+        PlannedImport(finding, "", False)
         if finding.rule is None
-        else Planned(finding, Rule(**finding.rule).sentence(), finding.rule["name"] in existing)
+        else PlannedImport(finding, Rule(**finding.rule).sentence(), finding.rule["name"] in existing)
         for finding in findings
     ]
 
 
-def write(planned: list[Planned], using: str, progress: Progress | None = None) -> list[str]:
+def write(planned: list[PlannedImport], using: str, progress: Progress | None = None) -> list[str]:
     """Write the rules that do not exist yet, in one edit. Return a text for each of them.
 
     `progress` shows how many rules are done. If a rule is not valid, write nothing and raise as_code.RefusedError.

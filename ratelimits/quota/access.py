@@ -17,7 +17,7 @@ from collections import Counter
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.engine.call import Meter, Usage
 from ratelimits.engine.clock import clock
-from ratelimits.engine.counting import Counted
+from ratelimits.engine.counting import RefusalCount
 from ratelimits.identity import Identity
 from ratelimits.quota import process_totals
 from ratelimits.quota.prepared import ANONYMOUS
@@ -80,7 +80,7 @@ def _add_up() -> None:
         _untotalled.update(counted)
 
 
-def take() -> list[Counted]:
+def take() -> list[RefusalCount]:
     """Return the requests that were blocked since the last call. The caller sends them to Redis.
 
     If there were only exempted requests, return one item without costs. The caller sends this item too, because the
@@ -96,7 +96,7 @@ def take() -> list[Counted]:
     if len(refused) > 1:
         refused.pop(_EXEMPTED, None)
     return [
-        Counted(_usage(account, key or ANONYMOUS, costs), tuple(cost for _meter, cost in costs), 0, 0, requests)
+        RefusalCount(_usage(account, key or ANONYMOUS, costs), tuple(cost for _meter, cost in costs), 0, 0, requests)
         for (account, key, costs), requests in refused.items()
     ]
 

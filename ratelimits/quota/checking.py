@@ -45,10 +45,10 @@ from ratelimits.signals import request_refused
 
 logger = bounded(__name__)
 
-#: Redis is asked again if the rules were too old, if a prefetch asked for too many permits, or after lost counts were
-#: restored. After RELOADS repetitions, Redis is asked once more, and does not compare versions. The rules in memory are
-#: then new enough, because they were read after the request had come. Without this limit, rules that are edited again
-#: and again could prevent a decision.
+#: How often Redis is asked again for one request. This is necessary if the rules in memory were too old, if a prefetch
+#: asked for too many permits, or after lost counts were restored. After RELOADS repetitions, the last call compares no
+#: versions. Its rules are new enough, because they were read after the request had come. Without this end, rules that
+#: are edited again and again could prevent a decision.
 RELOADS = 3
 _ATTEMPTS = range(2 + RELOADS)
 
@@ -123,9 +123,9 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
                 if isinstance(chosen, Answer):
                     return chosen
                 ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
-            prepared, _costs, fetch, permits, blocked, _decides = ready
-            if blocked is not None and (commands.has_own_edits or not from_memory.reread(commands)):
-                return from_memory.blocked(blocked, prepared)
+            prepared, _costs, fetch, permits, zero_refusal, _decides = ready
+            if zero_refusal is not None and (commands.has_own_edits or not from_memory.reread(commands)):
+                return from_memory.refused_by_zero(zero_refusal, prepared)
             if permits is not None:
                 spent = permits.spend()
                 if spent is not None:
@@ -191,9 +191,9 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
                 if isinstance(chosen, Answer):
                     return chosen
                 ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
-            prepared, _costs, fetch, permits, blocked, _decides = ready
-            if blocked is not None and (commands.has_own_edits or not await from_memory.areread(commands)):
-                return from_memory.blocked(blocked, prepared)
+            prepared, _costs, fetch, permits, zero_refusal, _decides = ready
+            if zero_refusal is not None and (commands.has_own_edits or not await from_memory.areread(commands)):
+                return from_memory.refused_by_zero(zero_refusal, prepared)
             if permits is not None:
                 spent = permits.spend()
                 if spent is not None:

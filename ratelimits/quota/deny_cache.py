@@ -20,7 +20,7 @@ from redis.exceptions import ResponseError
 
 from ratelimits.background import Background
 from ratelimits.engine.call import Usage, nonce, shard_of_usage
-from ratelimits.engine.counting import Count, Counted
+from ratelimits.engine.counting import Count, RefusalCount
 from ratelimits.engine.decision import Decision
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.breaker import NodeUnavailable
@@ -35,7 +35,7 @@ MAX_REFUSALS = 50_000
 INTERVAL = 1.0
 
 
-class Denied:
+class StoredRefusal:
     """A refusal that can be repeated.
 
     since     the moment of the decision, in seconds of the cache's clock
@@ -67,17 +67,17 @@ class DenyCache:
         self.clock = clock
         self._lock = threading.Lock()
         #: The stored refusals by cache key. Only `look` says whether a refusal can still be repeated.
-        self.known: dict[Hashable, Denied] = {}
+        self.known: dict[Hashable, StoredRefusal] = {}
         #: Refusals that are not repeated any more, but whose last repetitions are perhaps not counted yet.
-        self._ended: list[Denied] = []
-        self._unsent: list[Counted] = []
+        self._ended: list[StoredRefusal] = []
+        self._unsent: list[RefusalCount] = []
         self._decided: deque[Decision] = deque()
 
     def count(self, decision: Decision) -> None:
         """Count a refusal that was decided without Redis. Call this for each refusal, also of the same decision."""
         self._decided.append(decision)
 
-    def look(self, cache_key: Hashable) -> Denied | None:
+    def look(self, cache_key: Hashable) -> StoredRefusal | None:
         """Return the refusal that this request gets again, and count the repetition.
 
         Return None if no refusal is stored for the request, or if the refusal has ended.
@@ -107,9 +107,9 @@ class DenyCache:
             replaced = self.known.get(cache_key)
             if replaced is not None:
                 self._ended.append(replaced)
-            self.known[cache_key] = Denied(decision, payload, now, until)
+            self.known[cache_key] = StoredRefusal(decision, payload, now, until)
 
-    def take(self) -> list[Counted]:
+    def take(self) -> list[RefusalCount]:
         """Return all counts since the last call, and forget refusals that have ended."""
         # Forget a refusal only some time after its end. Another thread that found it before its end can still count a
         # repetition.
@@ -129,7 +129,7 @@ class DenyCache:
             _counted(decision, usage, count) for decision, count, usage in refused if count and usage is not None
         ]
 
-    def put_back(self, unsent: list[Counted]) -> None:
+    def put_back(self, unsent: list[RefusalCount]) -> None:
         """Store counts that were not sent. The next `take` returns them. Above MAX_REFUSALS, drop the oldest counts."""
         with self._lock:
             self._unsent += unsent
@@ -146,14 +146,16 @@ class DenyCache:
         self._decided.clear()
 
 
-def _counted(decision: Decision, usage: Usage, requests: int) -> Counted:
+def _counted(decision: Decision, usage: Usage, requests: int) -> RefusalCount:
     call, binding = decision.call, decision.binding
     assert binding is not None
     term = call.program.terms[binding]
-    return Counted(usage, call.costs[: len(usage.meters)], term.rule, term.version, requests)
+    return RefusalCount(usage, call.costs[: len(usage.meters)], term.rule, term.version, requests)
 
 
-def send(server: Server, counted: list[Counted], on_version: Callable[[int], object] | None = None) -> list[Counted]:
+def send(
+    server: Server, counted: list[RefusalCount], on_version: Callable[[int], object] | None = None
+) -> list[RefusalCount]:
     """Count refusals in the open batches in Redis. Return the counts that were certainly not sent.
 
     If the server does not answer, do not send the rest. If a reply was lost, log an error, and do not return the counts
@@ -161,10 +163,10 @@ def send(server: Server, counted: list[Counted], on_version: Callable[[int], obj
     Redis.
     """
     version = 0
-    groups: dict[tuple[int, tuple[int, ...]], list[Counted]] = {}
+    groups: dict[tuple[int, tuple[int, ...]], list[RefusalCount]] = {}
     for item in counted:
         groups.setdefault((shard_of_usage(server.keyspace, item.usage), item.usage.periods), []).append(item)
-    unsent: list[Counted] = []
+    unsent: list[RefusalCount] = []
     no_answer = False
     for (shard, _periods), group in groups.items():
         if no_answer:
@@ -199,7 +201,7 @@ class Sender:
         cache: DenyCache,
         server: Callable[[], Server],
         on_version: Callable[[int], object] | None = None,
-        more: Callable[[], list[Counted]] = list,
+        more: Callable[[], list[RefusalCount]] = list,
     ) -> None:
         self._cache = cache
         self._more = more

@@ -19,7 +19,7 @@ from ratelimits.identity import Identity
 from ratelimits.logs import bounded
 from ratelimits.quota import access, process_totals
 from ratelimits.quota.answers.answer import ONE_ITEM, ONE_REQUEST, Answer
-from ratelimits.quota.deny_cache import Denied, DenyCache, Sender
+from ratelimits.quota.deny_cache import DenyCache, Sender, StoredRefusal
 from ratelimits.quota.prepared import Prepared, PreparedCommands, commands_by
 from ratelimits.rules import AccessRow, RulesUnavailable
 
@@ -42,7 +42,7 @@ def _load_version(version: int) -> None:
 sender = Sender(denials, current_server, _load_version, access.take)
 
 
-def repeated(denied: Denied) -> Answer:
+def repeated(denied: StoredRefusal) -> Answer:
     """Return the answer of a repeated refusal. Subtract the seconds since the decision from its retry_after."""
     retry_after = denied.decision.retry_after
     if retry_after is not None:
@@ -60,7 +60,7 @@ def refused(decision: Decision, prepared: Prepared, cache_key: tuple[object, ...
     return Answer(False, decision, prepared, decision.retry_after)
 
 
-def blocked(decision: Decision, prepared: Prepared) -> Answer:
+def refused_by_zero(decision: Decision, prepared: Prepared) -> Answer:
     """Return the refusal of a rule with capacity 0. Count it like a repeated refusal, because Redis is not asked."""
     denials.count(decision)
     sender.start()

@@ -86,7 +86,7 @@ def fields(
     `retry_after` (in seconds) are those of the answer to the request.
     """
     reset: float | None
-    remaining, reset = decision.of_binding
+    remaining, reset = decision.remaining_and_reset
     if not allowed and retry_after is not None:
         reset = retry_after
     elif not remaining and decision.limit == 0:

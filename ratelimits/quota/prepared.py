@@ -159,7 +159,7 @@ class PreparedCommand(NamedTuple):
     fetch: Fetch
     permits: PrefetchedPermits | None
     #: The refusal of all these requests, if a rule has capacity 0. Then Redis is not asked. Otherwise None.
-    blocked: Decision | None
+    zero_refusal: Decision | None
     decides: bool
 
 

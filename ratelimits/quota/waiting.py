@@ -70,7 +70,7 @@ def check_and_wait(
             recorder.record(identity, scope, method, costs, refused=not answer.allowed)
         if answer.wait or (answer.allowed and finishing.is_abandoned(request)):
             try:
-                _hold_back(answer.wait, request)
+                _wait_unless_cancelled(answer.wait, request)
             except BaseException:
                 finishing.give_back(answer)
                 raise
@@ -80,16 +80,16 @@ def check_and_wait(
             waiters.leave()
 
 
-def _hold_back(seconds: float, request: HttpRequest | None) -> None:
+def _wait_unless_cancelled(seconds: float, request: HttpRequest | None) -> None:
     if clock.frozen is None and isinstance(request, ASGIRequest) and not _runs_a_loop():
         # If the request of a sync view is cancelled, asgiref cancels the coroutine for which the view's thread waits.
         # asgiref could not interrupt time.sleep.
-        async_to_sync(_ahold_back)(seconds, request)
+        async_to_sync(_await_unless_cancelled)(seconds, request)
     else:
         clock.sleep(seconds)
 
 
-async def _ahold_back(seconds: float, request: HttpRequest) -> None:
+async def _await_unless_cancelled(seconds: float, request: HttpRequest) -> None:
     # If the request was cancelled before this coroutine began, asgiref does not cancel the coroutine.
     if finishing.is_abandoned(request):
         raise asyncio.CancelledError

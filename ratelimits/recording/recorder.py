@@ -33,7 +33,7 @@ MAX_UNWRITTEN = 20_000
 #: If the queue has this length, the thread writes at once.
 _WAKE_LENGTH = 5_000
 
-_unwritten: deque[trace.Recorded] = deque()
+_unwritten: deque[trace.UnwrittenRequest] = deque()
 #: How many requests were not recorded since the last write.
 _left_out = 0
 _lock = threading.Lock()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: A request: its moment (µs since 1970 UTC), the identity that made it, its scope, HTTP method, cost in each meter, and
 #: whether it was refused.
-Recorded = tuple[int, "Identity", str, str, Mapping[str, int], bool]
+UnwrittenRequest = tuple[int, "Identity", str, str, Mapping[str, int], bool]
 
 #: Number of rows that are written with one query.
 _ROWS_PER_QUERY = 1_000
@@ -26,7 +26,7 @@ _SECOND = 1_000_000
 _MAX_LEFT_OUT = 2**31 - 1
 
 
-def write(requests: Sequence[Recorded], left_out: int = 0) -> None:
+def write(requests: Sequence[UnwrittenRequest], left_out: int = 0) -> None:
     """Write requests. If the table then has more than `RECORD_ROWS` rows, delete the oldest ones.
 
     `left_out` is the number of earlier requests that could not be recorded.

@@ -221,7 +221,7 @@ COLUMNS = Row._fields
 #: Columns whose values are moments.
 MOMENTS = frozenset(column.name for column in TABLE if column.kind is ColumnKind.MOMENT)
 #: Columns whose values are numbers.
-QUANTITIES = frozenset(column.name for column in TABLE if column.kind in NUMBERS)
+WHOLE_NUMBERS = frozenset(column.name for column in TABLE if column.kind in NUMBERS)
 
 
 @cache

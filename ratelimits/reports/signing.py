@@ -23,7 +23,7 @@ class BrokenChainError(ValueError):
 
 
 #: A shard, and a position in its chain.
-Place = tuple[int, int]
+ChainPosition = tuple[int, int]
 #: Maximum number of places in one query, because databases limit the depth of a condition.
 _MAX_PLACES = 200
 
@@ -38,7 +38,7 @@ def chain_head(chain: Mapping[str, int], *sources: str) -> str:
     return joined_head(chain, digests_at(places, *sources), sources[0])
 
 
-def joined_head(chain: Mapping[str, int], digests: Mapping[Place, str], using: str) -> str:
+def joined_head(chain: Mapping[str, int], digests: Mapping[ChainPosition, str], using: str) -> str:
     """Return one digest for several chains, made from the digests that `digests_at` has read.
 
     `using` is the database with the list of archives. Raises BrokenChainError if `digests` does not have a digest.
@@ -51,12 +51,12 @@ def joined_head(chain: Mapping[str, int], digests: Mapping[Place, str], using: s
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def digests_at(places: Iterable[Place], *sources: str) -> dict[Place, str]:
+def digests_at(places: Iterable[ChainPosition], *sources: str) -> dict[ChainPosition, str]:
     """Return the digest of the batch at each place. Leave out places without a batch.
 
     All places are read together: the number of queries does not grow with the number of shards, up to 200 shards.
     """
-    unread, digests = {place for place in places if place[1]}, dict[Place, str]()
+    unread, digests = {place for place in places if place[1]}, dict[ChainPosition, str]()
     for using in sources:
         for model, column in ((Batch, "position"), (ArchivedRange, "last_position")):
             missing = sorted(unread)

@@ -15,13 +15,13 @@ from django.utils.translation import gettext as _
 from ratelimits.algorithms import typed_rates
 from ratelimits.algorithms.typed_rates import Mistyped
 from ratelimits.models.fields.durations import mistyped, seconds
-from ratelimits.row_files.tables import FileTable, Known
+from ratelimits.row_files.tables import FileTable, PlansAndRules
 
 
 class Cells:
     """Reads the cells of lines that belong to one table."""
 
-    def __init__(self, table: FileTable, known: Known) -> None:
+    def __init__(self, table: FileTable, known: PlansAndRules) -> None:
         self._known = known
         self._fields = {name: _form_field(table, name) for name in table.columns}
 

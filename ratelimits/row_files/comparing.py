@@ -21,7 +21,7 @@ from django.utils.translation import gettext as _
 from ratelimits.models.fields.validity import overlaps
 from ratelimits.row_files.cells import Cells
 from ratelimits.row_files.reading import Source, SourceLine
-from ratelimits.row_files.tables import FileTable, Known, written
+from ratelimits.row_files.tables import FileTable, PlansAndRules, written
 
 #: Approximate number of lines in a portion. All lines with the same key are in the same portion.
 PORTION = 500
@@ -83,7 +83,7 @@ class _Comparison:
     def __init__(self, table: FileTable, source: Source, using: str) -> None:
         self.table, self.source, self.using = table, source, using
         self.now = timezone.now()
-        self.known = Known.read(using)
+        self.known = PlansAndRules.read(using)
         self.cells = Cells(table, self.known)
         self.identity_columns = [source.columns.index(name) for name in table.identity]
 

@@ -14,14 +14,14 @@ from ratelimits.models.versions import Versioned
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class PlansAndRules:
     """The plans (by slug) and the rules (by name) that a line can name."""
 
     plans: dict[str, Plan]
     rules: dict[str, list[Rule]]
 
     @classmethod
-    def read(cls, using: str) -> Known:
+    def read(cls, using: str) -> PlansAndRules:
         """Return all plans and rules. This needs two queries."""
         rules: dict[str, list[Rule]] = {}
         for rule in Rule.objects.using(using).select_related("plan"):
@@ -43,7 +43,7 @@ class FileTable:
     columns: tuple[str, ...]
     identity: tuple[str, ...]
     needed: tuple[str, ...]
-    check: Callable[[Any, Known], None]
+    check: Callable[[Any, PlansAndRules], None]
 
     @property
     def name(self) -> str:

@@ -81,7 +81,7 @@ class CommandMaker:
         template = self._templates.setdefault(op, _Template())
         call = Call(self.program, (key,), (0,), timeout=ANY, now=now, op=op, lease=_LEASE, virtual=True)
         whole_command = Command(self._keyspace, call)
-        whole, template.script = whole_command.to(_RUN, _NONCE), whole_command.script
+        whole, template.script = whole_command.to_bytes(_RUN, _NONCE), whole_command.script
         template.name, keys, rest = whole.partition(bulks(*self._keys(key)))
         unexpected, nonce_and_run, request = rest.partition(_NONCE_AND_RUN)
         size, line, request = request.partition(b"\r\n")

@@ -32,7 +32,7 @@ from ratelimits.usage import crash, gaps, watermark
 from ratelimits.usage.apply import BatchOutcome, apply, quarantine
 from ratelimits.usage.fence import check_server, fence
 from ratelimits.usage.packet import Packet, Unreadable, packet
-from ratelimits.usage.pending import Pending, read_pending
+from ratelimits.usage.pending import PendingBatches, read_pending
 from ratelimits.usage.process_totals import declare_unreported
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ _AHEAD = 2
 
 
 @dataclass(slots=True)
-class Drained:
+class DrainResult:
     """The result of a drain."""
 
     #: How many batches had each outcome.
@@ -71,7 +71,7 @@ class Drained:
         return self.outcomes[BatchOutcome.APPLIED]
 
 
-def drain(now: int | None = None, progress: Progress | None = None) -> Drained:
+def drain(now: int | None = None, progress: Progress | None = None) -> DrainResult:
     """Write every pending batch to the ledger, and advance the watermarks. In a cluster, do this server by server.
 
     A watermark is the moment before which all usage of a shard is in the ledger.
@@ -81,7 +81,7 @@ def drain(now: int | None = None, progress: Progress | None = None) -> Drained:
     redis.exceptions.RedisError if a server does not answer, or if it refuses a shard. If a server refused a shard, all
     other shards were drained. After any error, the next drain writes the batches that are not in the ledger yet.
     """
-    server, using, drained = current_server(), conf.DATABASE, Drained()
+    server, using, drained = current_server(), conf.DATABASE, DrainResult()
     shards = range(server.keyspace.shards)
     if ShardState.objects.using(using).filter(shard__in=shards).count() < len(shards):
         ShardState.objects.using(using).bulk_create(
@@ -116,7 +116,7 @@ def _live_runs(server: Server, listing_run: str, states: Iterable[ShardState]) -
 
 
 def _drain_server(
-    server: Server, using: str, shards: list[int], drained: Drained, now: int | None, progress: Progress | None
+    server: Server, using: str, shards: list[int], drained: DrainResult, now: int | None, progress: Progress | None
 ) -> None:
     declare_unreported(server, shards)
     while True:
@@ -151,7 +151,7 @@ def _drain_server(
             return
 
 
-def _is_up_to_date(using: str, listed: list[Pending]) -> bool:
+def _is_up_to_date(using: str, listed: list[PendingBatches]) -> bool:
     """Return whether no batch waits, no loss is to be declared, and no watermark is to be moved."""
     if any(pending.count for pending in listed):
         return False
@@ -162,7 +162,7 @@ def _is_up_to_date(using: str, listed: list[Pending]) -> bool:
 
 
 def _declare_losses(
-    server: Server, using: str, listed: list[Pending], states: Mapping[int, ShardState], drained: Drained
+    server: Server, using: str, listed: list[PendingBatches], states: Mapping[int, ShardState], drained: DrainResult
 ) -> None:
     """Declare a restart of the server or a loss of its data, also for shards without a new batch."""
     changed = [pending for pending in listed if _differs(using, states[pending.shard], pending)]
@@ -189,14 +189,14 @@ def _declare_losses(
             state.save(using=using)
 
 
-def _differs(using: str, state: ShardState, pending: Pending) -> bool:
+def _differs(using: str, state: ShardState, pending: PendingBatches) -> bool:
     return state.run != pending.run or gaps.is_loss(using, state, pending)
 
 
 class _Read(NamedTuple):
     """The result of reading one batch."""
 
-    pending: Pending
+    pending: PendingBatches
     name: str
     #: The batch, or the error with which reading failed.
     packet: Packet | Exception
@@ -204,7 +204,7 @@ class _Read(NamedTuple):
     last: bool
 
 
-def _read(server: Server, pending: Pending, name: str) -> _Read:
+def _read(server: Server, pending: PendingBatches, name: str) -> _Read:
     result: Packet | Exception
     try:
         client = server.wire.client_of(server.keyspace, pending.shard)
@@ -217,7 +217,7 @@ def _read(server: Server, pending: Pending, name: str) -> _Read:
     return _Read(pending, name, result, name == pending.batches[-1])
 
 
-def _read_ahead(server: Server, with_batches: list[Pending]) -> Generator[_Read]:
+def _read_ahead(server: Server, with_batches: list[PendingBatches]) -> Generator[_Read]:
     """Yield the batches in order. While the database writes one batch, read the next `_AHEAD` batches."""
     jobs = ((pending, name) for pending in with_batches for name in pending.batches)
     with ThreadPoolExecutor(1, thread_name_prefix="ratelimits-drain") as reader:
@@ -231,7 +231,7 @@ def _read_ahead(server: Server, with_batches: list[Pending]) -> Generator[_Read]
             reader.shutdown(cancel_futures=True)
 
 
-def _drain_lanes(server: Server, using: str, with_batches: list[Pending], drained: Drained) -> bool:
+def _drain_lanes(server: Server, using: str, with_batches: list[PendingBatches], drained: DrainResult) -> bool:
     """Drain several shards at the same time if the database allows this. Return whether more batches wait."""
     connection = connections[using]
     # The connections of other threads would not see the writes of an open transaction, such as the one of a test.
@@ -240,7 +240,7 @@ def _drain_lanes(server: Server, using: str, with_batches: list[Pending], draine
     if count < 2:
         return _drain_lane(server, using, with_batches, drained)
     lanes = [
-        Drained(fsync=drained.fsync, live_runs=drained.live_runs, add_progress=drained.add_progress)
+        DrainResult(fsync=drained.fsync, live_runs=drained.live_runs, add_progress=drained.add_progress)
         for _index in range(count)
     ]
 
@@ -259,12 +259,12 @@ def _drain_lanes(server: Server, using: str, with_batches: list[Pending], draine
     return any(more)
 
 
-def _drain_lane(server: Server, using: str, with_batches: list[Pending], drained: Drained) -> bool:
+def _drain_lane(server: Server, using: str, with_batches: list[PendingBatches], drained: DrainResult) -> bool:
     with closing(_read_ahead(server, with_batches)) as batches:
         return _drain_shards(server, using, batches, drained)
 
 
-def _drain_shards(server: Server, using: str, batches: Iterable[_Read], drained: Drained) -> bool:
+def _drain_shards(server: Server, using: str, batches: Iterable[_Read], drained: DrainResult) -> bool:
     """Apply the listed batches. Return whether this process should drain further batches."""
     drained_elsewhere: set[int] = set()
     more = False
@@ -301,7 +301,7 @@ def _is_of_earlier_run(read: _Read) -> bool:
     return isinstance(read.packet, Packet) and read.packet.sealed_run != read.pending.run
 
 
-def _drain_batch(server: Server, using: str, read: _Read, drained: Drained) -> BatchOutcome:
+def _drain_batch(server: Server, using: str, read: _Read, drained: DrainResult) -> BatchOutcome:
     pending, name, result, _last = read
     if isinstance(result, ResponseError):
         raise result
@@ -324,7 +324,7 @@ def read_fields(client: redis.Redis, key: str) -> Iterable[tuple[bytes, bytes]]:
     return fields.items()
 
 
-def _handle_unreadable(server: Server, using: str, pending: Pending, name: str, reason: str) -> BatchOutcome:
+def _handle_unreadable(server: Server, using: str, pending: PendingBatches, name: str, reason: str) -> BatchOutcome:
     """Return the outcome for a batch that could not be read.
 
     If the batch is no longer in Redis, another process has drained it, or it is lost. A loss is declared. If the batch

@@ -22,7 +22,7 @@ from ratelimits.models.ledger import (
     ShardState,
 )
 from ratelimits.usage.packet import CUM_MODULUS, Packet
-from ratelimits.usage.pending import Pending
+from ratelimits.usage.pending import PendingBatches
 
 _DETAIL = {
     "always": "appendfsync always: no acknowledged usage can be missing",
@@ -98,23 +98,23 @@ def declare_missing(using: str, state: ShardState, incarnation: str, first: int,
     )
 
 
-def is_loss(using: str, state: ShardState, pending: Pending) -> bool:
+def is_loss(using: str, state: ShardState, pending: PendingBatches) -> bool:
     """Return whether the server has lost usage of a shard. The function also notices a loss if no batch waits."""
     return _is_wiped(state, pending) or _is_rolled_back(state, pending) or bool(_first_lost(using, state, pending))
 
 
-def _is_wiped(state: ShardState, pending: Pending) -> bool:
+def _is_wiped(state: ShardState, pending: PendingBatches) -> bool:
     if state.incarnation:
         return not pending.incarnation and not pending.count
     # Without a batch in the ledger, only the time of the first seal shows that the server's data is new.
     return 0 < state.watermark < pending.first_sealed
 
 
-def _is_rolled_back(state: ShardState, pending: Pending) -> bool:
+def _is_rolled_back(state: ShardState, pending: PendingBatches) -> bool:
     return bool(state.incarnation) and pending.incarnation == state.incarnation and pending.seq < state.seq
 
 
-def _first_lost(using: str, state: ShardState, pending: Pending) -> int:
+def _first_lost(using: str, state: ShardState, pending: PendingBatches) -> int:
     """Return the number of the first batch that is neither in Redis nor in the ledger; 0 if no batch is lost."""
     if pending.count or pending.is_open or not pending.incarnation:
         return 0
@@ -131,7 +131,7 @@ def _first_lost(using: str, state: ShardState, pending: Pending) -> int:
     return 0 if quarantined.filter(shard=state.shard).exists() else newest + 1
 
 
-def declare_loss(using: str, state: ShardState, pending: Pending, *, fsync: str) -> None:
+def declare_loss(using: str, state: ShardState, pending: PendingBatches, *, fsync: str) -> None:
     """Declare a loss that `is_loss` has found: the server's data was wiped or rolled back, or batches are lost."""
     event = f"{state.shard}:{state.incarnation}:{state.seq}"
     window: dict[str, Any] = {"since": state.watermark or pending.now, "until": pending.now, "fsync": fsync}

@@ -16,7 +16,7 @@ BATCHES_PER_PASS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingBatches:
     """The waiting batches of one shard, and the state of the shard's server. Moments are in µs since 1970 UTC."""
 
     shard: int
@@ -57,7 +57,7 @@ class Pending:
 
 def read_pending(
     server: Server, shards: Sequence[int], refused: dict[int, ResponseError], clock: int | None = None
-) -> list[Pending]:
+) -> list[PendingBatches]:
     """Return the pending batches of some shards, in one round trip. All `shards` must be on one server.
 
     If the server refuses a shard, the error is added to `refused`. `clock` is the moment in µs since 1970 UTC, by
@@ -72,7 +72,7 @@ def read_pending(
     refused |= {shard: reply for shard, reply in replies.items() if isinstance(reply, ResponseError)}
     answered = {shard: reply for shard, reply in replies.items() if not isinstance(reply, ResponseError)}
     return [
-        Pending(
+        PendingBatches(
             *(shard, run.decode(), int(up), int(now), incarnation.decode(), int(seq or 0), int(at or 0), int(count)),
             tuple(map(bytes.decode, names)),
             clock,

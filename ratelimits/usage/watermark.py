@@ -15,7 +15,7 @@ from django.db import transaction
 
 from ratelimits.models.ledger import Batch, GapKind, ShardState, moment
 from ratelimits.usage import crash, gaps
-from ratelimits.usage.pending import Pending
+from ratelimits.usage.pending import PendingBatches
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def is_ahead(at: int, clock: int) -> bool:
     return at > clock + TOLERANCE
 
 
-def correct(using: str, shards: Iterable[Pending], states: Mapping[int, ShardState]) -> None:
+def correct(using: str, shards: Iterable[PendingBatches], states: Mapping[int, ShardState]) -> None:
     """Declare gaps for usage that was counted while a clock was ahead. Lower watermarks that are in the future."""
     to_correct = [pending for pending in shards if _needs_correction(states[pending.shard], pending)]
     if not to_correct:
@@ -42,11 +42,11 @@ def correct(using: str, shards: Iterable[Pending], states: Mapping[int, ShardSta
                 state.save(using=using, update_fields=["watermark", "ahead"])
 
 
-def _needs_correction(state: ShardState, pending: Pending) -> bool:
+def _needs_correction(state: ShardState, pending: PendingBatches) -> bool:
     return (pending.lead > TOLERANCE) != bool(state.ahead) or is_ahead(state.watermark, pending.clock)
 
 
-def _correct(using: str, state: ShardState, pending: Pending) -> None:
+def _correct(using: str, state: ShardState, pending: PendingBatches) -> None:
     if is_ahead(state.watermark, pending.clock):
         # Both clocks were ahead when this watermark was stored.
         lead, since = state.watermark - pending.clock, _sealed_before(using, state.shard, pending.clock)
@@ -93,7 +93,7 @@ def _declare(using: str, shard: int, since: int, until: int, lead: int) -> None:
             gaps.extend(using, GapKind.CLOCK, event, last)
 
 
-def advance(using: str, pending: Pending) -> None:
+def advance(using: str, pending: PendingBatches) -> None:
     """Advance a shard's watermark to `pending.sealed_at`. Call this when all batches of `pending` are in the ledger.
 
     Do nothing if the shard is frozen or has another run now, or if the server's clock is ahead.
@@ -113,7 +113,7 @@ def advance(using: str, pending: Pending) -> None:
     crash.reached("drain:watermark-written")
 
 
-def advance_idle(using: str, idle: Iterable[Pending]) -> None:
+def advance_idle(using: str, idle: Iterable[PendingBatches]) -> None:
     """Advance the watermarks of shards without pending batches: all usage until the last seal is in the ledger."""
     idle = list(idle)
     for watermark, shards in _idle_watermarks(idle).items():
@@ -121,7 +121,7 @@ def advance_idle(using: str, idle: Iterable[Pending]) -> None:
         rows.filter(watermark__lt=watermark, frozen=False, run=idle[0].run).update(watermark=watermark)
 
 
-def are_current(idle: Iterable[Pending], states: Mapping[int, ShardState]) -> bool:
+def are_current(idle: Iterable[PendingBatches], states: Mapping[int, ShardState]) -> bool:
     """Return whether `correct` and `advance_idle` would change no watermark of these shards without pending batches."""
     idle = list(idle)
     return not any(_needs_correction(states[pending.shard], pending) for pending in idle) and all(
@@ -131,7 +131,7 @@ def are_current(idle: Iterable[Pending], states: Mapping[int, ShardState]) -> bo
     )
 
 
-def _idle_watermarks(idle: Iterable[Pending]) -> dict[int, list[int]]:
+def _idle_watermarks(idle: Iterable[PendingBatches]) -> dict[int, list[int]]:
     """Return the watermarks of shards without pending batches, each with the shards that get this watermark."""
     idle = [pending for pending in idle if pending.sealed_at and pending.lead <= TOLERANCE]
     oldest = min((pending.sealed_at for pending in idle), default=0)

@@ -19,7 +19,7 @@ from ratelimits.reports.adjusting import NotDecidedError, approve
 from ratelimits.reports.closing.close import home_shard
 from ratelimits.reports.closing.open_periods import open_periods
 from ratelimits.reports.statements import rows, statements
-from ratelimits.reports.statements.effect import Effect, Owed, Quantities, effect_of
+from ratelimits.reports.statements.effect import AmountOwed, Effect, Quantities, effect_of
 from tests.admin.test_usage import text, url
 from tests.reports.closing.test_close import adjust
 from tests.support.reports.edits import edit_at
@@ -143,7 +143,7 @@ def test_the_page_says_what_is_owed_before_and_after(admin_client: Client, close
         close("2026-11-02")
     adjust(1)
     page = admin_client.post(ADD, typed())
-    assert page.context["effect"].owed == Owed("EUR", Decimal("13.16"), Decimal("12.50"))  # 11 and 0 units beyond 40
+    assert page.context["effect"].owed == AmountOwed("EUR", Decimal("13.16"), Decimal("12.50"))  # 11, 0 beyond 40
     assert "13.16 EUR" in text(page)
     assert "12.50 EUR" in text(page)
     admin_client.post(ADD, sent_again(page))
@@ -158,7 +158,7 @@ def test_the_page_says_what_is_owed_before_and_after(admin_client: Client, close
 def test_in_a_period_without_usage_an_adjustment_makes_a_report_with_its_fees(admin_client: Client) -> None:
     priced(flat_fee="10", minimum="10.50")
     page = admin_client.post(ADD, typed(quantity="1"))
-    assert page.context["effect"].owed == Owed("EUR", Decimal(0), Decimal("10.50"))
+    assert page.context["effect"].owed == AmountOwed("EUR", Decimal(0), Decimal("10.50"))
     admin_client.post(ADD, sent_again(page, _large_meant="1"))
     ShardState.objects.get_or_create(shard=home_shard("acme"))
     (report,) = close("2026-11-02")
@@ -176,7 +176,7 @@ def test_what_is_owed_by_all_names_of_an_account_is_shown(admin_client: Client) 
     reports = close("2026-11-02")
     before = sum((Decimal(report.amounts["total"]["EUR"]) for report in reports), Decimal(0))
     page = admin_client.post(ADD, typed(quantity="-3"))
-    assert page.context["effect"].owed == Owed("EUR", before, before - Decimal("0.30"))
+    assert page.context["effect"].owed == AmountOwed("EUR", before, before - Decimal("0.30"))
 
 
 def test_late_usage_of_another_period_on_the_report_is_not_taken_for_its_own(settings: Any) -> None:

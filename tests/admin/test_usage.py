@@ -18,7 +18,7 @@ from ratelimits import engine
 from ratelimits.admin import readonly
 from ratelimits.algorithms.calendar import boundaries
 from ratelimits.engine.call import nonce, shard_of_usage
-from ratelimits.engine.counting import Count, Counted
+from ratelimits.engine.counting import Count, RefusalCount
 from ratelimits.engine.server import current_server
 from ratelimits.models import (
     Account,
@@ -224,7 +224,7 @@ def test_lines_and_usage_show_what_a_rule_in_shadow_mode_would_have_refused(admi
     server = current_server()
     shard = shard_of_usage(server.keyspace, usage)
     command = Count(server.keyspace.head(shard), server.keyspace.open(shard), usage, "s")
-    command.add(Counted(usage, (1,), dry.pk, dry.version, 3))
+    command.add(RefusalCount(usage, (1,), dry.pk, dry.version, 3))
     server.wire.call(command, nonce())
     flow()
     for model in (Line, PeriodUsage):

@@ -504,7 +504,7 @@ class TestHangUps:
             held = Asgi(application, f"/{way}/noted/")
             await until(lambda: counted(redis_client)["a requests 0 - anonymous 1"] == 1 + number)  # noqa: B023
             if stack in ("none", "above sync"):  # there nothing notices a client that leaves before the wait has begun
-                await until(lambda: awaited("_ahold_back"))
+                await until(lambda: awaited("_await_unless_cancelled"))
             await held.hang_up()
             assert counted(redis_client)["r requests 0 - anonymous 1"] == number
         assert (seen, waiters._count) == (["ran"], 0)

@@ -66,7 +66,7 @@ def test_a_command_made_of_parts_is_the_whole_one(algorithm: str, op: Op) -> Non
         call = Call(one.program, (key,), (cost,), timeout=seconds, now=now, op=op, lease=".a", virtual=True)
         command, script = one.command(op, key, cost, now, timeout, "a")
         whole_command = Command(KEYS, call)
-        whole = whole_command.to("virtual", b"0")
+        whole = whole_command.to_bytes("virtual", b"0")
         if algorithm != "concurrency":
             # The other algorithms ignore the lease, which is the same for all requests.
             whole = whole.replace(bulks(b".a"), bulks(b"."))

@@ -14,7 +14,7 @@ from ratelimits.conf import conf
 from ratelimits.embedded import EmbeddedServer as RunningServer
 from ratelimits.engine import Meter, Usage
 from ratelimits.engine.call import Call, nonce, shard_of_usage
-from ratelimits.engine.counting import Count, Counted
+from ratelimits.engine.counting import Count, RefusalCount
 from ratelimits.engine.decide import call_for, decide_call
 from ratelimits.engine.server import Server, current_server
 from ratelimits.engine.transport.wire import Wire
@@ -44,7 +44,7 @@ def refused(server: Server) -> None:
     """Make a refusal that a process counts by itself."""
     shard = shard_of_usage(server.keyspace, USAGE)
     command = Count(server.keyspace.head(shard), server.keyspace.open(shard), USAGE)
-    command.add(Counted(USAGE, (1,), 1, 1, 1))
+    command.add(RefusalCount(USAGE, (1,), 1, 1, 1))
     server.wire.call(command, nonce())
 
 

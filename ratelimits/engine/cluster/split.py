@@ -24,7 +24,7 @@ from ratelimits.algorithms.limits import Mode
 from ratelimits.engine.call import Call, Op, Receipt, Usage, nonce, shard, shard_of_usage
 from ratelimits.engine.clock import clock
 from ratelimits.engine.command import Command
-from ratelimits.engine.counting import Count, Counted
+from ratelimits.engine.counting import Count, RefusalCount
 from ratelimits.engine.decision import read
 from ratelimits.engine.keys import Keyspace, shard_of
 from ratelimits.engine.program import Term, program
@@ -263,7 +263,7 @@ def _count_denied(whole_command: Command, reply: Reply) -> Generator[Sent, bytes
     call, usage = whole_command.call, whole_command.call.usage
     if usage is not None and reply[0] == 1 and call.counts_refusal:
         term = call.program.terms[reply[2] - 1]
-        counted = Counted(usage, call.costs[: len(usage.meters)], term.rule, term.version, 1)
+        counted = RefusalCount(usage, call.costs[: len(usage.meters)], term.rule, term.version, 1)
         yield from _count(whole_command, usage, "d", [counted])
 
 
@@ -277,13 +277,13 @@ def _count_shadowed(whole_command: Command, reply: Reply) -> Generator[Sent, byt
         term = call.program.terms[i]
         if not reply[9 + 3 * i] and term.slot < len(usage.meters):
             usage_in_meter = usage._replace(meters=(usage.meters[term.slot],))
-            counted.append(Counted(usage_in_meter, (call.costs[term.slot],), term.rule, term.version, 1))
+            counted.append(RefusalCount(usage_in_meter, (call.costs[term.slot],), term.rule, term.version, 1))
     if counted:
         yield from _count(whole_command, usage, "s", counted)
 
 
 def _count(
-    whole_command: Command, usage: Usage, kind: Literal["d", "s"], counted: list[Counted]
+    whole_command: Command, usage: Usage, kind: Literal["d", "s"], counted: list[RefusalCount]
 ) -> Generator[Sent, bytes, None]:
     shard_id = shard_of_usage(whole_command.keyspace, usage)
     command = Count(whole_command.keyspace.head(shard_id), whole_command.keyspace.open(shard_id), usage, kind)

@@ -48,7 +48,7 @@ class _Slots:
 
     script = Script(b"", b"")
 
-    def to(self, run: str, name: bytes) -> bytes:
+    def to_bytes(self, run: str, nonce: bytes) -> bytes:
         return resp(b"CLUSTER", b"SLOTS")
 
 

@@ -59,7 +59,7 @@ class _Loading:
     def __init__(self, script: Script) -> None:
         self.script = script
 
-    def to(self, run: str, name: bytes) -> bytes:
+    def to_bytes(self, run: str, nonce: bytes) -> bytes:
         return loading(self.script)
 
 
@@ -100,11 +100,11 @@ class _Link(asyncio.Protocol):
         packed = []
         room, now = IN_FLIGHT - len(self._sent), self._loop.time()
         while waiting and room:
-            command, name, future = waiting.popleft()
+            command, nonce, future = waiting.popleft()
             if future.done():
                 continue  # its caller was cancelled: do not send it
             try:
-                packed.append(command.to(self.run, name))
+                packed.append(command.to_bytes(self.run, nonce))
             except Exception as error:  # noqa: BLE001  (goes to the caller of this command)
                 future.set_exception(error)
                 continue
@@ -215,7 +215,7 @@ class Multiplexed:
         #: Whether commands will be written at the next turn of the loop.
         self._write_planned = False
 
-    async def exchange(self, command: Sendable, name: bytes) -> Any:
+    async def exchange(self, command: Sendable, nonce: bytes) -> Any:
         """Send a command and return its reply. Raise NotSent, Unanswered, or the ResponseError of the server.
 
         If the server does not have the script, load it once for all calls that need it, and send the command again.
@@ -224,13 +224,13 @@ class Multiplexed:
         """
         for _ in range(MAX_LOADS):
             try:
-                return await self._reply(command, name)
+                return await self._reply(command, nonce)
             except NoScriptError:
                 await self._load(command.script)
-        return await self._reply(command, name)
+        return await self._reply(command, nonce)
 
-    async def _reply(self, command: Sendable, name: bytes) -> Any:
-        reply = self._queue(command, name)
+    async def _reply(self, command: Sendable, nonce: bytes) -> Any:
+        reply = self._queue(command, nonce)
         try:
             return await reply
         except asyncio.CancelledError:
@@ -238,9 +238,9 @@ class Multiplexed:
                 raise
             return reply.result()
 
-    def _queue(self, command: Sendable, name: bytes) -> _Reply:
+    def _queue(self, command: Sendable, nonce: bytes) -> _Reply:
         future = _Reply(loop=self._loop)
-        self._waiting.append((command, name, future))
+        self._waiting.append((command, nonce, future))
         if self._write_planned:
             return future
         if self._link is not None and self._link.idle:
@@ -330,7 +330,7 @@ class Multiplexed:
     def _give_up(self, message: str, event: object) -> None:
         """Fail all waiting commands with NotSent."""
         while self._waiting:
-            _command, _name, future = self._waiting.popleft()
+            _command, _nonce, future = self._waiting.popleft()
             if not future.done():
                 future.set_exception(NotSent(message, event))
 

@@ -98,8 +98,8 @@ class Wire:
         """Return the connections to the server that has this shard, for `stream`. Raise the errors of `client_of`."""
         return self
 
-    def call(self, command: Sendable, name: bytes) -> Any:
-        """Send a command with `name` as its nonce, and return the reply.
+    def call(self, command: Sendable, nonce: bytes) -> Any:
+        """Send a command with this nonce, and return the reply.
 
         If the server does not have the script, load the script and send the command again. This is safe, because the
         server did nothing before. Raise NotSent, Unanswered, or redis.exceptions.ResponseError if the server
@@ -110,9 +110,9 @@ class Wire:
             owned = idle.take()
             try:
                 try:
-                    reply = owned.exchange(command.to(owned.run, name))
+                    reply = owned.exchange(command.to_bytes(owned.run, nonce))
                 except NoScriptError:
-                    reply = _load_and_repeat(owned.exchange, command, owned.run, name)
+                    reply = _load_and_repeat(owned.exchange, command, owned.run, nonce)
             except ResponseError:
                 idle.give(owned)
                 raise
@@ -122,9 +122,9 @@ class Wire:
         connection, run = self._take()
         try:
             try:
-                return exchange(connection, command.to(run, name))
+                return exchange(connection, command.to_bytes(run, nonce))
             except NoScriptError:
-                return _load_and_repeat(partial(exchange, connection), command, run, name)
+                return _load_and_repeat(partial(exchange, connection), command, run, nonce)
         finally:
             self._pool.release(connection)
 
@@ -229,13 +229,13 @@ class Wire:
             self._loops.pop(loop, None)
             await shared.close()
 
-    async def acall(self, command: Sendable, name: bytes) -> Any:
+    async def acall(self, command: Sendable, nonce: bytes) -> Any:
         """Do the same as `call`, in async code, on the connection of the event loop."""
         loop = asyncio.get_running_loop()
         shared = self._loops.get(loop)
         if shared is None or shared[0].process is not process():
-            return await (await self._shared(loop)).exchange(command, name)
-        return await shared[0].exchange(command, name)
+            return await (await self._shared(loop)).exchange(command, nonce)
+        return await shared[0].exchange(command, nonce)
 
 
 def _block_timeout(seconds_left: float) -> float:
@@ -243,7 +243,7 @@ def _block_timeout(seconds_left: float) -> float:
     return round(min(max(seconds_left, 0.001), LONGEST_BLOCK), 3)
 
 
-def _load_and_repeat(exchange: Callable[[bytes], Any], command: Sendable, run: str, name: bytes) -> Any:
+def _load_and_repeat(exchange: Callable[[bytes], Any], command: Sendable, run: str, nonce: bytes) -> Any:
     """Load a command's script, send the command, and return its reply.
 
     If the script is deleted before the server gets the command, repeat this.
@@ -251,11 +251,11 @@ def _load_and_repeat(exchange: Callable[[bytes], Any], command: Sendable, run: s
     for _ in range(MAX_LOADS - 1):
         exchange(loading(command.script))
         try:
-            return exchange(command.to(run, name))
+            return exchange(command.to_bytes(run, nonce))
         except NoScriptError:
             continue
     exchange(loading(command.script))
-    return exchange(command.to(run, name))
+    return exchange(command.to_bytes(run, nonce))
 
 
 def _streamed(connection: Any, run: str, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:

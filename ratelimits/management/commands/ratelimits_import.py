@@ -11,7 +11,7 @@ from ratelimits import as_code
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.progress import shown
-from ratelimits.moving.importing import Planned, plan, write
+from ratelimits.moving.importing import PlannedImport, plan, write
 
 _HEADINGS = ("FOUND", "WHERE", "BECOMES")
 
@@ -46,7 +46,7 @@ class Command(ExplainedCommand):
             raise CommandError("\n".join(["Nothing was written:", *error.problems])) from error
         self.stdout.write("\n" + ("\n".join(changes) or "Nothing to add: all these rules exist."))
 
-    def _show(self, planned: list[Planned]) -> None:
+    def _show(self, planned: list[PlannedImport]) -> None:
         """Write a table of everything that was found, and the numbered notes below it."""
         notes: dict[str, int] = {}
         rows = [_HEADINGS]
@@ -73,7 +73,7 @@ class Command(ExplainedCommand):
             )
 
 
-def _becomes(one: Planned) -> str:
+def _becomes(one: PlannedImport) -> str:
     if one.finding.rule is None:
         return "no rule"
     name = one.finding.rule["name"]

@@ -34,7 +34,7 @@ FOR_CALLERS: dict[str, Callable[[], str]] = {
 }
 
 
-class Covered(Protocol):
+class CountedCallers(Protocol):
     """The attributes of a rule that say whose requests it counts, and by which key."""
 
     @property
@@ -88,7 +88,7 @@ def _cached(
 def sentence(
     algorithm: Algorithm,
     unit: str,
-    rule: Covered,
+    rule: CountedCallers,
     scope: str = "*",
     except_scopes: Iterable[str] = (),
     max_wait: Decimal | None = None,

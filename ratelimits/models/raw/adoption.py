@@ -26,14 +26,14 @@ from ratelimits.models.versions import Edit, Versioned, editing
 from ratelimits.progress import Progress
 
 #: The change reasons in the history records of adopted rows.
-ADOPTED = frozenset({"ratelimits_reload", "migrate", "loaddata"})
+ADOPTION_REASONS = frozenset({"ratelimits_reload", "migrate", "loaddata"})
 #: The models of the configuration. A model comes after the models to which it refers.
 MODELS: tuple[type[Versioned], ...] = (
     *(Plan, PlanInclusion, PlanPrice, Rule, Account, PlanMembership, KeyOverride, Access),
 )
 
 
-class Unrecorded(NamedTuple):
+class HistoryDifference(NamedTuple):
     """Rows of a model that differ from the history."""
 
     #: Each row that exists, with its newest history record (None if there is no record).
@@ -42,7 +42,7 @@ class Unrecorded(NamedTuple):
     deleted: list[Any]
 
 
-def unrecorded(model: type[Versioned], using: str) -> Unrecorded:
+def unrecorded(model: type[Versioned], using: str) -> HistoryDifference:
     """Return the rows of a model that differ from its history."""
     records: models.QuerySet[Any] = model.history.using(using).order_by()
     newest = records.filter(id=OuterRef("pk")).order_by("-version", "-history_id").values("history_id")[:1]
@@ -65,7 +65,7 @@ def unrecorded(model: type[Versioned], using: str) -> Unrecorded:
         .filter(history_id=F("newest"))
         .order_by("id")
     )
-    return Unrecorded([(row, newest_records.get(row.newest)) for row in rows], list(deleted))
+    return HistoryDifference([(row, newest_records.get(row.newest)) for row in rows], list(deleted))
 
 
 def with_newest_record(model: type[Versioned], using: str) -> Any:

@@ -49,7 +49,7 @@ def finalise(now: int | None = None, *, account: str | None = None) -> list[Repo
     return [report for closed in finalise_each(now, account=account) for report in closed.reports]
 
 
-class Closed(NamedTuple):
+class ClosingResult(NamedTuple):
     """The result of closing some accounts: the new reports, and how many of all accounts are done so far."""
 
     reports: list[Report]
@@ -59,7 +59,7 @@ class Closed(NamedTuple):
 
 def finalise_each(
     now: int | None = None, *, account: str | None = None, progress: Progress | None = None
-) -> Iterator[Closed]:
+) -> Iterator[ClosingResult]:
     """Close every billing period that can be closed, and correct closed periods by new versions of their reports.
 
     A new version adds late usage, adjustments, and gaps and lost replies that became known later.
@@ -86,7 +86,7 @@ def finalise_each(
     for chunk in in_chunks(chosen):
         reports = _close_each(using, chunk, now, gaps.starts, failed)
         done += len(chunk)
-        yield Closed(reports, done, len(chosen))
+        yield ClosingResult(reports, done, len(chosen))
     gaps.forget(chosen - failed)
 
 

@@ -12,13 +12,13 @@ from ratelimits.reports.exports.chunks import encoded
 from ratelimits.reports.exports.json import array, line, text
 from ratelimits.reports.exports.schema import priced_schema, schema_id
 from ratelimits.reports.rows import COLUMNS as ROW_COLUMNS
-from ratelimits.reports.rows import MOMENTS, QUANTITIES, VERSION, Charge, names
+from ratelimits.reports.rows import MOMENTS, VERSION, WHOLE_NUMBERS, Charge, names
 
 #: The columns that files with amounts have after the columns of a report row.
 MONEY = ("account_name", "currency", "unit_price", "amount", "report_total")
 COLUMNS = (*ROW_COLUMNS, *MONEY)
 #: Columns that never contain a formula, because their values are not texts.
-_COLUMNS_WITHOUT_TEXT = QUANTITIES | MOMENTS | {"unit_price", "amount", "report_total"}
+_COLUMNS_WITHOUT_TEXT = WHOLE_NUMBERS | MOMENTS | {"unit_price", "amount", "report_total"}
 _END = "".join(f',"{name}":%s' for name in MONEY) + "}"
 
 schema = priced_schema

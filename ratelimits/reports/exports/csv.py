@@ -16,7 +16,7 @@ from itertools import chain
 from ratelimits.formulas import ENDS, SIGNS, neutral
 from ratelimits.reports.columns import NUMBERS, ColumnKind
 from ratelimits.reports.exports.chunks import encoded
-from ratelimits.reports.rows import MOMENTS, QUANTITIES, TABLE, VERSION, Row, names
+from ratelimits.reports.rows import MOMENTS, TABLE, VERSION, WHOLE_NUMBERS, Row, names
 
 #: If a line begins with one of these characters, its first value perhaps needs an apostrophe.
 _FIRST = frozenset(SIGNS + "\t\r\n")
@@ -32,7 +32,7 @@ _DIGITS = 15
 #: The byte order mark. Without this mark, Excel reads a file in the encoding of the machine.
 _MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 #: Columns that never contain a formula, because their values are not texts.
-_COLUMNS_WITHOUT_TEXT = QUANTITIES | MOMENTS
+_COLUMNS_WITHOUT_TEXT = WHOLE_NUMBERS | MOMENTS
 #: The indexes of the columns with texts.
 _TEXTS = [index for index, column in enumerate(TABLE) if column.kind is ColumnKind.TEXT]
 #: The indexes of the columns with numbers.

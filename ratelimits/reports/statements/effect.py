@@ -40,7 +40,7 @@ class Quantities:
 
 
 @dataclass(frozen=True, slots=True)
-class Owed:
+class AmountOwed:
     """The amount that the account owes for all meters of the billing period, before and after an adjustment."""
 
     currency: str
@@ -63,7 +63,7 @@ class Effect:
     quantity: int
     before: Quantities
     after: Quantities
-    owed: Owed | None = None
+    owed: AmountOwed | None = None
 
     @property
     def is_large(self) -> bool:
@@ -123,7 +123,7 @@ def effect_of(adjustment: Adjustment, using: str | None = None) -> Effect:
         price_before = state.price()
     allowance.split(meter, adjustment.quantity)
     after = _quantities(allowance, meter)
-    owed = Owed(prices["currency"], price_before, state.price()) if prices else None
+    owed = AmountOwed(prices["currency"], price_before, state.price()) if prices else None
     return Effect(state.used, state.version, adjustment.quantity, before, after, owed)
 
 

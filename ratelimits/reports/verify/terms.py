@@ -18,7 +18,7 @@ from django.db.models import Sum
 from ratelimits.algorithms.calendar import boundaries
 from ratelimits.models import Account, KeptPeriod, PeriodUsage, Plan, PlanPrice, Report, ReportLine
 from ratelimits.models.keys import key_shard
-from ratelimits.models.raw.adoption import ADOPTED, never_recorded
+from ratelimits.models.raw.adoption import ADOPTION_REASONS, never_recorded
 from ratelimits.reports.included import Included, IncludedBook
 from ratelimits.reports.periods import SECOND, iso
 from ratelimits.reports.terms import AccountTerms
@@ -77,7 +77,7 @@ def _months(using: str, names: Collection[str]) -> dict[str, _Months]:
         group = months[related[first.identifier]]
         group.terms |= {(record.timezone, record.billing_anchor) for record in (first, *later)}
         # If the first record is not the one that added the row, earlier states of the row are unknown.
-        if first.history_type != "+" or first.history_change_reason in ADOPTED:
+        if first.history_type != "+" or first.history_change_reason in ADOPTION_REASONS:
             group.since = max(group.since, first.since)
     for account in Account.objects.using(using).filter(identifier__in=related).exclude(pk__in=with_history):
         months[related[account.identifier]].since = 2**63
@@ -204,7 +204,7 @@ def _prices_are_known(using: str, report: Report) -> bool:
     plans: Any = Plan.history
     ids = set(plans.using(using).filter(slug=report.plan).values_list("id", flat=True))
     records: Any = PlanPrice.history
-    adopted = records.using(using).filter(history_type="+", history_change_reason__in=ADOPTED)
+    adopted = records.using(using).filter(history_type="+", history_change_reason__in=ADOPTION_REASONS)
     late = adopted.filter(plan_id__in=ids, since__gte=report.period_end)
     return not late.exists() and not never_recorded(PlanPrice, using).filter(plan__in=ids).exists()
 

@@ -46,7 +46,7 @@ class ArchiveError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
+class PruneResult:
     """How many batches and lines of one shard were moved to an archive file."""
 
     shard: int
@@ -55,7 +55,7 @@ class Pruned:
     lines: int
 
 
-def prune(using: str, before: int, directory: Path, progress: Progress | None = None) -> Iterator[Pruned]:
+def prune(using: str, before: int, directory: Path, progress: Progress | None = None) -> Iterator[PruneResult]:
     """Move batches to files if all their usage is in periods that started before `before` (s since 1970 UTC).
 
     Also delete the process totals of days from which the ledger has no line any more: finalised reports already contain
@@ -97,7 +97,7 @@ def day_of(seconds: int) -> int:
     return (seconds - _DATE_START) // 86_400 * 86_400 + _DATE_START
 
 
-def _prune_shard(using: str, shard: int, batches: list[Batch], directory: Path) -> Pruned:
+def _prune_shard(using: str, shard: int, batches: list[Batch], directory: Path) -> PruneResult:
     name = f"{shard:02d}-{batches[0].first_position}-{batches[-1].position}{SUFFIX}"
     path = directory / name
     digest = _write(path, batches)
@@ -128,7 +128,7 @@ def _prune_shard(using: str, shard: int, batches: list[Batch], directory: Path) 
         for batch in batches:
             lines += batch.lines().order_by()._raw_delete(using)
         Batch.objects.using(using).filter(shard=shard, position__lte=batches[-1].position)._raw_delete(using)
-    return Pruned(shard, path, len(batches), lines)
+    return PruneResult(shard, path, len(batches), lines)
 
 
 def _write(path: Path, batches: list[Batch]) -> str:

@@ -33,7 +33,7 @@ _MAX_BATCHES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
+class CompactResult:
     """The result of joining batches of one shard into one batch."""
 
     shard: int
@@ -45,7 +45,7 @@ class Compacted:
     lines: int
 
 
-def compact(progress: Progress | None = None) -> Iterator[Compacted]:
+def compact(progress: Progress | None = None) -> Iterator[CompactResult]:
     """Join the batches of every hour that ended at least an hour before the shard's watermark.
 
     Yield a result for each joined batch. Hours that were joined before are not changed again. `progress` shows how
@@ -92,7 +92,7 @@ def _joinable(using: str, shard: int, end: int) -> Iterator[tuple[int, int]]:
         yield first, last
 
 
-def _join(using: str, shard: int, first: int, last: int) -> Compacted | None:
+def _join(using: str, shard: int, first: int, last: int) -> CompactResult | None:
     with transaction.atomic(using=using, durable=True):
         ShardState.lock(using, shard)
         crash.reached("compact:locked")
@@ -109,7 +109,7 @@ def _join(using: str, shard: int, first: int, last: int) -> Compacted | None:
         write_lines(using, joined, lines)
         crash.reached("compact:written")
     crash.reached("compact:committed")
-    return Compacted(shard, len(batches), lines_before, len(lines))
+    return CompactResult(shard, len(batches), lines_before, len(lines))
 
 
 def _summed_lines(using: str, batches: Sequence[Batch]) -> list[bytes]:

@@ -44,7 +44,7 @@ class Said:
     script: Script = field(default_factory=lambda: Script(b"", b""))
     runs: list[str] = field(default_factory=list)
 
-    def to(self, run: str, name: bytes) -> bytes:
+    def to_bytes(self, run: str, nonce: bytes) -> bytes:
         self.runs.append(run)
         return resp(*self.words)
 
@@ -142,7 +142,7 @@ class TestSending:
 
     def test_many_commands_are_answered_in_order_in_one_go(self, wire: Wire) -> None:
         command = script_call(COUNT, b"1", b"counter")
-        packed = [lambda run: command.to(run, b"")] * 100
+        packed = [lambda run: command.to_bytes(run, b"")] * 100
         assert wire.stream(packed, {command.script}) == list(range(1, 101))
 
     def test_a_refusal_among_many_is_told_once_all_are_read(self, wire: Wire) -> None:
@@ -823,7 +823,7 @@ class TestMultiplexing:
 
     async def test_a_command_that_cannot_be_made_is_its_callers_own_error(self, wire: Wire) -> None:
         class Broken(Said):
-            def to(self, run: str, name: bytes) -> bytes:
+            def to_bytes(self, run: str, nonce: bytes) -> bytes:
                 raise ValueError("no such moment")
 
         tasks = [

@@ -338,15 +338,15 @@ async def test_a_task_that_is_cancelled_while_it_reports_is_refunded(
     await arule("ahead", "fixed_window", capacity=100, period=LONG, prefetch=50)
     for _ in range(3):
         assert (await checking.acheck(WHO)).allowed
-    to = CountSpent.to
+    to_bytes = CountSpent.to_bytes
 
-    def held(self: CountSpent, run: str, name: bytes) -> bytes:
+    def held(self: CountSpent, run: str, nonce: bytes) -> bytes:
         proxy.hold()
-        return to(self, run, name)
+        return to_bytes(self, run, nonce)
 
     before = proxy.count(b"EVALSHA")
     with monkeypatch.context() as patch:
-        patch.setattr(CountSpent, "to", held)
+        patch.setattr(CountSpent, "to_bytes", held)
         task = asyncio.ensure_future(checking.acheck(WHO))
         await asyncio.to_thread(proxy.wait_for, b"EVALSHA", before + 2)
         task.cancel()

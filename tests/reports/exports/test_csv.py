@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ratelimits.reports.exports import FORMATS
-from ratelimits.reports.rows import COLUMNS, QUANTITIES, Row
+from ratelimits.reports.rows import COLUMNS, WHOLE_NUMBERS, Row
 from tests.reports.exports.samples import AWKWARD, ROW, awkward
 
 HEADER = (
@@ -94,10 +94,10 @@ def test_a_spreadsheet_keeps_every_digit_of_a_long_number() -> None:
 
 
 def test_a_number_below_zero_stays_a_number() -> None:
-    below: dict[str, Any] = dict.fromkeys(QUANTITIES, -7)
+    below: dict[str, Any] = dict.fromkeys(WHOLE_NUMBERS, -7)
     row = ROW._replace(**below)
     (read,) = csv.DictReader(io.StringIO(written(row)))
-    assert {read[name] for name in QUANTITIES} == {"-7"}
+    assert {read[name] for name in WHOLE_NUMBERS} == {"-7"}
 
 
 def test_other_texts_come_back_as_they_were() -> None:

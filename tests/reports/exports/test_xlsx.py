@@ -12,7 +12,7 @@ import pytest
 from openpyxl.utils.escape import unescape
 
 from ratelimits.reports.exports import FORMATS, cells, workbook
-from ratelimits.reports.rows import COLUMNS, PROVISIONAL, QUANTITIES, Row
+from ratelimits.reports.rows import COLUMNS, PROVISIONAL, WHOLE_NUMBERS, Row
 from tests.reports.exports.samples import AWKWARD, ROW, awkward, rows
 
 TEXT, NUMBER = "inlineStr", "n"
@@ -47,8 +47,8 @@ def test_every_column_is_wide_enough_for_its_name() -> None:
 
 def test_numbers_are_numbers_and_moments_are_dates_that_read_as_in_the_csv() -> None:
     line = line_of(opened(ROW._replace(overage_quantity=-3)).worksheets[0], 2)
-    assert {name: line[name].value for name in QUANTITIES} == {
-        name: -3 if name == "overage_quantity" else getattr(ROW, name) for name in QUANTITIES
+    assert {name: line[name].value for name in WHOLE_NUMBERS} == {
+        name: -3 if name == "overage_quantity" else getattr(ROW, name) for name in WHOLE_NUMBERS
     }
     assert line["limit"].value == 8
     assert line["charge_period_end"].value == datetime(2026, 11, 1, 12, 30)

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from ratelimits.models import Account, DurabilityGap
 from ratelimits.reports.exports import FORMATS
 from ratelimits.reports.exports.json import schema
-from ratelimits.reports.rows import PROVISIONAL, QUANTITIES, Row
+from ratelimits.reports.rows import PROVISIONAL, WHOLE_NUMBERS, Row
 from ratelimits.reports.statements import rows, statements
 from tests.support.reports.invoices import account, close, spend
 from tests.support.usage.traffic import at, flow
@@ -32,7 +32,7 @@ def test_an_account_without_usage_has_one_line_of_zeros() -> None:
     account("idle", included=5, timezone="Europe/Berlin", billing_anchor="2026-01-15T00:00")
     (line,) = november()
     assert (line.account, line.status, line.plan, line.timezone) == ("idle", PROVISIONAL, "plan-idle", "Europe/Berlin")
-    assert {getattr(line, name) for name in QUANTITIES} == {0}
+    assert {getattr(line, name) for name in WHOLE_NUMBERS} == {0}
     assert (line.key, line.meter, line.rule, line.batch_range) == ("", "", "", "")
     assert line.billing_period_start == at("2026-11-15T00:00+01:00")
     assert line.billing_period_end == at("2026-12-15T00:00+01:00")

@@ -11,7 +11,7 @@ from ratelimits.algorithms.calendar import boundaries
 from ratelimits.algorithms.limits import TokenBucket
 from ratelimits.engine.server import current_server
 from ratelimits.models import ShardState
-from ratelimits.usage.drain import Drained, drain
+from ratelimits.usage.drain import DrainResult, drain
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
 
@@ -65,7 +65,7 @@ def opened_late() -> None:
             client.hset(open_batch, "#o", str(state.watermark))
 
 
-def flow() -> Drained:
+def flow() -> DrainResult:
     """Bring usage from Redis to the ledger and its totals, with a clock that is later than all times in tests."""
     seal()
     drained = drain(at("2100-01-01"))

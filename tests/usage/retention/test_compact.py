@@ -14,7 +14,7 @@ from ratelimits.usage.apply import BatchOutcome
 from ratelimits.usage.drain import drain
 from ratelimits.usage.retention import archive
 from ratelimits.usage.retention import compact as compacting
-from ratelimits.usage.retention.compact import Compacted, compact
+from ratelimits.usage.retention.compact import CompactResult, compact
 from ratelimits.usage.seal import seal
 from ratelimits.usage.verify import ledger
 from ratelimits.usage.verify.ledger import verify_ledger
@@ -137,7 +137,7 @@ def test_a_compacted_line_that_is_changed_is_found_and_with_a_key_also_a_rebuilt
         three_batches()
         pass_time()
         (done,) = compact()
-        assert isinstance(done, Compacted)
+        assert isinstance(done, CompactResult)
         assert list(verify_ledger("default")) == []
         Line.objects.filter(admitted_units=322).update(admitted_units=320)
         assert any("was changed after it was written" in finding for finding in verify_ledger("default"))
