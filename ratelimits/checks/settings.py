@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,8 +11,6 @@ from django.contrib.auth import get_user_model
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, router
-from django.urls import URLPattern, URLResolver, get_resolver
-from django.utils.module_loading import import_string
 from redis import ConnectionPool
 from redis.exceptions import RedisError
 
@@ -23,10 +20,7 @@ from ratelimits.embedded import ServerStartError, valkey_binary
 from ratelimits.engine import Unavailable
 from ratelimits.engine.publish import version_in_force
 from ratelimits.identity import proxies
-from ratelimits.middleware import QuotaMiddleware
 from ratelimits.models import ConfigVersion
-
-_THROTTLE = "ratelimits.throttling.QuotaThrottle"
 
 
 @checks.register("ratelimits")
@@ -119,22 +113,6 @@ def _databases(alias: str) -> Iterator[tuple[Any, ...]]:
 
 
 @checks.register("ratelimits")
-def check_throttles(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn of other throttles besides `QuotaThrottle`. DRF runs all throttles, even after one of them has refused."""
-    classes = getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES", ())
-    if _THROTTLE not in classes or len(classes) == 1:
-        return []
-    return [
-        checks.Warning(
-            "DEFAULT_THROTTLE_CLASSES has other throttles beside QuotaThrottle.",
-            hint="A request that another throttle refuses is still charged and billed: replace the other throttles by"
-            " rules.",
-            id="ratelimits.W001",
-        )
-    ]
-
-
-@checks.register("ratelimits")
 def check_enabled(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Warn if ENABLED is False in production, that is, with DEBUG off."""
     if settings.DEBUG or _is_invalid("ENABLED") or conf.ENABLED:
@@ -146,31 +124,6 @@ def check_enabled(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
             id="ratelimits.W004",
         )
     ]
-
-
-@checks.register("ratelimits")
-def check_rates(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Return an error for each of DEFAULT_THROTTLE_RATES that the throttle classes of this app cannot read.
-
-    Without this check, the first request of a view would raise the error.
-    """
-    paths = getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES") or ()
-    try:
-        classes = [import_string(path) for path in paths]
-    except ImportError:
-        return []  # Django REST framework itself reports a class that cannot be imported.
-    throttle = next((one for one in classes if _is_throttle(one, "SimpleRateThrottle")), None)
-    return list(_wrong_rates(throttle)) if throttle is not None else []
-
-
-def _wrong_rates(throttle: Any) -> Iterator[checks.Error]:
-    for scope, rate in (throttle.THROTTLE_RATES or {}).items():
-        try:
-            throttle.parse_rate(object.__new__(throttle), rate)
-        except ImproperlyConfigured as error:
-            _name, _colon, hint = str(error).partition(": ")
-            message = f"REST_FRAMEWORK['DEFAULT_THROTTLE_RATES'][{scope!r}] is {shown(rate)}."
-            yield checks.Error(message, hint=hint, id="ratelimits.E009")
 
 
 @checks.register("ratelimits")
@@ -207,65 +160,6 @@ def check_proxies(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
             id="ratelimits.W003",
         )
     ]
-
-
-@checks.register("ratelimits")
-def check_middleware(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn if requests are decided, but the project does not use `QuotaMiddleware`, which finishes requests."""
-    if any(_is_subclass(import_string(path), QuotaMiddleware) for path in settings.MIDDLEWARE):
-        return []
-    reason = next(_reasons_to_decide(), "")
-    if not reason:
-        return []
-    return [
-        checks.Warning(
-            f"MIDDLEWARE has no QuotaMiddleware, but requests are decided: {reason}.",
-            hint="Add 'ratelimits.middleware.QuotaMiddleware' after AuthenticationMiddleware. Without it PATHS are not"
-            " limited, server errors are billed, and leases of interrupted requests last until lease_ttl.",
-            id="ratelimits.W002",
-        )
-    ]
-
-
-def _reasons_to_decide() -> Iterator[str]:
-    """Yield the reasons why requests are decided: settings and views.
-
-    The settings come first, since reading them is fast.
-    """
-    if _THROTTLE in getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES", ()):
-        yield "REST_FRAMEWORK['DEFAULT_THROTTLE_CLASSES'] names QuotaThrottle"
-    if conf.PATHS:
-        yield "RATELIMITS['PATHS'] is set"
-    for pattern in _patterns(get_resolver()) if getattr(settings, "ROOT_URLCONF", None) else ():
-        view: Any = pattern.callback
-        # An extra action of a viewset can have its own throttles among its arguments.
-        throttles: Any = getattr(view, "initkwargs", {}).get("throttle_classes")
-        if throttles is None:
-            throttles = getattr(getattr(view, "cls", None), "throttle_classes", ())
-        if hasattr(view, "ratelimits") or any(_is_throttle(throttle, "QuotaThrottle") for throttle in throttles):
-            yield f"the view {pattern.lookup_str}"
-
-
-def _is_throttle(value: object, name: str) -> bool:
-    """Return whether a value is this throttle class of the app, or a subclass of it.
-
-    A project without Django REST framework cannot import these classes. If a project uses one of them, its module is
-    already imported.
-    """
-    module = sys.modules.get("ratelimits.throttling")
-    return module is not None and _is_subclass(value, getattr(module, name))
-
-
-def _patterns(resolver: URLResolver) -> Iterator[URLPattern]:
-    for pattern in resolver.url_patterns:
-        if isinstance(pattern, URLResolver):
-            yield from _patterns(pattern)
-        else:
-            yield pattern
-
-
-def _is_subclass(value: object, base: type) -> bool:
-    return isinstance(value, type) and issubclass(value, base)
 
 
 @checks.register("ratelimits", checks.Tags.database)

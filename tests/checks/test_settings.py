@@ -1,25 +1,11 @@
 from __future__ import annotations
 
-import functools
-import sys
-import types
 from typing import Any
 
 import pytest
 from django.conf import settings
 from django.core import checks
-from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
-from django.urls import include, path
-from rest_framework.decorators import action
-from rest_framework.request import Request
-from rest_framework.response import Response
-from rest_framework.views import APIView
-from rest_framework.viewsets import ViewSet
-
-from ratelimits.decorators import limited
-from ratelimits.middleware import QuotaMiddleware
-from ratelimits.throttling import QuotaThrottle
 
 LOCATION = "redis://127.0.0.1:6379/4"
 REDIS = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": LOCATION}
@@ -84,25 +70,6 @@ def test_another_number_another_server_or_no_redis_at_all_is_another_database() 
     assert messages(CACHES={"ratelimits": REDIS, **others}) == []
 
 
-def test_other_throttles_beside_ours_are_warned_of() -> None:
-    ours = "ratelimits.throttling.QuotaThrottle"
-    classes = [ours, "rest_framework.throttling.UserRateThrottle"]
-    (warning,) = messages(REST_FRAMEWORK={"DEFAULT_THROTTLE_CLASSES": classes})
-    assert warning.id == "ratelimits.W001"
-    assert messages(REST_FRAMEWORK={"DEFAULT_THROTTLE_CLASSES": [ours]}) == []
-
-
-def test_a_rate_that_the_throttles_cannot_read_is_an_error_that_says_what_to_write() -> None:
-    rates = {"anon": "10/5min", "user": "100/month", "burst": "10", "none": None}
-    ours = {"DEFAULT_THROTTLE_CLASSES": ["ratelimits.throttling.UserRateThrottle"], "DEFAULT_THROTTLE_RATES": rates}
-    user, burst = messages(REST_FRAMEWORK=ours)
-    assert (user.id, burst.id) == ("ratelimits.E009", "ratelimits.E009")
-    assert user.msg == "REST_FRAMEWORK['DEFAULT_THROTTLE_RATES']['user'] is '100/month'."
-    assert str(user.hint).startswith("“100/month” is not a rate: months and years have no fixed length.")
-    its = {**ours, "DEFAULT_THROTTLE_CLASSES": ["rest_framework.throttling.UserRateThrottle"]}
-    assert messages(REST_FRAMEWORK=its) == []
-
-
 @pytest.mark.parametrize(
     "told", [{"SECURE_PROXY_SSL_HEADER": ("HTTP_X_FORWARDED_PROTO", "https")}, {"USE_X_FORWARDED_HOST": True}]
 )
@@ -137,86 +104,6 @@ def test_so_many_proxies_as_no_number_says_are_an_error_in_either_setting(wrong:
     assert messages(RATELIMITS={**settings.RATELIMITS, "NUM_PROXIES": 1}, REST_FRAMEWORK=drfs) == []
     (error,) = messages(RATELIMITS={**settings.RATELIMITS, "NUM_PROXIES": wrong}, REST_FRAMEWORK=drfs)
     assert error.id == "ratelimits.E002"
-
-
-def without_the_middleware() -> list[str]:
-    return [name for name in settings.MIDDLEWARE if "ratelimits" not in name]
-
-
-@limited()
-def decorated(request: HttpRequest) -> HttpResponse:
-    return HttpResponse()
-
-
-@functools.wraps(decorated)
-def wrapped(request: HttpRequest) -> HttpResponse:
-    return decorated(request)
-
-
-class Throttled(ViewSet):
-    throttle_classes = [QuotaThrottle]
-
-    def list(self, request: Request) -> Response:
-        return Response()
-
-
-class Extra(ViewSet):
-    throttle_classes = []
-
-    @action(detail=False, throttle_classes=[QuotaThrottle])
-    def extra(self, request: Request) -> Response:
-        return Response()
-
-
-class Free(APIView):
-    throttle_classes = []
-
-
-class OwnMiddleware(QuotaMiddleware):
-    pass
-
-
-def urlconf(*patterns: Any) -> str:
-    module = types.ModuleType("urls_of_a_check")
-    module.urlpatterns = list(patterns)  # type: ignore[attr-defined]
-    sys.modules[module.__name__] = module
-    return module.__name__
-
-
-@pytest.mark.parametrize(
-    ("changes", "decided"),
-    [
-        ({}, "names QuotaThrottle"),
-        ({"REST_FRAMEWORK": {}, "RATELIMITS": {**settings.RATELIMITS, "PATHS": ["/files/"]}}, "PATHS"),
-    ],
-)
-def test_requests_that_settings_have_decided_need_the_middleware(changes: dict[str, Any], decided: str) -> None:
-    (warning,) = messages(MIDDLEWARE=without_the_middleware(), **changes)
-    assert warning.id == "ratelimits.W002"
-    assert decided in warning.msg
-    assert "'ratelimits.middleware.QuotaMiddleware' after AuthenticationMiddleware" in str(warning.hint)
-    assert messages(MIDDLEWARE=[*without_the_middleware(), "tests.checks.test_settings.OwnMiddleware"], **changes) == []
-
-
-@pytest.mark.parametrize(
-    ("view", "name"),
-    [
-        (decorated, "tests.checks.test_settings.decorated"),
-        (wrapped, "tests.checks.test_settings.decorated"),
-        (Throttled.as_view({"get": "list"}), "tests.checks.test_settings.Throttled"),
-        (Extra.as_view({"get": "extra"}, **Extra.extra.kwargs), "tests.checks.test_settings.Extra"),
-    ],
-)
-def test_a_view_that_is_decided_needs_the_middleware(view: Any, name: str) -> None:
-    urls = urlconf(path("free/", Free.as_view()), path("api/", include([path("decided/", view)])))
-    (warning,) = messages(MIDDLEWARE=without_the_middleware(), REST_FRAMEWORK={}, ROOT_URLCONF=urls)
-    assert warning.id == "ratelimits.W002"
-    assert warning.msg.endswith(f"the view {name}.")
-
-
-def test_where_nothing_is_decided_nothing_needs_the_middleware() -> None:
-    urls = urlconf(path("free/", Free.as_view()))
-    assert messages(MIDDLEWARE=[], REST_FRAMEWORK={}, ROOT_URLCONF=urls) == []
 
 
 class Elsewhere:

@@ -1,0 +1,187 @@
+"""System checks of the entry points: whether the throttle class, the middleware and the decorator can do their work."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.apps import AppConfig
+from django.conf import settings
+from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError
+from django.utils.module_loading import import_string
+
+from ratelimits.conf import conf, shown
+from ratelimits.middleware import QuotaMiddleware
+from ratelimits.models import PeriodUsage, Rule
+from ratelimits.moving.views import FoundView, views
+
+_THROTTLE = "ratelimits.throttling.QuotaThrottle"
+#: Modules whose import shows that a project asks for decisions in a way that its settings and views do not show.
+_OTHER_ENTRY_POINTS = ("ratelimits.ninja", "ratelimits.outbound")
+#: Maximum number of views that a warning names.
+_MAX_NAMES = 3
+
+
+@checks.register("ratelimits")
+def check_throttles(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Warn of other throttles besides `QuotaThrottle`. DRF runs all throttles, even after one of them has refused."""
+    classes = getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES", ())
+    if _THROTTLE not in classes or len(classes) == 1:
+        return []
+    return [
+        checks.Warning(
+            "DEFAULT_THROTTLE_CLASSES has other throttles beside QuotaThrottle.",
+            hint="A request that another throttle refuses is still charged and billed: replace the other throttles by"
+            " rules.",
+            id="ratelimits.W001",
+        )
+    ]
+
+
+@checks.register("ratelimits")
+def check_rates(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Return an error for each of DEFAULT_THROTTLE_RATES that the throttle classes of this app cannot read.
+
+    Without this check, the first request of a view would raise the error.
+    """
+    paths = getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES") or ()
+    try:
+        classes = [import_string(path) for path in paths]
+    except ImportError:
+        return []  # Django REST framework itself reports a class that cannot be imported.
+    throttle = next((one for one in classes if _is_throttle(one, "SimpleRateThrottle")), None)
+    return list(_wrong_rates(throttle)) if throttle is not None else []
+
+
+def _wrong_rates(throttle: Any) -> Iterator[checks.Error]:
+    for scope, rate in (throttle.THROTTLE_RATES or {}).items():
+        try:
+            throttle.parse_rate(object.__new__(throttle), rate)
+        except ImproperlyConfigured as error:
+            _name, _colon, hint = str(error).partition(": ")
+            message = f"REST_FRAMEWORK['DEFAULT_THROTTLE_RATES'][{scope!r}] is {shown(rate)}."
+            yield checks.Error(message, hint=hint, id="ratelimits.E009")
+
+
+@checks.register("ratelimits")
+def check_middleware(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Warn if requests are decided, but the project does not use `QuotaMiddleware`, which finishes requests."""
+    if any(_is_subclass(import_string(path), QuotaMiddleware) for path in settings.MIDDLEWARE):
+        return []
+    reason = next(_reasons_to_decide(), "")
+    if not reason:
+        return []
+    return [
+        checks.Warning(
+            f"MIDDLEWARE has no QuotaMiddleware, but requests are decided: {reason}.",
+            hint="Add 'ratelimits.middleware.QuotaMiddleware' after AuthenticationMiddleware. Without it PATHS are not"
+            " limited, server errors are billed, and leases of interrupted requests last until lease_ttl.",
+            id="ratelimits.W002",
+        )
+    ]
+
+
+@checks.register("ratelimits")
+def check_views(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Warn of views that no rule limits, because they have throttles of Django REST framework instead."""
+    if _THROTTLE not in _default_throttles() or any(options.get("api_views") for options in _options_of_paths()):
+        return []
+    names = [view.name for view in _views() if _has_other_throttles(view)]
+    if not names:
+        return []
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return [
+        checks.Warning(
+            "No rule limits these views, because they have throttles of Django REST framework:"
+            f" {', '.join(names[:_MAX_NAMES])}{more}.",
+            hint="Delete throttle_classes in these views: they then have QuotaThrottle. Write rules instead of the"
+            " throttles; `manage.py ratelimits_import` shows them. To keep the throttles, add 'ratelimits.W005' to"
+            " SILENCED_SYSTEM_CHECKS.",
+            id="ratelimits.W005",
+        )
+    ]
+
+
+@checks.register("ratelimits", checks.Tags.database)
+def check_use(
+    app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[checks.CheckMessage]:
+    """Warn if there are rules, but nothing asks for decisions by them. Do nothing without `--database`."""
+    try:
+        using = conf.DATABASE
+        if using not in (databases or ()) or any(True for _reason in _reasons_to_decide()):
+            return []
+        # Usage in the ledger shows that the project's own code asks for decisions.
+        if any(name in sys.modules for name in _OTHER_ENTRY_POINTS) or PeriodUsage.objects.using(using).exists():
+            return []
+        rules = Rule.objects.using(using).exclude(mode=Rule.Mode.OFF).count()
+    except (DatabaseError, ImproperlyConfigured):
+        return []  # The tables do not exist yet, or another check reports the settings.
+    if not rules:
+        return []
+    return [
+        checks.Warning(
+            f"There are {rules} rules, but they limit nothing: no setting and no view uses QuotaThrottle, the"
+            " middleware or the decorator.",
+            hint=f"Set REST_FRAMEWORK['DEFAULT_THROTTLE_CLASSES'] = ['{_THROTTLE}'], or RATELIMITS['PATHS'], or"
+            " decorate views with ratelimits.decorators.limited.",
+            id="ratelimits.W022",
+        )
+    ]
+
+
+def _reasons_to_decide() -> Iterator[str]:
+    """Yield the reasons why requests are decided: settings and views.
+
+    The settings come first, since reading them is fast.
+    """
+    if _THROTTLE in _default_throttles():
+        yield "REST_FRAMEWORK['DEFAULT_THROTTLE_CLASSES'] names QuotaThrottle"
+    if conf.PATHS:
+        yield "RATELIMITS['PATHS'] is set"
+    for view in _views():
+        if hasattr(view.view, "ratelimits") or any(_is_throttle(one, "QuotaThrottle") for one in _throttles(view)):
+            yield f"the view {view.name}"
+
+
+def _default_throttles() -> Sequence[str]:
+    return getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES") or ()
+
+
+def _options_of_paths() -> list[dict[str, Any]]:
+    return list(conf.PATHS.values()) if isinstance(conf.PATHS, dict) else []
+
+
+def _views() -> list[FoundView]:
+    return views() if getattr(settings, "ROOT_URLCONF", None) else []
+
+
+def _throttles(view: FoundView) -> Sequence[object]:
+    return view.option("throttle_classes") or ()
+
+
+def _has_other_throttles(view: FoundView) -> bool:
+    """Return whether a view has throttles of Django REST framework, and none of this app's."""
+    throttles = _throttles(view)
+    framework = sys.modules.get("rest_framework.throttling")
+    if framework is None or any(_is_throttle(one, "QuotaThrottle") for one in throttles):
+        return False
+    rates = [one for one in throttles if _is_subclass(one, framework.SimpleRateThrottle)]
+    return bool(rates) and not any(_is_throttle(one, "SimpleRateThrottle") for one in rates)
+
+
+def _is_throttle(value: object, name: str) -> bool:
+    """Return whether a value is this throttle class of the app, or a subclass of it.
+
+    A project without Django REST framework cannot import these classes. If a project uses one of them, its module is
+    already imported.
+    """
+    module = sys.modules.get("ratelimits.throttling")
+    return module is not None and _is_subclass(value, getattr(module, name))
+
+
+def _is_subclass(value: object, base: type) -> bool:
+    return isinstance(value, type) and issubclass(value, base)

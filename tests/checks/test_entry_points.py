@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.core import checks
+from django.http import HttpRequest, HttpResponse
+from django.test import override_settings
+from django.urls import include, path
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.throttling import UserRateThrottle
+from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
+
+from ratelimits.decorators import limited
+from ratelimits.middleware import QuotaMiddleware
+from ratelimits.throttling import QuotaThrottle, ScopedRateThrottle
+from tests.support.rows import rule
+from tests.support.usage.traffic import flow, use
+
+
+def messages(*databases: str, **changes: Any) -> list[checks.CheckMessage]:
+    with override_settings(**changes):
+        return checks.run_checks(tags=["ratelimits"], databases=databases)
+
+
+def test_other_throttles_beside_ours_are_warned_of() -> None:
+    ours = "ratelimits.throttling.QuotaThrottle"
+    classes = [ours, "rest_framework.throttling.UserRateThrottle"]
+    (warning,) = messages(REST_FRAMEWORK={"DEFAULT_THROTTLE_CLASSES": classes})
+    assert warning.id == "ratelimits.W001"
+    assert messages(REST_FRAMEWORK={"DEFAULT_THROTTLE_CLASSES": [ours]}) == []
+
+
+def test_a_rate_that_the_throttles_cannot_read_is_an_error_that_says_what_to_write() -> None:
+    rates = {"anon": "10/5min", "user": "100/month", "burst": "10", "none": None}
+    ours = {"DEFAULT_THROTTLE_CLASSES": ["ratelimits.throttling.UserRateThrottle"], "DEFAULT_THROTTLE_RATES": rates}
+    user, burst = messages(REST_FRAMEWORK=ours)
+    assert (user.id, burst.id) == ("ratelimits.E009", "ratelimits.E009")
+    assert user.msg == "REST_FRAMEWORK['DEFAULT_THROTTLE_RATES']['user'] is '100/month'."
+    assert str(user.hint).startswith("“100/month” is not a rate: months and years have no fixed length.")
+    its = {**ours, "DEFAULT_THROTTLE_CLASSES": ["rest_framework.throttling.UserRateThrottle"]}
+    assert messages(REST_FRAMEWORK=its) == []
+
+
+def without_the_middleware() -> list[str]:
+    return [name for name in settings.MIDDLEWARE if "ratelimits" not in name]
+
+
+@limited()
+def decorated(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+@functools.wraps(decorated)
+def wrapped(request: HttpRequest) -> HttpResponse:
+    return decorated(request)
+
+
+class Throttled(ViewSet):
+    throttle_classes = [QuotaThrottle]
+
+    def list(self, request: Request) -> Response:
+        return Response()
+
+
+class Extra(ViewSet):
+    throttle_classes = []
+
+    @action(detail=False, throttle_classes=[QuotaThrottle])
+    def extra(self, request: Request) -> Response:
+        return Response()
+
+
+class Free(APIView):
+    throttle_classes = []
+
+
+class OwnMiddleware(QuotaMiddleware):
+    pass
+
+
+def urlconf(*patterns: Any) -> str:
+    module = types.ModuleType("urls_of_a_check")
+    module.urlpatterns = list(patterns)  # type: ignore[attr-defined]
+    sys.modules[module.__name__] = module
+    return module.__name__
+
+
+@pytest.mark.parametrize(
+    ("changes", "decided"),
+    [
+        ({}, "names QuotaThrottle"),
+        ({"REST_FRAMEWORK": {}, "RATELIMITS": {**settings.RATELIMITS, "PATHS": ["/files/"]}}, "PATHS"),
+    ],
+)
+def test_requests_that_settings_have_decided_need_the_middleware(changes: dict[str, Any], decided: str) -> None:
+    (warning,) = messages(MIDDLEWARE=without_the_middleware(), **changes)
+    assert warning.id == "ratelimits.W002"
+    assert decided in warning.msg
+    assert "'ratelimits.middleware.QuotaMiddleware' after AuthenticationMiddleware" in str(warning.hint)
+    assert (
+        messages(MIDDLEWARE=[*without_the_middleware(), "tests.checks.test_entry_points.OwnMiddleware"], **changes)
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("view", "name"),
+    [
+        (decorated, "tests.checks.test_entry_points.decorated"),
+        (wrapped, "tests.checks.test_entry_points.decorated"),
+        (Throttled.as_view({"get": "list"}), "tests.checks.test_entry_points.Throttled"),
+        (Extra.as_view({"get": "extra"}, **Extra.extra.kwargs), "tests.checks.test_entry_points.Extra.extra"),
+    ],
+)
+def test_a_view_that_is_decided_needs_the_middleware(view: Any, name: str) -> None:
+    urls = urlconf(path("free/", Free.as_view()), path("api/", include([path("decided/", view)])))
+    (warning,) = messages(MIDDLEWARE=without_the_middleware(), REST_FRAMEWORK={}, ROOT_URLCONF=urls)
+    assert warning.id == "ratelimits.W002"
+    assert warning.msg.endswith(f"the view {name}.")
+
+
+def test_where_nothing_is_decided_nothing_needs_the_middleware() -> None:
+    urls = urlconf(path("free/", Free.as_view()))
+    assert messages(MIDDLEWARE=[], REST_FRAMEWORK={}, ROOT_URLCONF=urls) == []
+
+
+class Kept(APIView):
+    throttle_classes = [UserRateThrottle]
+
+
+class ByRate(APIView):
+    throttle_classes = [ScopedRateThrottle]
+
+
+def test_views_that_keep_throttles_of_drf_are_named() -> None:
+    urls = urlconf(
+        path("kept/", Kept.as_view()),
+        path("free/", Free.as_view()),
+        path("rate/", ByRate.as_view()),
+        path("throttled/", Throttled.as_view({"get": "list"})),
+    )
+    (warning,) = messages(ROOT_URLCONF=urls)
+    assert warning.id == "ratelimits.W005"
+    assert warning.msg.endswith("throttles of Django REST framework: tests.checks.test_entry_points.Kept.")
+    assert "ratelimits_import" in str(warning.hint)
+
+
+def test_a_view_keeps_its_throttles_if_the_middleware_or_nothing_asks_for_rules() -> None:
+    urls = urlconf(path("kept/", Kept.as_view()))
+    paths = {**settings.RATELIMITS, "PATHS": {"/kept/": {"api_views": True}}}
+    assert messages(ROOT_URLCONF=urls, RATELIMITS=paths) == []
+    assert messages(ROOT_URLCONF=urls, REST_FRAMEWORK={}) == []
+
+
+@pytest.fixture
+def _no_other_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget that other tests of this process have imported other entry points."""
+    for name in ("ratelimits.ninja", "ratelimits.outbound"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+UNUSED: dict[str, Any] = {"REST_FRAMEWORK": {}, "MIDDLEWARE": []}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("_no_other_entry_points", "fsync_at_once")
+def test_rules_that_nothing_asks_for_are_warned_of() -> None:
+    urls = urlconf(path("free/", Free.as_view()))
+    assert messages("default", ROOT_URLCONF=urls, **UNUSED) == [], "there are no rules"
+    rule("minute")
+    assert messages(ROOT_URLCONF=urls, **UNUSED) == [], "no database may be asked"
+    (warning,) = messages("default", ROOT_URLCONF=urls, **UNUSED)
+    assert warning.id == "ratelimits.W022"
+    assert "'ratelimits.throttling.QuotaThrottle'" in str(warning.hint)
+    decided = urlconf(path("decided/", decorated))
+    assert "ratelimits.W022" not in [one.id for one in messages("default", ROOT_URLCONF=decided, **UNUSED)]
+    assert messages("default") == [], "the demo project uses QuotaThrottle"
+    urls = urlconf(path("free/", Free.as_view()))
+    use(now=None)
+    flow()
+    assert messages("default", ROOT_URLCONF=urls, **UNUSED) == [], "the ledger has usage"
