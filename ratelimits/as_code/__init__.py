@@ -30,6 +30,7 @@ __all__ = [
     "load",
     "parse",
     "price_as_code",
+    "problems_of",
     "quoted_name",
     "rule_as_code",
     "to_text",
@@ -131,6 +132,17 @@ def load(
         if not changes:
             transaction.set_rollback(True, using=using)  # An edit without changes must not raise the version.
     return changes
+
+
+def problems_of(document: Document, using: str) -> list[str]:
+    """Return the problems for which `load` would refuse a document. Change nothing."""
+    with transaction.atomic(using=using):
+        try:
+            load(document, using)
+        except RefusedError as error:
+            return error.problems
+        transaction.set_rollback(True, using=using)
+    return []
 
 
 def _delete_rules(before: Document, document: Document, using: str) -> list[str]:

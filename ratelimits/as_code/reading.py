@@ -39,11 +39,16 @@ Document = dict[str, Any]
 
 
 class RefusedError(ValueError):
-    """Raised if a document cannot be loaded. `problems` has a sentence for each error."""
+    """Raised if a document cannot be loaded.
 
-    def __init__(self, problems: list[str]) -> None:
+    problems  a sentence for each error
+    rest      the plans and rules of the document in which `parse` found no error; None if `parse` could not read any
+    """
+
+    def __init__(self, problems: list[str], rest: Document | None = None) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
+        self.rest = rest
 
 
 def identity(entry: dict[str, Any]) -> tuple[str, str]:
@@ -65,28 +70,40 @@ def parse(raw: bytes) -> Document:
     plans, rules = document.get("plans", {}), document.get("rules", [])
     if not isinstance(plans, dict) or not isinstance(rules, list):
         raise RefusedError([f"plans must be an object whose keys are slugs, and rules a list, as in {_EXAMPLE}"])
-    problems = [
-        f"plan “{printable(slug)}”: {problem}" for slug, plan in plans.items() for problem in _plan_problems(slug, plan)
-    ]
-    entries: list[Any] = []
+    problems: list[str] = []
+    right_plans = {}
+    for slug, plan in plans.items():
+        found = [f"plan “{printable(slug)}”: {problem}" for problem in _plan_problems(slug, plan)]
+        problems += found
+        if not found:
+            right_plans[slug] = plan
+    entries: list[dict[str, Any]] = []
     for number, entry in enumerate(rules, 1):
         try:
-            entries.append(_completed(entry))
+            completed = _completed(entry)
+            found = [f"rule {number}: {problem}" for problem in _rule_problems(completed)]
         except ValueError as error:
-            problems.append(f"rule {number}: “{printable(str(entry.get('name')))}”: {error}")
-        else:
-            problems += [f"rule {number}: {problem}" for problem in _rule_problems(entries[-1])]
-    if problems:
-        raise RefusedError(problems)
-    counts = Counter(map(identity, entries))
-    problems = [
+            found = [f"rule {number}: {_name_of(entry)}{error}"]
+        problems += found
+        if not found:
+            entries.append(completed)
+    problems += [
         f"rule “{name}” of plan “{plan}” is in the document twice"
-        for (plan, name), count in sorted(counts.items())
+        if plan
+        else f"rule “{name}” is in the document twice"
+        for (plan, name), count in sorted(Counter(map(identity, entries)).items())
         if count > 1
     ]
     if problems:
-        raise RefusedError(problems)
+        wrong_plans = plans.keys() - right_plans.keys()
+        rest = {identity(entry): entry for entry in entries if entry.get("plan") not in wrong_plans}
+        raise RefusedError(problems, {"plans": right_plans, "rules": list(rest.values())})
     return {"plans": plans, "rules": sorted(entries, key=identity)}
+
+
+def _name_of(entry: dict[str, Any]) -> str:
+    """Return the name of a rule as the start of a message; "" if the rule has no name."""
+    return f"“{printable(entry['name'])}”: " if is_text(entry.get("name")) else ""
 
 
 def _plan_problems(slug: str, plan: Any) -> Iterator[str]:

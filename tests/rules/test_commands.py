@@ -171,6 +171,50 @@ class TestRulesAsCode:
         assert said[1].startswith("Warning: rule “burst”: No view has the scope “serach”")
         assert run("ratelimits_rules", "load", code(tmp_path, rules=[{**BURST, "scope": "text"}])).count("\n") == 1
 
+    def test_a_diff_warns_like_a_load(self, tmp_path: Path) -> None:
+        path = code(tmp_path, rules=[{**BURST, "scope": "serach"}])
+        out = io.StringIO()
+        with pytest.raises(SystemExit, match="1"):
+            call_command("ratelimits_rules", "diff", path, stdout=out, stderr=out)
+        assert "Warning: rule “burst”: No view has the scope “serach”" in out.getvalue()
+
+    def test_a_strict_load_takes_a_warning_for_an_error(self, tmp_path: Path) -> None:
+        path = code(tmp_path, rules=[{**BURST, "scope": "serach"}])
+        with pytest.raises(CommandError, match=r"because of --strict:\nWarning: rule “burst”: No view"):
+            run("ratelimits_rules", "load", "--strict", path)
+        assert Rule.objects.count() == 0
+        run("ratelimits_rules", "load", path)
+        assert "Warning" in run("ratelimits_rules", "diff", path)
+        with pytest.raises(SystemExit, match="1"):
+            run("ratelimits_rules", "diff", "--strict", path)
+        assert run("ratelimits_rules", "load", "--strict", code(tmp_path, rules=[{**BURST, "scope": "text"}])) != ""
+
+    def test_errors_of_the_form_and_of_the_rules_are_said_at_once(self, tmp_path: Path) -> None:
+        """A rule of a wrong plan is left out: perhaps only the plan is wrong."""
+        document = {
+            "plans": {"pro": 5},
+            "rules": [
+                {**BURST, "name": "typo", "colour": "red"},
+                {**BURST, "name": "number", "capacity": -1},
+                {"rate": "ten a minute"},
+                {**BURST, "name": "of-pro", "plan": "pro"},
+                BURST,
+                BURST,
+            ],
+        }
+        with pytest.raises(CommandError) as caught:
+            run("ratelimits_rules", "load", code(tmp_path, **document))
+        first, *problems = str(caught.value).split("\n")
+        assert first == "Nothing was changed:"
+        starts = [
+            "plan “pro”: write",
+            "rule 1: “typo”: token_bucket has no field colour",
+            "rule 3: “ten a minute” is not",
+        ]
+        starts += ["rule “burst” is in the document twice", *["rule “number”: capacity: "] * 2]
+        assert [problem[: len(start)] for problem, start in zip(problems, starts, strict=True)] == starts
+        assert (Rule.objects.count(), ConfigVersion.read("default")[0]) == (0, 0)
+
     def test_a_length_of_time_may_have_a_unit(self, tmp_path: Path) -> None:
         run("ratelimits_rules", "load", code(tmp_path, rules=[{**BURST, "period": "1 day", "max_wait": "5 min"}]))
         row = Rule.objects.get()
@@ -186,7 +230,7 @@ class TestRulesAsCode:
             ({"rules": [{**BURST, "sub_windows": 3}]}, "token_bucket has no field sub_windows"),
             ({"rules": [{**BURST, "colour": "red"}]}, "token_bucket has no field colour"),
             ({"rules": [{**BURST, "plan": "pro"}]}, "there is no plan “pro”: add it under plans"),
-            ({"rules": [BURST, BURST]}, "rule “burst” of plan “” is in the document twice"),
+            ({"rules": [BURST, BURST]}, "rule “burst” is in the document twice"),
             ({"rules": [{**BURST, "mode": "sometimes"}]}, "mode: Value 'sometimes' is not a valid choice."),
             ({"rules": ["burst"]}, "rule 1: write an object such as"),
             (

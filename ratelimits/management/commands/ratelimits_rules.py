@@ -22,10 +22,11 @@ class Command(ExplainedCommand):
         "dump",
         "diff rules.json",
         "load rules.json",
+        "load --strict rules.json",
     )
     exit_codes = {
         0: "done; with diff: there is no change",
-        1: "an error; with diff: there is a change",
+        1: "an error; with diff: there is a change; with --strict: there is a warning",
         2: "wrong arguments",
     }
 
@@ -41,6 +42,11 @@ class Command(ExplainedCommand):
             command.add_argument(
                 "--delete", action="store_true", help="delete plans and rules that are not in the file"
             )
+            command.add_argument(
+                "--strict",
+                action="store_true",
+                help="end with status 1 if there is a warning; load then changes nothing",
+            )
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["command"] == "dump":
@@ -48,26 +54,42 @@ class Command(ExplainedCommand):
             return
         try:
             raw = sys.stdin.buffer.read() if options["file"] == "-" else Path(options["file"]).read_bytes()
-            document = as_code.parse(raw)
+            document = self._parse(raw)
+            # Look for unknown names first: --strict must change nothing if there is a warning.
+            warnings = [f"Warning: {entry}: {sentence}" for entry, sentence in unknown_names.in_document(document)]
+            is_refused = bool(options["strict"] and warnings)
+            if is_refused and options["command"] == "load":
+                raise CommandError("\n".join(["Nothing was changed, because of --strict:", *warnings]))
             if options["command"] == "diff":
-                self._diff(document, delete=options["delete"])
+                is_same = self._diff(document, delete=options["delete"])
             else:
+                is_same = True
                 with shown(self) as progress:
                     changes = as_code.load(document, conf.DATABASE, delete=options["delete"], progress=progress)
                 self.stdout.write("\n".join(changes) or "Nothing to change.")
-                self._warn(document)
+            for warning in warnings:
+                self.stderr.write(warning)
+            if not is_same or is_refused:
+                sys.exit(1)
         except OSError as error:
             raise CommandError(f"{options['file']}: {error.strerror}") from error
         except as_code.RefusedError as error:
             raise CommandError("\n".join(["Nothing was changed:", *error.problems])) from error
 
-    def _warn(self, document: as_code.Document) -> None:
-        """Write a warning to standard error for each scope or meter of the document that no view uses."""
-        for entry, sentence in unknown_names.in_document(document):
-            self.stderr.write(f"Warning: {entry}: {sentence}")
+    def _parse(self, raw: bytes) -> as_code.Document:
+        """Return the document in the bytes of a file. Raise RefusedError with all problems that can be found."""
+        try:
+            return as_code.parse(raw)
+        except as_code.RefusedError as error:
+            if error.rest is None:
+                raise
+            raise as_code.RefusedError([*error.problems, *as_code.problems_of(error.rest, conf.DATABASE)]) from error
 
-    def _diff(self, document: as_code.Document, *, delete: bool) -> None:
-        """Show what loading the document would change. Load it in a transaction, which is then rolled back."""
+    def _diff(self, document: as_code.Document, *, delete: bool) -> bool:
+        """Show what loading the document would change. Return whether it would change nothing.
+
+        Load the document in a transaction, which is then rolled back.
+        """
         with transaction.atomic(using=conf.DATABASE):
             before = as_code.to_text(as_code.dump(conf.DATABASE))
             with shown(self) as progress:
@@ -77,4 +99,4 @@ class Command(ExplainedCommand):
         lines = list(unified_diff(before.splitlines(), after.splitlines(), "database", "file", lineterm="", n=0))
         if lines:
             self.stdout.write("\n".join(lines))
-            sys.exit(1)
+        return not lines
