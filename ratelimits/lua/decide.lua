@@ -65,7 +65,8 @@ local call, read_struct, write_struct = redis.call, struct.unpack, struct.pack
 local NEVER, ANY, CLOCK_BACK, FOREVER = -1, -1, 60000000, 34560000000000 -- a minute and 400 days, in µs
 --: do preamble
 local now, timeout, valid_from, valid_until, charged_at, ttl, marks${costs} = read_struct('${request}', ARGV[3])
-if now < 0 then
+local by_server = now < 0 -- whether the server's clock gives the moment
+if by_server then
   local time = call('TIME')
   now = time[1] * 1e6 + time[2]
 end

@@ -180,6 +180,7 @@ class GeneralText(ScriptText):
 
     def do_count(self) -> Iterator[str]:
         shape = self.shape
+        yield from self.counting_functions()
         yield "local new, open = 0, KEYS[open_key]"
         yield "for meter = 1, meter_count do"
         yield "local counter, cost = ARGV[5 + meter], cost_of(meter)"

@@ -130,7 +130,6 @@ class ScriptText(StateLines):
         """Yield the functions that the other parts of the script call."""
         files = {
             "rules": True,
-            "usage": self.flags["counts"],
             "heads": self.flags["counts"] or self.flags["heads"],
             "records": bool(self.files),
             "numbers": bool(self.files),
@@ -182,26 +181,44 @@ class ScriptText(StateLines):
                 yield f"--locals {number}"
             position += HEADER + 8 * (len(names) - 1)
 
+    def counting_functions(self) -> Iterator[str]:
+        """Yield the functions that count usage. They are defined where they are called, since most calls need none."""
+        parts = [divided(scripts.text(name)) for name in ("usage", "usage_of_rule")]
+        self.functions_of_files += [function for part in parts for function in part.named]
+        for part in parts:
+            yield from part.usual.splitlines()
+
     def do_count(self) -> Iterator[str]:
         shape, open_key = self.shape, f"KEYS[{self.shape.open_key}]"
         meters = [(number, f"ARGV[{4 + number}]", f"cost_of_{number}") for number in range(1, shape.meters + 1)]
         yield "local new = 0"
         if shape.op == "settle":
+            yield from self.counting_functions()
             for _meter, counter, cost in meters:
                 yield f"new = new + {self.settled(open_key, counter, cost)}"
-        else:
-            yield "if allowed then"
-            for meter, counter, cost in meters:
-                yield f"new = new + usage_add({open_key}, {counter}, {cost}, 1)"
-                for limit in self.limits:
-                    if limit.shape.shadow and limit.shape.slot == meter:
-                        added = f"usage_add({open_key}, counter_of_rule('s', {counter}, l.number), {cost}, 1)"
-                        yield limit.bind(f"if not l.ok then new = new + {added} end")
-            if shape.counts_refusal:
-                yield "else"
-                for _meter, counter, cost in meters:
-                    yield f"new = new + usage_add({open_key}, counter_of_rule('d', {counter}, binding), {cost}, 1)"
-            yield "end"
+            yield from self.counted(open_key)
+            return
+        yield "-- Usually each meter counts an admitted request of one unit, which has one counter (see usage_add)."
+        shadows = [limit.bind("l.ok") for limit in self.limits if limit.shape.shadow]
+        yield f"if {' and '.join(['allowed', *(f'{cost} == 1' for _meter, _counter, cost in meters), *shadows])} then"
+        for _meter, counter, _cost in meters:
+            # The server need not convert the text '1', but a number.
+            yield f"if call('HINCRBY', {open_key}, {counter} .. '|1', '1') == 1 then new = new + 1 end"
+        yield "else"
+        yield from self.counting_functions()
+        yield "if allowed then"
+        for meter, counter, cost in meters:
+            yield f"new = new + usage_add({open_key}, {counter}, {cost}, 1)"
+            for limit in self.limits:
+                if limit.shape.shadow and limit.shape.slot == meter:
+                    added = f"usage_add({open_key}, counter_of_rule('s', {counter}, l.number), {cost}, 1)"
+                    yield limit.bind(f"if not l.ok then new = new + {added} end")
+        if shape.counts_refusal:
+            yield "else"
+            for _meter, counter, cost in meters:
+                yield f"new = new + usage_add({open_key}, counter_of_rule('d', {counter}, binding), {cost}, 1)"
+        yield "end"
+        yield "end"
         yield from self.counted(open_key)
 
     def settled(self, open_key: str, counter: str, cost: str) -> str:

@@ -157,7 +157,10 @@ class StateLines:
         yield f"if {' or '.join(limit.bind(changed) for limit in limits)} then"
         yield "local value, latest"
         one = common_form(limits)
+        latest_before = ""
         if one is not None and not self.flags["reset"]:
+            latest_before = "latest_before"
+            yield f"local {latest_before}"
             form, size = one
             usual = [f"(fits_{number} or not {raw})"]
             values = ["latest"]
@@ -166,6 +169,7 @@ class StateLines:
                 values.append(limit.bind(f"l.header, {_fields(limit)}"))
             yield f"if {' and '.join(usual)} then"
             yield f"latest = from_{number} == 1 and latest_{number} or read_struct('<I4', {raw})"
+            yield f"latest_before = {raw} and latest"
             for limit in limits:
                 yield limit.bind("if l.expiry > latest then latest = l.expiry end")
             yield f"value = write_struct('{form}', {', '.join(values)})"
@@ -186,7 +190,7 @@ class StateLines:
         yield f"value, latest = rarely().rewrite({raw}, names, records, {self.moment})"
         if one is not None and not self.flags["reset"]:
             yield "end"
-        yield from self.set_state(f"KEYS[{key}]")
+        yield from self.set_state(f"KEYS[{key}]", latest_before)
         yield "end"
 
     @property
@@ -211,10 +215,17 @@ class StateLines:
         if self.flags["reset"]:
             yield "end"
 
-    def set_state(self, key: str) -> Iterator[str]:
-        """Yield the lines that write a packed state, `value`."""
+    def set_state(self, key: str, latest_before: str = "") -> Iterator[str]:
+        """Yield the lines that write a packed state, `value`.
+
+        `latest_before` is the Lua name of the expiry that the packed state had before; "" if it is not known.
+        """
         yield f"if not value then call('UNLINK', {key})"
         if self.shape.virtual:
             yield f"else call('SET', {key}, value) end"
-        else:
-            yield f"else call('SET', {key}, value, 'PX', latest * 1000 - (now - now % 1000) / 1000) end"
+            return
+        if latest_before:
+            # To keep the expiry takes the server less time. A moment in the request is not the server's time, so then
+            # the state gets a new expiry.
+            yield f"elseif by_server and latest == {latest_before} then call('SET', {key}, value, 'KEEPTTL')"
+        yield f"else call('SET', {key}, value, 'PX', latest * 1000 - (now - now % 1000) / 1000) end"
