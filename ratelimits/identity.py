@@ -91,9 +91,16 @@ def proxies() -> int | None:
     return configured
 
 
+@cache
+def _trusts_no_proxy() -> bool:
+    """Return whether no proxy is trusted, so that REMOTE_ADDR is the client's address. The result is cached."""
+    return not conf.TRUSTED_PROXIES and not proxies()
+
+
 def _forget_proxies(*, setting: str, **kwargs: object) -> None:
     if setting in ("RATELIMITS", "REST_FRAMEWORK"):
         proxies.cache_clear()
+        _trusts_no_proxy.cache_clear()
 
 
 setting_changed.connect(_forget_proxies)
@@ -222,9 +229,13 @@ def identify(request: Any) -> Identity:
     auth = getattr(request, "auth", None)
     api_key = api_key_of(auth) if auth is not None else None
     # Use Django's request, since attributes of DRF's request are slow to read.
-    address = address_of(getattr(request, "_request", request))
+    django_request = getattr(request, "_request", request)
     if conf.ACCOUNT is None and (user_id is None or (type(user_id) is int and 0 <= user_id < 2**63)):
-        return _identity(user_id, api_key, address)
+        remote = django_request.META.get("REMOTE_ADDR") if _trusts_no_proxy() else None
+        if remote and len(remote) <= _MAX_LENGTH:
+            return _identity_at(user_id, api_key, remote)
+        return _identity(user_id, api_key, address_of(django_request))
+    address = address_of(django_request)
     user_name = ledger_name(f"user:{user_id}") if user_id is not None else None
     # If the account is a row, use its primary key, since the text of a row can change. `AnonymousUser` has the primary
     # key None.
@@ -243,3 +254,9 @@ def _identity(user_id: int | None, api_key: str | None, address: str) -> Identit
     if user_id is None:
         return Identity(None, api_key, None, address)
     return Identity(f"user:{user_id}", api_key, f"account:{user_id}", address)
+
+
+@lru_cache(maxsize=8192)
+def _identity_at(user_id: int | None, api_key: str | None, remote: str) -> Identity:
+    """Do the same as `_identity`. `remote` is a REMOTE_ADDR that is the client's address."""
+    return _identity(user_id, api_key, network(remote) or _unknown(remote))

@@ -85,6 +85,11 @@ def fields(
     `policy_field` is the value of RateLimit-Policy. `name` is the quoted name of the binding limit. `allowed` and
     `retry_after` (in seconds) are those of the answer to the request.
     """
+    reply = decision.reply
+    if allowed and reply[3] and not conf.X_RATELIMIT_HEADERS:
+        # This is the usual case, so it calls no other function. `reply[2]` is the position of the binding limit.
+        seconds = -(-reply[8 + 3 * reply[2]] // MICROSECONDS)  # rounded up
+        return {"RateLimit-Policy": policy_field, "RateLimit": f"{name};r={reply[3]};t={seconds}"}
     reset: float | None
     remaining, reset = decision.remaining_and_reset
     if not allowed and retry_after is not None:

@@ -48,8 +48,8 @@ class Answer(NamedTuple):
         if decision is not None and prepared is not None:
             if allowed and prepared.shows_shadow:
                 fields = headers.fields_with_shadow(decision, prepared.policies, prepared.quoted)
-            elif (binding := decision.binding) is not None:
-                name = prepared.quoted[binding]
+            elif number := decision.reply[2]:  # the position of the binding limit, from 1
+                name = prepared.quoted[number - 1]
                 fields = headers.fields(decision, prepared.policies, name, allowed=allowed, retry_after=retry_after)
         if not allowed and retry_after is not None:
             fields["Retry-After"] = headers.retry_after(retry_after)
