@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from decimal import Decimal, InvalidOperation
+from difflib import get_close_matches
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -82,26 +84,58 @@ class _Override:
 def _row(position: int, rule: Mapping[str, Any] | Rule) -> tuple[RuleRow, str]:
     """Return a rule as a row, and the slug of its plan ("" without a plan). Its position in the list gives its id."""
     plan: Any = ""
-    if isinstance(rule, Rule):
-        made, plan = rule, rule.plan or ""
-    else:
-        values = {"name": f"rule-{position + 1}", **rule}
-        plan = values.pop("plan", None) or ""
-        made = Rule(**_numbers(values))
+    name = rule.name if isinstance(rule, Rule) else str(rule.get("name", f"rule-{position + 1}"))
     try:
+        if isinstance(rule, Rule):
+            made, plan = rule, rule.plan or ""
+        else:
+            values = {"name": name, **rule}
+            plan = values.pop("plan", None) or ""
+            _check_fields(values)
+            made = Rule(**_numbers(values))
         made.clean_fields(exclude=["id", "plan"])
+        if reason := made.unreadable():
+            raise ValueError(reason)
     except ValidationError as error:
-        raise ValueError(f"The rule {made.name!r} is not valid: {'; '.join(error.messages)}") from error
-    if reason := made.unreadable():
-        raise ValueError(f"The rule {made.name!r} is not valid: {reason}")
+        texts = [f"{field}: {text}" for field, all_texts in error.message_dict.items() for text in all_texts]
+        raise ValueError(f"The rule {name!r} is not valid: {'; '.join(texts)}") from error
+    except ValueError as error:
+        raise ValueError(f"The rule {name!r} is not valid: {error}") from error
     row = replace(rule_row(made), pk=_FIRST_PK + position, plan=0, version=1, edited_at=0)
     return row, plan if isinstance(plan, str) else plan.slug
+
+
+def _check_fields(values: Mapping[str, Any]) -> None:
+    """Raise ValueError for a field that rules do not have, and for a value that a field's choices do not contain."""
+    fields = {
+        field.name: field
+        for field in Rule._meta.fields
+        if field.editable and not field.primary_key and not field.is_relation
+    }
+    for name, value in values.items():
+        if name not in fields:
+            similar = get_close_matches(name, fields, n=1)
+            hint = f"do you mean {similar[0]!r}?" if similar else f"write one of {', '.join(fields)}"
+            raise ValueError(f"a rule has no field {name!r}: {hint}")
+        choices = [choice for choice, _label in fields[name].flatchoices]
+        if choices and value not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a rule with its typed rate and lengths of time as numbers."""
     values = with_numbers({"algorithm": DEFAULT_ALGORITHM, **values})
+    rate = values.get("rate")
+    if isinstance(rate, str) and not _is_number(rate):
+        typed_rates.rate(rate)  # raises an error that says how to write a rate
     for name in ("period", "max_wait", "lease_ttl"):
         if isinstance(values.get(name), str):
             values[name] = typed_rates.seconds(values[name])
     return values
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return Decimal(text).is_finite()
+    except InvalidOperation:
+        return False

@@ -36,7 +36,10 @@ def completeness(using: str) -> str:
         missing = len(shards) - len(watermarks)
         until = f"Usage is not complete yet, since {missing} of {len(shards)} shards were never drained;"
     else:
-        until = "No usage was drained to the ledger yet: is a worker running?"
+        until = (
+            "No usage was drained to the ledger yet: a Celery worker with beat does this every minute, and the commands"
+            " ratelimits_seal and ratelimits_drain do it at once;"
+        )
     return f"{until} {_waiting_batches()}."
 
 
@@ -45,7 +48,11 @@ def _waiting_batches() -> str:
         sealed, unsealed = _count_batches()
     except (RedisError, Unavailable, OSError) as error:
         return f"the number of batches in Redis is unknown, since Redis does not answer ({error})"
-    return f"{sealed} sealed batches and {unsealed} open ones wait in Redis"
+    return f"{_number(sealed, 'sealed')} and {_number(unsealed, 'open')} wait in Redis"
+
+
+def _number(batches: int, kind: str) -> str:
+    return f"{batches} {kind} {'batch' if batches == 1 else 'batches'}"
 
 
 def _count_batches() -> tuple[int, int]:

@@ -42,6 +42,17 @@ from ratelimits.models import Rule
 
 Rule.objects.create(name="r", algorithm="fixed_window", capacity=2, period=3600, key_kind="ip")
 """
+#: The application of a web server. It prints the broker and ends the server.
+_ENTRY = """\
+import sys
+
+from django.core.wsgi import get_wsgi_application
+
+application = get_wsgi_application()
+from shop.celery import app
+
+sys.exit(f"broker: {app.conf.broker_url} ends here")
+"""
 _LEFT = """\
 from ratelimits.identity import Identity
 from ratelimits.quota.checking import check
@@ -175,6 +186,14 @@ def test_runserver_and_a_worker_just_work(project: Project) -> None:
         for process in (web, worker):
             process.terminate()
             process.wait(30)
+
+
+@pytest.mark.parametrize(("server", "arguments"), [("gunicorn", ["--check-config"]), ("uvicorn", ["--port", "0"])])
+def test_a_web_server_knows_the_broker(project: Project, server: str, arguments: list[str]) -> None:
+    project.write("shop/entry.py", _ENTRY)
+    said = project.run("-m", server, *arguments, "shop.entry:application", fails=True)
+    assert "broker: redis://127.0.0.1:" in said
+    assert "/1 ends here" in said
 
 
 def test_in_production_it_refuses_unless_told(project: Project) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import unittest
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -103,20 +104,23 @@ def test_a_rule_may_be_an_unsaved_row(check: Check) -> None:
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ({"name": "no numbers"}, "not valid"),
-        ({"name": "r", "rate": "10 apples"}, "10 apples"),
-        ({**BURST, "mode": "perhaps"}, "perhaps"),
-        ({**BURST, "capacity": -1}, "not valid"),
+        ({"name": "no numbers"}, "The rule 'no numbers' is not valid: "),
+        ({"rate": "10 apples"}, "The rule 'rule-1' is not valid: “10 apples” is not a rate: write a number, a slash"),
+        ({**BURST, "period": "1 mo"}, "“1 mo” is not a length of time: write seconds"),
+        ({**BURST, "mode": "perhaps"}, "mode must be one of 'enforce', 'shadow', 'off', not 'perhaps'"),
+        (
+            {**BURST, "algorithm": "token_buckt", "rate": "1/s"},
+            "algorithm must be one of 'token_bucket', 'fixed_window', ",
+        ),
+        ({**BURST, "capacity": "ten"}, "capacity: “ten” value must be an integer"),
+        ({**BURST, "capacity": -1}, "capacity must be at least 0"),
+        ({"name": "r", "capcity": 1}, "a rule has no field 'capcity': do you mean 'capacity'?"),
+        ({"name": "r", "xyz": 1}, "a rule has no field 'xyz': write one of "),
     ],
 )
 def test_a_rule_that_is_not_valid_says_why(rule: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         override_rules([rule])
-
-
-def test_an_unknown_field_is_an_error() -> None:
-    with pytest.raises(TypeError, match="capcity"):
-        override_rules([{"name": "r", "capcity": 1}])
 
 
 @override_rules([BURST])

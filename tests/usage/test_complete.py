@@ -28,13 +28,13 @@ def test_whoever_reads_a_report_is_told_what_is_not_in_the_ledger_yet(command: s
     use()
     text = said(command)
     assert "No usage was drained to the ledger yet" in text
-    assert "0 sealed batches and 1 open ones wait in Redis" in text
+    assert "0 sealed batches and 1 open batch wait in Redis" in text
     seal()
-    assert "1 sealed batches and 0 open ones wait in Redis" in said(command)
+    assert "1 sealed batch and 0 open batches wait in Redis" in said(command)
     flow()
     text = said(command)
     assert "Usage is complete until 20" in text
-    assert "0 sealed batches and 0 open ones wait in Redis" in text
+    assert "0 sealed batches and 0 open batches wait in Redis" in text
 
 
 def test_a_shard_that_was_never_drained_is_counted() -> None:
