@@ -148,7 +148,7 @@ class TestRules:
         assert f'<a href="{URL}?q=account%3Aacme">account:acme</a></p>' in page
         page = text(html(admin_client, "user:1", account="acme"))
         assert "Rules per user" not in page
-        assert "Requests with an API key are counted for the API key, not for the user" in page
+        assert "Refusals of requests with an API key are not listed here" in page
         Rule.objects.filter(pk=row.pk).update(key_kind="account")
         assert "Rules per user" not in html(admin_client, "api_key:9", account="acme"), "the table has the rule"
         assert "Rules per user" in html(admin_client, "api_key:9", account="-")
