@@ -13,9 +13,11 @@ from ratelimits.engine.assemble import LimitShape
 from ratelimits.engine.assemble.algorithm_files import algorithm_file, params_of
 from ratelimits.engine.keys import name_id, own_name
 
-#: What a program says at its end about each limit: the moment from which the limit's params hold, the id of its rule,
-#: and the version of this rule.
-_RULE = struct.Struct("<dII")
+#: What a program says at its end about each limit: the moment from which the limit's params hold, and the text
+#: "rule|version". It is a text because Lua needs much time to convert numbers. One byte after the text is always zero.
+_RULE = struct.Struct("<d21sx")
+#: The id of a rule, and the version of a rule, are below this number, so that the text has at most 21 characters.
+_MAX_RULE = 2**32
 #: The header of a limit's usual record: name, code of the algorithm, size. lua/records.lua describes records.
 _HEADER = struct.Struct("<IBH")
 #: Maximum number of limits in one decision. There is a maximum because a general script reads the slot of a cost from
@@ -148,7 +150,9 @@ class Program:
             params = params_of(kind, term.algorithm.params(now))
             waits = (term.max_wait,) if term.max_wait >= 0 else ()
             numbers.append(header + struct.pack(f"<{len(waits) + len(params)}d", *waits, *params))
-            rules.append(_RULE.pack(term.since, term.rule, term.version))
+            if not (0 <= term.rule < _MAX_RULE and 0 <= term.version < _MAX_RULE):
+                raise ValueError(f"the rule {term.rule} has a number that is too large, or its version {term.version}")
+            rules.append(_RULE.pack(term.since, b"%d|%d" % (term.rule, term.version)))
         return b"".join([*numbers, *rules])
 
     @cached_property

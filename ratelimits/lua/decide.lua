@@ -48,8 +48,8 @@
 --          cost in this list is its slot, from 1. If a receipt is settled and less was used than charged, a cost is
 --          negative
 -- ARGV[4]  program: for each limit the header of its usual record (see records.lua), its longest wait if it has one (µs),
---          and its params. Then for each limit '<dI4I4': the moment from which the params hold (µs; 0: now), rule,
---          version
+--          and its params. Then for each limit '<dc22': the moment from which the params hold (µs; 0: now), and the text
+--          "rule|version", which ends with a zero byte
 -- ARGV[5…] for each meter the name of the counter of an admitted request,
 --          "a|bin|period|meter|rule|version|account|key". Then the name of the request's leases, if it is not the
 --          nonce. For the general script, the layout of the call comes before these

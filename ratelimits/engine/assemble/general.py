@@ -22,7 +22,7 @@ from ratelimits.engine.assemble.algorithm_files import AlgorithmFile, algorithm_
 from ratelimits.engine.assemble.limit_text import LimitText
 from ratelimits.engine.assemble.script_text import ScriptText
 from ratelimits.engine.assemble.shape import Shape
-from ratelimits.engine.assemble.states import HEADER, NAME
+from ratelimits.engine.assemble.states import HEADER, NAME, RULE
 
 _LIMIT = struct.Struct("<BBHHB")
 
@@ -133,7 +133,7 @@ class GeneralText(ScriptText):
         yield "end"
         yield "L[#L + 1], to_read[#to_read + 1] = l, KEYS[l.state_key]"
         yield "end"
-        yield "rules_at = place - 16"
+        yield f"rules_at = place - {RULE}"
 
     def do_states(self) -> Iterator[str]:
         reset = self.flags["reset"]

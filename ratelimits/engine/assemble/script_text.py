@@ -9,7 +9,7 @@ from ratelimits.engine.assemble import scripts
 from ratelimits.engine.assemble.limit_text import LimitText
 from ratelimits.engine.assemble.lua_functions import LuaFunction, divided, rarely, without_unused
 from ratelimits.engine.assemble.shape import Shape, renews
-from ratelimits.engine.assemble.states import HEADER, StateLines
+from ratelimits.engine.assemble.states import HEADER, RULE, StateLines
 from ratelimits.engine.keys import SHARD_KEYS
 
 
@@ -156,7 +156,7 @@ class ScriptText(StateLines):
         return f"c{HEADER}" + "d" * (len(fields) - 1), fields
 
     def _rules_at(self) -> int:
-        return sum(HEADER + 8 * (limit.shape.waits + len(limit.params)) for limit in self.limits) + 1 - 16
+        return sum(HEADER + 8 * (limit.shape.waits + len(limit.params)) for limit in self.limits) + 1 - RULE
 
     def do_limits(self) -> Iterator[str]:
         if not self.limits:

@@ -11,6 +11,8 @@ from ratelimits.engine.assemble.shape import Shape, flags, renews
 _MAX_VALUES = 180
 #: Number of bytes of a record's header: the limit's name, the code of the algorithm, and the size.
 HEADER = 7
+#: Number of bytes that a program has at its end about the rule of each limit. lua/decide.lua describes them.
+RULE = 30
 #: The Lua expression of a limit's name, which is the first part of its header.
 NAME = "string.sub(l.header, 1, 4)"
 
