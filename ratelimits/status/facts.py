@@ -25,6 +25,7 @@ from ratelimits.models import (
     TaskRun,
 )
 from ratelimits.models.ledger import when
+from ratelimits.status.first_drain import nothing_drained
 from ratelimits.status.redis_state import RedisReading, RedisState
 
 #: If a task has not succeeded for this number of intervals, its level is amber.
@@ -196,7 +197,7 @@ def _configuration(in_database: int, redis: RedisState) -> Fact:
 def _watermark(using: str, metered: bool, now: float) -> Fact:
     title, shards = _("Ledger complete until"), conf.SHARDS
     rows = ShardState.objects.using(using).filter(shard__lt=shards)
-    totals = rows.aggregate(Count("pk"), Min("watermark"), Max("ahead"))
+    totals = rows.aggregate(Count("pk"), Min("watermark"), Max("watermark"), Max("ahead"))
     oldest = (totals["watermark__min"] or 0) if totals["pk__count"] >= shards else 0
     if totals["ahead__max"]:
         word = _("clock ahead by %(seconds)s s") % {"seconds": f"{totals['ahead__max'] // 1_000_000:,}"}
@@ -204,7 +205,8 @@ def _watermark(using: str, metered: bool, now: float) -> Fact:
         return Fact("watermark", title, Level.RED, word, hint, "shardstate")
     if not oldest:
         level = Level.AMBER if metered else Level.UNKNOWN
-        return Fact("watermark", title, level, _("never"), _worker_hint(), "shardstate")
+        hint = _worker_hint() if totals["watermark__max"] else nothing_drained()
+        return Fact("watermark", title, level, _("never"), hint, "shardstate")
     age = now - oldest / 1_000_000
     level = _level_of_age(age, conf.SEAL_INTERVAL)
     detail = when(oldest) if level is Level.GREEN else f"{when(oldest)}. {_worker_hint()}"
@@ -315,10 +317,11 @@ def _is_not_due(seal: TaskRun | None, interval: float, now: datetime) -> bool:
 
 
 def _task(name: str, title: str, interval: float, run: TaskRun, now: datetime, metered: bool) -> Fact:
-    hint = _("Is a worker running that has the app's beat schedule?")
     succeeded, failed = run.succeeded_at, run.failed_at
     word, level = _("never"), Level.AMBER if metered else Level.UNKNOWN
+    hint = _("Start a Celery worker with the app's beat schedule, or run ratelimits_%(task)s.") % {"task": name}
     if succeeded is not None:
+        hint = _("Is a worker running that has the app's beat schedule?")
         age = (now - succeeded).total_seconds()
         word, level = ago(age), _level_of_age(age, interval)
     if failed is not None and (succeeded is None or failed > succeeded):

@@ -12,7 +12,9 @@ from django.utils.translation import gettext
 
 from ratelimits.admin.status.index import in_groups, recent_refusals, tasks
 from ratelimits.admin.status.page import strip
+from ratelimits.conf import conf
 from ratelimits.status.facts import Fact, Level
+from ratelimits.status.first_drain import before_first_drain
 
 register = template.Library()
 logger = logging.getLogger(__name__)
@@ -49,15 +51,19 @@ def ratelimits_tasks(context: dict[str, Any]) -> dict[str, Any]:
 def ratelimits_refusals(context: dict[str, Any]) -> dict[str, Any]:
     """List the newest refusals, if the user may see them and the admin site has an inspector.
 
+    Before the first drain there are none: say so, and what to start.
+
     If the database fails, show nothing: the strip shows the error.
     """
-    request = context["request"]
+    request, nothing = context["request"], ""
     try:
         refusals = recent_refusals(request, request.current_app)
+        if refusals == []:
+            nothing = before_first_drain(conf.DATABASE)
     except (NoReverseMatch, DatabaseError) as error:
         logger.warning("The recent refusals could not be read: %s", error)
         refusals = None
-    return {"shown": refusals is not None, "refusals": refusals}
+    return {"shown": refusals is not None, "refusals": refusals, "nothing_drained": nothing}
 
 
 @register.simple_tag(takes_context=True)

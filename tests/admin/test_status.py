@@ -92,7 +92,20 @@ def test_the_page_shows_30_days_and_another_meter(admin_client: Client) -> None:
 
 
 def test_without_usage_the_page_says_so(admin_client: Client) -> None:
-    assert "There was no usage in this time." in text(page(admin_client))
+    flow()
+    said = text(page(admin_client))
+    assert "There was no usage in this time." in said
+    assert "Nothing was drained" not in said
+
+
+def test_before_the_first_drain_the_pages_say_what_to_start(admin_client: Client) -> None:
+    said = text(page(admin_client)).partition("usage that is not in the ledger yet is missing")[2]
+    assert "Nothing was drained to the ledger yet, so no usage and no refusals are known here." in said
+    assert "Start a Celery worker with beat, or run ratelimits_seal and then ratelimits_drain." in said
+    assert "There was no usage" not in said
+    shown = recent(page(admin_client, INDEX))
+    assert "Nothing was drained to the ledger yet" in shown
+    assert "Nothing was refused" not in shown
 
 
 def test_only_those_who_may_view_the_status_see_the_strip() -> None:
@@ -222,6 +235,7 @@ def recent(html: str) -> str:
 
 def test_the_index_lists_recent_refusals_for_those_who_may_see_them() -> None:
     client = user_with("view_inspect", "view_line")
+    flow()
     assert "Nothing was refused in the last hour." in recent(page(client, INDEX))
     row = use_some()
     shown = recent(page(client, INDEX))

@@ -273,6 +273,18 @@ def test_a_task_that_is_late_or_fails_is_said() -> None:
     assert (found()["seal"].level, found()["seal"].detail) == (Level.RED, "The last run failed: RedisError: full")
 
 
+def test_before_the_first_run_the_facts_say_what_to_start() -> None:
+    now = found()
+    assert now["watermark"].word == "never"
+    assert now["watermark"].detail.startswith("Nothing was drained to the ledger yet")
+    for task in ("seal", "drain", "finalise"):
+        assert now[task].detail == f"Start a Celery worker with the app's beat schedule, or run ratelimits_{task}."
+    run_all()
+    assert "Start" not in "".join(fact.detail for fact in found().values())
+    ShardState.objects.filter(shard=3).delete()
+    assert found()["watermark"].detail == ("Is a worker running that seals and drains, and is anything in quarantine?")
+
+
 def test_a_task_that_never_ran_is_not_due_until_its_interval_has_passed_since_the_first_seal() -> None:
     assert found()["finalise"].word == "never"
     tasks.seal()

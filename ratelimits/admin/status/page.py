@@ -17,9 +17,11 @@ from django.utils.translation import gettext as _
 
 from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.admin.status.charts import bars
+from ratelimits.conf import conf
 from ratelimits.models import Line, Rule, Status
 from ratelimits.models.ledger import moment
 from ratelimits.status.facts import Fact, facts, worst
+from ratelimits.status.first_drain import before_first_drain
 from ratelimits.status.redis_state import RedisReading
 from ratelimits.status.usage_over_time import (
     KINDS,
@@ -70,6 +72,7 @@ class StatusAdmin(ReadOnlyAdmin):
             ],
             "kinds": list(_kinds(usage, window, links)),
             "steps": [(_label(window, step.start), *(step.counts[kind] for kind in KINDS)) for step in usage.steps],
+            "nothing_drained": "" if usage.meters else before_first_drain(conf.DATABASE),
             "since": f"{moment(window.start * 1_000_000):%Y-%m-%d %H:%M} UTC",
             **(extra_context or {}),
         }

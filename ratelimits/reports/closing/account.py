@@ -121,7 +121,10 @@ class Closing:
         if self._now < end:
             return _("it can be closed from %(end)s on, by this machine's clock") % {"end": iso(end)}
         if not self._states:
-            return _("no usage of the account's shard is in the ledger yet: is a worker draining?")
+            return _(
+                "no usage of the account's shard is in the ledger yet: start a Celery worker with beat, or run"
+                " ratelimits_seal and then ratelimits_drain"
+            )
         return next(filter(None, (incomplete_because(state, end, self._now) for state in self._states)), "")
 
     @property
