@@ -68,7 +68,7 @@ def layers(url: str) -> list[Case]:
     """Return the layers from a round trip to the throttle, for three rules on one key, metered."""
     from benchmarks.measured import floors, in_place, ours
     from benchmarks.support.pipelines import run_of
-    from ratelimits.engine.call import nonce
+    from ratelimits.engine.call import new_nonce
     from ratelimits.engine.command import Command
     from ratelimits.engine.decide import decide_call
     from ratelimits.engine.resp import resp
@@ -100,9 +100,9 @@ def layers(url: str) -> list[Case]:
         (
             "script",
             "the deciding script instead, on the raw socket",
-            lambda: raw.exchange(command.to_bytes(run_id, nonce())),
+            lambda: raw.exchange(command.to_bytes(run_id, new_nonce())),
         ),
-        ("wire", "wire.call: redis-py's connection and parser", lambda: server.wire.call(command, nonce())),
+        ("wire", "wire.call: redis-py's connection and parser", lambda: server.wire.call(command, new_nonce())),
         ("engine", "decide_call: the Decision", lambda: decide_call(server, command.call, command).allowed),
         ("check", "quota.check: rules, command, policy, the Answer", check),
         ("wait", "check_and_wait: counting the requests that wait", check_and_wait),
@@ -116,7 +116,7 @@ def steps() -> list[Case]:
     from benchmarks.measured import in_place, ours
     from benchmarks.support.pipelines import run_of
     from ratelimits import rules
-    from ratelimits.engine.call import nonce
+    from ratelimits.engine.call import new_nonce
     from ratelimits.engine.command import Command
     from ratelimits.engine.server import current_server
     from ratelimits.identity import Identity, address_of, identify
@@ -151,7 +151,7 @@ def steps() -> list[Case]:
         ("current_server()", current_server),
         ("costs.valid(costs)", lambda: costs.valid(ONE_REQUEST)),
         ("costs_of(None)", lambda: costs_of(None)),
-        ("nonce()", nonce),
+        ("new_nonce()", new_nonce),
         ("command.to_bytes(run, nonce)", lambda: command.to_bytes(run_id, b"0123456789abcdef")),
         ("Answer(…)", lambda: Answer(True, decision, answer.prepared, 0.0, 0.0)),
         ("QuotaThrottle()", QuotaThrottle),

@@ -50,7 +50,7 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
     """Return, by name, the title and the commands of all users, in batches."""
     from benchmarks.measured import floors, ours
     from benchmarks.support.pipelines import FIRST_ID, batched, for_users, run_of
-    from ratelimits.engine.call import nonce
+    from ratelimits.engine.call import new_nonce
     from ratelimits.engine.command import Command
     from ratelimits.engine.resp import resp
 
@@ -80,7 +80,7 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
     told = [batch.replace(three, empty) for batch in out["engine_three"][1]]
     out["empty_told"] = "an empty script with the arguments of 3 rules on one key + metering", told
     users = (Command(server.keyspace, ours.calls(now, str(user))["three"][1]) for user in ids(1))
-    packed = (_packed(command.to_bytes(run, nonce()), empty) for command in users)
+    packed = (_packed(command.to_bytes(run, new_nonce()), empty) for command in users)
     out["empty_packed"] = "an empty script with these arguments in one string beside the keys", list(batched(packed))
     return out
 

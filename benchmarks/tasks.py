@@ -118,7 +118,7 @@ async def pooled(command: Any, tasks: int, seconds: float) -> tuple[float, float
     """Return a function that sends the same EVALSHA by redis.asyncio's client. Its tasks wait for a free connection."""
     from benchmarks.measured.threads import parts_of
     from benchmarks.support.pipelines import check
-    from ratelimits.engine.call import nonce
+    from ratelimits.engine.call import new_nonce
     from ratelimits.engine.transport.connection import run_of
 
     url = settings.CACHES["ratelimits"]["LOCATION"]
@@ -133,7 +133,7 @@ async def pooled(command: Any, tasks: int, seconds: float) -> tuple[float, float
     before, behind = rest[:place], rest[place + 1 :]
 
     async def decide() -> object:
-        check(await client.evalsha(sha.decode(), keys, *before, nonce(), *behind))
+        check(await client.evalsha(sha.decode(), keys, *before, new_nonce(), *behind))
         return True
 
     try:

@@ -104,13 +104,13 @@ def _commands(algorithm: str, numbers: dict[str, Any], shadow: bool = False) -> 
 
 def _send(client: redis.Redis, run: str, commands: Sequence[Command], allowed: bool | None) -> float:
     """Send commands, and return the time of one in µs. Raise AssertionError for another answer than `allowed`."""
-    from ratelimits.engine.call import nonce
+    from ratelimits.engine.call import new_nonce
 
     connection = client.connection_pool.get_connection()
     client.config_resetstat()
     for start in range(0, len(commands), 100):
         portion = commands[start : start + 100]
-        connection.send_packed_command([b"".join(command.to_bytes(run, nonce()) for command in portion)])
+        connection.send_packed_command([b"".join(command.to_bytes(run, new_nonce()) for command in portion)])
         for _command in portion:
             reply = connection.read_response()
             decided = reply if isinstance(reply, Exception) else struct.unpack_from("<2q", reply)

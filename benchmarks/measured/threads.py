@@ -13,7 +13,7 @@ from django_redis import get_redis_connection
 from benchmarks.measured import ours
 from benchmarks.support.pipelines import check, run_of, wait_for_bin
 from benchmarks.support.timing import per_second
-from ratelimits.engine.call import nonce
+from ratelimits.engine.call import new_nonce
 from ratelimits.engine.command import Command
 
 
@@ -39,7 +39,7 @@ def pooled(now: int) -> Callable[[], Callable[[], object]]:
     before, behind = rest[:place], rest[place + 1 :]
 
     def ask() -> object:
-        check(client.evalsha(sha.decode(), keys, *before, nonce(), *behind))
+        check(client.evalsha(sha.decode(), keys, *before, new_nonce(), *behind))
         return True
 
     return lambda: ask

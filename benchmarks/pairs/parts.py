@@ -111,13 +111,13 @@ class _Server:
 
     def micros(self, commands: Sequence[Command], sha: bytes) -> float:
         """Send commands that call this script, and return the time of one call in µs."""
-        from ratelimits.engine.call import nonce
+        from ratelimits.engine.call import new_nonce
 
         connection = self.client.connection_pool.get_connection()
         self.client.config_resetstat()
         for start in range(0, len(commands), 100):
             portion = commands[start : start + 100]
-            packed = [one.to_bytes(self._run, nonce()).replace(one.script.sha, sha) for one in portion]
+            packed = [one.to_bytes(self._run, new_nonce()).replace(one.script.sha, sha) for one in portion]
             connection.send_packed_command([b"".join(packed)])
             for _command in portion:
                 reply = connection.read_response()

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import hiredis
 import redis
 
-from ratelimits.engine.call import Call, nonce
+from ratelimits.engine.call import Call, new_nonce
 from ratelimits.engine.command import Command
 from ratelimits.engine.decision import read
 from ratelimits.engine.keys import BIN_SECONDS, Keyspace, shard_of
@@ -104,7 +104,7 @@ def for_users(keyspace: Keyspace, run: str, call_of: Callable[[str], Call], ids:
         shard = shard_of(f"account:{name}", keyspace.shards)
         template = templates.get(shard)
         if template is None:
-            packed = Command(keyspace, call_of(name)).to_bytes(run, nonce())
+            packed = Command(keyspace, call_of(name)).to_bytes(run, new_nonce())
             template = templates[shard] = packed, name.encode()
         yield template[0].replace(template[1], name.encode())
 

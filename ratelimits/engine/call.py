@@ -172,7 +172,7 @@ _reseed()
 os.register_at_fork(after_in_child=_reseed)
 
 
-def nonce() -> bytes:
+def new_nonce() -> bytes:
     """Return a nonce: a name for one call, in hexadecimal. No other call of any process has the same name."""
     return b"%b%x" % (_process_name, next(_call_numbers))
 

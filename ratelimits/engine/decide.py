@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 
 from ratelimits.algorithms.limits import Limit
 from ratelimits.conf import conf
-from ratelimits.engine.call import ANY, Call, Op, Receipt, Usage, nonce
+from ratelimits.engine.call import ANY, Call, Op, Receipt, Usage, new_nonce
 from ratelimits.engine.clock import clock
 from ratelimits.engine.command import Command
 from ratelimits.engine.decision import AlreadySettled, Decision, Lost, Stale, read
@@ -25,8 +25,8 @@ from ratelimits.logs import bounded
 logger = bounded(__name__)
 
 
-def parse_reply(call: Call, packed: bytes, name: bytes) -> Decision | None:
-    """Return the decision in the reply to a call. `name` is the call's nonce.
+def parse_reply(call: Call, packed: bytes, nonce: bytes) -> Decision | None:
+    """Return the decision in the reply to a call with this nonce.
 
     If the command was not valid at the server's time, set `clock` to this time and return None. The caller then sends
     the call again. But if the call has a fixed moment (`call.now`), raise Stale instead. Also raise Stale if the rules
@@ -35,7 +35,7 @@ def parse_reply(call: Call, packed: bytes, name: bytes) -> Decision | None:
     # lua/decide.lua lists the kinds of replies at "Returns". The first number of a reply says its kind.
     reply = read(packed)
     if reply[0] == 1:
-        return Decision(call, reply, name)
+        return Decision(call, reply, nonce)
     if reply[0] == 2:
         raise AlreadySettled("this receipt was refunded or settled before, or is older than RECEIPT_TTL")
     if reply[0] == 0:
@@ -54,10 +54,10 @@ def decide_call(server: Server, call: Call, command: Command | None = None) -> D
     Raise the errors of `parse_reply` and of `Wire.call`.
     """
     command = command or Command(server.keyspace, call)
-    name = nonce()
-    decision = parse_reply(call, server.wire.call(command, name), name)
+    nonce = new_nonce()
+    decision = parse_reply(call, server.wire.call(command, nonce), nonce)
     if decision is None:
-        decision = parse_reply(call, server.wire.call(command, name), name)
+        decision = parse_reply(call, server.wire.call(command, nonce), nonce)
     if decision is None:
         raise Stale(0, clock.now())
     if command.is_first:
@@ -72,14 +72,14 @@ async def adecide_call(server: Server, call: Call, command: Command | None = Non
     failed, its error is the cause of the CancelledError.
     """
     command = command or Command(server.keyspace, call)
-    name = nonce()
+    nonce = new_nonce()
     task = asyncio.current_task()
     assert task is not None
     cancelled = task.cancelling()
     try:
-        decision = parse_reply(call, await server.wire.acall(command, name), name)
+        decision = parse_reply(call, await server.wire.acall(command, nonce), nonce)
         if decision is None:
-            decision = parse_reply(call, await server.wire.acall(command, name), name)
+            decision = parse_reply(call, await server.wire.acall(command, nonce), nonce)
         if decision is None:
             raise Stale(0, clock.now())
         if command.is_first:

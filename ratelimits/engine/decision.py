@@ -24,7 +24,11 @@ class Stale(Exception):
     """
 
     def __init__(self, version: int, now: int = 0) -> None:
-        super().__init__(f"the configuration in force is version {version}: load it and decide again")
+        super().__init__(
+            f"the configuration in force is version {version}: load it and decide again"
+            if version
+            else "the calendar windows have ended: compile the limits for the present windows and decide again"
+        )
         self.version = version
         self.now = now
 

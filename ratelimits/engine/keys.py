@@ -79,7 +79,7 @@ def quoted(text: str) -> str:
     """Return the ledger name of a text, with special characters quoted as in a URL.
 
     The result is a part of the name of a usage counter. In such a name '|' separates the parts. The hash that has these
-    counters also has fields that are no counters: their names begin with '#'.
+    counters also has fields that are not counters: their names begin with '#'.
     """
     return text if _PLAIN.fullmatch(text) else _quote(text)
 

@@ -27,7 +27,9 @@ MAX_LIMITS = 120
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A limit in a program. Many calls share it, so the key and the cost are in the call, and here are their positions.
+    """A limit in a program.
+
+    Many calls share a program. So the key and the cost are in the call, and a term has only their positions.
 
     key       position of the limited key in the call's `keys`, from 0
     slot      position of the cost in the call's `costs`, from 0

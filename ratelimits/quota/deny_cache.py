@@ -19,7 +19,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from ratelimits.background import Background
-from ratelimits.engine.call import Usage, nonce, shard_of_usage
+from ratelimits.engine.call import Usage, new_nonce, shard_of_usage
 from ratelimits.engine.counting import Count, RefusalCount
 from ratelimits.engine.decision import Decision
 from ratelimits.engine.server import Server
@@ -176,7 +176,7 @@ def send(
         for item in group:
             command.add(item)
         try:
-            version = max(version, server.wire.call(command, nonce()))
+            version = max(version, server.wire.call(command, new_nonce()))
         except (Unavailable, ResponseError) as error:
             # If only one node of a cluster failed, the other nodes can still answer.
             no_answer = isinstance(error, Unavailable) and not isinstance(error, NodeUnavailable)

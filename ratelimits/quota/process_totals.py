@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.background import Background
 from ratelimits.conf import conf
-from ratelimits.engine.call import nonce
+from ratelimits.engine.call import new_nonce
 from ratelimits.engine.keys import BIN_SECONDS, ledger_name
 from ratelimits.models.testcase import tests
 
@@ -81,7 +81,7 @@ def process() -> str:
     """Return the unique name of this process. A forked child has its own name and its own totals."""
     global _process, _pid
     if _pid != os.getpid():
-        _pid, _process = os.getpid(), nonce().decode()
+        _pid, _process = os.getpid(), new_nonce().decode()
     return _process
 
 
@@ -237,7 +237,7 @@ def write() -> None:
 def _rename() -> None:
     """Continue under a new process name. Of each total keep only the part that is not written yet."""
     global _process
-    _process = nonce().decode()
+    _process = new_nonce().decode()
     for total_key, (requests, units, written_requests, written_units) in list(_totals.items()):
         if requests == written_requests:
             del _totals[total_key]

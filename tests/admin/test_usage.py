@@ -17,7 +17,7 @@ from django.urls import reverse
 from ratelimits import engine
 from ratelimits.admin import readonly
 from ratelimits.algorithms.calendar import boundaries
-from ratelimits.engine.call import nonce, shard_of_usage
+from ratelimits.engine.call import new_nonce, shard_of_usage
 from ratelimits.engine.counting import Count, RefusalCount
 from ratelimits.engine.server import current_server
 from ratelimits.models import (
@@ -225,7 +225,7 @@ def test_lines_and_usage_show_what_a_rule_in_shadow_mode_would_have_refused(admi
     shard = shard_of_usage(server.keyspace, usage)
     command = Count(server.keyspace.head(shard), server.keyspace.open(shard), usage, "s")
     command.add(RefusalCount(usage, (1,), dry.pk, dry.version, 3))
-    server.wire.call(command, nonce())
+    server.wire.call(command, new_nonce())
     flow()
     for model in (Line, PeriodUsage):
         row = admin_client.get(url(model)).content.decode().partition(">dry</a>")[2].partition("</tr>")[0]

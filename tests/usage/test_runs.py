@@ -13,7 +13,7 @@ from ratelimits.algorithms.calendar import boundaries
 from ratelimits.conf import conf
 from ratelimits.embedded import EmbeddedServer as RunningServer
 from ratelimits.engine import Meter, Usage
-from ratelimits.engine.call import Call, nonce, shard_of_usage
+from ratelimits.engine.call import Call, new_nonce, shard_of_usage
 from ratelimits.engine.counting import Count, RefusalCount
 from ratelimits.engine.decide import call_for, decide_call
 from ratelimits.engine.server import Server, current_server
@@ -45,7 +45,7 @@ def refused(server: Server) -> None:
     shard = shard_of_usage(server.keyspace, USAGE)
     command = Count(server.keyspace.head(shard), server.keyspace.open(shard), USAGE)
     command.add(RefusalCount(USAGE, (1,), 1, 1, 1))
-    server.wire.call(command, nonce())
+    server.wire.call(command, new_nonce())
 
 
 def decided(server: Server) -> None:

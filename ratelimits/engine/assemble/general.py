@@ -1,14 +1,16 @@
 """Make the text of a general script.
 
-Two kinds of calls use it: calls with very many limits, and calls of a new shape in a process that has already made
-scripts for very many shapes.
+Two kinds of calls use a general script: calls with very many limits, and calls of a new shape in a process that has
+already made scripts for very many shapes.
 
-It decides like the script of a shape, and it is made from the same template and the same files. But the limits are in a
-list, and each part is in a loop over this list. So one script is enough for all limits. It needs one more argument, the
-*layout* of the call. It begins with '<I2I2I2': how many heads and meters the call has, and the position of the key
-`open` in KEYS. Then it has for each limit '<BBI2I2B': the algorithm's code, the slot of the cost, the position in KEYS
-of the key with the record, and of the first own key (0: none), and a sum. The sum has 1 for a shadow limit, 2 for a
-limit with a longest wait of its own, and 4 * LimitShape.lasting.
+A general script decides like the script of a shape, and is made from the same template and files. But it stores the
+limits in a list, and each part of the template is a loop over this list. So one script is enough for all limits. It
+needs one more argument, the *layout* of the call. A layout has these packed numbers (formats of Python's struct):
+
+once             '<I2I2I2'   the number of heads, the number of meters, the position of the key `open` in KEYS
+for each limit   '<BBI2I2B'  the algorithm's code, the slot of the cost, the position in KEYS of the packed state, the
+                             position in KEYS of the first own key (0: none), and the flags
+flags            a sum: 1 for a shadow limit, 2 for a limit with a longest wait of its own, 4 * LimitShape.lasting
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from ratelimits.algorithms.limits import Mode
-from ratelimits.engine.call import Call, Op, Receipt, Usage, nonce, shard, shard_of_usage
+from ratelimits.engine.call import Call, Op, Receipt, Usage, new_nonce, shard, shard_of_usage
 from ratelimits.engine.clock import clock
 from ratelimits.engine.command import Command
 from ratelimits.engine.counting import Count, RefusalCount
@@ -105,14 +105,14 @@ def _split(keyspace: Keyspace, call: Call) -> list[ShardPart]:
     return shard_parts
 
 
-def steps(whole_command: Command, name: bytes) -> Sending:
+def steps(whole_command: Command, nonce: bytes) -> Sending:
     """Yield the commands for a call in several shards. Return a reply as if one shard had decided the call.
 
     If a command fails, the caller throws the error of this command into this generator. The generator then gives back
     the permits that the call has taken in earlier shards, and raises the error again.
     """
     if whole_command.call.op is Op.TRY:
-        return _try(whole_command, name)
+        return _try(whole_command, nonce)
     return _settle(whole_command) if whole_command.call.op is Op.SETTLE else _decide_parts(whole_command)
 
 
@@ -159,7 +159,7 @@ def _leaves_traces(part: ShardPart) -> bool:
     return not all(term.algorithm.can_be_undone for term in part.command.call.program.terms)
 
 
-def _try(whole_command: Command, name: bytes) -> Sending:
+def _try(whole_command: Command, nonce: bytes) -> Sending:
     call, all_parts = whole_command.call, parts(whole_command)
     if any(map(_leaves_traces, all_parts[:-1])):
         # Giving back would leave traces, so avoid it: first peek at all shards. If all admit, a shard can still refuse
@@ -176,11 +176,11 @@ def _try(whole_command: Command, name: bytes) -> Sending:
             if replies[position][:2] != (1, 1):
                 break
     except (Unavailable, RedisError):
-        yield from _give_back(whole_command, replies, position, name)
+        yield from _give_back(whole_command, replies, position, nonce)
         raise
     last = replies[position]
     if last[:2] != (1, 1):
-        yield from _give_back(whole_command, replies, position, name)
+        yield from _give_back(whole_command, replies, position, nonce)
         if last[0] != 1:
             return last
         yield from _peek(whole_command, replies, position)
@@ -192,7 +192,7 @@ def _try(whole_command: Command, name: bytes) -> Sending:
     return reply
 
 
-def _give_back(whole_command: Command, replies: Replies, until: int, name: bytes) -> Generator[Sent, bytes, None]:
+def _give_back(whole_command: Command, replies: Replies, until: int, nonce: bytes) -> Generator[Sent, bytes, None]:
     """Give back the permits that were taken for the parts before the position `until`, with one command for each part.
 
     If this fails for a part, log an error. The permits of this part stay taken.
@@ -205,7 +205,7 @@ def _give_back(whole_command: Command, replies: Replies, until: int, name: bytes
         charged = [i for i, term in enumerate(terms) if charging_reply[9 + 3 * i] and costs[term.slot]]
         if not charged:
             continue
-        undo = _undo(part.command.call, tuple(terms[i] for i in charged), charging_reply[7], name.decode())
+        undo = _undo(part.command.call, tuple(terms[i] for i in charged), charging_reply[7], nonce.decode())
         try:
             reply = yield from _decide_part(part, Command(whole_command.keyspace, undo))
         except (Unavailable, RedisError) as error:
@@ -221,12 +221,12 @@ def _give_back(whole_command: Command, replies: Replies, until: int, name: bytes
         replies[position] = tuple(corrected)
 
 
-def _undo(call: Call, terms: tuple[Term, ...], at: int, name: str) -> Call:
+def _undo(call: Call, terms: tuple[Term, ...], at: int, nonce: str) -> Call:
     """Return the call that gives back the permits that `call` took under these terms at the moment `at` (µs)."""
-    lease = name if call.lease is None else call.lease
+    lease = nonce if call.lease is None else call.lease
     limits = program(terms)
     # Use a new nonce. The nonce of the request names the request's receipt, which must stay usable.
-    receipt = Receipt(nonce().decode(), limits, call.keys, call.costs, call.account, None, at, 0, 0, lease)
+    receipt = Receipt(new_nonce().decode(), limits, call.keys, call.costs, call.account, None, at, 0, 0, lease)
     return call._replace(
         program=limits,
         op=Op.SETTLE,

@@ -196,13 +196,13 @@ class ClusterWire(Wire):
             self._owners[slot] = owner
         return owner
 
-    def _send(self, slot: int, command: Sendable, name: bytes) -> Any:
+    def _send(self, slot: int, command: Sendable, nonce: bytes) -> Any:
         table = self._owners
         address = _owner(table if table and table[slot] else self._learn_slots((slot,)), slot)
         for is_second_try in (False, True):
             try:
                 with self._asking(address) as node:
-                    return node.call(command, name)
+                    return node.call(command, nonce)
             except MovedError as error:
                 # This node did not carry out the command. Send it once more, to the new owner of the slot.
                 if is_second_try:
@@ -211,13 +211,13 @@ class ClusterWire(Wire):
                 address = self._moved(slot, address, error)
         raise AssertionError
 
-    async def _asend(self, slot: int, command: Sendable, name: bytes) -> Any:
+    async def _asend(self, slot: int, command: Sendable, nonce: bytes) -> Any:
         table = self._owners
         address = _owner(table if table and table[slot] else await self._alearn_slots((slot,)), slot)
         for is_second_try in (False, True):
             try:
                 with self._asking(address) as node:
-                    return await node.acall(command, name)
+                    return await node.acall(command, nonce)
             except MovedError as error:
                 if is_second_try:
                     self._owners = None
@@ -225,20 +225,20 @@ class ClusterWire(Wire):
                 address = self._moved(slot, address, error)
         raise AssertionError
 
-    def call(self, command: Sendable, name: bytes) -> Any:
+    def call(self, command: Sendable, nonce: bytes) -> Any:
         """Send a command to the node that has its keys, and return the reply.
 
         If the keys are in several slots, send one command for each slot, and make one reply of their replies. Raise the
         errors of `Wire.call`. While a slot moves to another node, raise NotSent.
         """
-        plan = _plan(command, name)
+        plan = _plan(command, nonce)
         if isinstance(plan, int):
-            return self._send(plan, command, name)
+            return self._send(plan, command, nonce)
         try:
             slot, part = next(plan)
             while True:
                 try:
-                    reply = self._send(slot, part, name)
+                    reply = self._send(slot, part, nonce)
                 except (Unavailable, redis.RedisError) as error:
                     slot, part = plan.throw(error)
                 else:
@@ -246,16 +246,16 @@ class ClusterWire(Wire):
         except StopIteration as end:
             return _packed(end.value)
 
-    async def acall(self, command: Sendable, name: bytes) -> Any:
+    async def acall(self, command: Sendable, nonce: bytes) -> Any:
         """Do the same as `call`, in async code."""
-        plan = _plan(command, name)
+        plan = _plan(command, nonce)
         if isinstance(plan, int):
-            return await self._asend(plan, command, name)
+            return await self._asend(plan, command, nonce)
         try:
             slot, part = next(plan)
             while True:
                 try:
-                    reply = await self._asend(slot, part, name)
+                    reply = await self._asend(slot, part, nonce)
                 except asyncio.CancelledError:
                     # The command for this shard was not written. Give back the permits that the earlier shards took.
                     slot, part = plan.throw(NodeNotSent("the task that asked was cancelled"))
@@ -308,11 +308,11 @@ def _named(address: Address) -> str:
     return f"{address[0]}:{address[1]}"
 
 
-def _plan(command: Sendable, name: bytes) -> int | Generator[tuple[int, Command | Count], bytes, Reply]:
+def _plan(command: Sendable, nonce: bytes) -> int | Generator[tuple[int, Command | Count], bytes, Reply]:
     """Return the slot of a command's keys. If they are in several slots, return the steps that decide the command."""
     if isinstance(command, Command):
         all_parts = parts(command)
-        return all_parts[0].slot if len(all_parts) == 1 else steps(command, name)
+        return all_parts[0].slot if len(all_parts) == 1 else steps(command, nonce)
     return key_slot(cast("HasKey", command).key)
 
 

@@ -77,8 +77,8 @@ class _Link(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._sent: deque[tuple[_Reply, float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        #: Whether `_look` will look once more if a reply is late, before it gives up the connection. It is False after
-        #: this last look was planned. It is True again if bytes come.
+        #: Whether `_look` checks once more before it closes the connection because of a late reply. False while this
+        #: last check is planned; True again after bytes have arrived.
         self._last_look_is_left = False
         #: A future that is done when the socket is closed.
         self.gone: asyncio.Future[None] = self._loop.create_future()

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from redis.exceptions import ResponseError
 
 from ratelimits.background import Background
-from ratelimits.engine.call import nonce
+from ratelimits.engine.call import new_nonce
 from ratelimits.engine.decide import decide_call, refund_cancelled
 from ratelimits.engine.decision import AlreadySettled, Decision, Stale
 from ratelimits.engine.server import Server
@@ -44,7 +44,7 @@ def send(permits: PrefetchedPermits, prefetch: Prefetch | None) -> None:
     if started is None:
         return
     try:
-        found = permits.server.wire.call(_command([started]), nonce())
+        found = permits.server.wire.call(_command([started]), new_nonce())
     except BaseException as error:
         _fail([started], error)
         if not isinstance(error, (Unavailable, ResponseError)):
@@ -65,7 +65,7 @@ async def asend(permits: PrefetchedPermits, prefetch: Prefetch | None, decision:
     assert task is not None
     cancelled = task.cancelling()
     try:
-        found = await permits.server.wire.acall(_command([started]), nonce())
+        found = await permits.server.wire.acall(_command([started]), new_nonce())
     except BaseException as error:
         _fail([started], error)
         if task.cancelling() == cancelled and not isinstance(error, (Unavailable, ResponseError)):
@@ -168,7 +168,7 @@ def _send_all(unfinished: Sequence[Prefetch], *, everything: bool) -> bool:
             try:
                 if not answers:
                     raise NotSent("the server has not answered just now")
-                found = server.wire.call(_command(unsent), nonce())
+                found = server.wire.call(_command(unsent), new_nonce())
             except Exception as error:  # noqa: BLE001  (the counts are sent again, whatever the error is)
                 _fail(unsent, error)
                 # If only one node of a cluster failed, the other nodes can still answer.

@@ -15,7 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from ratelimits import rules
-from ratelimits.engine.call import nonce
+from ratelimits.engine.call import new_nonce
 from ratelimits.engine.decide import decide_call
 from ratelimits.engine.server import current_server
 from ratelimits.engine.spent import CountSpent, Spent, uncounted
@@ -207,7 +207,7 @@ def test_a_command_that_arrives_late_counts_nothing(redis_client: redis.Redis) -
     late = CountSpent(keyspace, home("acme"), [Spent(name, 5, is_all=False)])
     spending.send_and_give_back(everything=True)
     before = fields(redis_client)
-    assert current_server().wire.call(late, nonce()) == [0]
+    assert current_server().wire.call(late, new_nonce()) == [0]
     assert fields(redis_client) == before
 
 
