@@ -124,7 +124,7 @@ def check_use(
         return []
     return [
         checks.Warning(
-            f"There are {rules} rules, but they limit nothing: no setting and no view uses QuotaThrottle, the"
+            f"The rules of the database ({rules}) limit nothing: no setting and no view uses QuotaThrottle, the"
             " middleware or the decorator.",
             hint=f"Set REST_FRAMEWORK['DEFAULT_THROTTLE_CLASSES'] = ['{_THROTTLE}'], or RATELIMITS['PATHS'], or"
             " decorate views with ratelimits.decorators.limited.",
@@ -167,10 +167,17 @@ def _has_other_throttles(view: FoundView) -> bool:
     """Return whether a view has throttles of Django REST framework, and none of this app's."""
     throttles = _throttles(view)
     framework = sys.modules.get("rest_framework.throttling")
-    if framework is None or any(_is_throttle(one, "QuotaThrottle") for one in throttles):
+    is_limited = hasattr(view.view, "ratelimits") or any(_is_throttle(one, "QuotaThrottle") for one in throttles)
+    if framework is None or is_limited or _chooses_throttles(view):
         return False
     rates = [one for one in throttles if _is_subclass(one, framework.SimpleRateThrottle)]
     return bool(rates) and not any(_is_throttle(one, "SimpleRateThrottle") for one in rates)
+
+
+def _chooses_throttles(view: FoundView) -> bool:
+    """Return whether a view has a `get_throttles` of its own, so that its attributes do not say which it uses."""
+    method = getattr(view.cls, "get_throttles", None)
+    return method is not None and method.__module__ != "rest_framework.views"
 
 
 def _is_throttle(value: object, name: str) -> bool:

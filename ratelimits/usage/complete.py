@@ -34,7 +34,7 @@ def completeness(using: str) -> str:
         until = f"Usage is complete until {when(min(watermarks))};"
     elif watermarks:
         missing = len(shards) - len(watermarks)
-        until = f"Usage is not complete yet, since {missing} of {len(shards)} shards were never drained;"
+        until = f"Usage is not complete yet, since nothing was drained yet from {missing} of {len(shards)} shards;"
     else:
         until = (
             "No usage was drained to the ledger yet: a Celery worker with beat does this every minute, and the commands"

@@ -11,6 +11,7 @@ from django.core import checks
 from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
 from django.urls import include, path
+from django.utils.decorators import method_decorator
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -136,6 +137,22 @@ class Kept(APIView):
     throttle_classes = [UserRateThrottle]
 
 
+class Decorated(APIView):
+    throttle_classes = [UserRateThrottle]
+
+
+@method_decorator(limited(), name="dispatch")
+class Dispatched(APIView):
+    throttle_classes = [UserRateThrottle]
+
+
+class Choosing(APIView):
+    throttle_classes = [UserRateThrottle]
+
+    def get_throttles(self) -> list[Any]:
+        return [QuotaThrottle()]
+
+
 class ByRate(APIView):
     throttle_classes = [ScopedRateThrottle]
 
@@ -145,6 +162,9 @@ def test_views_that_keep_throttles_of_drf_are_named() -> None:
         path("kept/", Kept.as_view()),
         path("free/", Free.as_view()),
         path("rate/", ByRate.as_view()),
+        path("decorated/", limited()(Decorated.as_view())),
+        path("dispatch/", Dispatched.as_view()),
+        path("choosing/", Choosing.as_view()),
         path("throttled/", Throttled.as_view({"get": "list"})),
     )
     (warning,) = messages(ROOT_URLCONF=urls)

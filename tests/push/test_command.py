@@ -79,12 +79,12 @@ def test_a_terminal_shows_how_much_was_planned_sent_and_settled(
 
 def test_the_state_is_told_without_sending(fakes: dict[str, Fake]) -> None:
     october()
-    assert "  not planned yet: 1 reports" in run(status=True, receiver="lago")[0]
+    assert "  not planned yet: 1 report\n" in run(status=True, receiver="lago")[0]
     fakes["lago"].troubles = [(503, {})]
     assert "paused until" in run(receiver="lago")[0]
     assert "it answered 503 Service Unavailable" in run(status=True, receiver="lago")[0]
     assert "paused until" in run(receiver="lago")[0]
-    assert "  accepted: 1 lines" in run(receiver="lago", now=True)[0]
+    assert "  accepted: 1 line," in run(receiver="lago", now=True)[0]
 
 
 def test_a_person_settles_what_nobody_else_can(fakes: dict[str, Fake]) -> None:
@@ -93,8 +93,8 @@ def test_a_person_settles_what_nobody_else_can(fakes: dict[str, Fake]) -> None:
         run(receiver="stripe")
     about = {"settle": "elsewhere", "receiver": "stripe", "by": "ada", "reason": "on invoice 7"}
     first, second = PushDelivery.objects.order_by("pk").values_list("line_id", flat=True)
-    assert run(**about, line=[first])[0] == "stripe: 1 lines are elsewhere.\n"
-    assert run(**about, all="expired")[0] == "stripe: 1 lines are elsewhere.\n"
+    assert run(**about, line=[first])[0] == "stripe: 1 line is elsewhere.\n"
+    assert run(**about, all="expired")[0] == "stripe: 1 line is elsewhere.\n"
     assert states("stripe") == {"elsewhere": 2}
     assert PushDelivery.objects.get(line_id=second).note == "elsewhere by ada: on invoice 7"
     run(status=True, receiver="stripe")
@@ -154,7 +154,7 @@ def test_usage_under_a_former_name_that_customer_does_not_know_needs_a_person(fa
             out = io.StringIO()
             with pytest.raises(CommandError, match="need a person"):
                 call_command("ratelimits_push", stdout=out, **about)
-            assert "skipped: acme, 1 lines, 2 units of overage" in out.getvalue()
+            assert "skipped: acme, 1 line, 2 units of overage" in out.getvalue()
             assert "former name of newname" in out.getvalue()
             assert "skipped: free" not in out.getvalue()  # it has its name still: it is not billed here
         acme_line = PushDelivery.objects.get(report__account="acme").line_id

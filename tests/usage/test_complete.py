@@ -42,7 +42,10 @@ def test_a_shard_that_was_never_drained_is_counted() -> None:
     flow()
     ShardState.objects.filter(shard=3).update(watermark=0)
     text = said("ratelimits_report")
-    assert f"Usage is not complete yet, since 1 of {conf.SHARDS} shards were never drained; 0 sealed batches" in text
+    assert (
+        f"Usage is not complete yet, since nothing was drained yet from 1 of {conf.SHARDS} shards; 0 sealed batches"
+        in text
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)

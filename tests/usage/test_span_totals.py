@@ -127,6 +127,6 @@ def test_a_command_makes_the_totals_again() -> None:
     seal()
     out = io.StringIO()
     call_command("ratelimits_drain", "--rebuild-totals", stdout=out)
-    assert "Drained 1 batches" in out.getvalue()
+    assert "Drained 1 batch, " in out.getvalue()
     assert "computed again" in out.getvalue()
     check_span_totals()

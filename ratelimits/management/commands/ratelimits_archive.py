@@ -8,6 +8,7 @@ from django.utils.timezone import now
 
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.plurals import plural
 from ratelimits.management.progress import shown
 from ratelimits.progress import Progress
 from ratelimits.reports.periods import SECOND, month_window
@@ -55,11 +56,13 @@ class Command(ExplainedCommand):
         # Usage is moved if it is from before the month begins in the easternmost time zone, where it begins first.
         before = month_window(month)[0] // SECOND
         for pruned in archive.prune(conf.DATABASE, before, directory, progress):
-            self.stdout.write(f"{pruned.path}: {pruned.batches} batches, {pruned.lines} lines")
+            batches, lines = plural(pruned.batches, "batch", "batches"), plural(pruned.lines, "line")
+            self.stdout.write(f"{pruned.path}: {batches}, {lines}")
 
     def _restore(self, directory: Path, progress: Progress) -> None:
         paths = archive.files(directory)
         if not paths:
             raise CommandError(f"there are no archives in {directory}")
         for path in progress.counted("archives", paths, len(paths)):
-            self.stdout.write(f"{path}: {archive.restore(conf.DATABASE, path)} batches")
+            batches = plural(archive.restore(conf.DATABASE, path), "batch", "batches")
+            self.stdout.write(f"{path}: {batches}")

@@ -6,6 +6,7 @@ from django.core.management.base import CommandParser
 
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.plurals import plural
 from ratelimits.management.progress import shown
 from ratelimits.models import Report
 from ratelimits.reports.closing.close import mark_ends
@@ -32,4 +33,5 @@ class Command(ExplainedCommand):
             joined = list(compact(progress))
         before, after = sum(batch.lines_before for batch in joined), sum(batch.lines for batch in joined)
         batches = sum(batch.batches for batch in joined)
-        self.stdout.write(f"Joined {batches} batches to {len(joined)}: {before} lines became {after}.")
+        joined_batches, lines = plural(batches, "batch", "batches"), plural(before, "line")
+        self.stdout.write(f"Joined {joined_batches} to {len(joined):,}: {lines} became {after:,}.")

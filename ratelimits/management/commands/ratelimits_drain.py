@@ -8,6 +8,7 @@ from redis.exceptions import RedisError
 
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.plurals import plural
 from ratelimits.management.progress import shown
 from ratelimits.usage import span_totals
 from ratelimits.usage.drain import drain
@@ -39,7 +40,8 @@ class Command(ExplainedCommand):
             raise CommandError(str(error)) from error
         except RedisError as error:
             raise CommandError(f"Redis does not answer: {error}") from error
-        self.stdout.write(f"Drained {drained.batches} batches, {drained.lines} lines (appendfsync {drained.fsync}).")
+        batches, lines = plural(drained.batches, "batch", "batches"), plural(drained.lines, "line")
+        self.stdout.write(f"Drained {batches}, {lines} (appendfsync {drained.fsync}).")
         for outcome, count in drained.outcomes.items():
             if outcome.name not in ("APPLIED", "KNOWN"):
                 self.stdout.write(self.style.WARNING(f"{outcome.name.lower()}: {count}"))

@@ -9,6 +9,7 @@ from django.core.management.base import CommandError, CommandParser
 from ratelimits.algorithms.calendar import instant
 from ratelimits.engine.keys import ledger_name
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.plurals import plural
 from ratelimits.management.progress import shown
 from ratelimits.reports.closing.close import finalise_each
 from ratelimits.reports.closing.open_periods import NotForcedError, OpenPeriod, force, open_periods, running_count
@@ -64,7 +65,7 @@ class Command(ExplainedCommand):
         with shown(self) as progress:
             for closed in finalise_each(account=account, progress=progress):
                 for report in closed.reports:
-                    self.stdout.write(f"{report}: {report.line_count} lines, {report.digest}")
+                    self.stdout.write(f"{report}: {plural(report.line_count, 'line')}, {report.digest}")
 
     def _force(self, options: dict[str, Any]) -> None:
         if options["account"] is None or not options["by"] or not options["reason"]:
@@ -81,7 +82,7 @@ class Command(ExplainedCommand):
             report = force(options["account"], instant(moment), options["by"], options["reason"])
         except NotForcedError as error:
             raise CommandError(str(error)) from error
-        self.stdout.write(f"{report}: {report.line_count} lines, {report.digest}")
+        self.stdout.write(f"{report}: {plural(report.line_count, 'line')}, {report.digest}")
 
 
 def _open_period_text(period: OpenPeriod) -> str:

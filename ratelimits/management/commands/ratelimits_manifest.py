@@ -8,6 +8,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.plurals import is_or_are, plural
 from ratelimits.management.progress import shown
 from ratelimits.reports.verify.manifest import build
 
@@ -38,13 +39,14 @@ class Command(ExplainedCommand):
         if open_periods := manifest["open"]:
             first = f"{', '.join(open_periods[:3])}{', …' if open_periods[3:] else ''}"
             self.stderr.write(
-                f"{len(open_periods)} periods of {options['month']} are open ({first}): write another manifest when"
-                " they are closed (ratelimits_finalise --open lists the reasons)."
+                f"{plural(len(open_periods), 'period')} of {options['month']} {is_or_are(len(open_periods))} open"
+                f" ({first}): write another manifest when all are closed (ratelimits_finalise --open lists the"
+                " reasons)."
             )
-        if manifest["unsettled"]:
+        if unsettled := manifest["unsettled"]:
             self.stderr.write(
-                f"{manifest['unsettled']} deliveries of {options['month']} are not settled: write another manifest when"
-                " they are settled (ratelimits_push --status lists the reasons)."
+                f"{plural(unsettled, 'delivery', 'deliveries')} of {options['month']} {is_or_are(unsettled)} not"
+                " settled: write another manifest when all are settled (ratelimits_push --status lists the reasons)."
             )
         text = json.dumps(manifest, indent=1, sort_keys=True)
         path: Path | None = options["output"]
@@ -56,4 +58,4 @@ class Command(ExplainedCommand):
                 file.write(f"{text}\n")
         except OSError as error:
             raise CommandError(f"{path} could not be written: {error.strerror or error}") from error
-        self.stdout.write(f"{path}: {len(manifest['reports'])} reports")
+        self.stdout.write(f"{path}: {plural(len(manifest['reports']), 'report')}")

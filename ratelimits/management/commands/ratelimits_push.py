@@ -8,6 +8,7 @@ from django.utils import timezone
 
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.plurals import is_or_are, plural
 from ratelimits.management.progress import shown
 from ratelimits.push import receivers
 from ratelimits.push.plan import plan
@@ -89,19 +90,19 @@ class Command(ExplainedCommand):
     def _show(self, receiver: PushStatus) -> None:
         self.stdout.write(f"{receiver.name}:")
         for state, (count, overage) in receiver.counts.items():
-            self.stdout.write(f"  {state}: {count:,} lines, {overage:,} units of overage")
+            self.stdout.write(f"  {state}: {plural(count, 'line')}, {plural(overage, 'unit')} of overage")
         if receiver.unplanned:
-            self.stdout.write(f"  not planned yet: {receiver.unplanned:,} reports")
+            self.stdout.write(f"  not planned yet: {plural(receiver.unplanned, 'report')}")
         for report, why in receiver.failing:
             self.stdout.write(f"  cannot be pushed: {report}: {why}")
         if receiver.paused:
             self.stdout.write(f"  paused until {receiver.paused:%Y-%m-%d %H:%M:%S} UTC: {receiver.error}")
         for former in receiver.former:
             self.stdout.write(
-                f"  skipped: {former.name}, {former.lines:,} lines, {former.overage:,} units of overage: CUSTOMER does"
-                f" not know this former name of {former.current}. Let CUSTOMER return the same customer for both names,"
-                " then settle these lines with 'again'. Or bill the lines in another way, then settle them with"
-                " 'elsewhere'"
+                f"  skipped: {former.name}, {plural(former.lines, 'line')}, {plural(former.overage, 'unit')} of"
+                f" overage: CUSTOMER does not know this former name of {former.current}. Let CUSTOMER return the same"
+                " customer for both names, then settle these lines with 'again'. Or bill the lines in another way,"
+                " then settle them with 'elsewhere'"
             )
         for state in OPEN:
             for row in receiver.open.filter(state=state).order_by("pk")[:_MAX_NAMED]:
@@ -119,7 +120,7 @@ class Command(ExplainedCommand):
             failing = status(receiver, now, progress).failing
         for report, why in failing:
             self.stderr.write(f"cannot be pushed: {report}: {why}")
-        self.inform(f"{receiver.name}: {count:,} events would be sent.")
+        self.inform(f"{receiver.name}: {plural(count, 'event')} would be sent.")
 
     def _settle(self, chosen: list[Receiver], options: dict[str, Any]) -> None:
         if len(chosen) != 1:
@@ -136,4 +137,4 @@ class Command(ExplainedCommand):
                 count = settle(receiver, lines, decision, by, reason, progress=progress)
         except NotSettledError as error:
             raise CommandError(str(error)) from error
-        self.stdout.write(f"{receiver.name}: {count:,} lines are {options['settle']}.")
+        self.stdout.write(f"{receiver.name}: {plural(count, 'line')} {is_or_are(count)} {options['settle']}.")

@@ -14,6 +14,7 @@ from django.db.models import Sum
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.plurals import is_or_are
 from ratelimits.management.progress import shown
 from ratelimits.management.table import table
 from ratelimits.models import PeriodUsage, Report
@@ -142,9 +143,12 @@ def _notice(counts: Counter[str], *, final_only: bool) -> str:
     """Return the notice for a month that has provisional reports."""
     provisional, total = counts[PROVISIONAL], counts.total()
     if final_only:
-        text = f"{provisional} of {total} reports are left out: their periods are not finalised"
+        text = f"{provisional} of {total} reports {is_or_are(provisional)} left out: not all periods are finalised"
     else:
-        text = f"{provisional} of {total} reports are provisional and may change: leave them out with --final-only"
+        text = (
+            f"{provisional} of {total} reports {is_or_are(provisional)} provisional and may change: leave out"
+            " provisional reports with --final-only"
+        )
     return f"{text}. ratelimits_finalise --open lists the reasons why periods are still open."
 
 

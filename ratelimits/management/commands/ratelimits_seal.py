@@ -6,6 +6,7 @@ from django.core.management.base import CommandError
 from redis.exceptions import RedisError
 
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.management.plurals import plural
 from ratelimits.usage.seal import seal
 from ratelimits.usage.task_runs import Task, noted
 
@@ -20,4 +21,5 @@ class Command(ExplainedCommand):
                 sealed = seal()
         except RedisError as error:
             raise CommandError(f"Redis does not answer: {error}") from error
-        self.stdout.write(f"Sealed {sum(bool(shard.batch) for shard in sealed)} batches of {len(sealed)} shards.")
+        batches = plural(sum(bool(shard.batch) for shard in sealed), "batch", "batches")
+        self.stdout.write(f"Sealed {batches} of {plural(len(sealed), 'shard')}.")

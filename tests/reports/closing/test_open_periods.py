@@ -195,7 +195,7 @@ def test_the_command_says_what_is_open_and_closes_by_force() -> None:
         call_command("ratelimits_finalise", *about)
     out = io.StringIO()
     call_command("ratelimits_finalise", *about, "--by", "ada", "--reason", "due", stdout=out)
-    assert out.getvalue().startswith("acme 2025-10-01 v1: 1 lines, ")
+    assert out.getvalue().startswith("acme 2025-10-01 v1: 1 line, ")
     with pytest.raises(CommandError, match="has no open period that starts at 2025-10-01T00:00:00Z"):
         call_command("ratelimits_finalise", *about, "--by", "ada", "--reason", "due")
 

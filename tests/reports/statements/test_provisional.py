@@ -110,9 +110,9 @@ def test_a_file_of_final_and_provisional_reports_says_so_and_can_be_of_final_one
     flow()
     accounts, said = report()
     assert accounts == ["acme", "other"]
-    assert "1 of 2 reports are provisional and may change" in said
+    assert "1 of 2 reports is provisional and may change" in said
     accounts, said = report("--final-only")
     assert accounts == ["acme"]
-    assert "1 of 2 reports are left out: their periods are not finalised" in said
+    assert "1 of 2 reports is left out: not all periods are finalised" in said
     with pytest.raises(CommandError, match="use only one of"):
         report("--final-only", "--all-accounts")
