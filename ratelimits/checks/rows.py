@@ -78,8 +78,8 @@ def _overrides(using: str) -> Iterator[checks.CheckMessage]:
         if reason:
             yield checks.Error(
                 f"Override {first} of rule {name} is not in force: {reason}.",
-                hint="Correct or delete it, and any other override with these numbers. Until then the rule's failure"
-                " policy decides about requests of the overridden keys.",
+                hint="Correct or delete this override, and every other override with the same numbers. Until then the"
+                " rule's failure policy decides the requests of these overrides' keys.",
                 id="ratelimits.E021",
             )
 
@@ -102,7 +102,8 @@ def _crowding(using: str) -> Iterator[checks.CheckMessage]:
     crowd = too_many(Rule.objects.using(using))
     if crowd is not None:
         yield checks.Error(
-            f"{crowd.rules} rules could apply to a request in scope {crowd.scope!r}, and at most {MAX_LIMITS} may.",
+            f"{crowd.rules} rules could apply to a request in scope {crowd.scope!r}, but at most {MAX_LIMITS} may"
+            " apply to one request.",
             hint=(
                 "Switch some rules off, delete them, or give them other scopes. Until then the failure policy decides."
             ),

@@ -232,5 +232,7 @@ def complaint(name: str, value: Any) -> str:
     rule = RULES[name]
     try:
         return "" if rule.is_valid(value) else f"Write {rule.hint}"
-    except (ImportError, TypeError, ValueError) as error:
+    except ImportError as error:
         return f"It cannot be imported: {error}. Write {rule.hint}"
+    except (TypeError, ValueError) as error:
+        return f"It is not valid: {error}. Write {rule.hint}"

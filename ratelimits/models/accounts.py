@@ -11,7 +11,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.algorithms import calendar
-from ratelimits.models.fields.validity import ENDS_BEFORE_IT_STARTS, overlapping, validate_period
+from ratelimits.models.fields.validity import END_NOT_AFTER_START, overlapping, validate_period
 from ratelimits.models.history import History
 from ratelimits.models.keys import derived_shard, validate_key
 from ratelimits.models.versions import Edit, Tombstone, Versioned
@@ -94,7 +94,9 @@ class PlanInclusion(Versioned):
             models.UniqueConstraint(
                 fields=["plan", "meter"],
                 name="ratelimits_inclusion_per_meter",
-                violation_error_message=_("This plan already includes a quantity of this meter: change that one."),
+                violation_error_message=_(
+                    "This plan already includes a quantity of this meter: change the existing quantity."
+                ),
             )
         ]
 
@@ -203,14 +205,16 @@ class PlanMembership(Versioned):
                 fields=["key"],
                 condition=models.Q(valid_until=None),
                 name="ratelimits_membership_open_ended",
-                violation_error_message=_("This key has a plan without an end: change that one, or end it first."),
+                violation_error_message=_(
+                    "This key already has a plan membership without an end: change or end that membership first."
+                ),
             ),
             models.CheckConstraint(
                 condition=models.Q(valid_from=None)
                 | models.Q(valid_until=None)
                 | models.Q(valid_until__gt=models.F("valid_from")),
                 name="ratelimits_membership_period",
-                violation_error_message=ENDS_BEFORE_IT_STARTS,
+                violation_error_message=END_NOT_AFTER_START,
             ),
         ]
 
@@ -227,7 +231,7 @@ class PlanMembership(Versioned):
         self.clean_values()
         other = overlapping(self, PlanMembership.objects.filter(key=self.key).select_related("plan"))
         if other is not None:
-            message = _("This key is on the plan %(plan)s at that time: change that membership, or end it first.")
+            message = _("At the same time this key is on the plan %(plan)s: change or end that membership first.")
             raise ValidationError({"key": message % {"plan": other.plan}})
 
     @classmethod

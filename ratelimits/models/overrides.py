@@ -10,7 +10,7 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.models.fields.rule_fields import decimal_field, seconds_field
-from ratelimits.models.fields.validity import ENDS_BEFORE_IT_STARTS, validate_period
+from ratelimits.models.fields.validity import END_NOT_AFTER_START, validate_period
 from ratelimits.models.history import History, end_now
 from ratelimits.models.keys import derived_shard, validate_key
 from ratelimits.models.rules import Rule
@@ -58,7 +58,7 @@ class KeyOverride(Versioned):
             models.CheckConstraint(
                 condition=Q(valid_from=None) | Q(valid_until=None) | Q(valid_until__gt=models.F("valid_from")),
                 name="ratelimits_override_period",
-                violation_error_message=ENDS_BEFORE_IT_STARTS,
+                violation_error_message=END_NOT_AFTER_START,
             ),
             # `clean` refuses any two rows that overlap, but rows can be written without `clean`. This constraint
             # refuses a second row without an end: from some moment on, both rows would be in force.
@@ -67,7 +67,7 @@ class KeyOverride(Versioned):
                 condition=Q(valid_until=None),
                 name="ratelimits_override_open_ended",
                 violation_error_message=_(
-                    "There is an override of this rule for this key without an end: change that one, or end it first."
+                    "This key already has an override of this rule without an end: change or end that override first."
                 ),
             ),
             models.CheckConstraint(

@@ -76,7 +76,7 @@ class PlanPrice(Versioned):
             models.UniqueConstraint(
                 fields=["plan", "meter"],
                 name="ratelimits_price_per_meter",
-                violation_error_message=_("This plan already has a price of this meter: change that one."),
+                violation_error_message=_("This plan already has a price of this meter: change the existing price."),
             )
         ]
 

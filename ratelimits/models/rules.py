@@ -87,7 +87,10 @@ class Rule(Coverage, Refusal, Start, Versioned):
     capacity = models.BigIntegerField(
         _("capacity"), null=True, blank=True, help_text=_("Maximum number of permits at once, or per window.")
     )
-    rate = decimal_field(_("rate"), _("Permits that are added again per period. You may type both: 10/5min."))
+    rate = decimal_field(
+        _("rate"),
+        _("Permits that are added again per period. You may type the rate and the period together here: 10/5min."),
+    )
     period = seconds_field(
         _("period"), _("Length of the window, or the time in which the permits of the rate are added.")
     )
@@ -95,7 +98,7 @@ class Rule(Coverage, Refusal, Start, Versioned):
         _("initial"),
         max_length=20,
         blank=True,
-        help_text=_("full, empty, or the number of tokens at the start. Leave it empty for full."),
+        help_text=_("The tokens at the start: “full”, “empty” or a number. A blank field means “full”."),
     )
     window_start = models.CharField(
         _("window start"),
@@ -198,13 +201,15 @@ class Rule(Coverage, Refusal, Start, Versioned):
             models.UniqueConstraint(
                 fields=["name", "plan"],
                 name="ratelimits_rule_per_plan",
-                violation_error_message=_("This plan already has a rule of this name: change that one."),
+                violation_error_message=_("This plan already has a rule with this name: change the existing rule."),
             ),
             models.UniqueConstraint(
                 fields=["name"],
                 condition=Q(plan=None),
                 name="ratelimits_rule_by_default",
-                violation_error_message=_("There is a default rule of this name: change that one, or choose a plan."),
+                violation_error_message=_(
+                    "There is already a default rule with this name: change the existing rule, or choose a plan."
+                ),
             ),
             # `clean` checks the same conditions, but rows can be written without `clean`.
             models.UniqueConstraint(
@@ -212,7 +217,8 @@ class Rule(Coverage, Refusal, Start, Versioned):
                 condition=Q(bills=True),
                 name="ratelimits_one_bills_per_plan",
                 violation_error_message=_(
-                    "Another rule bills the same kind of key and meter here: untick one of them."
+                    "Another rule already bills the same kind of key and the same meter: untick “bills” in one of the"
+                    " two rules."
                 ),
             ),
             models.UniqueConstraint(
@@ -220,7 +226,8 @@ class Rule(Coverage, Refusal, Start, Versioned):
                 condition=Q(bills=True, plan=None),
                 name="ratelimits_one_bills_by_default",
                 violation_error_message=_(
-                    "Another rule bills the same kind of key and meter here: untick one of them."
+                    "Another rule already bills the same kind of key and the same meter: untick “bills” in one of the"
+                    " two rules."
                 ),
             ),
             constraint(
@@ -238,7 +245,7 @@ class Rule(Coverage, Refusal, Start, Versioned):
             constraint(
                 "prefetch",
                 Q(prefetch=None) | Q(prefetch__gte=1) & may_prefetch(),
-                _("Leave permits per prefetch empty, or give 1 or more to a fixed or calendar window."),
+                _("Leave “permits per prefetch” empty, or write 1 or more for a fixed or calendar window."),
             ),
             constraint("key_kind", Q(key_kind__in=KeyKind.values), _("Choose “counted per” from the list.")),
             constraint("callers", Q(callers__in=Callers.values), _("Choose the callers from the list.")),

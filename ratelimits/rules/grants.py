@@ -32,7 +32,7 @@ def planned(key: str, rule: str, extra: int, until: datetime, *, account: str = 
         raise ValidationError({"until": _("Choose a moment in the future.")})
     base = _rule_of(key, rule, account)
     if "capacity" not in fields_of(base.algorithm) or base.capacity is None:
-        text = _("%(rule)s has no capacity to add to: override its rate instead.")
+        text = _("%(rule)s has no capacity: override the rate of this rule instead.")
         raise ValidationError({"rule": text % {"rule": base}})
     existing = _overrides(key, rule, now, until)
     edges = {now, until}
@@ -136,5 +136,8 @@ def _rule_of(key: str, name: str, account: str) -> Rule:
     for plan in (*plans, None):
         if plan in rows:
             return rows[plan]
-    text = _("No rule “%(rule)s” applies to %(key)s: all rules with this name belong to plans that the key is not on.")
+    text = _(
+        "No rule “%(rule)s” applies to %(key)s: all rules with this name belong to plans, and the key is"
+        " on none of these plans."
+    )
     raise ValidationError({"rule": text % {"rule": name, "key": key}})

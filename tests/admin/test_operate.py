@@ -308,7 +308,7 @@ class TestBlocks:
         for wrong, said in (
             ({"target": "203.0.113.9/24"}, "write 203.0.113.0/24 for the network"),
             ({"reason": ""}, "This field is required"),
-            ({**FROM_2099, "valid_until_0": "2098-01-01", "valid_until_1": "0:00"}, "ends before it starts"),
+            ({**FROM_2099, "valid_until_0": "2098-01-01", "valid_until_1": "0:00"}, "The end is not after the start"),
         ):
             assert said in text(client.post(BLOCK, typed_block(**wrong)))
         assert not Access.objects.exists()
@@ -403,7 +403,7 @@ class TestGrants:
         assert re.search(r"2099-01-01 00:00 UTC 2 7 ", said)
         assert "account:1 has 5 more requests in each window of 1 day (rule day)." in said
         assert "account:1 has 3 of 4 left now; then 8 of 9." in said
-        assert "account:1 gets 5 more again and again, in each window of 1 day until then; not 5 in all." in said
+        assert "Until then, account:1 gets 5 more in each window of 1 day. So the total can be more than 5." in said
         assert 'value="Give 5 more requests in each window of 1 day"' in page.content.decode()
         assert "/keyoverride/" in response["Location"]
         shown = client.get(response["Location"])
@@ -421,7 +421,7 @@ class TestGrants:
         expected = "each key of account:1 has 5 more requests in each calendar month (Europe/Berlin) (rule month)."
         assert expected in text(page)
         typed |= {"until_0": (timezone.now() + timedelta(hours=1)).strftime("%Y-%m-%d"), "until_1": "23:59:59"}
-        assert "again and again" not in text(CLIENT.post(GRANT, typed))
+        assert "So the total can be more than" not in text(CLIENT.post(GRANT, typed))
         assert "user:1 has 7 of 7 left now; then 12 of 12." in text(page)
         assert response["Location"] == "/admin/ratelimits/inspect/?q=account%3A1"
         assert sum(checking.check(Identity("user:1", None, "account:1")).allowed for _ in range(14)) == 12
@@ -449,9 +449,9 @@ class TestGrants:
         )
         assert re.fullmatch(late_label, options[0][2])
         assert re.fullmatch(r"hour: 100 requests per minute.* – gives more in each window of 1 minute", options[3][2])
-        assert "No rule here counts a day or a month" in text(CLIENT.get(f"{GRANT}?key=account:1"))
+        assert "No rule here has a window of a day or longer" in text(CLIENT.get(f"{GRANT}?key=account:1"))
         rule("month", "calendar_window", calendar_unit="month", key_kind="account")
-        assert "No rule here counts" not in text(CLIENT.get(f"{GRANT}?key=account:1"))
+        assert "No rule here has" not in text(CLIENT.get(f"{GRANT}?key=account:1"))
 
     def test_the_warning_fits_the_rule_and_names_each_key(self, settings: Any) -> None:
         settings.RATELIMITS = {**settings.RATELIMITS, "KEY_SEARCH": f"{__name__}.named"}
@@ -461,14 +461,18 @@ class TestGrants:
         used("api_key:7", "1")
         typed = {**TYPED[GRANT], "key": "account:1"}
         said = text(user_with("operate").post(GRANT, typed))
-        assert "This raises the burst from 20 to 25. The rate stays. So it is not 5 in all." in said
+        assert "This raises the burst from 20 to 25. The rate does not change. So the total can be more than 5." in said
         assert "Each key of account:1 gets this, 2 keys: up to 2 × 5 = 10 in all, at once." in said
         assert "api_key:7 (phone) has 20 of 20 left now; then 25 of 25." in said
         said = text(CLIENT.post(GRANT, {**typed, "rule": "places"}))
-        assert "This raises the number at once from 3 to 8. So it is not 5 in all." in said
+        assert (
+            "This raises the number of requests at the same time from 3 to 8. So the total can be more than 5." in said
+        )
         assert "Each key" not in said
         said = text(CLIENT.post(GRANT, {**typed, "rule": "minute"}))
-        assert "Each key of account:1 gets 5 more again and again, in each window of 1 minute until then" in said
+        assert (
+            "Until then, each key of account:1 gets 5 more in each window of 1 minute. So the total can be more" in said
+        )
         assert "up to 2 × 5 = 10 in all, in each window of 1 minute." in said
         page = CLIENT.get(f"{GRANT}?key=account:1").content.decode()
         assert '<label class="required" for="id_reason">' in page or '<label for="id_reason" class="required">' in page

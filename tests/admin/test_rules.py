@@ -113,7 +113,9 @@ def test_a_second_billing_rule_is_refused_at_its_field(admin_client: Client) -> 
 def test_a_second_rule_of_a_name_is_refused(admin_client: Client) -> None:
     rule()
     found = errors(admin_client.post(RULES + "add/", BUCKET))
-    assert found == {"__all__": "There is a default rule of this name: change that one, or choose a plan."}
+    assert found == {
+        "__all__": "There is already a default rule with this name: change the existing rule, or choose a plan."
+    }
 
 
 def test_without_the_script_what_belongs_to_another_algorithm_is_dropped(admin_client: Client) -> None:

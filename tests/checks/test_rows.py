@@ -86,7 +86,7 @@ class TestTooMany:
             unsaved("more", scope="search").full_clean()
         [said] = refused.value.messages
         assert (
-            "121 rules could apply to a request in scope “search”, and at most 120 may: first switch other rules off"
+            "121 rules could apply to a request in scope “search”. At most 120 rules may apply to one request. First"
             in said
         )
         unsaved("more", mode="off").full_clean()

@@ -38,6 +38,7 @@ def test_a_mistyped_setting_is_an_error_that_lists_the_known_ones() -> None:
         ("ACCOUNT", "no.such.module", "cannot be imported"),
         ("ACCOUNT", 7, "a callable"),
         ("KEY_SEARCH", "no.such.module", "cannot be imported"),
+        ("TRUSTED_PROXIES", ["10.0.0/8"], "It is not valid: "),
     ],
 )
 def test_a_value_that_makes_no_sense_is_an_error_that_says_what_to_write(name: str, value: Any, hint: str) -> None:

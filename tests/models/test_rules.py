@@ -209,7 +209,9 @@ def test_a_name_is_given_once_per_plan() -> None:
     plan = Plan.objects.create(name="Pro", slug="pro")
     rule()
     rule(plan=plan)
-    assert errors(unsaved()) == {"__all__": "There is a default rule of this name: change that one, or choose a plan."}
+    assert errors(unsaved()) == {
+        "__all__": "There is already a default rule with this name: change the existing rule, or choose a plan."
+    }
     assert "This plan already has" in errors(unsaved(plan=plan))["__all__"]
 
 

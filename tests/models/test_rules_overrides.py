@@ -101,7 +101,8 @@ def test_two_overrides_of_one_key_and_rule_must_not_meet() -> None:
     rule()
     first = override(capacity=5, valid_until=FEBRUARY)
     override(capacity=6, valid_from=FEBRUARY, valid_until=MARCH)
-    meets = {"key": [f"Override {first.pk} is in force for the same key and rule at that time: end it first."]}
+    pk = first.pk
+    meets = {"key": [f"Override {pk} is in force for the same key and rule at the same time: end override {pk} first."]}
     assert refused(capacity=7, valid_from=JANUARY, valid_until=FEBRUARY) == meets
     assert refused(capacity=7) == meets
     override("user:2", capacity=7)
@@ -127,7 +128,10 @@ def test_two_overrides_without_an_end_are_refused_by_the_database_too() -> None:
 
 def test_a_period_that_ends_before_it_starts_is_refused() -> None:
     rule()
-    assert "ends before it starts" in refused(capacity=5, valid_from=MARCH, valid_until=FEBRUARY)["valid_until"][0]
+    assert (
+        "The end is not after the start"
+        in refused(capacity=5, valid_from=MARCH, valid_until=FEBRUARY)["valid_until"][0]
+    )
     with pytest.raises(IntegrityError):
         KeyOverride.objects.create(key="user:1", rule="burst", capacity=5, valid_from=MARCH, valid_until=FEBRUARY)
 
@@ -211,7 +215,7 @@ class TestMembership:
             with pytest.raises(ValidationError) as caught:
                 PlanMembership(key="user:1", plan=plan, valid_until=valid_until).full_clean()
             assert caught.value.message_dict == {
-                "key": ["This key is on the plan Pro at that time: change that membership, or end it first."]
+                "key": ["At the same time this key is on the plan Pro: change or end that membership first."]
             }
         with pytest.raises(IntegrityError), transaction.atomic():
             PlanMembership.objects.create(key="user:1", plan=plan)

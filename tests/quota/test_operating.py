@@ -194,7 +194,7 @@ class TestGrants:
         ("key", "name", "extra", "hours", "said"),
         [
             ("user:1", "none", 1, 1, "No rule has the name “none”"),
-            ("user:1", "smooth", 1, 1, "smooth has no capacity to add to"),
+            ("user:1", "smooth", 1, 1, "smooth has no capacity: override"),
             ("user:1", "day", 0, 1, "1 or more"),
             ("user:1", "day", 1, -1, "in the future"),
             ("user:1", "place", 1, 1, "counts per address"),
@@ -254,9 +254,10 @@ class TestBlocking:
         assert refused("unblock", "user:1", "--reason", "r") == ("No block or allow of user:1 is in force.", 1)
         assert "write 203.0.113.0/24" in refused("block", "203.0.113.1/24", "--reason", "r")[0]
         run("block", "user:1", "--reason", "r")
-        assert "is in force at that time" in refused("allow", "user:1", "--reason", "r")[0]
+        assert "is in force at the same time" in refused("allow", "user:1", "--reason", "r")[0]
         assert (
-            "ends before it starts" in refused("block", "user:2", "--reason", "r", "--from", "2h", "--until", "1h")[0]
+            "The end is not after the start"
+            in refused("block", "user:2", "--reason", "r", "--from", "2h", "--until", "1h")[0]
         )
         assert "invalid moment value: 'soon'" in refused("block", "user:2", "--reason", "r", "--until", "soon")[0]
         assert "--reason" in refused("block", "user:2")[0]

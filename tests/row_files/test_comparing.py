@@ -74,7 +74,7 @@ class TestMemberships:
         assert "user 2 is not a key: write its kind, a colon and its id" in found[3][0]
         assert "choose the plan on the account" in found[5][0]
         assert found[6] == ["valid_from: Write a moment such as 2026-12-01T00:00:00+00:00, or leave the cell empty."]
-        assert "This ends before it starts" in found[7][0]
+        assert "The end is not after the start" in found[7][0]
         assert found[8] == ["This line has 2 cells, and the header has 4: add or remove separators."]
 
     def test_a_key_may_be_on_plans_one_after_another_in_any_order_of_lines(self, plans: tuple[Plan, Plan]) -> None:

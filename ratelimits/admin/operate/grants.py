@@ -211,13 +211,13 @@ class GrantView:
 
 
 def _explained(offered: Sequence[OfferedRule]) -> Iterator[str]:
-    """Yield sentences about the form. If no rule has a long window, say what to do for a number in all."""
+    """Yield sentences about the form. If no rule has a long window, say how to give a fixed total."""
     yield _("Until the given time, the rule admits more requests. For this, overrides are added that end at this time.")
     if not any(rule.has_long_window for rule in offered):
         yield _(
-            "No rule here counts a day or a month, so you cannot give a number in all: the rule admits more again and"
-            " again until the end. To give units free of charge once, add an adjustment: it lowers the bill, but admits"
-            " no more requests."
+            "No rule here has a window of a day or longer, so you cannot grant a fixed total: the rule"
+            " admits more requests in each of its windows until the end. To give units free of charge once,"
+            " add an adjustment: it lowers the bill, but admits no more requests."
         )
 
 
@@ -227,16 +227,23 @@ def _warnings(form: GrantForm, found: Whom, rule: OfferedRule, capacities: Seque
     if not rule.window:
         values |= {"before": f"{capacities[0] - extra:,}", "after": f"{capacities[0]:,}"}
         if "rate" in fields_of(rule.algorithm.id):
-            text = _("This raises the burst from %(before)s to %(after)s. The rate stays. So it is not %(n)s in all.")
+            text = _(
+                "This raises the burst from %(before)s to %(after)s. The rate does not change. So the total can"
+                " be more than %(n)s."
+            )
         else:
-            text = _("This raises the number at once from %(before)s to %(after)s. So it is not %(n)s in all.")
+            text = _(
+                "This raises the number of requests at the same time from %(before)s to %(after)s. So the total"
+                " can be more than %(n)s."
+            )
         yield text % values
     elif rule.repeats_before((form.cleaned_data["until"] - timezone.now()).total_seconds()):
         if rule.counts_it:
-            text = _("%(whom)s gets %(n)s more again and again, in each %(window)s until then; not %(n)s in all.")
+            text = _("Until then, %(whom)s gets %(n)s more in each %(window)s. So the total can be more than %(n)s.")
         else:
             text = _(
-                "Each key of %(whom)s gets %(n)s more again and again, in each %(window)s until then; not %(n)s in all."
+                "Until then, each key of %(whom)s gets %(n)s more in each %(window)s. So the total can be more"
+                " than %(n)s."
             )
         yield text % values
     keys = 0 if rule.counts_it else len(used_keys(found))

@@ -13,7 +13,7 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.models.access.targets import canonical, validate_target
-from ratelimits.models.fields.validity import ENDS_BEFORE_IT_STARTS, overlapping, validate_period
+from ratelimits.models.fields.validity import END_NOT_AFTER_START, overlapping, validate_period
 from ratelimits.models.history import History, end_now
 from ratelimits.models.versions import Edit, Tombstone, Versioned
 
@@ -85,7 +85,7 @@ class Access(Versioned):
             models.CheckConstraint(
                 condition=Q(valid_from=None) | Q(valid_until=None) | Q(valid_until__gt=models.F("valid_from")),
                 name="ratelimits_access_period",
-                violation_error_message=ENDS_BEFORE_IT_STARTS,
+                violation_error_message=END_NOT_AFTER_START,
             ),
             # `clean` refuses any two rows that overlap, but rows can be written without `clean`. This constraint
             # refuses a second row without an end.
@@ -94,7 +94,7 @@ class Access(Versioned):
                 condition=Q(valid_until=None),
                 name="ratelimits_access_open_ended",
                 violation_error_message=_(
-                    "There is a block or an allow of this key or network without an end: end that one first."
+                    "This key or network already has a block or an allow without an end: end that block or allow first."
                 ),
             ),
             models.CheckConstraint(
@@ -142,5 +142,5 @@ class Access(Versioned):
             self.target = canonical(self.target)
         other = overlapping(self, Access.objects.filter(target=self.target))
         if other is not None:
-            message = _("%(other)s is in force at that time (number %(pk)s): change or end that one first.")
+            message = _("“%(other)s” (number %(pk)s) is in force at the same time: change or end number %(pk)s first.")
             raise ValidationError({"target": message % {"other": other, "pk": other.pk}})

@@ -13,13 +13,13 @@ from django.utils.translation import gettext_lazy as _
 
 M = TypeVar("M", bound=Model)
 
-ENDS_BEFORE_IT_STARTS = _("This ends before it starts: choose a moment after the start, or leave it empty.")
+END_NOT_AFTER_START = _("The end is not after the start: choose a later end, or leave the end empty.")
 
 
 def validate_period(valid_from: Any, valid_until: Any) -> None:
     """Raise ValidationError if a row ends at or before its start."""
     if valid_from is not None and valid_until is not None and valid_until <= valid_from:
-        raise ValidationError({"valid_until": ENDS_BEFORE_IT_STARTS})
+        raise ValidationError({"valid_until": END_NOT_AFTER_START})
 
 
 def overlapping(row: Any, others: QuerySet[M]) -> M | None:

@@ -163,8 +163,9 @@ def _crowding_errors(rule: Rule, rules: QuerySet[Rule]) -> Errors:
     if crowd is None:
         return {}
     message = _(
-        "With this rule, %(count)s rules could apply to a request in scope “%(scope)s”, and at most %(most)s may: "
-        "first switch other rules off, delete them, or give them other scopes."
+        "With this rule, %(count)s rules could apply to a request in scope “%(scope)s”. At most %(most)s"
+        " rules may apply to one request. First switch other rules off, delete them, or give them other"
+        " scopes."
     )
     return {NON_FIELD_ERRORS: [message % {"scope": crowd.scope, "count": crowd.rules, "most": MAX_LIMITS}]}
 
@@ -275,5 +276,7 @@ def _check_numbers(override: KeyOverride, rule: Rule, changes: dict[str, Any]) -
 def _check_overlap(override: KeyOverride, overrides: QuerySet[KeyOverride]) -> None:
     other = overlapping(override, overrides.filter(key=override.key, rule=override.rule))
     if other is not None:
-        message = _("Override %(pk)s is in force for the same key and rule at that time: end it first.")
+        message = _(
+            "Override %(pk)s is in force for the same key and rule at the same time: end override %(pk)s first."
+        )
         raise ValidationError({"key": message % {"pk": other.pk}})

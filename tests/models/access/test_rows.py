@@ -39,7 +39,7 @@ def test_writes_without_a_form_keep_the_one_form_of_a_target() -> None:
 def test_only_one_row_of_a_target_is_in_force_at_a_time() -> None:
     now = timezone.now()
     first = access(valid_until=now + timedelta(hours=1))
-    with pytest.raises(ValidationError, match="block user:1 is in force at that time"):
+    with pytest.raises(ValidationError, match=r"“block user:1” .* is in force at the same time"):
         access(effect="allow")
     access(effect="allow", valid_from=now + timedelta(hours=1))
     first.end("over")
