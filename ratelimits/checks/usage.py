@@ -89,9 +89,9 @@ def _check_shards() -> Iterator[checks.CheckMessage]:
     shards = _count_shards_in_redis()
     if accounts or shards:
         yield checks.Warning(
-            f"RATELIMITS['SHARDS'] is {conf.SHARDS} but was larger. In shard {conf.SHARDS} and above, {accounts} accounts"
-            f" have open billing periods that are not closed any more, and {shards} shards have usage in Redis that is"
-            " not drained any more.",
+            f"RATELIMITS['SHARDS'] is {conf.SHARDS} but was larger. In shard {conf.SHARDS} and above, {accounts}"
+            f" accounts have open billing periods that are not closed any more, and {shards} shards have usage in Redis"
+            " that is not drained any more.",
             hint="Set SHARDS back to the larger number until these periods are closed, or close them by force"
             " (`ratelimits_finalise --open` lists the periods that are over).",
             id="ratelimits.W034",
