@@ -14,7 +14,7 @@ class Clock:
 
     def __init__(self) -> None:
         #: The server's time minus this machine's time.
-        self._difference = 0
+        self.difference = 0
         #: The moment that the stopped clock shows. All decisions are made at this moment. None while the clock runs.
         self.frozen: int | None = None
 
@@ -22,12 +22,12 @@ class Clock:
         """Return an estimate of the server's time."""
         if self.frozen is not None:
             return self.frozen
-        return time.time_ns() // 1000 + self._difference
+        return time.time_ns() // 1000 + self.difference
 
     def correct(self, server_time: int) -> None:
         """Set the clock to a time that the server has just reported."""
         if self.frozen is None:
-            self._difference = server_time - time.time_ns() // 1000
+            self.difference = server_time - time.time_ns() // 1000
 
     def seconds(self) -> Callable[[], float]:
         """Return a function that returns seconds: this machine's monotonic clock, or this clock if it is stopped."""

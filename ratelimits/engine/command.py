@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
+from time import time_ns
 from typing import Any
 
 from ratelimits.algorithms.parsing import MICROSECONDS
@@ -99,14 +100,19 @@ class Command:
 
     def to_bytes(self, run: str, nonce: bytes) -> bytes:
         """Return the command in RESP, the protocol of Redis. `run` is the run of the server."""
-        now = self.call.now
-        if now is None:
-            now = clock.now()
         made_for, start, end, rest = self._cached
-        if not start <= now < end or made_for != run:
-            cached = self._cached = self._make(run, now)
-            rest = cached[3]
+        # Do not call `clock.now` here: these lines run at every decision, and a call would make them slower.
+        if clock.frozen is not None or made_for != run or not start <= time_ns() // 1000 + clock.difference < end:
+            rest = self._rest(run)
         return b"%b$%d\r\n%b\r\n%b" % (self._front, len(nonce), nonce, rest)
+
+    def _rest(self, run: str) -> bytes:
+        """Return the bytes of the command after the nonce. They are valid at the moment of the call."""
+        now = clock.now() if self.call.now is None else self.call.now
+        made_for, start, end, _rest = self._cached
+        if made_for != run or not start <= now < end:
+            self._cached = self._make(run, now)
+        return self._cached[3]
 
     def _make(self, run: str, now: int) -> _CachedBytes:
         call = self.call
