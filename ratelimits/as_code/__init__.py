@@ -15,6 +15,7 @@ from django.db import transaction
 
 from ratelimits.algorithms.limits import fields_of
 from ratelimits.as_code.reading import DEFAULTS, Document, RefusedError, identity, parse
+from ratelimits.as_code.types import printable
 from ratelimits.models.accounts import Plan, PlanInclusion
 from ratelimits.models.fields.rule_fields import PARAMETERS
 from ratelimits.models.prices import PlanPrice
@@ -260,7 +261,7 @@ def _load_rules(
         try:
             rule.full_clean()
         except ValidationError as error:
-            problems += [f"rule {title}: {line}" for line in _messages(error)]
+            problems += [f"rule {title}: {line}" for line in _messages(error, rule)]
             continue
         if rule_as_code(rule, slug) != existing:
             rule._change_reason = reason
@@ -278,9 +279,15 @@ def quoted_name(entry: dict[str, Any]) -> str:
     return f"“{entry['name']}”" + (f" of plan “{entry['plan']}”" if entry.get("plan") else "")
 
 
-def _messages(error: ValidationError) -> list[str]:
-    return [
-        message if field == "__all__" else f"{field}: {message}"
-        for field, messages in error.message_dict.items()
-        for message in messages
-    ]
+def _messages(error: ValidationError, rule: Rule | None = None) -> list[str]:
+    """Return a text for each error, with its field. If the field of `rule` has choices, the text lists them."""
+    lines = []
+    for field, errors in error.error_dict.items():
+        for one in errors:
+            if one.code == "invalid_choice" and rule is not None:
+                column: Any = Rule._meta.get_field(field)
+                choices = ", ".join(value for value, _label in column.flatchoices if value)
+                lines.append(f"{field} must be one of {choices}, not “{printable(getattr(rule, field))}”")
+            else:
+                lines += one.messages if field == NON_FIELD_ERRORS else [f"{field}: {text}" for text in one.messages]
+    return lines

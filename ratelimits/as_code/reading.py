@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from ratelimits.algorithms import typed_rates
 from ratelimits.algorithms.limits import ALGORITHMS, DEFAULT_ALGORITHM, fields_of
 from ratelimits.algorithms.typed_rules import with_numbers
-from ratelimits.as_code.types import as_json, decoded, is_text, plan_type_problems, printable, rule_type_problems
+from ratelimits.as_code.types import RULE, as_json, decoded, is_text, plan_type_problems, printable, rule_type_problems
 
 #: The fields of a rule that are not parameters of its algorithm, with their defaults. A field that has its default is
 #: not written to the document.
@@ -33,6 +34,7 @@ DEFAULTS: dict[str, Any] = {
 }
 #: Maximum number of characters of a typed rate.
 _MAX_RATE = 60
+_RULE = '{"name": "burst", "algorithm": "token_bucket", "capacity": 10, …}'
 _EXAMPLE = '{"plans": {"pro": {"name": "Pro", "includes": {"requests": 10000}}}, "rules": [{"name": …}, …]}'
 
 Document = dict[str, Any]
@@ -79,12 +81,9 @@ def parse(raw: bytes) -> Document:
             right_plans[slug] = plan
     entries: list[dict[str, Any]] = []
     for number, entry in enumerate(rules, 1):
-        try:
-            completed = _completed(entry)
-            found = [f"rule {number}: {problem}" for problem in _rule_problems(completed)]
-        except ValueError as error:
-            found = [f"rule {number}: {_name_of(entry)}{error}"]
-        problems += found
+        completed, found = _completed(entry)
+        found += _rule_problems(completed)
+        problems += [f"rule {number}: {_name_of(entry)}{problem}" for problem in found]
         if not found:
             entries.append(completed)
     problems += [
@@ -101,9 +100,10 @@ def parse(raw: bytes) -> Document:
     return {"plans": plans, "rules": sorted(entries, key=identity)}
 
 
-def _name_of(entry: dict[str, Any]) -> str:
+def _name_of(entry: Any) -> str:
     """Return the name of a rule as the start of a message; "" if the rule has no name."""
-    return f"“{printable(entry['name'])}”: " if is_text(entry.get("name")) else ""
+    name: Any = entry.get("name") if isinstance(entry, dict) else None
+    return f"“{printable(name)}”: " if is_text(name) else ""
 
 
 def _plan_problems(slug: str, plan: Any) -> Iterator[str]:
@@ -117,35 +117,51 @@ def _plan_problems(slug: str, plan: Any) -> Iterator[str]:
         yield from plan_type_problems(slug, plan)
 
 
-def _completed(entry: Any) -> Any:
-    """Return the entry of a rule with an algorithm, and with numbers in place of a typed rate.
+def _completed(entry: Any) -> tuple[Any, list[str]]:
+    """Return the entry of a rule with an algorithm, and with numbers in place of a typed rate; and its problems.
 
-    Return other values as they are: `_rule_problems` reports them. Raise ValueError if the typed rate is not valid.
+    If the typed rate is not valid, return the entry without the rate, so that `_rule_problems` can read the other
+    fields. Return other values as they are: `_rule_problems` reports them.
     """
     if not isinstance(entry, dict):
-        return entry
+        return entry, []
     completed = {"algorithm": DEFAULT_ALGORITHM, **entry}
     rate = completed.get("rate")
-    return (
-        with_numbers(completed)
-        if isinstance(rate, str) and rate.isprintable() and len(rate) <= _MAX_RATE
-        else completed
-    )
+    if not isinstance(rate, str) or not rate.isprintable() or len(rate) > _MAX_RATE:
+        return completed, []
+    try:
+        return with_numbers(completed), []
+    except ValueError as error:
+        del completed["rate"]
+        return completed, [str(error)]
 
 
 def _rule_problems(entry: Any) -> Iterator[str]:
-    if not isinstance(entry, dict) or not is_text(entry.get("name")):
-        yield 'write an object such as {"name": "burst", "algorithm": "token_bucket", "capacity": 10, …}'
+    if not isinstance(entry, dict):
+        yield f"write an object such as {_RULE}"
         return
-    name, algorithm = entry["name"], entry.get("algorithm")
-    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-        yield f"“{name}”: algorithm must be one of {', '.join(ALGORITHMS)}, not {as_json(algorithm)}"
-        return
+    checked = dict(entry)
+    if not is_text(entry.get("name")):
+        yield f"the name is missing or not a text: write an object such as {_RULE}"
+        checked.pop("name", None)
+    algorithm = entry.get("algorithm")
+    if isinstance(algorithm, str) and algorithm in ALGORITHMS:
+        yield from _unknown_fields(checked, algorithm)
+    else:
+        yield f"algorithm must be one of {', '.join(ALGORITHMS)}, not {as_json(algorithm)}"
+        yield from (f"a rule has no field {printable(field)}" for field in sorted(checked.keys() - RULE.keys()))
+        del checked["algorithm"]
+        if isinstance(checked.get("rate"), str) and typed_rates.is_rate(checked["rate"]):
+            del checked["rate"]  # Only the algorithm says what a typed rate means.
+    yield from rule_type_problems(checked)
+
+
+def _unknown_fields(entry: dict[str, Any], algorithm: str) -> Iterator[str]:
+    """Yield a sentence for each field that a rule with this algorithm does not have. Remove these fields."""
     allowed = {"name", "plan", "algorithm", *fields_of(algorithm), *DEFAULTS}
     if not ALGORITHMS[algorithm].may_wait:
         allowed.discard("max_wait")
     algorithm_fields = ", ".join(fields_of(algorithm))
     for field in sorted(entry.keys() - allowed):
-        yield f"“{name}”: {algorithm} has no field {printable(field)}: the fields of {algorithm} are {algorithm_fields}"
-    for problem in rule_type_problems({field: value for field, value in entry.items() if field in allowed}):
-        yield f"“{name}”: {problem}"
+        yield f"{algorithm} has no field {printable(field)}: the fields of {algorithm} are {algorithm_fields}"
+        del entry[field]

@@ -196,7 +196,9 @@ class TestRulesAsCode:
             "rules": [
                 {**BURST, "name": "typo", "colour": "red"},
                 {**BURST, "name": "number", "capacity": -1},
-                {"rate": "ten a minute"},
+                {"rate": "ten a minute", "capacity": "ten", "colour": "red"},
+                {**BURST, "name": "dice", "algorithm": "dice", "rate": "10/min", "bills": 1, "colour": "red"},
+                {"capacity": 3},
                 {**BURST, "name": "of-pro", "plan": "pro"},
                 BURST,
                 BURST,
@@ -210,6 +212,13 @@ class TestRulesAsCode:
             "plan “pro”: write",
             "rule 1: “typo”: token_bucket has no field colour",
             "rule 3: “ten a minute” is not",
+            "rule 3: the name is missing or not a text: write an object such as",
+            "rule 3: token_bucket has no field colour",
+            "rule 3: capacity must be a whole number",
+            "rule 4: “dice”: algorithm must be one of",
+            "rule 4: “dice”: a rule has no field colour",
+            "rule 4: “dice”: bills must be true or false, not 1",
+            "rule 5: the name is missing or not a text: write an object such as",
         ]
         starts += ["rule “burst” is in the document twice", *["rule “number”: capacity: "] * 2]
         assert [problem[: len(start)] for problem, start in zip(problems, starts, strict=True)] == starts
@@ -231,7 +240,10 @@ class TestRulesAsCode:
             ({"rules": [{**BURST, "colour": "red"}]}, "token_bucket has no field colour"),
             ({"rules": [{**BURST, "plan": "pro"}]}, "there is no plan “pro”: add it under plans"),
             ({"rules": [BURST, BURST]}, "rule “burst” is in the document twice"),
-            ({"rules": [{**BURST, "mode": "sometimes"}]}, "mode: Value 'sometimes' is not a valid choice."),
+            (
+                {"rules": [{**BURST, "mode": "sometimes"}]},
+                "rule “burst”: mode must be one of enforce, shadow, off, not “sometimes”",
+            ),
             ({"rules": ["burst"]}, "rule 1: write an object such as"),
             (
                 {"rules": [{**BURST, "bills": True}, {**BURST, "name": "b", "bills": True}]},
