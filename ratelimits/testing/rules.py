@@ -15,6 +15,7 @@ from ratelimits import rules
 from ratelimits.algorithms import typed_rates
 from ratelimits.algorithms.limits import DEFAULT_ALGORITHM
 from ratelimits.algorithms.typed_rules import with_numbers
+from ratelimits.models.accounts import Plan
 from ratelimits.models.rules import Rule
 from ratelimits.rules import groups
 from ratelimits.rules.rows import Rows, RuleRow, rule_row
@@ -24,6 +25,7 @@ from ratelimits.testing import namespace
 _FIRST_PK = 1_000_000_000
 #: Stands for a plan that does not exist.
 _NO_PLAN = -1
+_EXAMPLE = '{"name": "burst", "capacity": 10, "rate": "10/min"}'
 
 
 class override_rules(TestContextDecorator):  # noqa: N801  (it is used as a decorator, like Django's override_settings)
@@ -83,6 +85,10 @@ class _Override:
 
 def _row(position: int, rule: Mapping[str, Any] | Rule) -> tuple[RuleRow, str]:
     """Return a rule as a row, and the slug of its plan ("" without a plan). Its position in the list gives its id."""
+    if not isinstance(rule, (Mapping, Rule)):
+        raise ValueError(
+            f"Rule {position + 1} is {rule!r}: write a list of rules, each a dict such as {_EXAMPLE} or an unsaved Rule"
+        )
     plan: Any = ""
     name = rule.name if isinstance(rule, Rule) else str(rule.get("name", f"rule-{position + 1}"))
     try:
@@ -91,6 +97,8 @@ def _row(position: int, rule: Mapping[str, Any] | Rule) -> tuple[RuleRow, str]:
         else:
             values = {"name": name, **rule}
             plan = values.pop("plan", None) or ""
+            if not isinstance(plan, (str, Plan)):
+                raise ValueError(f"plan must be the slug of a plan, such as 'pro', not {plan!r}")
             _check_fields(values)
             made = Rule(**_numbers(values))
         made.clean_fields(exclude=["id", "plan"])
@@ -114,7 +122,7 @@ def _check_fields(values: Mapping[str, Any]) -> None:
     }
     for name, value in values.items():
         if name not in fields:
-            similar = get_close_matches(name, fields, n=1)
+            similar = get_close_matches(str(name), fields, n=1)
             hint = f"do you mean {similar[0]!r}?" if similar else f"write one of {', '.join(fields)}"
             raise ValueError(f"a rule has no field {name!r}: {hint}")
         choices = [choice for choice, _label in fields[name].flatchoices]

@@ -116,9 +116,12 @@ def test_a_rule_may_be_an_unsaved_row(check: Check) -> None:
         ({**BURST, "capacity": -1}, "capacity must be at least 0"),
         ({"name": "r", "capcity": 1}, "a rule has no field 'capcity': do you mean 'capacity'?"),
         ({"name": "r", "xyz": 1}, "a rule has no field 'xyz': write one of "),
+        ({"name": "r", 3: 1}, "a rule has no field 3: write one of "),
+        ({**BURST, "plan": 3}, "plan must be the slug of a plan, such as 'pro', not 3"),
+        ("burst", "Rule 1 is 'burst': write a list of rules, each a dict such as {\"name\": "),
     ],
 )
-def test_a_rule_that_is_not_valid_says_why(rule: dict[str, Any], message: str) -> None:
+def test_a_rule_that_is_not_valid_says_why(rule: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         override_rules([rule])
 
