@@ -18,6 +18,8 @@ from ratelimits.embedded.shared import shared_url
 
 #: Programs that send or run Celery tasks. `python -m gunicorn` has "gunicorn" as the folder of its program.
 _PROGRAMS_WITH_BROKER = frozenset({"celery", "daphne", "granian", "gunicorn", "hypercorn", "uvicorn"})
+#: Commands of `manage.py` that send tasks. The shells do so if a person calls a task in them.
+_COMMANDS_WITH_BROKER = frozenset({"runserver", "runserver_plus", "shell", "shell_plus"})
 
 
 class RatelimitsConfig(AppConfig):
@@ -50,9 +52,9 @@ class RatelimitsConfig(AppConfig):
 
 
 def _give_broker(celery: Any) -> None:
-    """Use database 1 of the embedded server as Celery's broker in web servers and workers, if Celery has no broker."""
+    """Use database 1 of the embedded server as Celery's broker in web servers, workers and shells, if it has none."""
     # Other commands, such as `migrate`, send no tasks, so they do not need to start the server.
-    if "runserver" not in sys.argv and _PROGRAMS_WITH_BROKER.isdisjoint(Path(sys.argv[0]).parts[-2:]):
+    if _COMMANDS_WITH_BROKER.isdisjoint(sys.argv) and _PROGRAMS_WITH_BROKER.isdisjoint(Path(sys.argv[0]).parts[-2:]):
         return
     with suppress(ServerStartError, ImproperlyConfigured):  # `manage.py check` says what to install or to write.
         if embedded.is_needed() and embedded.is_allowed() and not celery.conf.broker_url:

@@ -196,6 +196,12 @@ def test_a_web_server_knows_the_broker(project: Project, server: str, arguments:
     assert "/1 ends here" in said
 
 
+def test_a_shell_knows_the_broker(project: Project) -> None:
+    said = project.manage("shell", "-c", "from shop.celery import app; print('broker:', app.conf.broker_url, 'end')")
+    assert "broker: redis://127.0.0.1:" in said
+    assert "/1 end" in said
+
+
 def test_in_production_it_refuses_unless_told(project: Project) -> None:
     project.settings["DEBUG"] = False
     said = project.manage("check", fails=True)
