@@ -73,12 +73,12 @@ def parse(raw: bytes) -> Document:
     if not isinstance(plans, dict) or not isinstance(rules, list):
         raise RefusedError([f"plans must be an object whose keys are slugs, and rules a list, as in {_EXAMPLE}"])
     problems: list[str] = []
-    right_plans = {}
+    valid_plans = {}
     for slug, plan in plans.items():
         found = [f"plan “{printable(slug)}”: {problem}" for problem in _plan_problems(slug, plan)]
         problems += found
         if not found:
-            right_plans[slug] = plan
+            valid_plans[slug] = plan
     entries: list[dict[str, Any]] = []
     for number, entry in enumerate(rules, 1):
         completed, found = _completed(entry)
@@ -94,9 +94,9 @@ def parse(raw: bytes) -> Document:
         if count > 1
     ]
     if problems:
-        wrong_plans = plans.keys() - right_plans.keys()
-        rest = {identity(entry): entry for entry in entries if entry.get("plan") not in wrong_plans}
-        raise RefusedError(problems, {"plans": right_plans, "rules": list(rest.values())})
+        invalid_plans = plans.keys() - valid_plans.keys()
+        rest = {identity(entry): entry for entry in entries if entry.get("plan") not in invalid_plans}
+        raise RefusedError(problems, {"plans": valid_plans, "rules": list(rest.values())})
     return {"plans": plans, "rules": sorted(entries, key=identity)}
 
 

@@ -140,7 +140,7 @@ def _reasons_to_decide() -> Iterator[str]:
     """
     if _THROTTLE in _default_throttles():
         yield "REST_FRAMEWORK['DEFAULT_THROTTLE_CLASSES'] names QuotaThrottle"
-    if conf.PATHS:
+    if _paths():
         yield "RATELIMITS['PATHS'] is set"
     for view in _views():
         if hasattr(view.view, "ratelimits") or any(_is_throttle(one, "QuotaThrottle") for one in _throttles(view)):
@@ -151,8 +151,17 @@ def _default_throttles() -> Sequence[str]:
     return getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES") or ()
 
 
+def _paths() -> list[str] | dict[str, dict[str, Any]]:
+    """Return PATHS, or an empty list if PATHS is not valid. `check_settings` reports the invalid value."""
+    try:
+        return conf.PATHS
+    except ImproperlyConfigured:
+        return []
+
+
 def _options_of_paths() -> list[dict[str, Any]]:
-    return list(conf.PATHS.values()) if isinstance(conf.PATHS, dict) else []
+    paths = _paths()
+    return list(paths.values()) if isinstance(paths, dict) else []
 
 
 def _views() -> list[FoundView]:

@@ -21,8 +21,11 @@ LONGEST_POST = 100
 LONGEST_UNIT = 255
 #: In TRUSTED_PROXIES: a proxy that connects by a unix socket, and so has no address.
 UNIX = "unix"
+#: The name of a header field.
 _HEADER = re.compile(r"[A-Za-z0-9-]{1,100}")
+#: The source of a view's key and its name there, such as "header:X-Tenant".
 _KEY = re.compile(r"(header|query|field|arg):.+")
+#: A namespace, or the name of a billing system.
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 #: This many first rows decide how wide the columns are. So a table of any length needs little memory.
-_MEASURED = 200
+_MEASURED_ROWS = 200
 
 
 def table(
@@ -17,7 +17,7 @@ def table(
     Control characters in texts are escaped, since they could move the cursor or hide lines.
     """
     remaining = iter(rows)
-    first = list(islice(remaining, _MEASURED))
+    first = list(islice(remaining, _MEASURED_ROWS))
     widths = [max(map(len, map(_text, column))) for column in zip(headers, *first, strict=True)]
     numbers = [bool(first) and isinstance(first[0][index], int) for index in range(len(headers))]
     for line in (headers, *first):

@@ -68,7 +68,7 @@ class Plan(Versioned):
 
 
 def plan_name(row: Any) -> str:
-    """Return the name of a row's plan; for a row of the history whose plan was deleted, "#" and the plan's id."""
+    """Return the name of a row's plan. If the plan was deleted (the row is of the history), return "#" and its id."""
     try:
         return str(row.plan)
     except Plan.DoesNotExist:

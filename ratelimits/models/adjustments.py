@@ -157,7 +157,8 @@ class Adjustment(models.Model):
         payer = Account.objects.filter(identifier=self.account).first()
         if payer is None:
             return _(
-                "This account has no usage in this period and is not in the table of accounts: check its spelling."
+                "This account has no usage in this period and is not in the table of accounts: check the spelling"
+                " of the account."
             )
         kept = kept_periods(conf.DATABASE, [self.account]).get(self.account)
         try:

@@ -22,6 +22,7 @@ from ratelimits.models.ledger import moment
 
 #: Prefix of a webhook's secret (Standard Webhooks); the key in base64 follows it.
 SECRET_PREFIX = "whsec_"  # noqa: S105
+#: The namespace of the ids of alerts (see `uuid.uuid5`). All processes must use the same namespace.
 _NAMESPACE = uuid.UUID("0ba6c7ad-5a1d-5b8e-9d3c-6f1f6a5f3a10")
 
 

@@ -26,6 +26,7 @@ from ratelimits.models.reports import PeriodUsage
 from ratelimits.models.versions import Edit, edited
 
 _SECOND = 1_000_000
+#: Maximum number of accounts that one query names.
 _CHUNK = 1000
 
 #: The terms of an account: its time zone and its billing anchor ("" if it has none).

@@ -117,7 +117,7 @@ def validate_key(key: str) -> None:
     kind, _colon, name = key.partition(":")
     if kind not in COVERS or not _IDS[kind].fullmatch(name):
         raise ValidationError(
-            _("%(key)s is not a key: write its kind, a colon and its id, such as user:42, %(others)s."),
+            _("%(key)s is not a key: write a kind, a colon and an id, such as user:42, %(others)s."),
             code="key",
             params={"key": key, "others": "api_key:4, account:7, ip:203.0.113.9"},
         )

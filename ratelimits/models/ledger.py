@@ -152,7 +152,7 @@ class Batch(models.Model):
 
     def contents(self) -> list[str]:
         """Return the content digest of each sealed batch in this row, in hexadecimal."""
-        parts = bytes(self.parts)
+        parts = bytes(self.parts)  # Each digest is 32 bytes of SHA-256.
         return [parts[start : start + 32].hex() for start in range(0, len(parts), 32)] or [self.content]
 
     def line_ids(self) -> tuple[int, int]:

@@ -111,7 +111,12 @@ class PushDelivery(models.Model):
         help_text=_("The time of the first request that was perhaps accepted."),
     )
     settled_at = models.DateTimeField(_("settled at"), null=True, blank=True)
-    note = models.CharField(_("note"), max_length=400, blank=True, help_text=_("The last answer, or who settled it."))
+    note = models.CharField(
+        _("note"),
+        max_length=400,
+        blank=True,
+        help_text=_("The last answer of the billing system, or who settled the delivery."),
+    )
 
     class Meta:
         verbose_name = _("push delivery")

@@ -182,10 +182,11 @@ class Rule(Coverage, Refusal, Start, Versioned):
         null=True,
         blank=True,
         help_text=_(
-            "Maximum number of requests whose permits a process takes in advance in one call, to spend them without"
-            " asking Redis. These requests are counted as usage at most a second later. If the process is killed, some"
-            " of them are not counted: fewer than this number. The report then says so. Empty: Redis decides and"
-            " counts every request."
+            "Maximum number of requests whose permits a process takes in advance in one call. The process"
+            " then spends these permits without asking Redis. These requests are counted as usage at most a"
+            " second later. If the process is killed, some of these requests are not counted, but fewer than"
+            " this number. The report then says so. Leave it empty to let Redis decide and count every"
+            " request."
         ),
     )
 

@@ -68,6 +68,7 @@ class Tests:
             test = self._running_test(using)
             if test is not None:
                 blocks = test.blocks
+                # The edit takes effect at the end of the outermost block inside the test's own block.
                 test.edit_blocks.append(blocks[blocks.index(test.block) + 1])
 
     def follow(self, using: str) -> None:

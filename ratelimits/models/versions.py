@@ -149,7 +149,7 @@ class _Publisher:
     def _publish(self, version: int) -> None:
         try:
             in_force = publish_version(version)
-            # Perhaps another editor has published a newer version meanwhile, so the database is read once more.
+            # Perhaps another editor has published a newer version meanwhile. So read the database once more.
             if in_force > version and in_force > ConfigVersion.read(self.using)[0]:
                 _raise_above(self.using, in_force)
         except (RedisError, OSError) as error:
@@ -165,8 +165,8 @@ class _Publisher:
 def _raise_above(using: str, in_force: int) -> None:
     """Raise the version above the version in Redis, which is higher if the database was restored or created again."""
     logger.warning(
-        "Redis has configuration version %s, which is newer than that of the database %r: the version is raised above"
-        " it, and every process reads everything again",
+        "Redis has configuration version %s, but the database %r has an older version. So the version is now raised"
+        " above the version in Redis, and every process reads all rows again",
         in_force,
         using,
     )

@@ -20,6 +20,7 @@ _MODULES = {"django_ratelimit.decorators", "ratelimit.decorators"}
 _KINDS = {"ip": "ip", "user": "user", "user_or_ip": "key"}
 #: The name of a source in the argument `key` of `limited`, for each source of a key of django-ratelimit.
 _SOURCES = {"header": "header", "get": "query", "post": "field"}
+#: A rate whose time has no unit, such as "5/60" or "5/".
 _NO_UNIT = re.compile(r"[0-9]+/[0-9]*")
 
 

@@ -61,6 +61,6 @@ def _with_name(finding: Finding, names: set[str]) -> Finding:
     name, number = start[:_LONGEST_NAME], 1
     while name in names:
         number += 1
-        name = f"{start[: _LONGEST_NAME - 4]}-{number}"
+        name = f"{start[: _LONGEST_NAME - 4]}-{number}"  # The four characters are for the hyphen and the number.
     names.add(name)
     return replace(finding, rule={**finding.rule, "name": name})

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: Number of rows that are fetched from the database at once.
 _CHUNK = 2000
 
 

@@ -8,7 +8,7 @@ from ratelimits.algorithms.limits import Mode
 from ratelimits.conf import conf
 from ratelimits.models.keys import COUNTED
 from ratelimits.rules.keyed import OverrideRow
-from ratelimits.rules.narrowing import USER, concerns, counted_kind, covers, overridden
+from ratelimits.rules.narrowing import USER, applies_to_caller, counted_kind, covers, overridden
 from ratelimits.rules.rows import Rows, RuleRow
 from ratelimits.rules.selection import GLOBAL_KEY, AppliedRule, UnreadableRule
 
@@ -20,11 +20,11 @@ _NO_GROUPS: frozenset[str] = frozenset()
 
 
 class Chooser:
-    """Chooses among the rules of one version.
+    """Chooses the rules of one version that apply to an identity.
 
     clock     returns the present moment, in µs since 1970 UTC
     seen      is called with the present moment and the next moment at which a rule's numbers change
-    log_once  logs an error about the rows
+    log_once  logs an error about the rows, if this error was not logged before
     """
 
     __slots__ = ("_clock", "_log_once", "_plans", "_rows", "_seen")
@@ -49,7 +49,7 @@ class Chooser:
         for row in self._rows.rules.values():
             kind = counted_kind(row, present)
             groups = frozenset({row.group}) if present & USER else _NO_GROUPS
-            if row.mode != "enforce" or not covers(row, scope, method) or not concerns(row, present, groups):
+            if row.mode != "enforce" or not covers(row, scope, method) or not applies_to_caller(row, present, groups):
                 continue
             if kind is not None or row.key_kind not in COUNTED:
                 rule = self._apply(row, kind or GLOBAL_KEY, [], [], 0)
@@ -72,7 +72,7 @@ class Chooser:
                 chosen.update({name: (rank, row) for name, row in self._plans.get(plan, {}).items()})
         for name in sorted(chosen):
             rank, row = chosen[name]
-            if not wanted(row) or not concerns(row, present, groups):
+            if not wanted(row) or not applies_to_caller(row, present, groups):
                 continue
             kind = counted_kind(row, present)
             # Do not leave out a rule with an unknown kind of key: it is perhaps meant for this request.

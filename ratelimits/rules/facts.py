@@ -35,22 +35,22 @@ class Facts:
     Here a shard is a part of all keys. The rows about its keys are read together.
     """
 
-    __slots__ = ("_known", "_now", "_rows", "until")
+    __slots__ = ("_facts_by_key", "_now", "_rows", "until")
 
     def __init__(self, rows: KeyRows, now: int) -> None:
         self._rows = rows
         self._now = now
-        self._known: dict[str, KeyFacts] = {}
+        self._facts_by_key: dict[str, KeyFacts] = {}
         later = bisect_right(rows.edges, now)
         self.until = rows.edges[later] if later < len(rows.edges) else NEVER
 
     def get(self, key: str) -> KeyFacts | None:
         """Return the KeyFacts of a key; None if the database has no rows about it."""
-        facts = self._known.get(key)
+        facts = self._facts_by_key.get(key)
         if facts is None:
             facts = self._find(key)
             if facts is not None:
-                self._known[key] = facts
+                self._facts_by_key[key] = facts
         return facts
 
     def _find(self, key: str) -> KeyFacts | None:

@@ -40,7 +40,7 @@ def planned(key: str, rule: str, extra: int, until: datetime, *, account: str = 
         edges |= {edge for edge in (row.valid_from, row.valid_until) if edge is not None and now < edge < until}
     granted = []
     for start, end in pairwise(sorted(edges)):
-        in_force = next((row for row in existing if _covers(row, start)), None)
+        in_force = next((row for row in existing if _is_in_force(row, start)), None)
         override = KeyOverride(key=key, rule=rule) if in_force is None else _copy(in_force)
         override.capacity = (base.capacity if override.capacity is None else override.capacity) + extra
         override.valid_from, override.valid_until = start, end
@@ -101,7 +101,7 @@ def _copy(row: KeyOverride) -> KeyOverride:
     return KeyOverride(key=row.key, rule=row.rule, **numbers)
 
 
-def _covers(row: KeyOverride, moment: datetime) -> bool:
+def _is_in_force(row: KeyOverride, moment: datetime) -> bool:
     return (row.valid_from is None or row.valid_from <= moment) and (
         row.valid_until is None or moment < row.valid_until
     )

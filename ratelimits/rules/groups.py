@@ -116,30 +116,30 @@ def watch() -> None:
 
 def _members_changed(instance: Any, action: str, reverse: bool, pk_set: Any, using: str, **kwargs: Any) -> None:
     if action == "post_clear":
-        _note([] if reverse else [instance.pk], using)
+        _groups_changed([] if reverse else [instance.pk], using)
     elif action in ("post_add", "post_remove") and pk_set:
-        _note(list(pk_set) if reverse else [instance.pk], using)
+        _groups_changed(list(pk_set) if reverse else [instance.pk], using)
 
 
 def _group_saved(created: bool, using: str, **kwargs: Any) -> None:
     if not created:  # The group perhaps has another name now. A new group has no members yet.
-        _note([], using)
+        _groups_changed([], using)
 
 
 def _group_deleted(using: str, **kwargs: Any) -> None:
-    _note([], using)
+    _groups_changed([], using)
 
 
-def _note(users: Collection[Any], using: str) -> None:
+def _groups_changed(users: Collection[Any], using: str) -> None:
     """Make every process read the groups of these users again, or of all users if the list is empty."""
     if using == conf.DATABASE:
-        _edit(users)
+        _write_tombstones(users)
     else:
         # No transaction can contain the tables of two databases. So edit only after the group's change is committed.
-        transaction.on_commit(lambda: _edit(users), using=using)
+        transaction.on_commit(lambda: _write_tombstones(users), using=using)
 
 
-def _edit(users: Collection[Any]) -> None:
+def _write_tombstones(users: Collection[Any]) -> None:
     if not has_rules_outside_database and not Rule.objects.using(conf.DATABASE).exclude(group="").exists():
         return
     keys = [f"user:{pk}" for pk in users]

@@ -24,6 +24,7 @@ from ratelimits.models.versions import Tombstone
 
 #: A moment so late that it never comes, in µs.
 NEVER = 2**62
+#: Number of rows that are fetched from the database at once.
 _CHUNK = 2000
 
 

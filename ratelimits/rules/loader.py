@@ -36,7 +36,7 @@ Override = Callable[[rows.Rows], rows.Rows]
 
 #: Maximum number of seconds to wait for the reply to one query.
 PATIENCE = 5.0
-#: For this time (µs) after a failure, the database is not asked again. But a reload without a minimum version asks it.
+#: For this time (µs) after a failure, the database is not asked again. (A reload without a minimum version does ask.)
 _PAUSE = 1_000_000
 #: If the clock steps back by more than this time (µs), the snapshot is made again.
 _STEP = 1_000_000
@@ -125,7 +125,7 @@ class Loader:
         return await self._await(self._submit_missing(missing))
 
     def used(self, query: ledger.LedgerQuery) -> int:
-        """Return the result of a query of the ledger. Raise RulesUnavailable if the database cannot be asked."""
+        """Return the usage that a query of the ledger finds. Raise RulesUnavailable if the database cannot be asked."""
         return self._wait(self._submit(self._used, query))
 
     async def aused(self, query: ledger.LedgerQuery) -> int:
@@ -208,7 +208,7 @@ class Loader:
                 raise RulesUnavailable(message)
         future = self._start(job, argument)
         if future is None:
-            raise RulesUnavailable("the process has no thread to read the rules: it ends, or has too many threads")
+            raise RulesUnavailable("the process has no thread to read the rules: it is ending, or has too many")
         return future
 
     def _start(self, job: Callable[..., R], *arguments: Any) -> Future[R] | None:
@@ -326,8 +326,8 @@ class Loader:
     def _use(self, rows_read: rows.Rows) -> Snapshot:
         """Use these rows from now on.
 
-        If Redis has a newer version than the database, decisions do not compare versions. A second later the next
-        refresh ends this.
+        While Redis has a newer version than the database, decisions do not compare versions. A second later, the next
+        refresh lets decisions compare versions again.
         """
         with self._lock:
             redis_is_newer = rows_read.version < self._newer_in_redis

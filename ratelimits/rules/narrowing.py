@@ -1,6 +1,6 @@
-"""Choose, among the rules of a snapshot, those that apply to a request.
+"""Decide about single rules: whether a rule applies to a request, which key it counts, and with which numbers.
 
-The functions say whether a rule covers the request, which key it counts, which numbers it has, and whether it bills.
+`choosing` calls these functions for the rules of a snapshot.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def for_head(applied: list[tuple[int, RuleRow, AppliedRule]]) -> list[tuple[int,
     ]
 
 
-def concerns(row: RuleRow, present: int, groups: frozenset[str]) -> bool:
+def applies_to_caller(row: RuleRow, present: int, groups: frozenset[str]) -> bool:
     """Return whether the rule applies to a caller.
 
     `present` has a bit for each kind of key that the caller has. `groups` are the groups of its user. An identity that

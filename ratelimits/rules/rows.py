@@ -26,6 +26,7 @@ from ratelimits.rules.keyed import KeyRows
 
 logger = logging.getLogger(__name__)
 
+#: Maximum number of attempts to read all rows without an edit in between.
 _ATTEMPTS = 5
 
 

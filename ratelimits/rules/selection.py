@@ -41,7 +41,7 @@ class AppliedRule:
               address, with the length of its IPv4 prefix and of its IPv6 prefix
     max_wait  the longest wait in seconds
     prefetch  maximum number of requests for which a process takes permits in advance; 0 for none
-    refusal_status, refusal_text  what a refused client receives. The text "" stands for one that says when to try again
+    refusal_status, refusal_text  what a refused client receives. If the text is "", the client reads when to try again
     lasting   in which cases a key's count is restored from the ledger (see `Lasting`)
     counts_since  the moment since which the rule exists, in µs since 1970 UTC
     rule      the id of the rule
@@ -86,7 +86,7 @@ class UnreadableRule(NamedTuple):
 
 
 class ExplainedRule(NamedTuple):
-    """A rule that applies to an identity in some scope, and why.
+    """A rule that applies to an identity in some scope, and the reasons why it applies.
 
     row        the row of the rule
     rule       the rule as it applies; None if an override has switched it off

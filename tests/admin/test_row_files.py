@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from ratelimits.models import Account, ConfigVersion, KeyOverride, Plan, PlanMembership, Upload
-from ratelimits.models.row_files.uploads import KEPT
+from ratelimits.models.row_files.uploads import MAX_AGE
 from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -235,7 +235,7 @@ class TestWhoMay:
     def test_a_file_waits_for_a_day(self) -> None:
         client = importer()
         page = shown(client, MEMBERSHIPS, "key,plan", "user:1,pro")
-        Upload.objects.update(at=timezone.now() - KEPT)
+        Upload.objects.update(at=timezone.now() - MAX_AGE)
         assert "This file is no longer stored: choose it again." in messages(confirmed(client, page))
         upload(client, MEMBERSHIPS, "key,plan", "user:2,pro")
         assert Upload.objects.count() == 1

@@ -199,7 +199,7 @@ class TestKeys:
         ],
     )
     def test_what_is_no_key_is_refused_with_how_one_looks(self, typed: str) -> None:
-        with pytest.raises(ValidationError, match="write its kind, a colon and its id, such as user:42"):
+        with pytest.raises(ValidationError, match="write a kind, a colon and an id, such as user:42"):
             validate_key(typed)
 
 

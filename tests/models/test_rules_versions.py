@@ -320,9 +320,9 @@ def test_fixtures_take_a_version(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "advice"),
     [
-        ("42", "write its kind"),
-        ("user:", "write its kind"),
-        ("global:x", "write its kind"),
+        ("42", "write a kind"),
+        ("user:", "write a kind"),
+        ("global:x", "write a kind"),
         ("ip:localhost", "not an address"),
         ("ip:203.0.113.0/24", "one by one"),
         ("ip:2001:db8::1", "write ip:2001:db8::/64"),

@@ -53,7 +53,7 @@ class Command(ExplainedCommand):
             raise CommandError(str(error)) from error
 
     def _prune(self, month: str, directory: Path, progress: Progress) -> None:
-        # Usage is moved if it is from before the month begins in the easternmost time zone, where it begins first.
+        # The month begins first in the easternmost time zone. Move only usage from before it begins there.
         before = month_window(month)[0] // SECOND
         for pruned in archive.prune(conf.DATABASE, before, directory, progress):
             batches, lines = plural(pruned.batches, "batch", "batches"), plural(pruned.lines, "line")

@@ -19,8 +19,8 @@ _HEADINGS = ("FOUND", "WHERE", "BECOMES")
 class Command(ExplainedCommand):
     help = (
         "Finds the throttles of Django REST framework and the decorators of django-ratelimit in the project's views,"
-        " and shows the rules that they become. With --write, adds these rules. A rule whose name exists already is"
-        " not changed, so the command can run again."
+        " and shows the rules that they become. With --write, adds these rules. The command does not"
+        " change a rule whose name already exists, so you can run it again."
     )
     examples = (
         "",
@@ -69,7 +69,7 @@ class Command(ExplainedCommand):
         if api_settings.NUM_PROXIES is None and conf.NUM_PROXIES is None and not conf.TRUSTED_PROXIES:
             self.stdout.write(
                 "NUM_PROXIES is not set, so X-Forwarded-For is not trusted. If there is a proxy in front of the site,"
-                " set it: otherwise all clients of the proxy are counted as one."
+                " set NUM_PROXIES: otherwise all clients of the proxy are counted as one."
             )
 
 

@@ -29,8 +29,8 @@ class KeyReset(models.Model):
         max_length=255,
         blank=True,
         help_text=_(
-            "The account of the user or API key. Write - if there is no account. If you leave the field empty, it is"
-            " the account of the key's latest usage."
+            "The account of the user or API key. Write - if there is no account. If you leave the field"
+            " empty, the account of the key's latest usage is taken."
         ),
     )
     rule = models.SlugField(_("rule"), max_length=40, help_text=_("Name of the rule."))

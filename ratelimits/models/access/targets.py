@@ -60,13 +60,14 @@ def _network_target(name: str) -> str:
     """Return the target for an address or a network. Raise ValueError if the text is neither."""
     network = ip_network(name, strict=False)
     if isinstance(network, IPv6Network) and network.subnet_of(_IPV4_MAPPED):
+        # The IPv4 address is the last 32 of the 128 bits.
         network = IPv4Network((int(network.network_address) & 0xFFFFFFFF, network.prefixlen - 96))
         name = str(network)
     if isinstance(network, IPv6Network) and network.prefixlen > NARROWEST_V6:
         raise ValidationError(
             _(
-                "IPv6 addresses are counted by their /64 network, since one subscriber has all of it: write"
-                " ip:%(wanted)s."
+                "IPv6 addresses are counted by their /64 network, since one subscriber has the whole network:"
+                " write ip:%(wanted)s."
             ),
             code="target",
             params={"wanted": network.supernet(new_prefix=NARROWEST_V6)},

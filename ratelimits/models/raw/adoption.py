@@ -42,7 +42,7 @@ class HistoryDifference(NamedTuple):
     deleted: list[Any]
 
 
-def unrecorded(model: type[Versioned], using: str) -> HistoryDifference:
+def difference_from_history(model: type[Versioned], using: str) -> HistoryDifference:
     """Return the rows of a model that differ from its history."""
     records: models.QuerySet[Any] = model.history.using(using).order_by()
     newest = records.filter(id=OuterRef("pk")).order_by("-version", "-history_id").values("history_id")[:1]
@@ -96,7 +96,7 @@ def adopt(edit: Edit, reason: str, progress: Progress | None = None) -> list[str
 
 def _adopt(model: type[Versioned], edit: Edit, reason: str, progress: Progress) -> list[str]:
     lines = []
-    difference = unrecorded(model, edit.using)
+    difference = difference_from_history(model, edit.using)
     names = str(model._meta.verbose_name_plural)
     for row, before in progress.counted(names, difference.rows, len(difference.rows)):
         if before is not None and any(getattr(row, name) != getattr(before, name) for name in row.subject_fields):
@@ -126,7 +126,7 @@ def adopt_after_migrate(using: str, apps: Apps | None = None, plan: Collection[A
         return
     if not all(_has_present_columns(model, apps) for model in MODELS):
         return
-    if any(rows or deleted for rows, deleted in (unrecorded(model, using) for model in MODELS)):
+    if any(rows or deleted for rows, deleted in (difference_from_history(model, using) for model in MODELS)):
         with editing(using) as edit:
             adopt(edit, "migrate")
 

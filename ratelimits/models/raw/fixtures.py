@@ -30,7 +30,7 @@ _added_versions: WeakKeyDictionary[Any, dict[tuple[type[models.Model], Any], int
 
 
 @receiver(pre_save, dispatch_uid="ratelimits.fixtures.before")
-def _before(sender: type[models.Model], instance: models.Model, using: str, **kwargs: Any) -> None:
+def _remember_former(sender: type[models.Model], instance: models.Model, using: str, **kwargs: Any) -> None:
     """Remember the old row, and reset the version: the version in a fixture is from another database."""
     if not kwargs.get("raw"):
         return
@@ -46,7 +46,7 @@ def _before(sender: type[models.Model], instance: models.Model, using: str, **kw
 
 
 @receiver(post_save, dispatch_uid="ratelimits.fixtures.after")
-def _after(sender: type[models.Model], instance: models.Model, using: str, **kwargs: Any) -> None:
+def _record_after_save(sender: type[models.Model], instance: models.Model, using: str, **kwargs: Any) -> None:
     """Record the edit after the row is saved. If the version were published before, processes could miss the row."""
     if not kwargs.get("raw"):
         return

@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 #: How long a file is stored while nobody confirms its changes.
-KEPT = timedelta(days=1)
+MAX_AGE = timedelta(days=1)
 
 
 class Upload(models.Model):
@@ -35,7 +35,7 @@ class Upload(models.Model):
     def keep(cls, table: str, by: Any, raw: bytes, using: str) -> Upload:
         """Store a file. Delete the user's earlier file for this table, and all files that are too old."""
         rows = cls.objects.using(using)
-        rows.filter(at__lt=timezone.now() - KEPT).delete()
+        rows.filter(at__lt=timezone.now() - MAX_AGE).delete()
         rows.filter(table=table, by=str(by)).delete()
         return rows.create(table=table, by=str(by), content=zlib.compress(raw, 1))
 
@@ -43,7 +43,7 @@ class Upload(models.Model):
     def find(cls, pk: int, table: str, by: Any, using: str) -> Upload | None:
         """Return a file that this user uploaded. Return None if it was imported or replaced, or is too old."""
         rows = cls.objects.using(using).filter(pk=pk, table=table, by=str(by))
-        return rows.filter(at__gte=timezone.now() - KEPT).first()
+        return rows.filter(at__gte=timezone.now() - MAX_AGE).first()
 
     def raw(self) -> bytes:
         """Return the bytes of the file."""

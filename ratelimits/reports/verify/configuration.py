@@ -9,7 +9,7 @@ from typing import Any
 from django.db.models import F, Max, Q
 
 from ratelimits.models import ConfigVersion
-from ratelimits.models.raw.adoption import MODELS, never_recorded, unrecorded, with_newest_record
+from ratelimits.models.raw.adoption import MODELS, difference_from_history, never_recorded, with_newest_record
 from ratelimits.models.versions import Versioned
 
 
@@ -37,7 +37,7 @@ def verify_configuration(using: str, checked: Counter[str]) -> Iterator[str]:
 
 def _verify_rows(model: type[Versioned], using: str) -> Iterator[str]:
     kind = model._meta.verbose_name
-    difference = unrecorded(model, using)
+    difference = difference_from_history(model, using)
     for row, before in difference.rows:
         if before is not None:
             yield (
