@@ -225,6 +225,21 @@ class TestIdentities:
         assert identify(request()) == Identity(address="ip:198.51.100.7")
         assert identify(HttpRequest()) == Identity(address=UNKNOWN_ADDRESS)
 
+    def test_the_address_follows_the_settings_of_proxies(self, settings: Any) -> None:
+        forwarded = request("198.51.100.7", "192.0.2.1")
+        assert identify(forwarded).address == "ip:198.51.100.7"
+        settings.RATELIMITS = {**settings.RATELIMITS, "NUM_PROXIES": 1}
+        assert identify(forwarded).address == "ip:192.0.2.1"
+        settings.RATELIMITS = {**settings.RATELIMITS, "NUM_PROXIES": None, "TRUSTED_PROXIES": ["198.51.100.0/24"]}
+        assert identify(forwarded).address == "ip:192.0.2.1"
+        settings.RATELIMITS = {**settings.RATELIMITS, "TRUSTED_PROXIES": []}
+        assert identify(forwarded).address == "ip:198.51.100.7"
+
+    def test_what_is_remembered_of_long_addresses_is_small(self) -> None:
+        before = identity._identity_at.cache_info().currsize
+        assert identify(request("9" * 8000)).address == UNKNOWN_ADDRESS
+        assert identity._identity_at.cache_info().currsize == before
+
     def test_a_user_is_its_own_account_where_nothing_is_said(self, settings: Any) -> None:
         settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": None}
         who = identify(request(user=User(pk=42)))

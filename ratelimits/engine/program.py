@@ -153,7 +153,9 @@ class Program:
             waits = (term.max_wait,) if term.max_wait >= 0 else ()
             numbers.append(header + struct.pack(f"<{len(waits) + len(params)}d", *waits, *params))
             if not (0 <= term.rule < _MAX_RULE and 0 <= term.version < _MAX_RULE):
-                raise ValueError(f"the rule {term.rule} has a number that is too large, or its version {term.version}")
+                raise ValueError(
+                    f"the id and version of a rule are from 0 to 2**32 - 1, not {term.rule}, {term.version}"
+                )
             rules.append(_RULE.pack(term.since, b"%d|%d" % (term.rule, term.version)))
         return b"".join([*numbers, *rules])
 

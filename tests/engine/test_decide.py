@@ -318,6 +318,18 @@ class TestLife:
         assert redis_client.pttl(key) / 1000 == pytest.approx(36_000, abs=3)
         assert peek([longer], now=NOW).remaining == 9
 
+    def test_only_a_moment_of_the_server_keeps_an_expiry_that_has_not_changed(self, redis_client: RawRedis) -> None:
+        window, key = limit("fixed_window", period=86_400), KEYS.state(shard_of("user:1", 64), "user:1")
+        ask(window, now=None)
+        redis_client.pexpire(key, 30_000)
+        assert ask(window, now=None).remaining == 8
+        assert redis_client.pttl(key) <= 30_000
+        assert ask(window, now=now_of_this_machine()).remaining == 7
+        assert redis_client.pttl(key) > 30_000
+        redis_client.pexpire(key, 30_000)
+        assert ask(window, limit("fixed_window", name="longer", period=10 * 86_400), now=None).allowed
+        assert redis_client.pttl(key) > 30_000
+
 
 def now_of_this_machine() -> int:
     return time.time_ns() // 1000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,14 @@ def term(algorithm: str, /, key: int = 0, slot: int = 0, **numbers: object) -> T
 def test_the_same_terms_are_the_same_program() -> None:
     assert program((term("gcra"),)) is program((term("gcra"),))
     assert program((term("gcra"),)) == Program((term("gcra"),)) != Program((term("gcra", capacity=3),))
+
+
+@pytest.mark.parametrize("numbers", [{"rule": 2**32}, {"version": 2**32}, {"rule": -1}, {"version": -1}])
+def test_a_rule_has_numbers_of_at_most_ten_digits(numbers: dict[str, Any]) -> None:
+    largest = replace(term("gcra"), rule=2**32 - 1, version=2**32 - 1)
+    assert program((largest,)).packed(NOW).program.endswith(b"4294967295|4294967295\0")
+    with pytest.raises(ValueError, match=r"from 0 to 2\*\*32 - 1"):
+        program((replace(largest, **numbers),)).packed(NOW)
 
 
 def test_a_kept_program_is_its_terms() -> None:
