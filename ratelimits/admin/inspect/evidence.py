@@ -24,6 +24,7 @@ from ratelimits.recording.trace import refused_requests
 from ratelimits.reports.present import MeterUse, present_usage
 from ratelimits.reports.terms import TermsBook
 from ratelimits.rules import Snapshot
+from ratelimits.status.first_drain import before_first_drain
 from ratelimits.status.refusals import (
     MAX_REFUSALS,
     RefusedRequests,
@@ -118,6 +119,7 @@ class Refusals(NamedTuple):
     by_day      the refusals of 30 days, by day
     more        whether there are more refusals than these lists have
     until       the moment until which all usage is known; "" if no such moment is known
+    undrained   before the first drain: a text that says so, and what to start; "" after it
     why_none    the reason why refusals by rules are not known; "" if they are known
     of_account  whether the refusals are those of all keys of an account
     """
@@ -131,6 +133,7 @@ class Refusals(NamedTuple):
     by_day: list[ShownRefusal]
     more: bool
     until: str
+    undrained: str
     why_none: str
     of_account: bool
 
@@ -216,6 +219,7 @@ def shown_refusals(
             [],
             len(blocked) > MAX_REFUSALS,
             "",
+            before_first_drain(conf.DATABASE),
             why,
             False,
         )
@@ -235,6 +239,7 @@ def shown_refusals(
         list(_shown_rows(by_day, pages, names)),
         max(len(lately), len(by_day)) > MAX_REFUSALS,
         when(until) if until else "",
+        "" if until else before_first_drain(conf.DATABASE),
         "",
         not key,
     )

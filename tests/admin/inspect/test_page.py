@@ -184,7 +184,19 @@ class TestRefusals:
         assert f"{URL}?q=api_key%3A8&amp;account=acme" in of_account
         assert "nothing was refused" in text(html(admin_client, "api_key:8"))
 
+    @pytest.mark.parametrize("key", ["account:acme", "203.0.113.9"])
+    def test_before_the_first_drain_the_page_says_what_to_start(self, admin_client: Client, key: str) -> None:
+        at = time.strftime("%H:%M", time.gmtime(time.time() - 3600))
+        for said in (text(html(admin_client, key)), text(html(admin_client, key, at=at))):
+            top = said.partition("The last refusals")[0]
+            assert "Nothing was drained to the ledger yet, so no usage and no refusals are known here. Start" in top
+            assert "Nothing was refused" not in top
+        flow()
+        for said in (text(html(admin_client, key)), text(html(admin_client, key, at=at))):
+            assert "Nothing was drained" not in said
+
     def test_the_newest_refusals_come_first_with_the_name_that_the_rule_had_then(self, admin_client: Client) -> None:
+        flow()
         now = int(time.time()) // QUARTER * QUARTER
         rows = {name: rule(name) for name in ("kept", "edited", "renamed", "deleted")}
         history: Any = Rule.history
@@ -272,6 +284,7 @@ class TestRefusals:
     def test_the_refusals_of_a_moment_come_first_and_say_which_span_they_are_of(
         self, admin_client: Client, settings: Any
     ) -> None:
+        flow()
         now = int(time.time())
         then = (now - 6 * 3600) // 60 * 60
         row = rule("burst")
