@@ -43,7 +43,7 @@ def check_throttles(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> l
 
 @checks.register("ratelimits")
 def check_rates(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Return an error for each of DEFAULT_THROTTLE_RATES that the throttle classes of this app cannot read.
+    """Return an error for each rate in DEFAULT_THROTTLE_RATES that the throttle classes of this app cannot read.
 
     Without this check, the first request of a view would raise the error.
     """
@@ -109,7 +109,7 @@ def check_views(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
 def check_use(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Warn if there are rules, but nothing asks for decisions by them. Do nothing without `--database`."""
+    """Warn if there are rules, but no setting and no view uses them. Do nothing without `--database`."""
     try:
         using = conf.DATABASE
         if using not in (databases or ()) or any(True for _reason in _reasons_to_decide()):

@@ -88,6 +88,7 @@ def _accounts(using: str) -> Iterator[checks.CheckMessage]:
     rows = Account.objects.using(using).order_by().values_list("timezone", "billing_anchor").annotate(first=Min("pk"))
     for timezone, anchor, first in rows:
         try:
+            # The moment (in µs, in the year 2001) does not matter: only the time zone and the anchor can be wrong.
             calendar.boundaries("month", timezone, anchor or None, 10**15)
         except ValueError as error:
             yield checks.Error(

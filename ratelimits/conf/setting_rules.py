@@ -69,7 +69,7 @@ def _is_callable(value: Any) -> bool:
     return value is None or callable(import_string(value) if isinstance(value, str) else value)
 
 
-_CALLABLE = SettingRule("a callable, the dotted path of one that can be imported, or None.", _is_callable)
+_CALLABLE = SettingRule("a callable, the dotted path of a callable, or None.", _is_callable)
 _FLAG = SettingRule("True or False.", lambda value: isinstance(value, bool))
 _PATH_OPTIONS: dict[str, Callable[[Any], bool]] = {
     "scope": lambda value: _is_text(value) and re.fullmatch(r"\*|[^\s:,*]+", value) is not None,
@@ -102,7 +102,8 @@ def _is_proxy(value: Any) -> bool:
 
 
 _PROXIES = SettingRule(
-    'a list of networks such as ["10.0.0.0/8", "2001:db8::/32"], without /0; "unix" for a unix socket; [] for none.',
+    'a list of networks, such as ["10.0.0.0/8", "2001:db8::/32"], but no network with /0. Write "unix" for proxies at a'
+    " unix socket, and [] for no proxies.",
     lambda value: isinstance(value, list | tuple) and all(map(_is_proxy, value)),
 )
 _SCOPES = SettingRule(
@@ -176,7 +177,7 @@ RULES: dict[str, SettingRule] = {
     ),
     "TRUSTED_PROXIES": _PROXIES,
     "ADDRESS_HEADER": SettingRule(
-        'the name of a header that has addresses, such as "X-Real-IP"; the header Forwarded cannot be read.',
+        'the name of a header that has addresses, such as "X-Real-IP". The app cannot read the header Forwarded.',
         lambda value: isinstance(value, str) and _HEADER.fullmatch(value) is not None and value.lower() != "forwarded",
     ),
     "KEY_SEARCH": _CALLABLE,
@@ -216,7 +217,8 @@ RULES: dict[str, SettingRule] = {
     "PROCESS_TOTALS_INTERVAL": _seconds(may_be_zero=True),
     "SIGNING_KEY": SettingRule("a text; an empty text means no signatures.", _is_text),
     "SIGNING_KEYS_OLD": SettingRule(
-        'a list of the former keys, as texts; with "" if there was no key at first; [] if there were no former keys.',
+        'a list of the former keys, as texts. Add "" to the list if SIGNING_KEY was empty at first. Write [] if there'
+        " are no former keys.",
         lambda value: isinstance(value, list | tuple) and all(map(_is_text, value)),
     ),
     "BILLING_CUSTOMER": _CALLABLE,

@@ -134,6 +134,7 @@ def _line(terminal: IO[str]) -> Iterator[_Display]:
 
     def write(text: str) -> None:
         nonlocal shown
+        # First write spaces over the rest of a longer old text.
         terminal.write(f"\r{text:<{len(shown)}}\r{text}")
         terminal.flush()
         shown = text

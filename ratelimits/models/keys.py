@@ -51,7 +51,7 @@ def network_key(address: str, ipv4_prefix: int, ipv6_prefix: int) -> str:
     `address` is the key of an IPv4 address, or of an IPv6 network with the prefix length 64. If `address` cannot be
     read, return it unchanged.
     """
-    host, _slash, _length = address[3:].partition("/")
+    host, _slash, _length = address[3:].partition("/")  # without "ip:" at the start
     try:
         prefix = ipv6_prefix if ":" in host else ipv4_prefix
         network = ip_network((host, prefix), strict=False)

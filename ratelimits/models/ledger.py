@@ -71,6 +71,7 @@ class ShardState(models.Model):
             " the clocks agree, the watermark does not advance."
         ),
     )
+    #: The position up to which `usage/tally.py` has added batches to the totals.
     tallied = models.BigIntegerField(_("batches tallied"), default=0)
     frozen = models.BooleanField(
         _("frozen"),
@@ -125,6 +126,7 @@ class Batch(models.Model):
     sealed_at = models.BigIntegerField(_("sealed at (µs)"))
     run = models.CharField(_("opened under run"), max_length=128)
     sealed_run = models.CharField(_("sealed under run"), max_length=128)
+    #: The last batch of the previous incarnation, as "incarnation:number"; "" if no batch came before.
     follows = models.CharField(_("follows"), max_length=100, blank=True)
     fence = models.CharField(
         _("fence"), max_length=16, help_text=_("How the drain made sure that Redis had saved the batch.")

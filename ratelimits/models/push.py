@@ -103,6 +103,7 @@ class PushDelivery(models.Model):
         help_text=_("Maximum number of events in one request; it is reduced after a request that failed as a whole."),
     )
     due_at = models.DateTimeField(_("due at"))
+    #: The token of the process that has claimed the event to send it (see `push/send.py`); empty if no process has.
     claim = models.UUIDField(_("claim"), null=True, blank=True, editable=False)
     unsure_since = models.DateTimeField(
         _("answer lost since"),

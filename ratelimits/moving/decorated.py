@@ -24,7 +24,7 @@ _SOURCES = {"header": "header", "get": "query", "post": "field"}
 _NO_UNIT = re.compile(r"[0-9]+/[0-9]*")
 
 
-class _Decorated(NamedTuple):
+class _DecoratedFunction(NamedTuple):
     """A decorated function: its path in Python, the module's part of this path, and the decorator's arguments."""
 
     name: str
@@ -53,7 +53,7 @@ def of_decorators(views: Iterable[FoundView]) -> Iterator[Finding]:
         yield _finding(one, scope, view_keys.get(scope, ""))
 
 
-def _scope(decorated: _Decorated, *, with_app: bool) -> str:
+def _scope(decorated: _DecoratedFunction, *, with_app: bool) -> str:
     """Return a scope for a view: the decorator's group, or the name of the view.
 
     If several modules have a view with this name, each of these views needs a different scope. Then `with_app` adds the
@@ -76,17 +76,17 @@ def _view_key(key: Any, scope: str) -> str:
     return f'"{_SOURCES[source]}:{name}"' if colon and source in _SOURCES else ""
 
 
-def _of_view(view: FoundView) -> Iterator[_Decorated]:
+def _of_view(view: FoundView) -> Iterator[_DecoratedFunction]:
     """Yield each decorator of a view, and of the methods of its class."""
     seen: set[int] = set()
     module = (view.cls or view.view).__module__
     for decorator in _arguments(view.view, seen):
-        yield _Decorated(view.name, module, decorator)
+        yield _DecoratedFunction(view.name, module, decorator)
     if view.cls is not None:
         for method in ("dispatch", *view.cls.http_method_names):
             name = view.name if method == "dispatch" else f"{view.name}.{method}"
             for decorator in _arguments(getattr(view.cls, method, None), seen):
-                yield _Decorated(name, module, decorator)
+                yield _DecoratedFunction(name, module, decorator)
 
 
 def _arguments(function: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
@@ -104,7 +104,7 @@ def _arguments(function: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
         function = getattr(function, "__wrapped__", None)
 
 
-def _finding(decorated: _Decorated, scope: str, view_key: str) -> Finding:
+def _finding(decorated: _DecoratedFunction, scope: str, view_key: str) -> Finding:
     """Return the finding of a decorator. `view_key` is the key that the scope's views give; "" if they give none."""
     name, decorator = decorated.name, decorated.decorator
     key, rate = decorator.get("key"), decorator.get("rate")

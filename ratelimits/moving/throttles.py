@@ -51,12 +51,17 @@ def of_throttles(views: Iterable[FoundView]) -> Iterator[Finding]:
 def _unscoped(
     throttle: type[Any], throttled: list[FoundView], api_views: list[FoundView], *, everywhere: bool
 ) -> Finding:
+    """Return the finding of a throttle that has one scope for all its views.
+
+    `throttled` are the views with this throttle. `everywhere` says whether all views have the throttle by default.
+    """
     where = ("all views by default",) if everywhere else tuple(view.name for view in throttled)
     finding = _with_rate(throttle, str(throttle.scope), where)
     if finding.rule is None:
         return finding
     if issubclass(throttle, throttling.AnonRateThrottle):
         per_address = {"key_kind": "ip", "callers": "anonymous"}
+        # The first note is `_PER_KEY`. It is not true for a rule that counts per address.
         finding = replace(finding, rule={**(finding.rule or {}), **per_address}, notes=finding.notes[1:])
     if everywhere:
         return _for_all(finding, throttled, [view for view in api_views if view not in throttled])
@@ -93,6 +98,7 @@ def _for_all(finding: Finding, throttled: list[FoundView], others: list[FoundVie
 
 
 def _scoped(throttle: type[Any], throttled: list[FoundView]) -> Iterator[Finding]:
+    """Yield a finding for each `throttle_scope` of the views that have this throttle."""
     by_scope: dict[str, list[str]] = {}
     for view in throttled:
         if view.option("throttle_scope"):

@@ -156,6 +156,7 @@ class AccessIndex:
         if not networks:
             return None
         try:
+            # Without "ip:" at the start and "/64" at the end of an IPv6 address.
             packed = inet_pton(AF_INET6, address[3:-3]) if is_v6 else inet_pton(AF_INET, address[3:])
         except OSError:  # not an address: this is the key of requests whose address cannot be read
             return None

@@ -52,7 +52,7 @@ def addresses(target: str) -> int | None:
     """
     if not target.startswith("ip:") or target == UNKNOWN_ADDRESS:
         return None
-    network = ip_network(target[3:])
+    network = ip_network(target.removeprefix("ip:"))
     return int(network.num_addresses) if network.version == 4 else 1 << (NARROWEST_V6 - network.prefixlen)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+#: A scope, or "*" for all scopes, and perhaps HTTP methods: "search:POST,PUT".
 SCOPE = re.compile(r"(?P<scope>\*|[^\s:,*]+)(:(?P<methods>[A-Z]+(,[A-Z]+)*))?")
 
 

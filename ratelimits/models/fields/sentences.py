@@ -73,7 +73,10 @@ def _cached(
     max_wait: Decimal | None,
     _language: str | None,
 ) -> str:
-    """Return a sentence in the current language, from a cache: to translate the sentences of 1,000 rules takes long."""
+    """Return a sentence in the current language, from a cache. To translate the sentences of 1,000 rules takes long.
+
+    `callers` has the arguments of `_of_callers`.
+    """
     parts = [_("nothing passes")] if algorithm.admits_nothing else list(algorithm.sentence(_WORDS, unit))
     if algorithm.may_wait and max_wait and not algorithm.admits_nothing:
         parts.append(_("waiting up to %(span)s") % {"span": _WORDS.span(max_wait)})

@@ -61,7 +61,7 @@ class Start(models.Model):
         return self._ledger_problem() if self.lasting else ""
 
     def restored(self) -> Lasting:
-        """Return when the rule's counts are restored from the ledger."""
+        """Return in which cases a key's count under this rule is restored from the ledger."""
         rule: Any = self
         if (not self.start_from_ledger and self.lasting is False) or self._ledger_problem():
             return Lasting.NO

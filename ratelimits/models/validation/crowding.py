@@ -93,7 +93,7 @@ def _applies(row: _Row, scope: str, method: str, callers: str) -> bool:
     return not row.methods or method in row.methods or (method == "HEAD" and "GET" in row.methods)
 
 
-def _with_head_rule(rows: list[_Row]) -> set[tuple[str, str]]:
+def _scopes_with_head_rule(rows: list[_Row]) -> set[tuple[str, str]]:
     """Return each (scope, meter) with a default rule that names HEAD.
 
     In this scope, rules for this meter that name GET do not cover HEAD.
@@ -107,7 +107,7 @@ def _largest(rows: list[_Row], scope: str, method: str, callers: str, edited_row
     """Return the largest number of rules that can apply to one request with this scope, method and callers."""
     default_names: set[str] = set()
     names_by_plan: dict[int, set[str]] = {}
-    with_head_rule = _with_head_rule(rows) if method == "HEAD" else ()
+    with_head_rule = _scopes_with_head_rule(rows) if method == "HEAD" else ()
     for row in rows:
         if not _applies(row, scope, method, callers):
             continue

@@ -238,20 +238,20 @@ def check_numbers(override: KeyOverride, rules: QuerySet[Rule]) -> None:
     check_numbers_under(override, list(rules.filter(name=override.rule)), names)
 
 
-def check_numbers_under(override: KeyOverride, named: Sequence[Rule], names: Iterable[str]) -> None:
+def check_numbers_under(override: KeyOverride, rules: Sequence[Rule], all_names: Iterable[str]) -> None:
     """Do the same as `check_numbers`, without a query.
 
-    `named` has the rules that the override names. `names` has the names of all rules, for the message.
+    `rules` are the rules that have the override's name. `all_names` are the names of all rules, for the message.
     """
     changes = override.changes()
     if not changes and not override.mode:
         raise ValidationError(_("The override changes nothing: give a capacity, rate, period or mode."))
-    if not named:
-        shown = ", ".join(islice(sorted(names), 20))
+    if not rules:
+        shown = ", ".join(islice(sorted(all_names), 20))
         message = _("No rule has this name. These rules exist: %(names)s.")
         raise ValidationError({"rule": message % {"names": shown or "–"}})
     if changes:
-        for rule in named:
+        for rule in rules:
             _check_numbers(override, rule, changes)
 
 
