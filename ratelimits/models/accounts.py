@@ -46,7 +46,7 @@ class Plan(Versioned):
         max_length=3,
         blank=True,
         validators=[validate_currency],
-        help_text=_("Currency of the plan's prices, such as EUR. Leave it empty if the plan has no prices."),
+        help_text=_("Currency of the plan's prices, such as EUR. Leave the field empty if the plan has no prices."),
     )
 
     history = History()
@@ -224,7 +224,9 @@ class PlanMembership(Versioned):
     def clean_values(self) -> None:
         """Raise ValidationError if the values of the row are not valid. Do not look at other memberships."""
         if self.key.startswith("account:"):
-            raise ValidationError({"key": _("A membership cannot be for an account: choose the plan on the account.")})
+            raise ValidationError(
+                {"key": _("A membership cannot be for an account: choose the plan on the page of the account.")}
+            )
         validate_period(self.valid_from, self.valid_until)
 
     def clean(self) -> None:

@@ -60,7 +60,7 @@ class Adjustment(models.Model):
     key = models.CharField(
         _("key"), max_length=255, blank=True, help_text=_("Leave it empty for the account as a whole.")
     )
-    quantity = models.BigIntegerField(_("quantity"), help_text=_("Units to add; a number below 0 subtracts."))
+    quantity = models.BigIntegerField(_("quantity"), help_text=_("Units to add. A number below 0 subtracts units."))
     corrects_line_id = models.CharField(_("corrects line"), max_length=32, blank=True)
     reason = models.CharField(_("reason"), max_length=300)
     author = models.ForeignKey(

@@ -163,7 +163,7 @@ class AlertDelivery(models.Model):
 
     id = models.UUIDField(primary_key=True, editable=False)
     alert = models.ForeignKey(Alert, models.CASCADE, related_name="deliveries", verbose_name=_("alert"))
-    kind = models.CharField(_("way"), max_length=10, choices=Kind.choices)
+    kind = models.CharField(_("sent as"), max_length=10, choices=Kind.choices)
     channel = models.ForeignKey(
         AlertChannel, models.SET_NULL, null=True, blank=True, related_name="+", verbose_name=_("channel")
     )

@@ -145,7 +145,10 @@ def _validate_address(name: str) -> None:
     wanted = str(network) if network.version == 6 else str(network.network_address)
     if name != wanted or network.prefixlen not in (32, 64):
         raise ValidationError(
-            _("IPv4 addresses are counted one by one, and IPv6 addresses by their /64 network: write ip:%(wanted)s."),
+            _(
+                "Write ip:%(wanted)s: each IPv4 address is counted alone, and IPv6 addresses are counted by their"
+                " /64 network."
+            ),
             code="key",
             params={"wanted": wanted if network.version == 4 else f"{network.network_address}/64"},
         )

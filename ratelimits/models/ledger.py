@@ -56,7 +56,9 @@ class ShardState(models.Model):
     shard = models.PositiveIntegerField(_("shard"), primary_key=True)
     incarnation = models.CharField(_("incarnation"), max_length=64, blank=True)
     seq = models.BigIntegerField(_("newest batch applied"), default=0)
-    cum = models.BigIntegerField(_("running sum"), default=0, help_text=_("Modulo 10^15."))
+    cum = models.BigIntegerField(
+        _("running sum"), default=0, help_text=_("Sum of all requests and units so far, modulo 10^15.")
+    )
     run = models.CharField(_("run of the server"), max_length=128, blank=True)
     position = models.BigIntegerField(_("batches applied"), default=0)
     head = models.CharField(_("head of the digest chain"), max_length=64, blank=True)
@@ -115,12 +117,18 @@ class Batch(models.Model):
     position = models.BigIntegerField(
         _("position"), help_text=_("Place in the shard's chain of batches, from 1, without gaps.")
     )
-    previous_cum = models.BigIntegerField(_("running sum before"), help_text=_("Modulo 10^15."))
-    cum = models.BigIntegerField(_("running sum after"), help_text=_("Requests and units, modulo 10^15."))
+    previous_cum = models.BigIntegerField(
+        _("running sum before"), help_text=_("Sum of all requests and units before this batch, modulo 10^15.")
+    )
+    cum = models.BigIntegerField(
+        _("running sum after"), help_text=_("Sum of all requests and units up to the end of this batch, modulo 10^15.")
+    )
     content = models.CharField(_("digest of its content"), max_length=64)
     previous_digest = models.CharField(_("digest before"), max_length=64, blank=True)
     digest = models.CharField(
-        _("digest"), max_length=64, help_text=_("SHA-256 of the digest before and of the content's digest.")
+        _("digest"),
+        max_length=64,
+        help_text=_("SHA-256 of the previous batch's digest and of this batch's content digest."),
     )
     opened_at = models.BigIntegerField(_("opened at (µs)"))
     sealed_at = models.BigIntegerField(_("sealed at (µs)"))
@@ -196,10 +204,13 @@ class Line(models.Model):
     account = models.CharField(_("account"), max_length=255, blank=True, help_text=_("Empty for anonymous usage."))
     key = models.CharField(_("key"), max_length=255)
     meter = models.CharField(_("meter"), max_length=255)
-    rule = models.BigIntegerField(_("rule"), help_text=_("The rule that bills or refused; 0 if none."))
+    rule = models.BigIntegerField(
+        _("rule"), help_text=_("The rule that bills this usage, or that refused the requests; 0 if there is none.")
+    )
     version = models.BigIntegerField(_("rule version"))
     period = models.BigIntegerField(
-        _("billing period (start, in s)"), help_text=_("Start of the billing period; 0 if none.")
+        _("billing period (start, in s)"),
+        help_text=_("Start of the billing period; 0 if the usage has no billing period."),
     )
     bin = models.BigIntegerField(
         _("bin (start, in s)"), help_text=_("Start of the 15 minutes in which the usage was counted.")
@@ -261,7 +272,7 @@ class DurabilityGap(models.Model):
     since = models.BigIntegerField(_("since (µs)"))
     until = models.BigIntegerField(_("until (µs)"))
     fsync = models.CharField(_("fsync policy"), max_length=16, blank=True)
-    units = models.BigIntegerField(_("known to be missing"), null=True, blank=True)
+    units = models.BigIntegerField(_("units known to be missing"), null=True, blank=True)
     detail = models.TextField(_("detail"), blank=True)
     declared_at = models.DateTimeField(_("declared at"), auto_now_add=True)
     recovered_at = models.DateTimeField(_("recovered at"), null=True, blank=True)

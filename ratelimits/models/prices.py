@@ -94,12 +94,14 @@ class PlanPrice(Versioned):
         errors: dict[str, Any] = {}
         if self.pricing == PER_UNIT:
             if self.unit_price is None:
-                errors["unit_price"] = _("Write what one unit costs, such as 0.10; 0 if units are free.")
+                errors["unit_price"] = _("Write the price of one unit, such as 0.10, or 0 if units are free.")
             if self.tiers.strip():
                 errors["tiers"] = _("A price per unit has no tiers: choose graduated or volume, or leave this empty.")
         else:
             if self.unit_price is not None:
-                errors["unit_price"] = _("The tiers have the prices: leave this empty, or choose per unit.")
+                errors["unit_price"] = _(
+                    "Leave this empty, because the tiers contain the prices. Or choose “per unit” as pricing."
+                )
             try:
                 self.tiers = tiers.to_text(tiers.parse(self.tiers))
             except ValueError as error:

@@ -134,7 +134,7 @@ class ReportLine(models.Model):
     batch_range = models.CharField(_("batches"), max_length=80, blank=True)
     # These two columns say from which usage the line was made. Verification needs them to calculate the line again.
     usage_period = models.BigIntegerField(_("period of its usage (start, in s)"))
-    rule_id = models.BigIntegerField(_("rule's row"), default=0)
+    rule_id = models.BigIntegerField(_("id of the rule"), default=0)
 
     class Meta:
         verbose_name = _("report line")

@@ -131,7 +131,7 @@ class Rule(Coverage, Refusal, Start, Versioned):
     weighted = models.BooleanField(
         _("weighted"),
         default=False,
-        help_text=_("Count only a share of the oldest sub-window: the share that is still in the window."),
+        help_text=_("Of the oldest sub-window, count only the share that is still in the window."),
     )
     delay_after = models.BigIntegerField(
         _("delay after"),
@@ -145,7 +145,8 @@ class Rule(Coverage, Refusal, Start, Versioned):
     )
     warm_up = seconds_field(_("warm-up"), _("Time until the full rate is reached. Leave it empty for 1 second."))
     cold_factor = decimal_field(
-        _("cold factor"), _("How many times slower than the full rate a cold start is. Leave it empty for 3.")
+        _("cold factor"),
+        _("After a pause, requests start this many times slower than the full rate. Leave it empty for 3."),
     )
     lease_ttl = seconds_field(
         _("lease time to live"),
@@ -248,7 +249,7 @@ class Rule(Coverage, Refusal, Start, Versioned):
                 Q(prefetch=None) | Q(prefetch__gte=1) & may_prefetch(),
                 _("Leave “permits per prefetch” empty, or write 1 or more for a fixed or calendar window."),
             ),
-            constraint("key_kind", Q(key_kind__in=KeyKind.values), _("Choose “counted per” from the list.")),
+            constraint("key_kind", Q(key_kind__in=KeyKind.values), _("Choose a value of “counted per” from the list.")),
             constraint("callers", Q(callers__in=Callers.values), _("Choose the callers from the list.")),
             constraint(
                 "prefixes",

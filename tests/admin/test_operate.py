@@ -597,7 +597,7 @@ class TestForWhom:
             ("user:999", "No user has the primary key “999”. Search for the user by name"),
             ("account:acmee", "No account has the identifier “acmee”. Search for a part"),
             ("api_key:4", "No API key “4” is known"),
-            ("ip:203.0.113.9/24", "IPv4 addresses are counted one by one"),
+            ("ip:203.0.113.9/24", "each IPv4 address is counted alone"),
             ("user:a b", "No user has the primary key “a b”"),
             ("x" * 400, "No key has such a text."),
             (SECRET, "This looks like a secret. Search for the name of the key instead."),

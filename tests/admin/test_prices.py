@@ -67,11 +67,15 @@ def test_a_price_keeps_every_digit_that_it_may_have(admin_client: Client) -> Non
 @pytest.mark.parametrize(
     ("typed", "field", "sentence"),
     [
-        ({"flat_fee": "1"}, "unit_price", "Write what one unit costs, such as 0.10; 0 if units are free."),
+        ({"flat_fee": "1"}, "unit_price", "Write the price of one unit, such as 0.10, or 0 if units are free."),
         ({"unit_price": "-1"}, "unit_price", "A price cannot be below 0. To give units back, use an adjustment."),
         ({"unit_price": "0.00000000001"}, "unit_price", "no more than 10 decimal places"),
         ({"unit_price": "1", "tiers": TIERS}, "tiers", "A price per unit has no tiers: choose graduated or volume"),
-        ({"unit_price": "1", "pricing": "volume", "tiers": TIERS}, "unit_price", "The tiers have the prices"),
+        (
+            {"unit_price": "1", "pricing": "volume", "tiers": TIERS},
+            "unit_price",
+            "Leave this empty, because the tiers contain the prices",
+        ),
         ({"pricing": "volume"}, "tiers", "there are no tiers: write a tier as"),
         ({"pricing": "volume", "tiers": "10: 1"}, "tiers", "there is no price for units beyond 10"),
         ({"unit_price": "1", "minimum": "-1"}, "minimum", "A price cannot be below 0"),

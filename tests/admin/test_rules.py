@@ -275,7 +275,7 @@ class TestPlans:
         admin_client.post(url, {"key": "api_key:9f3c", "plan": plan.pk})
         assert PlanMembership.objects.get().version == 2
         assert (
-            "choose the plan on the account"
+            "choose the plan on the page of the account"
             in errors(admin_client.post(url, {"key": "account:7", "plan": plan.pk}))["key"]
         )
 

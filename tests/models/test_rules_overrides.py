@@ -205,7 +205,7 @@ class TestKeys:
 
 class TestMembership:
     def test_an_account_has_its_plan_on_itself(self) -> None:
-        with pytest.raises(ValidationError, match="choose the plan on the account"):
+        with pytest.raises(ValidationError, match="choose the plan on the page of the account"):
             PlanMembership(key="account:7", plan=Plan.objects.create(name="Pro", slug="pro")).full_clean()
 
     def test_a_key_is_on_one_plan_at_a_time(self) -> None:

@@ -324,8 +324,8 @@ def test_fixtures_take_a_version(tmp_path: Path) -> None:
         ("user:", "write a kind"),
         ("global:x", "write a kind"),
         ("ip:localhost", "not an address"),
-        ("ip:203.0.113.0/24", "one by one"),
-        ("ip:2001:db8::1", "write ip:2001:db8::/64"),
+        ("ip:203.0.113.0/24", "counted alone"),
+        ("ip:2001:db8::1", "Write ip:2001:db8::/64"),
     ],
 )
 def test_text_that_is_no_key_is_refused(key: str, advice: str) -> None:

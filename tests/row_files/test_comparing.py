@@ -72,7 +72,7 @@ class TestMemberships:
         assert list(found) == [2, 3, 4, 5, 6, 7, 8, 9]
         assert found[2] == ["plan: There is no plan with the slug “gold”. These slugs exist: free, pro."]
         assert "user 2 is not a key: write a kind, a colon and an id" in found[3][0]
-        assert "choose the plan on the account" in found[5][0]
+        assert "choose the plan on the page of the account" in found[5][0]
         assert found[6] == ["valid_from: Write a moment such as 2026-12-01T00:00:00+00:00, or leave the cell empty."]
         assert "The end is not after the start" in found[7][0]
         assert found[8] == ["This line has 2 cells, and the header has 4: add or remove separators."]

@@ -31,7 +31,9 @@ class SpanTotal(models.Model):
 
     span = models.PositiveIntegerField(_("length (s)"))
     start = models.BigIntegerField(_("start (s)"))
-    rule = models.BigIntegerField(_("rule"), help_text=_("The rule that bills or refused; 0 if none."))
+    rule = models.BigIntegerField(
+        _("rule"), help_text=_("The rule that bills this usage, or that refused the requests; 0 if there is none.")
+    )
     meter = models.CharField(_("meter"), max_length=255)
     admitted_requests = models.BigIntegerField(_("admitted requests"))
     denied_requests = models.BigIntegerField(_("denied requests"))
