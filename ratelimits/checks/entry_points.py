@@ -184,7 +184,7 @@ def _has_other_throttles(view: FoundView) -> bool:
 
 
 def _chooses_throttles(view: FoundView) -> bool:
-    """Return whether a view has a `get_throttles` of its own, so that its attributes do not say which it uses."""
+    """Return whether a view has its own `get_throttles`. Its attributes then do not say which throttles it uses."""
     method = getattr(view.cls, "get_throttles", None)
     return method is not None and method.__module__ != "rest_framework.views"
 

@@ -23,8 +23,8 @@ def check_distribution(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -
     return [
         checks.Error(
             f"The distribution {OTHER!r} {version} is installed. It is another project with the same import name.",
-            hint=f"Perhaps it has replaced files of this app. Run: pip uninstall --yes {OTHER} {DISTRIBUTION}, then"
-            f" pip install {DISTRIBUTION}. Look for a requirement that names {OTHER!r}.",
+            hint=f"Perhaps it has replaced files of this app. Run: pip uninstall --yes {OTHER} {DISTRIBUTION},"
+            f" then pip install {DISTRIBUTION}. Look for a requirement that names {OTHER!r}.",
             id="ratelimits.E010",
         )
     ]

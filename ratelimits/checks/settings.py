@@ -46,7 +46,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
 
 
 def _is_invalid(name: str) -> bool:
-    """Return whether a setting is invalid. If so, the other checks do nothing, because `check_settings` reports it."""
+    """Return whether a setting is invalid. Then other checks do nothing, since `check_settings` reports the setting."""
     try:
         getattr(conf, name)
     except ImproperlyConfigured:

@@ -151,8 +151,9 @@ def _is_receiver(name: Any, options: Any) -> bool:
 _PUSH = SettingRule(
     'a dict of billing systems and their options, such as {"stripe": {"KEY": "sk_live_…", "SINCE": "2026-11"}}. A name'
     ' has 1 to 40 letters of ASCII, digits, "_", "." or "-". SINCE, the first month, is required. KEY is required,'
-    ' except for OpenMeter. FORMAT is "stripe", "lago" or "openmeter"; it is required if the name is none of these. URL'
-    " (http or https), CUSTOMER (a callable, or its dotted path) and REMEMBERS (hours, or None for ever) are optional.",
+    ' except for OpenMeter. FORMAT is "stripe", "lago" or "openmeter". If the name is none of these words, FORMAT is'
+    " required. URL (http or https), CUSTOMER (a callable, or its dotted path) and REMEMBERS (hours, or None for ever)"
+    " are optional.",
     lambda value: isinstance(value, dict) and all(_is_receiver(name, options) for name, options in value.items()),
 )
 

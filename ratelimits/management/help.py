@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from django.core.management.base import BaseCommand, CommandParser, DjangoHelpFormatter
 
-#: The exit statuses of a command that does not list its own.
+#: The exit statuses of a command that does not list its own exit statuses.
 EXIT_CODES: Mapping[int, str] = {0: "the work is done", 1: "an error; standard error says which", 2: "wrong options"}
 
 

@@ -110,7 +110,7 @@ class Adjustment(models.Model):
             models.CheckConstraint(
                 condition=~models.Q(reason=""),
                 name="ratelimits_adjustment_reason",
-                violation_error_message=_("Write the reason: whoever reads the report will ask for it."),
+                violation_error_message=_("Write the reason: readers of the report will ask for it."),
             ),
             models.CheckConstraint(
                 condition=models.Q(decided_by=None) | ~models.Q(decided_by=models.F("author")),

@@ -55,7 +55,7 @@ class PlanPrice(Versioned):
         decimal_places=4,
         default=ZERO,
         validators=_NOT_NEGATIVE,
-        help_text=_("Charged in each billing period that has a report, whatever the usage."),
+        help_text=_("Charged in each billing period that has a report. The fee does not depend on the usage."),
     )
     minimum = models.DecimalField(
         _("minimum"),

@@ -99,7 +99,9 @@ class Change(ConfigVersion):
 
 
 class Tombstone(models.Model):
-    """A mark that a row was deleted, or is now about another key, rule or plan. It has the former key, rule and plan.
+    """A mark that a row was deleted, or is now about another key, rule or plan.
+
+    The columns `key`, `rule` and `plan` have the former values.
 
     Processes read tombstones to learn for which key, rule or plan they must read the rules again.
     """

@@ -20,7 +20,8 @@ class Finding:
 
     found   the rate as the project writes it
     where   the views that it limits
-    rule    the rule that replaces it, as an entry of rules as code (see the package as_code), or None if there is none
+    rule    the rule that replaces the rate, as an entry of rules as code (see the package as_code); None if no rule can
+            replace the rate
     notes   what differs, what to change in the code, or why there is no rule
     """
 

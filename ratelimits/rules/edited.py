@@ -40,7 +40,10 @@ class EditedRule:
         self._found: dict[tuple[str, str, Identity], tuple[AppliedRule, str] | None] = {}
 
     def applied(self, scope: str, method: str, identity: Identity) -> tuple[AppliedRule, str] | None:
-        """Return the rule as it applies to such requests, and the key that it counts; None if it does not apply."""
+        """Return the rule as it applies to these requests of the identity, and the key under which it counts them.
+
+        Return None if the rule does not apply to them.
+        """
         shape = scope, method, identity
         if shape not in self._found:
             self._found[shape] = self._find(*shape)

@@ -17,7 +17,8 @@ RECENT = 3_600_000_000
 class KeyFacts(NamedTuple):
     """The plan, account and overrides of one key. `plan` is the id of the plan; 0 without a plan.
 
-    changed_at  when one of these last changed, in µs since 1970 UTC; 0 if this is longer ago than RECENT
+    changed_at  when the plan, the account or an override last changed, in µs since 1970 UTC; 0 if this is longer ago
+                than RECENT
     kept        the period that kept its start and end after a change of time zone or anchor; None if there is no such
                 period
     """

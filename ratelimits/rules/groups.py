@@ -43,9 +43,9 @@ class Memberships:
     """The table of the members of groups.
 
     rows     the model of this table
-    user     the name of its column for the user
-    user_pk  the primary key of users
-    using    the alias of its database
+    user     the name of the table's column for the user
+    user_pk  the field that is the primary key of users
+    using    the alias of the table's database
     """
 
     rows: Any

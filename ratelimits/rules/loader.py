@@ -30,8 +30,8 @@ logger = bounded(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
-#: A function with which a test replaces the rules (not an override of one key). It takes rows and returns the same rows
-#: with other rules. If it gets rows that it has made itself, it returns them without a change.
+#: A function with which a test replaces the rules (not an override of one key). It takes `Rows` and returns a copy with
+#: other rules. If the function has made the given `Rows` itself, it returns them unchanged.
 Override = Callable[[rows.Rows], rows.Rows]
 
 #: Maximum number of seconds to wait for the reply to one query.
@@ -152,7 +152,7 @@ class Loader:
             self._publications = publications()
 
     def override(self, override: Override | None) -> Override | None:
-        """Use other rules than those of the database from now on. Return the override that was used until now."""
+        """From now on, use other rules than the database has. Return the override that was used until now."""
         previous, self._override = self._override, override
         self.forget()
         return previous

@@ -43,7 +43,8 @@ class Command(ExplainedCommand):
 
     help = (
         "Decides the requests of a trace (JSON lines) by a rule, and prints one result for each line. If REDIS_URL is"
-        " set, the command uses that server and leaves no keys there. Otherwise it starts its own server."
+        " set, the command uses that server and leaves no keys there. Otherwise the command starts its own"
+        " server."
     )
     examples = (
         "--rule rule.json --trace trace.jsonl",

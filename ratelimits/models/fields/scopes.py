@@ -1,4 +1,4 @@
-"""The scope of a rule. It says which requests the rule covers: those to some views, perhaps only with some methods."""
+"""The scope of a rule. It names the views to whose requests the rule applies, and perhaps the HTTP methods."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ from ratelimits.models.versions import (
 )
 
 _REASON = "loaddata"
-#: This dict has, for each connection, the versions of the history records that `_record_edit` added in the open
-#: transaction, by the row's model and primary key.
+#: By connection: the history records that `_record_edit` added in the open transaction. The inner dict has the version
+#: of each record, by the row's model and primary key.
 _added_versions: WeakKeyDictionary[Any, dict[tuple[type[models.Model], Any], int]] = WeakKeyDictionary()
 
 

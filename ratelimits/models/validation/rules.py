@@ -46,7 +46,7 @@ _ADVICE = {
 
 
 def check_rule(rule: Rule, rules: QuerySet[Rule], overrides: QuerySet[KeyOverride]) -> None:
-    """Raise ValidationError, with a message for each error, if the rule is not valid, alone or with the other rows."""
+    """Raise ValidationError, with a message for each error, if the rule is not valid or does not fit the other rows."""
     errors = _parameter_errors(rule) or _override_errors(rule, overrides)
     errors |= _name_errors(rule, rules) | _billing_errors(rule, rules)
     if problem := rule.start_problem():
