@@ -139,11 +139,11 @@ def _load_all() -> Any:
     from ratelimits import rules
     from ratelimits.models.versions import KEY_SHARDS
     from ratelimits.rules import loader
-    from ratelimits.rules.snapshot import Missing
+    from ratelimits.rules.snapshot import MissingRows
 
     loader.PATIENCE = 600.0  # more time than a request has, since a request reads only one shard
     every = frozenset(range(KEY_SHARDS))
-    snapshot = asyncio.run(rules._loader.aload(Missing(every)))
+    snapshot = asyncio.run(rules._loader.aload(MissingRows(every)))
     snapshot._with(every)
     return snapshot
 

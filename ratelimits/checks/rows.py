@@ -19,7 +19,7 @@ from ratelimits.algorithms import calendar
 from ratelimits.conf import conf
 from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.models import Account, KeyOverride, Rule
-from ratelimits.models.overrides import readable, rules_by_name
+from ratelimits.models.overrides import rules_by_name, valid_rules
 from ratelimits.models.validation.crowding import too_many
 from ratelimits.models.validation.rules import group_problem
 
@@ -70,7 +70,7 @@ def _groups(using: str) -> Iterator[checks.CheckMessage]:
 
 def _overrides(using: str) -> Iterator[checks.CheckMessage]:
     """Yield one error for each set of numbers that a rule does not accept. It names the first override with them."""
-    rules = {name: readable(rows) for name, rows in rules_by_name(using).items()}
+    rules = {name: valid_rules(rows) for name, rows in rules_by_name(using).items()}
     rows = KeyOverride.objects.using(using).order_by().values("rule", *KeyOverride.NUMBERS).annotate(first=Min("pk"))
     for row in rows:
         first, name = row.pop("first"), row["rule"]

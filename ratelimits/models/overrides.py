@@ -130,6 +130,6 @@ def rules_by_name(using: str) -> dict[str, list[Rule]]:
     return by_name
 
 
-def readable(rules: Iterable[Rule]) -> list[Rule]:
+def valid_rules(rules: Iterable[Rule]) -> list[Rule]:
     """Return the rules that an override can change. Rules with invalid rows are left out."""
     return [rule for rule in rules if not rule.unreadable()]

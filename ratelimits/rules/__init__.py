@@ -31,17 +31,17 @@ __all__ = [
     "Snapshot",
     "UnreadableRule",
     "acurrent",
+    "aledger_usage",
     "aonly",
     "areload",
     "aselect",
-    "aused",
     "current",
     "forget",
     "in_memory",
+    "ledger_usage",
     "override",
     "reload",
     "use_clock",
-    "used",
 ]
 
 _loader = Loader()
@@ -54,8 +54,8 @@ areload = _loader.areload
 forget = _loader.forget
 override = _loader.override
 use_clock = _loader.use_clock
-used = _loader.used
-aused = _loader.aused
+ledger_usage = _loader.ledger_usage
+aledger_usage = _loader.aledger_usage
 
 
 async def aselect(snapshot: Snapshot, scope: str, method: str, identity: Identity) -> Selection:

@@ -12,7 +12,7 @@ from ratelimits.rules import groups
 from ratelimits.rules.loader import RulesUnavailable
 from ratelimits.rules.rows import rule_row
 from ratelimits.rules.selection import AppliedRule
-from ratelimits.rules.snapshot import Missing, Snapshot
+from ratelimits.rules.snapshot import MissingRows, Snapshot
 
 if TYPE_CHECKING:
     from ratelimits.identity import Identity
@@ -61,5 +61,5 @@ def _now() -> int:
     return time.time_ns() // 1000
 
 
-def _unread(missing: Missing) -> Snapshot:
+def _unread(missing: MissingRows) -> Snapshot:
     raise RulesUnavailable("the rows about some keys were not read")

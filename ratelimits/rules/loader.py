@@ -24,7 +24,7 @@ from ratelimits.logs import bounded
 from ratelimits.models.testcase import tests
 from ratelimits.models.versions import ConfigVersion
 from ratelimits.rules import groups, keyed, ledger, rows
-from ratelimits.rules.snapshot import Missing, Snapshot
+from ratelimits.rules.snapshot import MissingRows, Snapshot
 
 logger = bounded(__name__)
 
@@ -120,19 +120,19 @@ class Loader:
         """Do the same as `reload`, in async code."""
         return await self._await(self._submit(self._load, minimum_version))
 
-    async def aload(self, missing: Missing) -> Snapshot:
+    async def aload(self, missing: MissingRows) -> Snapshot:
         """Read the rows in `missing`, and return a snapshot that contains them."""
         return await self._await(self._submit_missing(missing))
 
-    def used(self, query: ledger.LedgerQuery) -> int:
+    def ledger_usage(self, query: ledger.LedgerQuery) -> int:
         """Return the usage that a query of the ledger finds. Raise RulesUnavailable if the database cannot be asked."""
-        return self._wait(self._submit(self._used, query))
+        return self._wait(self._submit(self._ledger_usage, query))
 
-    async def aused(self, query: ledger.LedgerQuery) -> int:
-        """Do the same as `used`, in async code."""
-        return await self._await(self._submit(self._used, query))
+    async def aledger_usage(self, query: ledger.LedgerQuery) -> int:
+        """Do the same as `ledger_usage`, in async code."""
+        return await self._await(self._submit(self._ledger_usage, query))
 
-    def _used(self, query: ledger.LedgerQuery) -> int:
+    def _ledger_usage(self, query: ledger.LedgerQuery) -> int:
         return self._query(lambda: ledger.read(query))
 
     def forget(self) -> None:
@@ -219,7 +219,7 @@ class Loader:
             logger.warning("The rules are not read: %s", error)
             return None
 
-    def _submit_missing(self, missing: Missing) -> Future[Snapshot]:
+    def _submit_missing(self, missing: MissingRows) -> Future[Snapshot]:
         self._wanted.update(missing.shards)
         self._wanted_users.update(missing.users)
         return self._submit(self._load_missing, missing)
@@ -289,7 +289,7 @@ class Loader:
             conf.NAMESPACE,
         )
 
-    def _load_missing(self, missing: Missing) -> Snapshot:
+    def _load_missing(self, missing: MissingRows) -> Snapshot:
         """Update the rows, then read the rows in `missing`. Runs in the thread.
 
         Also read the missing rows for which other jobs wait. So even many new keys at once need only two reads.

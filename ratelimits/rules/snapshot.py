@@ -62,7 +62,7 @@ _ONLY = "only"
 _NO_GROUPS: frozenset[str] = frozenset()
 
 
-class Missing(NamedTuple):
+class MissingRows(NamedTuple):
     """Rows about keys that were not read yet: all rows of some shards, and the groups of some users."""
 
     shards: frozenset[int]
@@ -116,7 +116,7 @@ class Snapshot:
         self,
         rows: Rows,
         clock: Callable[[], int],
-        load: Callable[[Missing], Snapshot],
+        load: Callable[[MissingRows], Snapshot],
         *,
         versioned: bool = True,
     ) -> None:
@@ -243,13 +243,13 @@ class Snapshot:
             self._billing[timezone, anchor, kept] = billing
         return billing
 
-    def missing(self, identity: Identity) -> Missing:
+    def missing(self, identity: Identity) -> MissingRows:
         """Return the rows about this identity that were not read yet."""
         return self._missing(*_shards_and_users([identity]))
 
-    def _missing(self, shards: Collection[int], users: Collection[str]) -> Missing:
+    def _missing(self, shards: Collection[int], users: Collection[str]) -> MissingRows:
         known = self.rows.groups
-        return Missing(
+        return MissingRows(
             frozenset(shard for shard in shards if self.rows.shards[shard] is None),
             frozenset(user for user in users if user not in known) if self._groups else _NO_GROUPS,
         )

@@ -25,7 +25,7 @@ from ratelimits.admin.typed import MOMENTS, local_time
 from ratelimits.algorithms.wording import number
 from ratelimits.conf import conf
 from ratelimits.models import KeyOverride, Rule
-from ratelimits.models.overrides import readable, rules_by_name
+from ratelimits.models.overrides import rules_by_name, valid_rules
 
 _NOT_IN_FORCE = gettext_lazy("not in force: %(error)s")
 
@@ -72,11 +72,11 @@ class KeyOverrideAdmin(EndsRows, KeySuggestions, InspectedAdmin, RowFiles, Audit
         """Return the columns. The column with the numbers reads the rules only once for all rows of the list."""
         rules = cache(lambda: rules_by_name(conf.DATABASE))
         # Validate only the rules of the rows that are shown.
-        readable_rules = cache(lambda name: readable(rules().get(name, ())))
+        valid_rules_named = cache(lambda name: valid_rules(rules().get(name, ())))
 
         @admin.display(description=gettext_lazy("what differs"))
         def numbers(override: KeyOverride) -> str:
-            reason = override.numbers_error(readable_rules(override.rule))
+            reason = override.numbers_error(valid_rules_named(override.rule))
             changes = ", ".join(f"{name} {number(value)}" for name, value in override.changes().items()) or "–"
             return f"{changes} ({_NOT_IN_FORCE % {'error': reason}})" if reason else changes
 
@@ -109,7 +109,7 @@ class KeyOverrideAdmin(EndsRows, KeySuggestions, InspectedAdmin, RowFiles, Audit
         override = kwargs.get("obj")
         if override is not None:
             rules = Rule.objects.using(conf.DATABASE).select_related("plan").filter(name=override.rule)
-            reason = override.numbers_error(readable(rules))
+            reason = override.numbers_error(valid_rules(rules))
             if reason:
                 self.message_user(request, _NOT_IN_FORCE % {"error": reason}, messages.WARNING)
         return super().render_change_form(request, context, *args, **kwargs)

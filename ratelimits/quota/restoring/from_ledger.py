@@ -53,7 +53,7 @@ def restore(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapsh
     Raise RulesUnavailable if the ledger cannot be read, and NotSent or Unavailable if Redis cannot be asked.
     """
     counts = list(_counts(call, prepared, identity, snapshot))
-    units = [0 if count.query is None else rules.used(count.query) for count in counts]
+    units = [0 if count.query is None else rules.ledger_usage(count.query) for count in counts]
     try:
         decide_call(current_server(), _raising_call(call, counts, units))
     except Unanswered as error:
@@ -64,7 +64,7 @@ def restore(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapsh
 async def arestore(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapshot) -> None:
     """Do the same as `restore`, in async code."""
     counts = list(_counts(call, prepared, identity, snapshot))
-    units = [0 if count.query is None else await rules.aused(count.query) for count in counts]
+    units = [0 if count.query is None else await rules.aledger_usage(count.query) for count in counts]
     try:
         await adecide_call(current_server(), _raising_call(call, counts, units))
     except Unanswered as error:
