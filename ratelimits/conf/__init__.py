@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DEFAULTS: dict[str, Any] = {
     "ENABLED": True,  # False: every request passes, and nothing is counted
     # Servers and databases
-    "EMBEDDED": None,  # embedded server if none is configured: True, False, its folder, or None (only with DEBUG)
+    "EMBEDDED": None,  # use the embedded server if none is configured: True, False, its folder, or None (with DEBUG)
     "CACHE_ALIAS": "default",  # the django-redis alias of the server that decides and counts
     "NAMESPACE": "default",  # part of every Redis key; projects that share a server need different ones
     "SHARDS": 64,  # number of parts into which accounts are divided; a change moves accounts to other parts
@@ -62,7 +62,7 @@ DEFAULTS: dict[str, Any] = {
     "COMPACT_INTERVAL": 3_600,  # seconds between two searches for ledger batches that can be joined
     "FINALISE_INTERVAL": 900,  # seconds between two searches for billing periods that can be finalised
     "GRACE_SECONDS": 3_600,  # minimum seconds from the end of a period until its report is finalised
-    "PRORATION": "none",  # what a part of a period includes: "none": the whole quantity; "time": a share by time
+    "PRORATION": "none",  # a part of a period includes the whole quantity ("none"), or only a share by time ("time")
     "LATE_USAGE": "version",  # late usage is added to a new "version" of its report, or to the next "period"
     "ADJUSTMENT_APPROVAL": False,  # an adjustment counts only after another person has approved it
     "PROCESS_TOTALS_INTERVAL": 10,  # seconds from one write of a process's totals to the next; 0: they are not written

@@ -153,7 +153,7 @@ class Adjustment(models.Model):
         ):
             return ""
         if not self.account:
-            return _("There is no anonymous usage in a period that starts at this moment.")
+            return _("No period with anonymous usage starts at this moment.")
         payer = Account.objects.filter(identifier=self.account).first()
         if payer is None:
             return _(
@@ -162,7 +162,7 @@ class Adjustment(models.Model):
             )
         kept = kept_periods(conf.DATABASE, [self.account]).get(self.account)
         try:
-            period_start = periods_around(payer.timezone, payer.billing_anchor or None, kept, start)[1]
+            _previous, period_start, *_later = periods_around(payer.timezone, payer.billing_anchor or None, kept, start)
         except ValueError as error:
             return _("%(error)s: correct the account first.") % {"error": error}
         if period_start == start:

@@ -121,6 +121,7 @@ def _latest_periods(using: str, names: set[str], terms: dict[str, _Terms]) -> di
 def _period(terms: _Terms, kept: Span | None, at: int) -> Span:
     """Return the start and the end of the billing period that contains the moment `at`, in µs since 1970 UTC."""
     timezone, anchor = terms
+    # The second and the third moment of `periods_around` are the start and the end of the period that contains `at`.
     try:
         return periods_around(timezone, anchor or None, kept, at)[1:3]
     except ValueError:  # The terms are invalid: such an account has calendar months in UTC.

@@ -308,6 +308,7 @@ class ProcessTotal(models.Model):
     """
 
     process = models.CharField(_("process"), max_length=64)
+    #: What happened to the requests: "admitted", "blocked", "exempt", "unmetered", "unanswered" or "unreported".
     kind = models.CharField(_("kind"), max_length=16)
     account = models.CharField(_("account"), max_length=255, blank=True)
     key = models.CharField(_("key"), max_length=255)

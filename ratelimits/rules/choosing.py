@@ -105,7 +105,8 @@ class Chooser:
         now = self._clock()
         span = algorithm.valid_span(now)
         if span is not None:
-            self._seen(now, span[1])
+            _start, end = span
+            self._seen(now, end)
         versions = [
             row.version,
             *(version for version, _deleted_at in deletions),

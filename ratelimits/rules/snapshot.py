@@ -306,13 +306,14 @@ class Snapshot:
         properties = self._properties_of(identity)
         if properties is None:
             return self.having(identity).in_any_scope(identity)
-        present = properties[0]
+        present, *_others = properties
+        plan_of_rank = ("", "account", "key")  # the ranks 0, 1 and 2 (see `Chooser.chosen`)
         found = []
         for rank, row, rule, overrides in self._chooser.chosen(properties, lambda row: True):
             kind = counted_kind(row, present) or GLOBAL_KEY
             effective = tuple(item for item in overrides if item.mode or (item.numbers and belongs_to_key(kind, item)))
             if rule is not None or any(item.mode == "off" for item in effective):
-                found.append(ExplainedRule(row, rule, ("", "account", "key")[rank], effective))
+                found.append(ExplainedRule(row, rule, plan_of_rank[rank], effective))
         return found
 
     def possible(self, scope: str, method: str, identity: Identity) -> list[AppliedRule | UnreadableRule]:

@@ -192,9 +192,10 @@ def _limit_text(limit: LiveLimit) -> str:
         return f"{limit.why.row.name}: {'off, by an override' if rule is None else 'cannot be read'}"
     plan = f", plan {rule.plan}" if rule.plan else ""
     override = ", override" if limit.why.overrides else ""
+    permits, _microseconds = rule.algorithm.quota
     return (
         f"{rule.name} ({rule.mode.name.lower()}{plan}{override}), counted for {limit.key}:"
-        f" {standing.remaining} of {rule.algorithm.quota[0]} {rule.meter} left,"
+        f" {standing.remaining} of {permits} {rule.meter} left,"
         f" all permits again in {standing.reset_after:.0f} s"
     )
 

@@ -179,10 +179,11 @@ def _billing_errors(rule: Rule, rules: QuerySet[Rule]) -> Errors:
     other = billing.filter(plan=rule.plan_id).first()
     message = _("“%(other)s” already bills %(meter)s %(counted_per)s: untick “bills” in one of the two rules.")
     if other is None:
-        # The rules of a plan apply together with the default rules. A rule replaces the default rule of the same name.
+        # The rules of a plan apply together with the default rules. But a plan's rule replaces the default rule of the
+        # same name.
         message = _(
-            "“%(other)s” bills %(meter)s %(counted_per)s for the same keys: give both rules the same name, so that the "
-            "plan's rule replaces the default rule, or untick “bills” in one of them."
+            "“%(other)s” bills %(meter)s %(counted_per)s for the same keys. Untick “bills” in one of the two"
+            " rules. Or give both rules the same name, so that the plan's rule replaces the default rule."
         )
         if rule.plan_id is not None:
             replaced = rules.filter(plan=rule.plan_id).values("name")
