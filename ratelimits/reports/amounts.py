@@ -194,12 +194,10 @@ def rounded_price(record: RecordedPrices, totals: Mapping[str, int]) -> Decimal:
 def amount_added(record: RecordedPrices, quantities: Mapping[str, BeforeAndAfter]) -> Decimal:
     """Return the rounded price of a period after a version, minus the rounded price before this version."""
     digits, prices = record["digits"], prices_of(record)
-    after = rounded_price(record, {meter: quantities[meter][1] for meter in prices})
-    before = rounded(
-        added(price.of(quantities[meter][0]) for meter, price in prices.items() if quantities[meter][0] is not None),
-        digits,
-    )
-    return minus(after, before)
+    price_after = rounded_price(record, {meter: after for meter, (_before, after) in quantities.items()})
+    billed_before = {meter: before for meter, (before, _after) in quantities.items() if before is not None}
+    price_before = added(price.of(billed_before[meter]) for meter, price in prices.items() if meter in billed_before)
+    return minus(price_after, rounded(price_before, digits))
 
 
 def _period_of(report: Report) -> str:

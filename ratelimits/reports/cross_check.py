@@ -78,12 +78,14 @@ def _requests(usage: Iterable[PeriodUsage], start: int, end: int) -> Counter[str
 def _compared(ledger: Mapping[str, int], totals: Mapping[tuple[str, str], tuple[int, int]]) -> Iterator[Comparison]:
     for meter in sorted({*ledger, *(meter for meter, _kind in totals)}):
         counted, edge = totals.get((meter, "admitted"), (0, 0))
+        unanswered, _edge = totals.get((meter, "unanswered"), (0, 0))
+        unmetered, _edge = totals.get((meter, "unmetered"), (0, 0))
         yield Comparison(
             meter=meter,
             ledger=ledger.get(meter, 0),
             counted=counted,
-            unanswered=totals.get((meter, "unanswered"), (0, 0))[0],
-            unmetered=totals.get((meter, "unmetered"), (0, 0))[0],
+            unanswered=unanswered,
+            unmetered=unmetered,
             edge=edge,
         )
 

@@ -22,10 +22,10 @@ class BrokenChainError(ValueError):
     """
 
 
-#: A shard, and a position in its chain.
+#: A shard, and a position in its chain. Batches have positions from 1 on.
 ChainPosition = tuple[int, int]
-#: Maximum number of places in one query, because databases limit the depth of a condition.
-_MAX_PLACES = 200
+#: Maximum number of positions in one query, because databases limit the depth of a condition.
+_MAX_POSITIONS = 200
 
 
 def chain_head(chain: Mapping[str, int], *sources: str) -> str:
@@ -34,8 +34,8 @@ def chain_head(chain: Mapping[str, int], *sources: str) -> str:
     `chain` maps each shard to the position of this batch. `sources` are the aliases of the databases that contain the
     batches. Raises BrokenChainError.
     """
-    places = ((int(shard), position) for shard, position in chain.items())
-    return joined_head(chain, digests_at(places, *sources), sources[0])
+    positions = ((int(shard), position) for shard, position in chain.items())
+    return joined_head(chain, digests_at(positions, *sources), sources[0])
 
 
 def joined_head(chain: Mapping[str, int], digests: Mapping[ChainPosition, str], using: str) -> str:
@@ -43,25 +43,25 @@ def joined_head(chain: Mapping[str, int], digests: Mapping[ChainPosition, str], 
 
     `using` is the database with the list of archives. Raises BrokenChainError if `digests` does not have a digest.
     """
-    places = sorted((int(shard), position) for shard, position in chain.items())
-    for shard, position in places:
+    positions = sorted((int(shard), position) for shard, position in chain.items())
+    for shard, position in positions:
         if position and (shard, position) not in digests:
             raise _broken(shard, position, using)
-    parts = (f"{shard}:{position}:{digests.get((shard, position), '')}" for shard, position in places)
+    parts = (f"{shard}:{position}:{digests.get((shard, position), '')}" for shard, position in positions)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def digests_at(places: Iterable[ChainPosition], *sources: str) -> dict[ChainPosition, str]:
-    """Return the digest of the batch at each place. Leave out places without a batch.
+def digests_at(positions: Iterable[ChainPosition], *sources: str) -> dict[ChainPosition, str]:
+    """Return the digest of the batch at each of these positions. Leave out positions without a batch.
 
-    All places are read together: the number of queries does not grow with the number of shards, up to 200 shards.
+    All positions are read together: the number of queries does not grow with the number of shards, up to 200 shards.
     """
-    unread, digests = {place for place in places if place[1]}, dict[ChainPosition, str]()
+    unread, digests = {(shard, position) for shard, position in positions if position}, dict[ChainPosition, str]()
     for using in sources:
         for model, column in ((Batch, "position"), (ArchivedRange, "last_position")):
             missing = sorted(unread)
-            for first in range(0, len(missing), _MAX_PLACES):
-                portion = missing[first : first + _MAX_PLACES]
+            for first in range(0, len(missing), _MAX_POSITIONS):
+                portion = missing[first : first + _MAX_POSITIONS]
                 condition = reduce(or_, (Q(shard=shard, **{column: position}) for shard, position in portion))
                 rows = model.objects.using(using).filter(condition).order_by().values_list("shard", column, "digest")
                 digests |= {(shard, position): digest for shard, position, digest in rows}

@@ -78,13 +78,17 @@ class SpanCache(Generic[T]):
 
     def __init__(self, read: Callable[[int, int], T]) -> None:
         self._read = read
+        #: The cached span (its start and its end) and its data.
         self._cached: tuple[int, int, T] | None = None
 
     def of(self, start: int, end: int) -> T:
         """Return the data of a span of time that contains the time from `start` to `end`."""
-        if self._cached is None or start < self._cached[0] or end > self._cached[1]:
-            first, last = (
-                (start, end) if self._cached is None else (min(start, self._cached[0]), max(end, self._cached[1]))
-            )
-            self._cached = first - _MARGIN, last + _MARGIN, self._read(first - _MARGIN, last + _MARGIN)
-        return self._cached[2]
+        if self._cached is not None:
+            cached_start, cached_end, data = self._cached
+            if cached_start <= start and end <= cached_end:
+                return data
+            start, end = min(start, cached_start), max(end, cached_end)
+        start, end = start - _MARGIN, end + _MARGIN
+        data = self._read(start, end)
+        self._cached = start, end, data
+        return data

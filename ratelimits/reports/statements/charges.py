@@ -146,7 +146,11 @@ def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> It
     prices = {
         (period, meter): price for period, record in records.items() for meter, price in prices_of(record).items()
     }
-    units_before = {(period, meter): quantities[period][meter][0] or 0 for period, meter in prices}
+    units_before: dict[tuple[str, str], int] = {}
+    units_after: dict[tuple[str, str], int] = {}
+    for period, meter in prices:
+        before, units_after[period, meter] = quantities[period][meter]
+        units_before[period, meter] = before or 0
     name = report.prices["account_name"]
     totals: dict[str, str] = report.amounts["total"]
     for row, counted in lines:
@@ -159,8 +163,9 @@ def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> It
         if price is None:
             yield Charge(row, name, currency, (), None, totals[currency])
             continue
-        parts = price.parts(units_before[period, row.meter], row.overage_quantity, quantities[period][row.meter][1])
-        units_before[period, row.meter] += row.overage_quantity
+        priced = period, row.meter
+        parts = price.parts(units_before[priced], row.overage_quantity, units_after[priced])
+        units_before[priced] += row.overage_quantity
         yield Charge(row, name, currency, tuple(parts), added(part.amount for part in parts), totals[currency])
     for period, record in records.items():
         currency = record["currency"]

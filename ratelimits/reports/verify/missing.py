@@ -62,7 +62,7 @@ def _verify_lost_replies(using: str) -> Iterator[str]:
     lines = ReportLine.objects.using(using).filter(unknown_count__gt=0)
     columns = ("report__period_start", "report__period_end", "report__account", "key", "meter")
     sums = list(lines.values_list(*columns).order_by(*columns).annotate(Sum("unknown_count")))
-    for (start, end), rows in groupby(sums, key=lambda row: row[:2]):
+    for (start, end), rows in groupby(sums, key=lambda row: row[:2]):  # start and end
         lost = LostReplies(using, start, end)
         for _start, _end, account, key, meter, count in rows:
             counted = lost.of(account, start, end)[key, meter]
