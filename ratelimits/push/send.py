@@ -148,6 +148,7 @@ def _claim(receiver: Receiver, now: datetime) -> Claimed | None:
         rows = rows or list(due.filter(unsure_since=None).order_by("pk")[:limit])
         if not rows:
             return None
+        # The first row's `together` limits this request. Rows that allow fewer events wait for another request.
         size = rows[0].together
         rows = [row for row in rows if row.together >= size][:size]
         PushDelivery.objects.using(conf.DATABASE).filter(pk__in=[row.pk for row in rows]).update(

@@ -48,17 +48,17 @@ class Stripe(Service):
         }
 
     def accepted(self, answer: HttpAnswer, event_ids: Sequence[str]) -> bool:
-        content = read_json(answer)
-        return isinstance(content, dict) and content.get("identifier") == event_ids[0]
+        content, (event_id,) = read_json(answer), event_ids
+        return isinstance(content, dict) and content.get("identifier") == event_id
 
     def refused(self, answer: HttpAnswer, event_ids: Sequence[str]) -> PushOutcome | None:
-        content = read_json(answer)
+        content, (event_id,) = read_json(answer), event_ids
         error = content.get("error") if isinstance(content, dict) else None
         if not isinstance(error, dict):
             return None
         message, code = str(error.get("message", "")), str(error.get("code") or "")
         if answer.status == 404 and code != "resource_missing":
             return None  # The URL is wrong.
-        if message.startswith(_DUPLICATE_ERROR) and event_ids[0] in message:
-            return PushOutcome(accepted={event_ids[0]: "Stripe had the event already"})
-        return PushOutcome(refused={event_ids[0]: f"{answer.summary}: {code} {message}"})
+        if message.startswith(_DUPLICATE_ERROR) and event_id in message:
+            return PushOutcome(accepted={event_id: "Stripe had the event already"})
+        return PushOutcome(refused={event_id: f"{answer.summary}: {code} {message}"})

@@ -129,7 +129,8 @@ def _stays_of(recorded: Records, start: int, end: int) -> Iterator[_Stay]:
         return
     # If the first record does not say that the row was added ("+"), the row existed before. Its earlier values are not
     # known, so the first record's values are used for the time before too.
-    moments = [records[0].since if records[0].kind == "+" else 0, *(record.since for record in records[1:]), end]
+    first, *later = records
+    moments = [first.since if first.kind == "+" else 0, *(record.since for record in later), end]
     for record, (since, until) in zip(records, pairwise(moments), strict=True):
         since, until = max(since, start), min(until, end)
         if record.kind != "-" and since < until:

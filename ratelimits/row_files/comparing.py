@@ -108,7 +108,8 @@ class _Comparison:
         return tuple(line.cells[index].strip() for index in self.identity_columns)
 
     def _portion(self, groups: dict[tuple[str, ...], list[SourceLine]]) -> list[ComparedLine]:
-        stored = self._stored_rows({identity[0] for identity in groups})
+        # The first part of an identity is a key or the identifier of an account.
+        stored = self._stored_rows({name for name, *_rest in groups})
         compared = []
         for identity, lines in groups.items():
             compared += self._compared_group(identity, lines, stored.get(identity, []))

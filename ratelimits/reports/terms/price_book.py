@@ -37,7 +37,8 @@ class PriceBook:
         if plan is None:
             return {}
         try:
-            currency, digits = self._valid(Plan, plan, _currency)[1] or _NO_CURRENCY
+            _row, currency_and_digits = self._valid(Plan, plan, _currency)
+            currency, digits = currency_and_digits or _NO_CURRENCY
         except ValueError as error:
             raise ValueError(f"the currency of plan {slug} is not valid: {error}") from error
         if not currency:

@@ -68,7 +68,8 @@ def _compare_shards(
     written = datetime.fromisoformat(manifest["written_at"])
     states = ShardState.objects.using(using).in_bulk()
     for shard, listed in conditional["states"].items():
-        state, position = states.get(int(shard)), manifest["shards"][shard][0]
+        state = states.get(int(shard))
+        position, _digest = manifest["shards"][shard]
         if state is not None:
             yield from (
                 f"shard {state} has another {column} than in {manifest_name}, and nothing in the ledger explains it"
@@ -135,6 +136,7 @@ def _batches(using: str, end: int, progress: Progress | None) -> Iterator[tuple[
     batches_of_ledger = Batch.objects.using(using).order_by("shard", "position").values_list(*columns, named=True)
     rows = manifest_sections.counted(progress, "batches", batches_of_ledger)
     for shard, group in groupby(rows, key=attrgetter("shard")):
+        #: Each item: the first and the last position of successive batches with the same fence, and this fence.
         fences: list[list[Any]] = []
         written = []
         for _before_end, batches in groupby(group, key=lambda batch: batch.sealed_at < end):

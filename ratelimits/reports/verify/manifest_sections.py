@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import groupby
@@ -154,9 +154,15 @@ def deliveries(
             for pushed in pushed_reports
         }
         # Skip deliveries of a report without a row in `PushedReport`: push/verify.py names them.
-        while next_events is not None and next_events[0] < pk:
+        deliveries: Iterable[Any] = ()
+        while next_events is not None:
+            report_pk, group_of_report = next_events
+            if report_pk == pk:
+                deliveries = group_of_report
+            if report_pk >= pk:
+                break
             next_events = next(events, None)
-        for _report, receiver, *values in next_events[1] if next_events is not None and next_events[0] == pk else ():
+        for _report, receiver, *values in deliveries:
             if receiver in digests:
                 digests[receiver].update(digest_of(_lasting_values(columns, values)).encode())
         report = pushed_reports[0].report
@@ -299,7 +305,7 @@ def process_totals(using: str, start: int, end: int, progress: Progress | None =
     sums = rows.values_list(*columns).order_by(*in_order(using, *columns)).annotate(Sum("requests"), Sum("units"))
     digests: dict[tuple[str, int], Any] = {}
     for row in counted(progress, "process totals", sums):
-        kind, start_of_bin = row[:2]
+        kind, start_of_bin, *_values = row
         digests.setdefault((kind, day_of(start_of_bin)), hashlib.sha256()).update(digest_of(row).encode())
     for (kind, day), digest in digests.items():
         yield f"{kind} {iso(day * SECOND)}", digest.hexdigest()

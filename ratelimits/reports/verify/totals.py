@@ -91,6 +91,7 @@ def _accounts(using: str, sources: tuple[str, ...], filters: dict[str, Any]) -> 
     sums = [_sums(source, states, filters) for source in sources]
     usage = PeriodUsage.objects.using(using).filter(**filters).order_by(*in_order(using, "account"))
     reports = Report.objects.using(using).filter(**by_account).order_by(*in_order(using, "account"), "pk")
+    # Each item has an account, a number and a row. The number says which method of `_Account` gets the row.
     streams: Iterator[tuple[str, int, Any]] = heapq.merge(
         *(((row["account"], 0, row) for row in source_sums) for source_sums in sums),
         ((row.account, 1, row) for row in usage.iterator(CHUNK)),
@@ -162,7 +163,7 @@ class _Account:
 
     def periods(self) -> set[int]:
         """Return the starts (s since 1970 UTC) of the counted periods with lines or totals."""
-        return {key[0] for key in self._lines.keys() | self.usage.keys()}
+        return {period for period, _meter, _rule, _shard in self._lines.keys() | self.usage.keys()}
 
     def findings(self) -> list[str]:
         """Return a sentence for each error."""
