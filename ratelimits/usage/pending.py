@@ -49,8 +49,8 @@ class PendingBatches:
     def lead(self) -> int:
         """Return by how many µs the server's clock was ahead at the last seal.
 
-        The server's time is compared with two other times: the sealing machine's time at the seal, and this machine's
-        present time. The earlier of these two times is taken.
+        The lead is `sealed_at` minus the sealing machine's time at that seal. If the sealing machine's time is
+        unknown, or later than this machine's time `clock`, then `clock` is subtracted instead.
         """
         return self.sealed_at - min(self.clock, self.sealed_clock or self.clock)
 
@@ -60,8 +60,8 @@ def read_pending(
 ) -> list[PendingBatches]:
     """Return the pending batches of some shards, in one round trip. All `shards` must be on one server.
 
-    If the server refuses a shard, the error is added to `refused`. `clock` is the moment in µs since 1970 UTC, by
-    default by this machine's clock.
+    If the server refuses a shard, the error is added to `refused`. `clock` replaces this machine's time after the
+    reply (µs since 1970 UTC).
     """
     text = scripts.read("run", "pending").text.decode()
     with server.wire.client_of(server.keyspace, shards[0]).pipeline(transaction=False) as pipeline:
