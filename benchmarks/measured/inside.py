@@ -32,7 +32,7 @@ FUNCTIONS = (
     "ratelimits.quota.checking:decide_call",
     "ratelimits.rules:current",
     "ratelimits.quota.deny_cache:DenyCache.look",
-    "ratelimits.engine.decide:nonce",
+    "ratelimits.engine.decide:new_nonce",
     "ratelimits.engine.decide:parse_reply",
     "ratelimits.engine.decide:Decision.__init__",
     "ratelimits.engine.command:Command.to_bytes",
