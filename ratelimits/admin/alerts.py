@@ -81,7 +81,7 @@ class AlertAdmin(InspectedAdmin, ReadOnlyAdmin):
     search_fields = ["account", "rule_name", "meter"]
     fields = [
         *("account", "meter", "reached", "used", "quantity", "basis", "rule_name", "key"),
-        *("starts", "ends", "raised_at", "delivered"),
+        *("starts", "ends", "raised_at", "deliveries_as_html"),
     ]
 
     def inspected(self, row: Alert) -> tuple[str, str]:
@@ -103,7 +103,7 @@ class AlertAdmin(InspectedAdmin, ReadOnlyAdmin):
         return f"{moment(alert.period_end * 1_000_000):%Y-%m-%d %H:%M} UTC"
 
     @admin.display(description=_("deliveries"))
-    def delivered(self, alert: Alert) -> str:
+    def deliveries_as_html(self, alert: Alert) -> str:
         """Return the alert's deliveries as HTML, each with its state, channel and error."""
         deliveries = alert.deliveries.select_related("channel")
         rows = ((str(delivery), delivery.channel or "", delivery.error) for delivery in deliveries)

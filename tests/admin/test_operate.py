@@ -398,6 +398,7 @@ class TestGrants:
         typed = {**TYPED[GRANT], "key": "account:1", "rule": "day"}
         client = user_with("operate", "view_keyoverride")
         page, response = confirmed(client, GRANT, typed)
+        assert f"Reason: {typed['reason']}" in text(page)
         said = text(page)
         assert re.search(r"UTC 4 9 ", said)
         assert re.search(r"2099-01-01 00:00 UTC 2 7 ", said)

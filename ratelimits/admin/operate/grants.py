@@ -200,6 +200,7 @@ class GrantView:
             _granted(found, rule, form.cleaned_data),
             *permits_left(found, rule, self._name_of(request), extra),
             _("After that, the old capacity applies again. What was used until then stays counted."),
+            _("Reason: %s") % form.cleaned_data["reason"],
         ]
         return Consequences(
             _("Give %(more)s") % {"more": rule.more(extra)},
