@@ -32,7 +32,7 @@ from ratelimits.models import (
     Rule,
 )
 from ratelimits.models.status.totals import DAY, SUMS, newest_days
-from tests.admin.test_operate import BLOCK, GRANT, RESET, TYPED
+from tests.admin.test_operate import BLOCK, GRANT, RESET, TYPED, text
 from tests.admin.test_prices import price
 from tests.admin.test_rules import BUCKET
 from tests.support.rows import rule
@@ -141,7 +141,8 @@ def test_any_value_of_any_field_is_saved_as_a_valid_row_or_refused_with_a_messag
     names = typed.keys() | names_of_inputs(shown_page.content.decode())
     names = {name for name in names if name != "_confirmed" and "_FORMS" not in name}
     if "rule/" not in page or page.endswith(("add/", "change/")):
-        assert post(admin_client, url, typed)[0].status_code == (200 if "adjustment" in page else 302)
+        response, wrong = post(admin_client, url, typed)
+        assert response.status_code == (200 if "adjustment" in page else 302), f"{wrong} {text(response)}"
     every_value = (None, "", *FOREIGN)
     for foreign in FOREIGN:
         response, wrong = post(admin_client, url, {**typed, **dict.fromkeys(names, foreign)})

@@ -54,7 +54,8 @@ def test_a_key_is_inspected_and_blocked_with_a_keyboard(admin_page: Page, custom
     tab_to(page.get_by_role("link", name="Inspector", exact=True))
     page.keyboard.press("Enter")
     page.wait_for_url("**/inspect/")
-    page.keyboard.type(key)  # The search has the focus already.
+    page.wait_for_function("document.activeElement.name === 'q'")  # The search gets the focus when the page is loaded.
+    page.keyboard.type(key)
     page.keyboard.press("Tab")
     page.keyboard.type("acme")
     page.keyboard.press("Enter")
