@@ -6,6 +6,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
@@ -39,15 +40,18 @@ def _name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-TREES = {
-    _name(path): ast.parse(path.read_text())
-    for folder in ("ratelimits", "benchmarks")
-    for path in (ROOT / folder).rglob("*.py")
-    if "migrations" not in path.parts
-}
+@cache
+def _trees() -> dict[str, ast.Module]:
+    """Return the syntax tree of each module by its dotted name."""
+    return {
+        _name(path): ast.parse(path.read_text())
+        for folder in ("ratelimits", "benchmarks")
+        for path in (ROOT / folder).rglob("*.py")
+        if "migrations" not in path.parts
+    }
 
 
-def _arrows(source: str, node: ast.AST, function: str | None = None) -> Iterator[Arrow]:
+def _imports(source: str, node: ast.AST, function: str | None = None) -> Iterator[Arrow]:
     """Yield the imports below a node, without those that only a type checker reads."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
@@ -55,16 +59,19 @@ def _arrows(source: str, node: ast.AST, function: str | None = None) -> Iterator
         elif isinstance(child, ast.ImportFrom):
             for alias in child.names:
                 inner = f"{child.module}.{alias.name}"
-                yield Arrow(source, inner if inner in TREES else str(child.module), function)
+                yield Arrow(source, inner if inner in _trees() else str(child.module), function)
         elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             continue
         elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _arrows(source, child, child.name)
+            yield from _imports(source, child, child.name)
         else:
-            yield from _arrows(source, child, function)
+            yield from _imports(source, child, function)
 
 
-ARROWS = [arrow for name, tree in TREES.items() for arrow in _arrows(name, tree)]
+@cache
+def _arrows() -> list[Arrow]:
+    """Return the imports of all modules."""
+    return [arrow for name, tree in _trees().items() for arrow in _imports(name, tree)]
 
 
 def _floors(graph: dict[str, set[str]]) -> dict[str, int]:
@@ -88,8 +95,8 @@ def _inside(folder: str) -> dict[str, set[str]]:
     def child(module: str) -> str | None:
         return module[len(folder) + 1 :].partition(".")[0] if module.startswith(f"{folder}.") else None
 
-    graph: dict[str, set[str]] = {one: set() for one in map(child, TREES) if one is not None}
-    for arrow in ARROWS:
+    graph: dict[str, set[str]] = {one: set() for one in map(child, _trees()) if one is not None}
+    for arrow in _arrows():
         source, target = child(arrow.source), child(arrow.target)
         if source is not None and target is not None and source != target:
             graph[source].add(target)
@@ -100,9 +107,9 @@ FOLDERS = sorted({_name(path.parent / "__init__.py") for path in APP.rglob("*.py
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    graph: dict[str, set[str]] = {name: set() for name in TREES}
-    for arrow in ARROWS:
-        if arrow.target in TREES and arrow.target != arrow.source:
+    graph: dict[str, set[str]] = {name: set() for name in _trees()}
+    for arrow in _arrows():
+        if arrow.target in _trees() and arrow.target != arrow.source:
             graph[arrow.source].add(arrow.target)
     _floors(graph)
 
@@ -124,7 +131,7 @@ def test_a_folder_has_few_files(folder: str) -> None:
 def test_imports_in_functions_hide_nothing() -> None:
     hidden = [
         arrow
-        for arrow in ARROWS
+        for arrow in _arrows()
         if arrow.source.startswith("ratelimits.")
         and arrow.function is not None
         and (arrow.source, arrow.function) != READY
@@ -136,7 +143,7 @@ def test_imports_in_functions_hide_nothing() -> None:
 
 def test_every_public_class_has_a_name_of_its_own() -> None:
     places = defaultdict(list)
-    for module, tree in TREES.items():
+    for module, tree in _trees().items():
         # Django finds a management command by the name of its class.
         if module.startswith("ratelimits.") and not module.startswith("ratelimits.management."):
             for node in tree.body:
@@ -153,7 +160,7 @@ def test_a_folder_of_tests_is_named_after_a_room() -> None:
 
 def test_the_page_on_how_it_works_names_every_room() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
-    rooms = {module.split(".")[1] for module in TREES if module.startswith("ratelimits.")}
+    rooms = {module.split(".")[1] for module in _trees() if module.startswith("ratelimits.")}
     assert {room for room in rooms if f"`{room}`" not in page} == set()
 
 
