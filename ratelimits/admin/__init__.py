@@ -33,9 +33,9 @@ __all__ = [
     "usage",
 ]
 
-# The app's index page shows the status, and lists the tables in the order in which people use them. A project that has
-# set an index template keeps its template. The app's templates have other file names than Django's. With Django's file
-# names, the order of `INSTALLED_APPS` would decide which template is used.
+# The app's index page shows the status, and lists the tables in the order in which people use them. If a project
+# has set an index template, the project's template stays. The app's templates have other file names than Django's: with
+# Django's names, the order of `INSTALLED_APPS` would decide which template is used.
 if admin.site.index_template is None:
     admin.site.index_template = "ratelimits/admin/index.html"
 if admin.site.app_index_template is None:

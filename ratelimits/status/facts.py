@@ -28,26 +28,26 @@ from ratelimits.models.ledger import when
 from ratelimits.status.first_drain import nothing_drained
 from ratelimits.status.redis_state import RedisReading, RedisState
 
-#: If a task has not succeeded for this number of intervals, its level is amber.
+#: If a task has not succeeded for this number of its intervals, its level is amber.
 _AMBER_INTERVALS = 3
-#: If a task has not succeeded for this number of intervals, its level is red.
+#: If a task has not succeeded for this number of its intervals, its level is red.
 _RED_INTERVALS = 10
-#: Shorter intervals are taken as this number of seconds, because a task can take that long.
+#: If an interval is shorter than this number of seconds, this number replaces it: a task can take that long.
 _MIN_INTERVAL = 20
-#: The shares of the maximum memory from which the level is amber, and red.
+#: The level is amber if a server uses the first share of its maximum memory, and red if it uses the second share.
 _AMBER_MEMORY, _RED_MEMORY = 0.8, 0.95
 #: If more than this number of sealed batches wait in each shard, on average, the level is amber.
 _AMBER_WAITING = 10
-#: Gaps and failures that are older than this are not shown.
+#: Gaps and failures of a greater age are not shown.
 _SHOWN_AGE = timedelta(days=30)
-#: Gaps that are younger than this make the level amber.
+#: Gaps of a smaller age make the level amber.
 _AMBER_GAP_AGE = timedelta(hours=24)
-#: Maximum number of rows that are counted, since counting many rows takes long.
+#: Maximum number of rows that are counted, because it takes long to count many rows.
 _MAX_COUNT = 1_000
 
 
 class Level(StrEnum):
-    """The colour of a fact. A fact has the level `UNKNOWN` if it cannot be known while a server does not answer."""
+    """The colour of a fact. `UNKNOWN` means that the app cannot judge: for example, because Redis does not answer."""
 
     GREEN = "green"
     AMBER = "amber"
@@ -57,7 +57,11 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One fact. `model` and `query` name a list in the admin that shows more; `model` is "" if no list shows more."""
+    """One fact. `name` is its identifier, and `title` is its label. `word` is its value, and `detail` says what to do.
+
+    `model` and `query` are the model and the filters of a list in the admin that shows more. `model` is "" if there is
+    no such list.
+    """
 
     name: str
     title: str
@@ -71,8 +75,8 @@ class Fact:
 def facts(reading: RedisReading | None = None) -> list[Fact]:
     """Return all facts. Redis is read once, and the number of queries is fixed.
 
-    Redis is read while the database is queried. So a server that hangs adds at most TIMEOUT, and usually less. A caller
-    that queries the database before it calls this function can begin the `reading` earlier.
+    Redis is read while the database is queried. So a server that hangs delays the result by at most TIMEOUT, and
+    usually by less. A caller that queries the database before it calls this function can begin the `reading` earlier.
     """
     reading, using, now = reading or RedisReading(), conf.DATABASE, time.time()
     policies = Rule.objects.using(using).order_by().exclude(mode=Rule.Mode.OFF).values_list("on_failure")
@@ -123,6 +127,7 @@ def _memory(redis: RedisState) -> Fact:
     title = _("Memory")
     if not redis.servers:
         return _unknown("memory", title)
+    # A server without a maximum counts as nearly empty.
     fullest = max(redis.servers, key=lambda server: (server.memory / (server.max_memory or 2**63), server.memory))
     used = f"{fullest.memory / 2**20:,.1f} MiB"
     if not fullest.max_memory:
@@ -167,9 +172,13 @@ def _aof(redis: RedisState, metered: bool) -> Fact:
     )
 
 
-def _failure_policy(redis: RedisState, rules: Mapping[str, int]) -> Fact:
+def _failure_policy(redis: RedisState, rule_counts: Mapping[str, int]) -> Fact:
+    """Return the fact about the failure policies. `rule_counts` has the number of rules of each policy.
+
+    The policy "" means that a rule has no policy of its own.
+    """
     title, default = _("Failure policy"), conf.FAILURE_POLICY
-    policies = ", ".join(f"{policy}: {count}" for policy, count in sorted(rules.items()) if policy)
+    policies = ", ".join(f"{policy}: {count}" for policy, count in sorted(rule_counts.items()) if policy)
     detail = _("Rules with a policy of their own: %(own)s.") % {"own": policies} if policies else ""
     if redis.answers:
         return Fact("failure", title, Level.GREEN, _("not active (%(policy)s)") % {"policy": default}, detail, "rule")
@@ -183,7 +192,7 @@ def _configuration(in_database: int, redis: RedisState) -> Fact:
     if not redis.servers:
         hint = _("Redis does not answer, so it is not known which version is in force.")
         return Fact("configuration", title, Level.UNKNOWN, version, hint)
-    # A server without a version gets the version with its first decision.
+    # 0: no server has a version yet. A server gets the version with its first decision.
     if not in_redis or in_redis == in_database:
         return Fact("configuration", title, Level.GREEN, version)
     word = _("%(database)s in the database, %(redis)s in Redis") % {"database": in_database, "redis": in_redis}
@@ -198,6 +207,7 @@ def _watermark(using: str, metered: bool, now: float) -> Fact:
     title, shards = _("Ledger complete until"), conf.SHARDS
     rows = ShardState.objects.using(using).filter(shard__lt=shards)
     totals = rows.aggregate(Count("pk"), Min("watermark"), Max("watermark"), Max("ahead"))
+    # In microseconds since 1970 UTC. A shard without a row has no watermark yet.
     oldest = (totals["watermark__min"] or 0) if totals["pk__count"] >= shards else 0
     if totals["ahead__max"]:
         word = _("clock ahead by %(seconds)s s") % {"seconds": f"{totals['ahead__max'] // 1_000_000:,}"}
@@ -225,7 +235,7 @@ def _level_of_age(age: float, interval: float) -> Level:
 
 
 def ago(seconds: float) -> str:
-    """Return a text such as "3 h ago" for a number of seconds."""
+    """Return a text such as "3 h ago" for a number of seconds. Less than two hours are shown in minutes, and so on."""
     for unit, text in ((86_400, _("%(n)s d ago")), (3_600, _("%(n)s h ago")), (60, _("%(n)s min ago"))):
         if seconds >= 2 * unit:
             return text % {"n": f"{seconds // unit:,.0f}"}
@@ -306,9 +316,9 @@ def _tasks(using: str, metered: bool) -> Iterator[Fact]:
 
 
 def _is_not_due(seal: TaskRun | None, interval: float, now: datetime) -> bool:
-    """Return whether a worker seals, and began to seal less than `interval` seconds ago.
+    """Return whether a task with this interval (s) need not have run yet.
 
-    A task with this interval need not have run then.
+    This is so if a worker seals regularly, and its first seal was less than `interval` ago.
     """
     if seal is None or seal.succeeded_at is None:
         return False

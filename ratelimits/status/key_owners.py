@@ -1,4 +1,4 @@
-"""Say whether anybody has a key, and which name the project's function KEY_SEARCH gives to a key."""
+"""Say whether anybody has a key, and find the name that the project's function KEY_SEARCH gives to a key."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from ratelimits.status.known_keys import MAX_KEYS, recent_totals
 logger = logging.getLogger(__name__)
 
 
-def nobody_has(key: str) -> str:
-    """Return a sentence if nobody has a key; "" if somebody has it, or perhaps has it.
+def no_owner_text(key: str) -> str:
+    """Return a sentence that says that nobody has a key. Return "" if somebody has the key, or perhaps has it.
 
-    The app knows users and accounts. It knows those API keys that were used in the last days, that a row names, or that
-    KEY_SEARCH finds. Without KEY_SEARCH it cannot know the other API keys. Any address can belong to somebody.
+    The app knows all users and accounts. It knows an API key if the key was used in the last days, if an override,
+    a membership or a block names the key, or if KEY_SEARCH finds it. Without KEY_SEARCH, other API keys can exist. Any
+    address can belong to somebody.
     """
     kind, _colon, name = key.partition(":")
     if kind == "user":
@@ -33,7 +34,7 @@ def nobody_has(key: str) -> str:
             return ""
         text = _("No account has the identifier “%(name)s”. Search for a part of the account's identifier or name.")
     elif kind == "api_key" and conf.KEY_SEARCH is not None:
-        if _was_used(key=ledger_name(key)) or _is_in_a_row(key) or _searched(key) is not None:
+        if _was_used(key=ledger_name(key)) or _is_named_in_a_row(key) or _name_by_key_search(key) is not None:
             return ""
         text = _(
             "No API key “%(name)s” is known: it was not used in the last days, and no search finds it. Search for the"
@@ -44,21 +45,22 @@ def nobody_has(key: str) -> str:
     return text % {"name": name}
 
 
-def without_effect(target: str) -> str:
-    """Return a warning about a block or allow if nobody has its key; "" if somebody (perhaps) has the key."""
-    problem, effect = nobody_has(target), _("Until somebody has this key, the block or allow has no effect.")
+def no_effect_text(target: str) -> str:
+    """Return a warning if nobody has the key of a block or allow. Return "" if somebody has it, or perhaps has it."""
+    problem, effect = no_owner_text(target), _("Until somebody has this key, the block or allow has no effect.")
     return f"{problem} {effect}" if problem else ""
 
 
 def searched_name(key: str) -> str:
     """Return the name that the project's function KEY_SEARCH gives to a key; "" if it gives none."""
-    return _searched(key) or ""
+    return _name_by_key_search(key) or ""
 
 
-def _searched(key: str) -> str | None:
-    """Return the key's name as KEY_SEARCH returns it; None if it does not find the key."""
+def _name_by_key_search(key: str) -> str | None:
+    """Return the name that KEY_SEARCH gives to a key; None if KEY_SEARCH does not find the key."""
     if conf.KEY_SEARCH is None:
         return None
+    # Search for the whole key first, and then for the key without its kind.
     for text in (key, key.partition(":")[2]):
         try:
             found: Iterable[tuple[object, object]] = islice(conf.KEY_SEARCH(text), MAX_KEYS + 1)
@@ -82,6 +84,6 @@ def _account_exists(name: str) -> bool:
     return conf.ACCOUNT is None and bool(existing_users([name]))
 
 
-def _is_in_a_row(key: str) -> bool:
+def _is_named_in_a_row(key: str) -> bool:
     named = ((KeyOverride, "key"), (PlanMembership, "key"), (Access, "target"))
     return any(model._default_manager.using(conf.DATABASE).filter(**{column: key}).exists() for model, column in named)

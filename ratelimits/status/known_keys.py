@@ -21,21 +21,21 @@ from ratelimits.models import Access, Account, KeyOverride, KeyTotal, PlanMember
 from ratelimits.models.keys import validate_key
 from ratelimits.models.status.totals import DAY, newest_days
 
-#: A word of at least 20 letters and digits, with the signs that tokens have.
+#: At least 20 characters of the kinds that tokens consist of, with at least one letter and one digit.
 _SECRET = re.compile(r"(?=.*[a-zA-Z])(?=.*[0-9])[\w+/=.~-]{20,}", re.ASCII)
-#: The id of an API key: a digest, or the UUID of a row.
+#: The id of an API key: a digest of 24 hexadecimal digits, or the UUID of a row.
 _ID = re.compile("[0-9a-f]{24}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 logger = logging.getLogger(__name__)
 
 #: Maximum number of keys that are listed.
 MAX_KEYS = 50
-#: Number of days, today included, whose usage is searched.
+#: A search also looks at the usage of this number of days. Today is one of these days.
 USED_DAYS = 3
 
 
 class KnownKey(NamedTuple):
-    """A key that was found."""
+    """A key that a search found."""
 
     key: str
     #: The name of the key's user or account; "" if it is not known.
@@ -43,19 +43,19 @@ class KnownKey(NamedTuple):
 
     @property
     def about(self) -> str:
-        """Return what people need to know to choose between an account and a user; "" for other keys."""
+        """Return a note that helps people to choose between an account and a user; "" for other keys."""
         if self.key.startswith("account:"):
             return _("the customer, with all keys")
         return _("only requests of this user without an API key") if self.key.startswith("user:") else ""
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """The result of a search."""
 
     #: The keys that were found, at most `MAX_KEYS`.
     keys: list[KnownKey]
-    #: Whether there are more keys.
-    more: bool
+    #: Whether the search found more than `MAX_KEYS` keys.
+    has_more: bool
     #: Whether the project's function KEY_SEARCH failed.
     failed: bool
 
@@ -74,20 +74,22 @@ def looks_secret(text: str) -> bool:
 
     A secret is a long word of mixed letters and digits. The digests and UUIDs that are ids of API keys are not secret.
     """
+    # Only the last word, for texts such as "Bearer …".
     word = text.rpartition(" ")[2]
     return bool(_SECRET.fullmatch(word)) and not _ID.fullmatch(word)
 
 
-def known_keys(text: str, tables: Container[type[Model]]) -> Found:
-    """Find the keys that contain a text, or whose name contains it.
+def known_keys(text: str, tables: Container[type[Model]]) -> SearchResult:
+    """Find the keys that contain a text, and the keys whose name contains the text.
 
-    A key comes first if the key or its name equals the text. `tables` are the tables to search: accounts, users,
-    overrides, memberships, blocks, totals of keys. The project's function in the setting KEY_SEARCH is also called.
+    A key comes first if the key or its name equals the text. `tables` are the tables to search: some of accounts,
+    users, overrides, memberships, blocks, totals of keys. The project's function in the setting KEY_SEARCH also
+    searches.
     """
     failed = False
     found: dict[str, KnownKey] = {}
-    for model, search in _SEARCHES:
-        if model() in tables:
+    for get_table, search in _SEARCHES:
+        if get_table() in tables:
             _add(found, search(text))
     if conf.KEY_SEARCH is not None:
         try:
@@ -96,19 +98,20 @@ def known_keys(text: str, tables: Container[type[Model]]) -> Found:
             logger.exception("RATELIMITS['KEY_SEARCH'] failed for a text of %s characters", len(text))
             failed = True
     keys = sorted(found.values(), key=lambda known_key: closeness(known_key, text))
-    return Found(keys[:MAX_KEYS], len(keys) > MAX_KEYS, failed)
+    return SearchResult(keys[:MAX_KEYS], len(keys) > MAX_KEYS, failed)
 
 
 def closeness(known_key: KnownKey, text: str) -> tuple[bool, str]:
-    """Return the sort key of a key that was found: keys that equal the text, or whose name does, come first."""
+    """Return the value by which found keys are sorted. A key comes first if the key or its name equals the text."""
     key, name = known_key.key.casefold(), known_key.name.casefold()
+    # False comes before True. `partition` removes the kind of the key.
     return text.casefold() not in (key, key.partition(":")[2], name), known_key.key
 
 
 def known_accounts(text: str, tables: Container[type[Model]]) -> list[KnownKey]:
     """Return the keys of the accounts whose identifier or name contains a text, at most `MAX_KEYS`.
 
-    `tables` are the tables to search: accounts, totals of keys.
+    `tables` are the tables to search: accounts, totals of keys, or both.
     """
     found: dict[str, KnownKey] = {}
     for model, search in ((Account, _accounts), (KeyTotal, _used_accounts)):
@@ -163,6 +166,7 @@ def _users(text: str) -> Iterator[KnownKey]:
         if name in fields:
             containing |= Q(**{f"{name}__icontains": text})
             equal |= Q(**{name: text})
+    # Ignore a text that cannot be a primary key.
     with suppress(ValidationError, ValueError, TypeError, OverflowError):
         equal |= Q(pk=users._meta.pk.to_python(text))
     for rows in (users._default_manager.filter(equal), users._default_manager.filter(containing).order_by("pk")):
@@ -196,8 +200,8 @@ def _used_accounts(text: str) -> Iterator[KnownKey]:
     yield from (KnownKey(f"account:{account}") for account in accounts.distinct()[: MAX_KEYS + 1])
 
 
-#: Functions that return a table, each with the search in this table. The table of users is known only after Django has
-#: started.
+#: Pairs of a function that returns a table, and the search in this table. The first item is a function because the
+#: table of users is known only after Django has started.
 _SEARCHES: tuple[tuple[Any, Any], ...] = (
     (lambda: Account, _accounts),
     (get_user_model, _users),

@@ -30,7 +30,7 @@ class ServerState:
     aof: bool
     #: Whether the last write to the append-only file succeeded.
     aof_written: bool
-    #: The highest configuration version of the server's shards.
+    #: The highest version of the configuration in the server's shards; 0 if no shard has a version.
     version: int
     #: The number of open batches.
     open: int
@@ -48,7 +48,7 @@ class RedisState:
     silent: int
     #: The first error; "" if all servers answered.
     error: str
-    #: The seconds that reading took.
+    #: How long the reading took, in seconds.
     seconds: float
 
     @property
@@ -57,7 +57,8 @@ class RedisState:
         return not self.silent
 
 
-#: The message of a thread: the number of servers, the state of one server, or an error; and the moment of this message.
+#: A message of a thread, and the moment (s) of this message. The message is the number of servers, the state of one
+#: server, or an error.
 _Message = tuple[int | ServerState | Exception, float]
 
 
@@ -75,6 +76,7 @@ class RedisReading:
     def state(self) -> RedisState:
         """Wait for the servers, and return the state of those that answered within TIMEOUT from the beginning."""
         servers: list[ServerState] = []
+        # The number of servers is not known before its message arrives.
         expected, failed, error, seconds = 1, 0, "", 0.0
         while len(servers) + failed < expected:
             remaining = self._start + conf.TIMEOUT - time.monotonic()
@@ -103,7 +105,7 @@ def _start(target: Any, *arguments: Any) -> None:
 
 
 def _ask_all(messages: SimpleQueue[_Message]) -> None:
-    """Find the servers, and ask each of them in its own thread. In a cluster, a node must answer to find the others."""
+    """Find the servers, and ask each of them in its own thread. In a cluster, one node must first list the others."""
     try:
         server = current_server()
         clients = list(server.wire.servers(server.keyspace, range(server.keyspace.shards)))
@@ -113,6 +115,7 @@ def _ask_all(messages: SimpleQueue[_Message]) -> None:
     _put(messages, len(clients))
     for client, shards in clients[1:]:
         _start(_ask, client, server.keyspace, shards, messages)
+    # This thread asks the first server.
     client, shards = clients[0]
     _ask(client, server.keyspace, shards, messages)
 
@@ -138,13 +141,15 @@ def _put(messages: SimpleQueue[_Message], message: int | ServerState | Exception
 def _state(info: dict[str, Any], replies: list[Any]) -> ServerState:
     # The replies to the three commands of each shard, in the order in which `_ask` sends them.
     heads, open_batches, sealed_batches = replies[::3], replies[1::3], replies[2::3]
+    # A head begins with the version of the rules.
+    versions = [int(head.split()[0]) for head in heads if head]
     return ServerState(
         memory=int(info.get("used_memory", 0)),
         max_memory=int(info.get("maxmemory", 0)),
         policy=str(info.get("maxmemory_policy", "noeviction")),
         aof=bool(info.get("aof_enabled")),
         aof_written=info.get("aof_last_write_status", "ok") == "ok",
-        version=max((int(head.split()[0]) for head in heads if head), default=0),
+        version=max(versions, default=0),
         open=sum(open_batches),
         sealed=sum(sealed_batches),
     )

@@ -1,6 +1,7 @@
 """The refused requests of one key or account: by quarter of an hour for a day, and by day for a month.
 
-The numbers are read from totals that have an index on account and key. So a larger ledger does not make this slower.
+The numbers are read from totals that have an index on account and key. So these functions do not become
+slower when the ledger grows.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ratelimits.models.status.totals import DAY, HOUR, QUARTER, newest_days
 MAX_REFUSALS = 50
 #: Maximum number of rows that are read for the newest refusals of all keys.
 _MAX_READ = 2_000
-#: The columns that say which refusals a row of the totals has. There is a row for each meter.
+#: The columns that say whose refusals a total counts. Several totals can have the same values here: one for each meter.
 _SUBJECT = "start", "account", "key", "rule"
 
 
@@ -117,14 +118,15 @@ class NewRefusal(NamedTuple):
 def newest_refusals(now: float, count: int) -> list[NewRefusal]:
     """Return the newest refusals in about an hour, of all keys, at most `count`. This is one query.
 
-    In each quarter of an hour, the keys with most refusals come first, among at most `_MAX_READ` rows.
+    In each quarter of an hour, the keys with most refusals come first. The query reads at most `_MAX_READ` totals.
     """
     current = int(now) // QUARTER * QUARTER
     rows = KeyTotal.objects.using(conf.DATABASE).filter(span=QUARTER, start__gte=current - HOUR, denied_requests__gt=0)
     largest: dict[tuple[int, str, str, int], int] = {}
     for *subject, denied in rows.order_by("-start").values_list(*_SUBJECT, "denied_requests")[:_MAX_READ]:
-        # A request may count in several meters. So the largest number is taken, not the sum.
+        # A request can be counted in several meters. So the largest number is taken, not the sum.
         largest[*subject] = max(largest.get((*subject,), 0), denied)
+    # Sort by the start, newest first, and then by the number of refusals, largest first.
     newest = sorted(largest.items(), key=lambda item: (-item[0][0], -item[1], item[0]))
     return [NewRefusal(*subject, denied) for subject, denied in newest[:count]]
 
@@ -149,8 +151,8 @@ def refused_of_keys(keys: Collection[tuple[str, str]], now: float) -> Counter[tu
 def blocked_lately(targets: Collection[str], now: float) -> list[RefusedRequests]:
     """Return the requests that blocks of these targets refused in 24 hours, by quarter of an hour, newest first.
 
-    The numbers are process totals. A block's number includes all requests that it refused, of any key. `now` is in
-    seconds since 1970 UTC.
+    The numbers are process totals. The number of a block counts the requests of all keys that the block refused. `now`
+    is in seconds since 1970 UTC.
     """
     since = int(now) // QUARTER * QUARTER - 24 * HOUR
     rows = ProcessTotal.objects.using(conf.DATABASE).filter(kind="blocked", bin__gte=since)

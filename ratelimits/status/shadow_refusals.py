@@ -1,7 +1,7 @@
 """The requests of the last 24 hours that rules in shadow mode would have refused, by rule, hour and key.
 
-Their numbers are read from totals of short spans. So the number of queries is fixed, and a larger ledger does not make
-this slower.
+The numbers are read from totals of short spans. So the number of queries is fixed, and the queries do not become slower
+when the ledger grows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ratelimits.conf import conf
 from ratelimits.models import KeyTotal, Rule, RuleTotal
 from ratelimits.models.status.totals import HOUR, QUARTER
 
-#: Number of hours that are shown, the current hour among them.
+#: Number of hours that are shown. The current hour is one of them.
 HOURS = 24
 #: Maximum number of rules, and of keys of one rule, that are listed.
 MAX_RULES, TOP = 100, 10
@@ -36,15 +36,15 @@ class ShadowedKey(NamedTuple):
 class ShadowRule:
     """A rule, and the admitted requests that it would have refused if it were enforced.
 
-    hours  the number of these requests in each hour, the oldest hour first
-    keys   the keys with most of these requests
-    count  the number of keys that have such requests
+    hours      the number of these requests in each hour, the oldest hour first
+    keys       the keys with most of these requests
+    key_count  the number of keys that have such requests
     """
 
     rule: Rule
     hours: tuple[int, ...]
     keys: tuple[ShadowedKey, ...]
-    count: int
+    key_count: int
 
     @property
     def total(self) -> int:
@@ -59,10 +59,10 @@ def hours_until(now: float) -> range:
 
 
 def shadow_refusals(now: float, only: Rule | None = None) -> list[ShadowRule]:
-    """Return the rules in shadow mode, and other rules that had shadow refusals; those with most refusals first.
+    """Return the rules in shadow mode, and other rules that had shadow refusals. Rules with most of them come first.
 
     An enforced rule has shadow refusals if it was in shadow mode less than 24 hours ago, or if an override has the mode
-    "shadow". With `only`, return only this rule. There are at most MAX_RULES rules. `now` is s since 1970 UTC.
+    "shadow". With `only`, return only this rule. There are at most MAX_RULES rules. `now` is in s since 1970 UTC.
     """
     using, hours = conf.DATABASE, hours_until(now)
     totals = RuleTotal.objects.using(using).filter(span=QUARTER, start__gte=hours[0], shadow_requests__gt=0)
@@ -95,7 +95,7 @@ def _largest_keys(using: str, hours: range, rules: list[int]) -> tuple[dict[int,
 
     The database sorts and counts the keys, so that this process never has all of them in memory.
     """
-    # The rows for a quarter of an hour only have refusals, so they are much fewer than the rows for an hour.
+    # Read the totals of quarters of an hour: they contain only refusals, so there are fewer of them than of hours.
     rows = KeyTotal.objects.using(using).filter(span=QUARTER, start__gte=hours[0], shadow_requests__gt=0)
     rows = rows.filter(rule__in=rules)
     sums = rows.order_by().values("rule", "account", "key").annotate(requests=Sum("shadow_requests"))

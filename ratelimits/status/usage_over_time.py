@@ -4,7 +4,7 @@ There are four kinds of requests: admitted requests, refused requests, requests 
 and unmetered requests. Unmetered requests were admitted while Redis did not answer, so Redis did not count them.
 
 The numbers are read from `RuleTotal`, `KeyTotal` and `ProcessTotal`, not from the ledger. So the number of queries is
-fixed, and a larger ledger does not make this slower.
+fixed, and the queries do not become slower when the ledger grows.
 """
 
 from __future__ import annotations
@@ -40,17 +40,18 @@ class Window:
     step: int
     #: Number of steps.
     steps: int
-    #: Lengths in seconds of the short and the long spans of `KeyTotal` that are read. At the start of the window short
-    #: spans are read, and then long spans.
+    #: Lengths (s) of the short and the long spans of `KeyTotal` that are read: short spans from the start of the window
+    #: until a long span begins, and then long spans.
     key_spans: tuple[int, int]
 
     def starts(self) -> range:
         """Return the start of each step."""
         return range(self.start, self.start + self.step * self.steps, self.step)
 
-    def of_keys(self) -> Q:
+    def key_totals(self) -> Q:
         """Return the condition for the `KeyTotal` rows that together have the usage of this window."""
         short, long = self.key_spans
+        # The start of the window, rounded up to the start of a long span.
         first_long = -(-self.start // long) * long
         in_short = Q(span=short, start__gte=self.start, start__lt=first_long)
         return (in_short if first_long > self.start else Q()) | Q(span=long, start__gte=first_long)
@@ -85,7 +86,7 @@ class Entry:
     requests: int
     #: The account of a key; "" in other lists.
     account: str = ""
-    #: Primary key of the rule that refused most of these requests; 0 if no rule refused one.
+    #: Primary key of the rule that refused most of these requests; 0 if no rule refused any of them.
     rule: int = 0
 
 
@@ -137,7 +138,7 @@ def usage_over_time(window: Window, meter: str = "") -> UsageOverTime:
 
 def _tops(using: str, window: Window, meter: str) -> dict[Kind, dict[Dimension, tuple[Entry, ...]]]:
     accounts, keys, rules = _Sums[str](), _Sums[tuple[str, str]](), _Sums[int]()
-    rows = KeyTotal.objects.using(using).filter(window.of_keys(), meter=meter).order_by()
+    rows = KeyTotal.objects.using(using).filter(window.key_totals(), meter=meter).order_by()
     subjects = rows.values_list("account", "key", "rule").annotate(*(Sum(column) for column in SUMS))
     for account, key, rule, *sums in subjects.iterator(chunk_size=5_000):
         for kind, requests in zip(KINDS, sums, strict=False):

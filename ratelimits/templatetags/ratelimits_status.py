@@ -51,24 +51,23 @@ def ratelimits_tasks(context: dict[str, Any]) -> dict[str, Any]:
 def ratelimits_refusals(context: dict[str, Any]) -> dict[str, Any]:
     """List the newest refusals, if the user may see them and the admin site has an inspector.
 
-    Before the first drain there are none: say so, and what to start.
-
-    If the database fails, show nothing: the strip shows the error.
+    Before the first drain, show instead a text that says what to start. If the database fails, show nothing: the status
+    strip shows the error.
     """
-    request, nothing = context["request"], ""
+    request, text = context["request"], ""
     try:
         refusals = recent_refusals(request, request.current_app)
         if refusals == []:
-            nothing = before_first_drain(conf.DATABASE)
+            text = before_first_drain(conf.DATABASE)
     except (NoReverseMatch, DatabaseError) as error:
         logger.warning("The recent refusals could not be read: %s", error)
         refusals = None
-    return {"shown": refusals is not None, "refusals": refusals, "nothing_drained": nothing}
+    return {"shown": refusals is not None, "refusals": refusals, "nothing_drained": text}
 
 
 @register.simple_tag(takes_context=True)
 def ratelimits_groups(context: template.Context) -> str:
-    """Put the app's tables into groups, in the order in which people use them.
+    """Put the app's tables into groups, in the order in which people need the tables.
 
     This changes the variable `app_list` for the rest of the template block.
     """

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 
 from ratelimits.models import Account, KeyOverride, KeyTotal
 from ratelimits.models.status.totals import DAY, SUMS, newest_days
-from ratelimits.status.key_owners import nobody_has, searched_name
+from ratelimits.status.key_owners import no_owner_text, searched_name
 from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db
@@ -40,15 +40,15 @@ def test_users_and_accounts_are_known_by_their_rows_and_by_their_usage(settings:
     used("user:900", "globex")
     used("user:901", "initech", day=5)
     known = (f"user:{user.pk}", f"account:{account.identifier}", "user:900", "account:globex", "ip:203.0.113.9")
-    assert [nobody_has(key) for key in known] == [""] * 5
+    assert [no_owner_text(key) for key in known] == [""] * 5
     for key in ("user:901", "account:initech", f"user:0{user.pk}", "account:ACME", f"account:{user.pk}"):
-        assert nobody_has(key), key
+        assert no_owner_text(key), key
 
 
 def test_each_user_is_an_account_if_the_project_names_no_account(settings: Any) -> None:
     searched(settings, None)
     user = User.objects.create(username="ann")
-    assert nobody_has(f"account:{user.pk}") == ""
+    assert no_owner_text(f"account:{user.pk}") == ""
 
 
 def test_api_keys_are_known_by_search_usage_and_rows(settings: Any) -> None:
@@ -56,11 +56,11 @@ def test_api_keys_are_known_by_search_usage_and_rows(settings: Any) -> None:
     rule("day", "fixed_window", key_kind="api_key")
     KeyOverride.objects.create(key="api_key:7", rule="day", capacity=5)
     used("api_key:8", "acme")
-    assert [nobody_has(f"api_key:{name}") for name in (4, 44, 7, 8)] == [""] * 4
-    assert "No API key “9” is known" in nobody_has("api_key:9")
-    assert nobody_has("api_key:broken")
+    assert [no_owner_text(f"api_key:{name}") for name in (4, 44, 7, 8)] == [""] * 4
+    assert "No API key “9” is known" in no_owner_text("api_key:9")
+    assert no_owner_text("api_key:broken")
     searched(settings, None)
-    assert nobody_has("api_key:9") == ""
+    assert no_owner_text("api_key:9") == ""
 
 
 def test_the_name_is_that_of_exactly_this_key(settings: Any) -> None:

@@ -40,8 +40,8 @@ def test_the_largest_keys_of_each_rule_are_listed_and_all_keys_are_counted() -> 
     refused(few, now, [4, 6, 4])
     found = {shadow_rule.rule: shadow_rule for shadow_rule in shadow_refusals(now)}
     assert [key.requests for key in found[many].keys] == list(range(50, 30, -2))
-    assert (len(found[many].keys), found[many].count) == (TOP, 25)
+    assert (len(found[many].keys), found[many].key_count) == (TOP, 25)
     assert found[few].keys == tuple(
         ShadowedKey("acme", f"user:{number}", requests) for number, requests in ((1, 6), (0, 4), (2, 4))
     )
-    assert (found[none].keys, found[none].count) == ((), 0)
+    assert (found[none].keys, found[none].key_count) == ((), 0)

@@ -150,7 +150,7 @@ class _Page:
             return self._key_context(result.keys[0].key, account, result.keys[0].name) | failed
         return failed | {
             "matches": [(known, self._inspect_url(known.key, account)) for known in result.keys],
-            "more": more if result.more else "",
+            "more": more if result.has_more else "",
             "guesses": [] if result.keys or looks_secret(text) else self._guesses(text),
             "secret": not result.keys and looks_secret(text),
         }

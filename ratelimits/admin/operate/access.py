@@ -32,7 +32,7 @@ from ratelimits.models import Access, ProcessTotal
 from ratelimits.models.access.targets import addresses
 from ratelimits.models.history import MAX_REASON
 from ratelimits.rules.access import AccessIndex, of_model
-from ratelimits.status.key_owners import without_effect
+from ratelimits.status.key_owners import no_effect_text
 from ratelimits.status.known_keys import known_keys
 
 _DAY = 86_400
@@ -226,7 +226,7 @@ def consequences(request: HttpRequest, row: Access, names: Sequence[str] = ()) -
         + " "
         + (_("until %s.") % f"{ends:%Y-%m-%d %H:%M %Z}" if ends else _("without an end."))
     )
-    warnings = [without_effect(row.target)]
+    warnings = [no_effect_text(row.target)]
     if blocks and AccessIndex([of_model(row)._replace(valid_from=0)]).find(identify(request), 0) is not None:
         warnings.append(_("This also blocks your own requests to the API. You can still use these admin pages."))
     sentences.append(_("Reason: %s") % row.reason)

@@ -24,7 +24,7 @@ from ratelimits.identity import Identity
 from ratelimits.models import Access, Account, KeyOverride, KeyTotal, Line, PlanMembership
 from ratelimits.models.keys import COVERS
 from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, UnknownAccountError, identity_of
-from ratelimits.status.key_owners import nobody_has, searched_name
+from ratelimits.status.key_owners import no_owner_text, searched_name
 from ratelimits.status.known_keys import (
     MAX_KEYS,
     KnownKey,
@@ -85,9 +85,9 @@ def whom(request: HttpRequest, site: AdminSite) -> Whom | Question:
         found = known_keys(text, searched_tables(request, site))
         keys = sorted(_with_accounts(found.keys), key=lambda known_key: closeness(known_key, text))
         if len(keys) != 1:
-            return _which_one(request, text, keys, more=found.more)
+            return _which_one(request, text, keys, more=found.has_more)
         key = keys[0].key
-    problem = nobody_has(key) or (nobody_has(f"account:{account}") if account not in ("", NO_ACCOUNT) else "")
+    problem = no_owner_text(key) or (no_owner_text(f"account:{account}") if account not in ("", NO_ACCOUNT) else "")
     if problem:
         return Question(problem)
     try:

@@ -32,7 +32,7 @@ def shadow_summary(shadow_rule: ShadowRule) -> str:
     if not shadow_rule.total:
         return _("The rule would have refused nobody in the last 24 hours.")
     requests = ngettext("%(n)s request", "%(n)s requests", shadow_rule.total) % {"n": f"{shadow_rule.total:,}"}
-    keys = ngettext("%(n)s key", "%(n)s keys", shadow_rule.count) % {"n": f"{shadow_rule.count:,}"}
+    keys = ngettext("%(n)s key", "%(n)s keys", shadow_rule.key_count) % {"n": f"{shadow_rule.key_count:,}"}
     return _("The rule would have refused %(requests)s of %(keys)s in the last 24 hours.") % {
         "requests": requests,
         "keys": keys,
@@ -92,5 +92,5 @@ class ShadowAdmin(ReadOnlyAdmin):
                 (row, inspect_url(row.key, row.account, site) if may_inspect(request) and ":" in row.key else "")
                 for row in shadow_rule.keys
             ],
-            "more_keys": shadow_rule.count - len(shadow_rule.keys),
+            "more_keys": shadow_rule.key_count - len(shadow_rule.keys),
         }

@@ -27,7 +27,7 @@ from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, identity_of
 from ratelimits.quota.standings import UNAVAILABLE, LiveLimit, live_limits
 from ratelimits.rules import AppliedRule
 from ratelimits.rules.grants import grant
-from ratelimits.status.key_owners import nobody_has, without_effect
+from ratelimits.status.key_owners import no_effect_text, no_owner_text
 from ratelimits.status.known_keys import known_keys, typed_key
 
 #: The exit status if Redis or the database does not answer.
@@ -138,7 +138,7 @@ class Command(ExplainedCommand):
             message=options.get("message", ""),
         )
         row.full_clean()
-        if warning := without_effect(row.target):
+        if warning := no_effect_text(row.target):
             self.stderr.write(self.style.WARNING(warning))
         row._history_user, row._change_reason = user, options["reason"][:MAX_REASON]
         row.save(using=conf.DATABASE)
@@ -179,7 +179,7 @@ def _key(text: str) -> str:
 def _existing_key(options: dict[str, Any]) -> str:
     """Return the key of the command line. Raise NothingDoneError if nobody has the key or the account."""
     key, account = _key(options["key"]), options["account"]
-    problem = nobody_has(key) or (nobody_has(f"account:{account}") if account not in ("", NO_ACCOUNT) else "")
+    problem = no_owner_text(key) or (no_owner_text(f"account:{account}") if account not in ("", NO_ACCOUNT) else "")
     if problem:
         raise NothingDoneError(problem)
     return key
