@@ -72,7 +72,7 @@ class PlanAdmin(AuditedAdmin):
         )
 
     def effect_of(self, request: HttpRequest, row: Plan) -> tuple[list[str], list[str]]:
-        """Return a warning if the row is a deleted plan: only the plan itself comes back."""
+        """Return a warning if the row is a deleted plan that an undo adds again: only the plan itself comes back."""
         if not row._state.adding:
             return [], []
         text = _("The plan comes back without its included quantities and prices: add them on the plan's page.")
@@ -137,7 +137,7 @@ class PlanMembershipAdmin(KeySuggestions, InspectedAdmin, RowFiles, RowSuggestio
     formfield_overrides = MOMENTS
 
     def inspected(self, row: PlanMembership) -> tuple[str, str]:
-        """Return the key of a membership. The second text is "": a membership does not name an account."""
+        """Return the key of a membership. The second text is "": a membership names no account."""
         return row.key, ""
 
 
@@ -153,5 +153,5 @@ class AccountAdmin(InspectedAdmin, RowFiles, RowSuggestions, AuditedAdmin):
     fields = ["identifier", "name", "plan", "timezone", "billing_anchor"]
 
     def inspected(self, row: Account) -> tuple[str, str]:
-        """Return the account's key. The second text is "": it is only for the account of an API key or user."""
+        """Return the account's key. The second text is "": only an API key or a user has an account."""
         return row.key, ""

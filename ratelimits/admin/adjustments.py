@@ -36,7 +36,7 @@ from ratelimits.reports.statements.effect import Effect, effect_of
 #: Names of three inputs on the page that shows the effect of a new adjustment:
 #:
 #: SEEN       the user has seen the effect
-#: LARGE      the user confirms an adjustment by more units than were used in the period
+#: LARGE      the user confirms an adjustment of more units than were used in the period
 #: REFERENCE  the reference of the adjustment. It is unique, so only the first POST of a page adds an adjustment
 SEEN, LARGE, REFERENCE = "_effect_seen", "_large_meant", "_reference"
 
@@ -85,11 +85,11 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
         return bool(user.has_perm("ratelimits.change_adjustment"))
 
     def has_finalise_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may finalise periods: the action also closes complete periods of the accounts."""
+        """Return whether the user may finalise periods. The action also closes complete periods of the accounts."""
         return may_finalise(request)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Adjustment]:
-        """Return the adjustments. Separate queries read their users, because users may be in another database."""
+        """Return the adjustments. Separate queries read the users, because users may be in another database."""
         return super().get_queryset(request).prefetch_related("author", "decided_by")
 
     def get_search_results(
@@ -115,7 +115,7 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
     def effect(self, adjustment: Adjustment) -> str:
         """Return the report's totals before and after the adjustment.
 
-        Return "–" for an adjustment that is on a report or was refused.
+        Return "–" for an adjustment that is not saved, that was refused, or that is on a report.
         """
         if adjustment._state.adding or adjustment.report_id is not None or adjustment.approval == "refused":
             return "–"
@@ -126,6 +126,7 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
         initial: dict[str, Any] = super().get_changeform_initial_data(request)
+        # A link to the form can contain the start of the period, in ISO 8601. Ignore a start in another form.
         with suppress(ValueError, KeyError):
             initial["period_start"] = datetime.fromisoformat(initial["period_start"])
         if isinstance(initial.get("period_start"), str):
@@ -224,12 +225,12 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
 
     @admin.action(description=_("Put the selected adjustments on reports now"), permissions=["finalise"])
     def finalise(self, request: HttpRequest, queryset: QuerySet[Adjustment]) -> None:
-        """Make new versions of reports with these adjustments now. Otherwise the worker does this later."""
+        """Write new versions of the reports with these adjustments now. Otherwise the worker does this later."""
         unreported = queryset.filter(report=None, approval__in=Adjustment.REPORTABLE).order_by("account")
         for account in list(unreported.values_list("account", flat=True).distinct()):
             for report in close.finalise(account=account):
                 self.message_user(request, _("Report %(report)s was finalised.") % {"report": report}, messages.SUCCESS)
-        # Meanwhile the worker may have put an adjustment on a report, so read each adjustment again.
+        # Read each adjustment again: it can now be on a report.
         for adjustment in queryset.select_related("report").order_by("pk"):
             values = {"adjustment": adjustment, "report": adjustment.report}
             if adjustment.report is not None:
@@ -262,7 +263,7 @@ def _effect_sentence(effect: Effect) -> str:
         text = format_lazy(
             "{}{}", text, _("; owed for the period: {owed_before} {currency} before, {owed_after} {currency} after")
         )
-    if not effect.version:
+    if not effect.version:  # The period has no report yet.
         text = format_lazy("{} ({})", text, _("provisional: the period is open"))
     return format_html(
         str(text),

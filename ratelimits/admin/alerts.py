@@ -21,7 +21,7 @@ from ratelimits.models.ledger import moment
 
 
 class AlertChannelForm(forms.ModelForm):  # type: ignore[type-arg]
-    """A form for a channel. Only the form of a new channel shows the secret. Later the secret can be replaced."""
+    """A form for a channel. The form of a new channel shows the secret. Later, the form can only replace the secret."""
 
     class Meta:
         model = AlertChannel
@@ -42,8 +42,8 @@ class AlertChannelForm(forms.ModelForm):  # type: ignore[type-arg]
             secret.required = secret.show_hidden_initial = False
             secret.widget = forms.PasswordInput(attrs={**secret.widget.attrs, "autocomplete": "off"})
             secret.help_text = _(
-                "Webhooks are signed with this secret. It is not shown again. Leave the field empty to keep it, or"
-                " write a new one: whsec_ and 24 to 64 bytes in base64."
+                "Webhooks are signed with this secret. It is not shown again. To keep the secret, leave this field"
+                " empty. To replace the secret, write whsec_ and then 24 to 64 bytes in base64."
             )
 
     def clean_secret(self) -> str:
@@ -85,6 +85,7 @@ class AlertAdmin(InspectedAdmin, ReadOnlyAdmin):
     ]
 
     def inspected(self, row: Alert) -> tuple[str, str]:
+        """Return the key and the account of an alert. For an alert about a whole account, return the account's key."""
         return (row.key, row.account) if row.key else (f"account:{row.account}", "")
 
     @admin.display(description=_("reached"), ordering="threshold")
@@ -97,7 +98,7 @@ class AlertAdmin(InspectedAdmin, ReadOnlyAdmin):
         """Return when the billing period starts."""
         return f"{moment(alert.period * 1_000_000):%Y-%m-%d %H:%M} UTC"
 
-    @admin.display(description=_("its end"))
+    @admin.display(description=_("end of the billing period"))
     def ends(self, alert: Alert) -> str:
         """Return when the billing period ends."""
         return f"{moment(alert.period_end * 1_000_000):%Y-%m-%d %H:%M} UTC"
@@ -112,7 +113,7 @@ class AlertAdmin(InspectedAdmin, ReadOnlyAdmin):
 
 @admin.register(AlertDelivery)
 class AlertDeliveryAdmin(ReadOnlyAdmin):
-    """The deliveries of alerts. An action retries deliveries that the worker no longer tries."""
+    """The deliveries of alerts. An action retries deliveries that were given up."""
 
     list_display = ["alert", "kind", "channel", "state", "attempts", "due_at", "done_at", "error"]
     list_filter = ["state", "kind"]
@@ -124,10 +125,13 @@ class AlertDeliveryAdmin(ReadOnlyAdmin):
         """Return whether the user may retry deliveries. This needs the permission to change deliveries."""
         return request.user.has_perm("ratelimits.change_alertdelivery")
 
-    @admin.action(description=_("Retry deliveries that were given up"), permissions=["again"])
+    @admin.action(description=_("Retry the selected deliveries that were given up"), permissions=["again"])
     def again(self, request: HttpRequest, queryset: QuerySet[AlertDelivery]) -> None:
-        """Retry failed deliveries. They keep their ids, so a receiver can recognise an alert that comes twice."""
+        """Retry deliveries that were given up.
+
+        A delivery keeps its id, so a receiver can recognise an alert that arrives twice.
+        """
         failed = queryset.filter(state=AlertDelivery.State.FAILED)
         count = failed.update(state=AlertDelivery.State.WAITING, attempts=0, due_at=timezone.now())
-        message = ngettext("%(n)d delivery is due again.", "%(n)d deliveries are due again.", count)
+        message = ngettext("%(n)d delivery will be retried.", "%(n)d deliveries will be retried.", count)
         self.message_user(request, message % {"n": count}, messages.SUCCESS)

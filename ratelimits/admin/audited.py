@@ -49,7 +49,7 @@ def reason_field() -> ReasonField:
         label=_("Why this change"),
         required=False,
         max_length=MAX_REASON,
-        help_text=_("For those who read the history later, such as a ticket's number."),
+        help_text=_("The history shows this text. Write for example the number of a ticket."),
         widget=forms.TextInput({"class": "vTextField"}),
     )
 
@@ -61,7 +61,7 @@ class ReasonedActionForm(ActionForm):
 
 
 class ReasonForm(forms.Form):
-    """A form that asks only for the reason of a change."""
+    """A form with only one input: the reason of a change."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -87,7 +87,7 @@ def recorded_user(request: HttpRequest) -> Iterator[None]:
 
 
 class AuditedAdmin(TypedNumbers, _Base):
-    """An admin page that records the user and the version of every change, whether a form or an action makes it."""
+    """An admin page that records the user and the version of every change that a form or an action makes."""
 
     history_list_display = ["version"]
     action_form = ReasonedActionForm
@@ -122,7 +122,10 @@ class AuditedAdmin(TypedNumbers, _Base):
                 yield
 
     def _checked_response(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
-        """Return the response. If it shows the form again with errors, roll the edit back."""
+        """Return the response. If the response shows the form again with errors, roll the edit back.
+
+        A response to a successful POST redirects, so its status is not 200.
+        """
         if request.method == "POST" and response.status_code == 200:
             transaction.set_rollback(True, using=router.db_for_write(self.model))
         return response
@@ -151,7 +154,10 @@ class AuditedAdmin(TypedNumbers, _Base):
             self.message_user(request, sentence, messages.WARNING)
 
     def effect_of(self, request: HttpRequest, row: Any) -> tuple[list[str], list[str]]:
-        """Return sentences and warnings about what an unsaved row does. The page that undoes a change shows them."""
+        """Return sentences and warnings about the effect that an unsaved row would have.
+
+        The page that undoes a change shows these sentences and warnings.
+        """
         return [], []
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:

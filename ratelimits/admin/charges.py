@@ -28,20 +28,20 @@ def summary(report: Report) -> str:
     """
     try:
         with readable(report):
-            rows = format_html_join("", "<div>{}</div>", ((text,) for text in _priced_meters(report)))
-            owed = report.amounts.get("total", {}) if report.amounts else {}
-            totals = format_html_join("", "<div><strong>{}: {} {}</strong></div>", _owed_amounts(owed))
+            rows = format_html_join("", "<div>{}</div>", ((text,) for text in _meter_sentences(report)))
+            owed_amounts = report.amounts.get("total", {}) if report.amounts else {}
+            totals = format_html_join("", "<div><strong>{}: {} {}</strong></div>", _owed_rows(owed_amounts))
     except UnreadableError as error:
         return str(error)
-    return format_html("{}{}", rows, totals) if owed else "–"
+    return format_html("{}{}", rows, totals) if owed_amounts else "–"
 
 
-def _owed_amounts(owed: dict[str, str]) -> Iterator[tuple[str, str, str]]:
-    for currency, amount in owed.items():
+def _owed_rows(amounts: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+    for currency, amount in amounts.items():
         yield _("owed for this report up to this version"), amount, currency
 
 
-def _priced_meters(report: Report) -> Iterator[str]:
+def _meter_sentences(report: Report) -> Iterator[str]:
     for period, meters in groupby(meter_amounts(report), key=lambda meter: meter.period):
         for meter in meters:
             values: dict[str, Any] = {"meter": meter.meter, "currency": meter.currency}
@@ -52,6 +52,7 @@ def _priced_meters(report: Report) -> Iterator[str]:
                     "%(meter)s: %(after)s beyond the included quantity (%(before)s before), %(amount)s %(currency)s"
                 )
             yield text % values
+        # `period` is the start of a billing period, in s since 1970 UTC.
         text = _("this version, for the period from %(start)s: %(amount)s %(currency)s, rounded")
         yield text % {
             "start": f"{moment(int(period) * SECOND):%Y-%m-%d}",
@@ -87,13 +88,14 @@ class TotalRow(NamedTuple):
 
 
 def total_rows(report: Report, totals: Iterable[MeterTotal]) -> list[TotalRow]:
-    """Return a row for each meter of the first version of a report, with the meter's totals and exact amount.
+    """Return a row for each meter of a report, with the meter's totals and exact amount.
 
-    If the version corrects units or amounts of earlier periods, the meter has a second row for these.
+    The report is the first version. If it corrects units or amounts of earlier periods, their meter has a second row.
     """
     rows = {(total.corrects, total.meter): total for total in totals}
     amounts: dict[tuple[bool, str], dict[str, Decimal]] = defaultdict(dict)
     for meter_amount in meter_amounts(report):
+        # An amount of another period than the report's is a correction.
         key = meter_amount.period != str(report.period_start // SECOND), meter_amount.meter
         currency = meter_amount.currency
         amounts[key][currency] = plus(amounts[key].get(currency, ZERO), meter_amount.amount)
@@ -113,5 +115,5 @@ def total_rows(report: Report, totals: Iterable[MeterTotal]) -> list[TotalRow]:
 
 
 def owed(report: Report) -> str:
-    """Return the amounts that the account owes for a report up to its version; "" without prices."""
+    """Return what the account owes for a report up to this version, as text. Return "" for a report without prices."""
     return ", ".join(f"{amount} {currency}" for currency, amount in report.amounts.get("total", {}).items())

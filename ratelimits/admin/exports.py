@@ -70,20 +70,22 @@ class ReportDownloads(_Base):
         if report is None:
             raise Http404(f"there is no report {pk}")
         name = f"{report_id(report.account, report.period_start)}.v{report.version}"
-        form = _format(request)
-        return Download(form, lines_for(form, [statement(report)]), newest_columns(versions(report)), name)
+        file_format = _format(request)
+        return Download(
+            file_format, lines_for(file_format, [statement(report)]), newest_columns(versions(report)), name
+        )
 
     def download_month_view(self, request: HttpRequest) -> HttpResponseBase:
         """Return the usage of all billing periods that start in a month, as a file.
 
-        `?period=` is the month, `?format=` the format. `?final=1` leaves out periods that are not finalised yet.
+        `?period=` is the month, and `?format=` is the format. `?final=1` leaves out periods that are not finalised yet.
         """
         if not self.has_view_permission(request):
             raise PermissionDenied
         month = request.GET.get("period", "")
         try:
-            version = columns_of(month)
-            selected = statements(month, columns_version=version)
+            columns_version = columns_of(month)
+            selected = statements(month, columns_version=columns_version)
         except ValueError as error:
             self.message_user(request, str(error), messages.ERROR)
             return HttpResponseRedirect(reverse(f"{self.admin_site.name}:ratelimits_report_changelist"))
@@ -91,13 +93,13 @@ class ReportDownloads(_Base):
         if request.GET.get("final"):
             selected = (statement for statement in selected if statement.status == FINAL)
             name += "-final"
-        form = _format(request)
-        return Download(form, lines_for(form, selected), version, name)
+        file_format = _format(request)
+        return Download(file_format, lines_for(file_format, selected), columns_version, name)
 
 
 def _format(request: HttpRequest) -> Format:
     name = request.GET.get("format", "csv")
-    for form in installed():
-        if form.name == name:
-            return form
+    for file_format in installed():
+        if file_format.name == name:
+            return file_format
     raise Http404(f"there is no format {name!r}")

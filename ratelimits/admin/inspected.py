@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-#: The attribute of a request that has the rows of the list's page.
+#: Name of an attribute of the request. The attribute has the rows that the page of the list shows.
 _LISTED = "_ratelimits_listed"
 
 
@@ -33,7 +33,7 @@ def may_inspect(request: HttpRequest) -> bool:
 
 
 def may_view_lines(request: HttpRequest) -> bool:
-    """Return whether the user may view ledger lines, and so numbers that are made of them."""
+    """Return whether the user may view ledger lines, and numbers that are calculated from ledger lines."""
     user: Any = request.user
     return any(user.has_perm(f"ratelimits.{action}_line") for action in ("view", "change"))
 
@@ -63,7 +63,7 @@ class InspectedAdmin(_Base):
     change_form_template = "ratelimits/admin/inspected_change_form.html"
 
     def inspected(self, row: Any) -> tuple[str, str]:
-        """Return the key that a row is about, and the key's account. Each is "" if it is not known."""
+        """Return the key that a row is about, and the account of this key. Return "" for a text that is not known."""
         raise NotImplementedError
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
@@ -84,20 +84,20 @@ class InspectedAdmin(_Base):
             nonlocal counts
             if counts is None:
                 rows = getattr(request, _LISTED, [row])
-                counts = refused_of_keys([self._used_by(one) for one in rows], time.time())
-            account, key = self._used_by(row)
-            # Without an account, requests are counted in one sum, so those of a single key are not known.
+                counts = refused_of_keys([self._account_and_key(one) for one in rows], time.time())
+            account, key = self._account_and_key(row)
+            # Requests without an account are counted in one sum, so the requests of a single key are not known.
             return f"{counts[account, ledger_name(key)]:,}" if account else "–"
 
         return refused
 
-    def _used_by(self, row: Any) -> tuple[str, str]:
-        """Return the account and the key of a row. The account is "" if it is not known, or if there is none."""
+    def _account_and_key(self, row: Any) -> tuple[str, str]:
+        """Return the account and the key of a row. The account is "" if it is unknown, or if there is no account."""
         key, account = self.inspected(row)
         return "" if account == NO_ACCOUNT else account, key
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
-        """Return the list. The request then has the rows of the page, for columns that read all rows at once."""
+        """Return the list, and store the rows of its page in the request. A column can then read all rows at once."""
         changelist: Any = super().get_changelist_instance(request)
         setattr(request, _LISTED, changelist.result_list)
         return changelist

@@ -1,4 +1,4 @@
-"""The delivery ledger in the admin, read-only. It has the events for billing systems, and the systems' answers."""
+"""The billing systems and the deliveries to them in the admin, read-only."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ class PushDeliveryAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("report"))
     def on_report(self, delivery: PushDelivery) -> str:
-        """Return the report with its version: the version that added the line."""
+        """Return the report, with the version that added the line."""
         return str(delivery.report)

@@ -1,4 +1,4 @@
-"""The admin of quarantined batches: a person accepts or discards each of them."""
+"""Quarantined batches in the admin. A person accepts or discards each batch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.models import QuarantinedBatch
+from ratelimits.models.ledger import COUNTERS, SUBJECT
 from ratelimits.usage import resolve
 from ratelimits.usage.packet import values
 
@@ -24,7 +25,7 @@ _MAX_LINES = 50
 
 @admin.register(QuarantinedBatch)
 class QuarantinedBatchAdmin(ReadOnlyAdmin):
-    """Batches about which a person must decide. Until then the watermark of their shard does not advance."""
+    """Batches about which a person must decide. Before the decision, the watermark of their shard does not advance."""
 
     list_display = ["__str__", "reason", "arrived_at", "resolution"]
     list_filter = [("resolved_at", admin.EmptyFieldListFilter)]
@@ -58,10 +59,9 @@ class QuarantinedBatchAdmin(ReadOnlyAdmin):
             return str(error)
         if not lines:
             return str(_("None: the ledger has all lines of the batch."))
-        rows = [values(line) for line in lines[:_MAX_LINES]]
-        first_lines = format_html_join(
-            "", "<div>{} {}: {} {}</div>", ((row[0], row[1], row[8], row[2]) for row in rows)
-        )
+        rows = [dict(zip((*SUBJECT, *COUNTERS), values(line), strict=True)) for line in lines[:_MAX_LINES]]
+        shown = ((row["account"], row["key"], row["admitted_units"], row["meter"]) for row in rows)
+        first_lines = format_html_join("", "<div>{} {}: {} {}</div>", shown)
         if len(lines) <= _MAX_LINES:
             return first_lines
         return format_html("{}<div>{}</div>", first_lines, _("%(n)d lines in all") % {"n": len(lines)})

@@ -25,7 +25,7 @@ MAX_ROWS = 10_000
 
 
 class BoundedPaginator(_Paginator):
-    """A paginator over the first `MAX_ROWS` rows. To count all rows of a large table would take long."""
+    """A paginator over the first `MAX_ROWS` rows, because it takes long to count all rows of a large table."""
 
     @cached_property
     def count(self) -> int:
@@ -36,8 +36,9 @@ class BoundedPaginator(_Paginator):
 class OwnTransactions(_Base):
     """An admin page whose actions make their own transactions.
 
-    If the project sets ATOMIC_REQUESTS, Django runs each view in a transaction. But to close a period or to accept a
-    batch, a transaction is needed that is not inside another one. So Django runs these pages without a transaction.
+    If the project sets ATOMIC_REQUESTS, Django runs each view in a transaction. But the app can
+    close a period or accept a batch only in a transaction that is not inside another one. So Django runs these pages
+    without a transaction.
     """
 
     @property
@@ -82,7 +83,7 @@ class ReadOnlyAdmin(OwnTransactions):
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         """Return the page's `fields`.
 
-        If `fields` is empty, return all columns that are not in `exclude`, then the `readonly_fields`.
+        If `fields` is empty, return all columns that are not in `exclude`, and then the other `readonly_fields`.
         """
         if self.fields:
             return self.fields

@@ -56,7 +56,7 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
         (_("What it admits"), {"fields": ["admits"]}),
         (_("What a key takes over from the ledger"), {"fields": ["lasting", "start_from_ledger"]}),
         (_("What a refused client receives"), {"fields": ["refusal_status", "refusal_text"]}),
-        (_("When Redis is away"), {"fields": ["on_failure"]}),
+        (_("When Redis does not answer"), {"fields": ["on_failure"]}),
         (_("Speed"), {"fields": ["prefetch"]}),
     ]
 
@@ -121,9 +121,12 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
         return url if rule is None or rule.pk is None else f"{url}?rule={rule.pk}"
 
     def effect_of(self, request: HttpRequest, row: Rule) -> tuple[list[str], list[str]]:
-        """Return the sentences of the rule, and the number of keys that it applies to."""
+        """Return the sentences of the rule, and the number of keys that it applies to.
+
+        If the rule applies to everybody, the text about the keys is a warning.
+        """
         keys = affected(row, row.to_algorithm())
-        return [reading(row), *([] if keys.everyone else [keys.text])], [keys.text] * keys.everyone
+        return ([reading(row)], [keys.text]) if keys.everyone else ([reading(row), keys.text], [])
 
     def get_urls(self) -> list[URLPattern]:
         views = (("preview", self.preview_view), ("trial", self.trial_view), ("yesterday", self.yesterday_view))
@@ -142,6 +145,7 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
         if not self._may_try(request):
             raise PermissionDenied
         pk = request.GET.get("rule", "") if self.has_view_permission(request) else ""
+        # A number with more digits would not fit into the column.
         edited = self.get_queryset(request).filter(pk=int(pk)).first() if pk.isdecimal() and len(pk) < 19 else None
         return TriedRuleForm(values or request.POST or request.GET, instance=edited)
 
@@ -206,7 +210,7 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
         return context
 
     def enforce_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Show whose requests a rule would have refused. After the user has confirmed, set its mode to `enforce`."""
+        """Show whose requests a rule would have refused. If the user confirms, set the rule's mode to `enforce`."""
         if not self.has_change_permission(request):
             raise PermissionDenied
         rule = self.get_object(request, unquote(object_id))

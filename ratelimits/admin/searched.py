@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-#: Maximum number of accounts that a search finds, if several accounts have the same name.
+#: Maximum number of accounts with the same name that a search finds.
 _MAX_NAMED = 50
-#: Maximum number of spaces of a search term that can be the space between account and key. Each one needs queries.
+#: Maximum number of spaces in a term that are tried as the space between account and key. Each try needs queries.
 _MAX_SPACES = 20
 
 
@@ -66,8 +66,8 @@ class AccountSearch(_Base):
     def meanings(self, request: HttpRequest, term: str) -> Iterator[Subjects]:
         """Yield what a search term can mean: an account; an account, a space and a key; or a key that was used lately.
 
-        Accounts and keys may contain spaces too. So each of the first `_MAX_SPACES` spaces in the term can be the space
-        between account and key.
+        An account or a key can also contain spaces. So each of the first `_MAX_SPACES` spaces in the term can be the
+        space between account and key.
         """
         yield Subjects(self.possible_accounts(request, term))
         for space in islice((index for index, letter in enumerate(term) if letter == " "), _MAX_SPACES):

@@ -1,4 +1,4 @@
-"""Inputs with autocompletion for admin pages. Without JavaScript, users can use these inputs too."""
+"""Inputs with autocompletion for admin pages. These inputs also work without JavaScript."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ MAX_LISTED = 500
 
 
 class ListedAutocomplete(AutocompleteSelect):
-    """A select with autocompletion. It lists all choices, if there are at most `MAX_LISTED`.
+    """A select with autocompletion. If there are at most `MAX_LISTED` choices, the select lists all of them.
 
-    Django's own select with autocompletion lists only the current choice. Without JavaScript, a user could choose
+    Django's own select with autocompletion lists only the current choice. So a user without JavaScript could choose
     nothing else.
     """
 
@@ -39,9 +39,9 @@ class ListedAutocomplete(AutocompleteSelect):
 
 
 class KeyInput(forms.TextInput):
-    """A text input that suggests known keys. `url` is the search of the inspector.
+    """A text input that suggests known keys. `url` is the URL of the inspector's search.
 
-    Without JavaScript, it is a text input without suggestions.
+    Without JavaScript, the input makes no suggestions.
     """
 
     def __init__(self, url: str, attrs: dict[str, Any] | None = None) -> None:

@@ -1,4 +1,7 @@
-"""Inputs for numbers, which send exactly what the user typed, and for moments, which take a time without a date."""
+"""Inputs for numbers and for moments.
+
+An input for a number sends exactly what the user typed. An input for a moment accepts a time without a date.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,8 @@ class TypedNumbers(_Base):
         return field
 
 
-def _about_moments() -> str:
-    text = _("In the time zone %(zone)s. A time without a date means today, or tomorrow if it is over today.")
+def _help_for_moments() -> str:
+    text = _("In the time zone %(zone)s. A time without a date means today, or tomorrow if this time has passed today.")
     return text % {"zone": timezone.get_current_timezone_name()}
 
 
@@ -54,8 +57,8 @@ class MomentField(forms.SplitDateTimeField):
     }
 
     def __init__(self, *, help_text: Any = "", **kwargs: Any) -> None:
-        about = lazy(_about_moments, str)()
-        super().__init__(help_text=format_lazy("{} {}", help_text, about) if help_text else about, **kwargs)
+        text = lazy(_help_for_moments, str)()
+        super().__init__(help_text=format_lazy("{} {}", help_text, text) if help_text else text, **kwargs)
 
     def clean(self, value: Any) -> Any:
         """Return the moment. Raise ValidationError if only the date is typed."""
@@ -64,12 +67,14 @@ class MomentField(forms.SplitDateTimeField):
             raise ValidationError(self.error_messages["invalid_time"], code="invalid_time")
         if time and not date:
             now = timezone.localtime()
-            is_over = datetime.combine(now, self.fields[1].clean(time)) <= now.replace(tzinfo=None)
-            value = [now.date() + timedelta(days=is_over), time]
+            _date_field, time_field = self.fields
+            is_over = datetime.combine(now, time_field.clean(time)) <= now.replace(tzinfo=None)
+            value = [now.date() + timedelta(days=1 if is_over else 0), time]
         return super().clean(value)
 
 
-#: For the `formfield_overrides` of admin pages whose rows begin and end at moments that are mostly in the future.
+#: `formfield_overrides` for the admin pages of rows that begin and end at moments. Most of these moments are in the
+#: future.
 MOMENTS: dict[Any, Any] = {DateTimeField: {"form_class": MomentField, "widget": AdminSplitDateTime}}
 
 
@@ -79,7 +84,7 @@ def local_time(moment: datetime | None) -> str:
 
 
 def moment_inputs(name: str, moment: datetime | None) -> dict[str, str]:
-    """Return the values of the two inputs of a moment. Fractions of a second are left out."""
+    """Return the values of the two inputs of a moment, by input name. Fractions of a second are left out."""
     if moment is None:
         return {f"{name}_0": "", f"{name}_1": ""}
     local = timezone.localtime(moment)

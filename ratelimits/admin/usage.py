@@ -91,6 +91,7 @@ class ShardFilter(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         chosen = self.value()
+        # A number with more digits would not fit into the column.
         is_number = chosen is not None and chosen.isascii() and chosen.isdecimal() and len(chosen) <= 5
         return queryset.filter(shard=chosen) if is_number else queryset
 
@@ -143,16 +144,16 @@ class BatchAdmin(ReadOnlyAdmin):
         """Return when the batch was sealed."""
         return moment_text(batch.sealed_at)
 
-    @admin.display(description=_("its lines"))
+    @admin.display(description=_("ledger lines"))
     def ledger_lines(self, batch: Batch) -> str:
-        """Return a link to the batch's lines."""
+        """Return a link to the batch's lines. Their ids begin at `first` and end before `end`."""
         first, end = batch.line_ids()
         return link_to_lines(self.admin_site, id__gte=first, id__lt=end)
 
 
 @admin.register(Line)
 class LineAdmin(InspectedAdmin, AccountSearch, ReadOnlyAdmin):
-    """The lines of the ledger. Each has the usage of a key in 15 minutes."""
+    """The lines of the ledger. Each line has the usage of a key in 15 minutes."""
 
     list_display = [
         *("start", "account", "key", "meter", "rule_link"),
@@ -173,6 +174,7 @@ class LineAdmin(InspectedAdmin, AccountSearch, ReadOnlyAdmin):
         return with_rule_names(super().get_queryset(request))
 
     def inspected(self, row: Line) -> tuple[str, str]:
+        """Return the key and the account of a line. Return two empty texts if the inspector cannot show the key."""
         return (row.key, row.account or NO_ACCOUNT) if typed_key(row.key) == row.key else ("", "")
 
     @admin.display(description=_("rule"))
@@ -202,11 +204,11 @@ class LineAdmin(InspectedAdmin, AccountSearch, ReadOnlyAdmin):
         if not search_term:
             return queryset, False
         for subjects in self.meanings(request, search_term):
-            of_accounts = {"account__in": subjects.accounts}
-            periods = PeriodUsage.objects.using(queryset.db).filter(**of_accounts).order_by()
+            periods = PeriodUsage.objects.using(queryset.db).filter(account__in=subjects.accounts).order_by()
             starts = list(periods.values_list("period", flat=True).distinct())
             if starts:
-                return queryset.filter(**of_accounts, **subjects.key_filter, period__in=starts), False
+                account_filter = {"account__in": subjects.accounts, "period__in": starts}
+                return queryset.filter(**account_filter, **subjects.key_filter), False
         return queryset.none(), False
 
 
@@ -245,7 +247,7 @@ class PeriodUsageAdmin(AccountSearch, ReadOnlyAdmin):
 
     @admin.display(description=_("state"))
     def state(self, usage: PeriodUsage) -> str:
-        """Return whether a report contains all of this usage, or the numbers can still change."""
+        """Return "finalised" if reports contain all of this usage. Otherwise the numbers can still change."""
         is_covered = usage.covered is not None and usage.covered >= usage.position
         return str(_("finalised") if is_covered else _("provisional"))
 
