@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from django.utils import translation
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
+from tests.support.garbage import collect_garbage
 from tests.support.servers import TestServers
 
 # This is not a fixture, because Django's settings name the servers and test modules import models. For the same
@@ -138,8 +138,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Hide objects that stay for the whole session from the garbage collector: each collection of them takes 0.3 s."""
-    gc.collect()
-    gc.freeze()
+    collect_garbage()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -29,6 +28,7 @@ from ratelimits.quota import finishing, receipts
 from ratelimits.quota.waiting import waiters
 from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import away, begin_afresh, counted
+from tests.support.garbage import collect_garbage
 from tests.support.hanging import FILES, Asgi, Wsgi, awaited, until
 from tests.support.rows import arule, rule
 from tests.support.servers import TestServers
@@ -200,7 +200,7 @@ def _afresh(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[None]:
     settings.MIDDLEWARE = [OURS]
     yield
     gate.set()
-    gc.collect()  # while that warning is ignored
+    collect_garbage()  # while that warning is ignored
 
 
 @pytest.fixture

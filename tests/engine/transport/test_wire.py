@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import hashlib
 import os
 import signal
@@ -30,6 +29,7 @@ from ratelimits.engine.transport.connection import NotSent, Unanswered, run_name
 from ratelimits.engine.transport.wire import Wire
 from tests.support.engine.proxy import Proxy
 from tests.support.eventually import until
+from tests.support.garbage import collect_garbage
 from tests.support.servers import TestServers, server_binary
 
 #: Seconds for a reply in tests that wait for one in vain; in all others a busy machine may take its time.
@@ -82,7 +82,7 @@ def opened() -> Iterator[Callable[..., Wire]]:
         for owned in one._idle._idle if one._idle is not None else ():
             owned.connection.disconnect()
     made.clear()
-    gc.collect()
+    collect_garbage()
 
 
 @pytest.fixture
@@ -387,7 +387,7 @@ class TestThreadsAndProcesses:
             thread.start()
             thread.join()
         assert failures == []
-        gc.collect()
+        collect_garbage()
         assert clients(redis_client) <= before + 2
 
     def test_a_forked_child_speaks_on_a_connection_of_its_own(self, wire: Wire) -> None:
