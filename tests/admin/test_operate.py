@@ -179,7 +179,7 @@ class TestBlocks:
         assert row.history.latest().history_change_reason == "over"
         assert LogEntry.objects.count() == 2
         over = client.post(BLOCKS, {**again, "reason": "over"}, follow=True)
-        assert "Nothing to end: it has ended already." in over.content.decode()
+        assert "There is nothing to end: every chosen row has ended already." in over.content.decode()
 
     def test_it_is_ended_on_its_own_page(self) -> None:
         row = Access.objects.create(target="user:1", reason="a scan", message="Write to us.")
@@ -222,7 +222,7 @@ class TestBlocks:
         assert later.valid_from is not None
         assert later.valid_until == later.valid_from + timedelta(days=1)
         both = typed_block(target="user:8", lasts="3600", valid_until_0="2099-01-01", valid_until_1="0:00")
-        assert "Choose a length of time, or write when it ends. Not both." in text(client.post(BLOCK, both))
+        assert "Choose a length of time, or write an end, but not both." in text(client.post(BLOCK, both))
         # The end of a row that is edited was not typed. The length of time replaces it.
         page, _response = confirmed(
             client,
@@ -463,7 +463,7 @@ class TestGrants:
         typed = {**TYPED[GRANT], "key": "account:1"}
         said = text(user_with("operate").post(GRANT, typed))
         assert "This raises the burst from 20 to 25. The rate does not change. So the total can be more than 5." in said
-        assert "Each key of account:1 gets this, 2 keys: up to 2 × 5 = 10 in all, at once." in said
+        assert "Each of the 2 keys of account:1 gets this: up to 2 × 5 = 10 in all, at once." in said
         assert "api_key:7 (phone) has 20 of 20 left now; then 25 of 25." in said
         said = text(CLIENT.post(GRANT, {**typed, "rule": "places"}))
         assert (

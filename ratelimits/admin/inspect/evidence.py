@@ -12,7 +12,7 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from ratelimits.admin.inspect.rule_names import RuleNames, RuleThen
+from ratelimits.admin.inspect.rule_histories import PastRule, RuleHistories
 from ratelimits.admin.operate.access import requests_of
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
@@ -65,11 +65,11 @@ class ShownRefusal(NamedTuple):
     """A row of the table of refusals.
 
     span      the quarter of an hour or the day, in UTC
-    by        the rule, with the name and the plan that it had then, or the block that refused
-    sentence  the rule with its numbers of then, if it was edited or deleted since; otherwise ""
-    note      what became of the rule since then; "" if nothing
-    url       the rule's page; "" for none
-    history   the page with all changes of the rule; "" for none
+    by        the block that refused, or the rule with its name and plan at that time
+    sentence  the rule with its numbers at that time, if it was edited or deleted later; otherwise ""
+    note      says whether the rule was edited or deleted later; "" if not
+    url       URL of the rule's page; "" if there is no link
+    history   URL of the page with all changes of the rule; "" if there is no link
     denied    the number of refused requests
     shadow    the number of requests that a rule in shadow mode would have refused
     """
@@ -87,13 +87,13 @@ class ShownRefusal(NamedTuple):
 
 
 class RefusedLately(NamedTuple):
-    """A line about the refusals by one rule or block in a quarter of an hour. The rows of its meters are joined.
+    """A line about the refusals by one rule or block in a quarter of an hour. It joins the rows of all meters.
 
-    by       the rule as a sentence with its numbers of then, or the block
+    by       the block, or the rule as a sentence with its numbers at that time
     keys     the key, or the number of keys; "" on the page of a single key
-    note     what became of the rule since then; "" if nothing
-    url      the rule's page; "" for none
-    history  the page with all changes of the rule; "" for none
+    note     says whether the rule was edited or deleted later; "" if not
+    url      URL of the rule's page; "" if there is no link
+    history  URL of the page with all changes of the rule; "" if there is no link
     """
 
     span: str
@@ -109,32 +109,32 @@ class RefusedLately(NamedTuple):
 class Refusals(NamedTuple):
     """The refusals of a key or of a whole account.
 
-    asked       the span that contains the moment for which the user asks; "" if the user asks for no moment
-    about       sentences about this span: why it is longer than a minute, and what is known of the minute
-    then        the refusals of this span, one for each rule
-    newest      the newest refusals of 24 hours, one for each rule and quarter of an hour
-    recorded    recorded requests that were refused, each as its moment in UTC and its scope: those of the minute for
-                which the user asks, or else the newest ones
-    lately      the refusals of 24 hours, by quarter of an hour and meter
-    by_day      the refusals of 30 days, by day
-    more        whether there are more refusals than these lists have
-    until       the moment until which all usage is known; "" if no such moment is known
-    undrained   before the first drain: a text that says so, and what to start; "" after it
-    why_none    the reason why refusals by rules are not known; "" if they are known
-    of_account  whether the refusals are those of all keys of an account
+    asked_span       the span that contains the moment for which the user asks; "" if the user asks for no moment
+    span_notes       sentences that say why this span is longer than a minute, and what is known about the minute
+    in_asked_span    the refusals of this span, one for each rule
+    newest           the newest refusals of 24 hours, one for each rule and quarter of an hour
+    recorded         recorded requests that were refused, as pairs of the moment in UTC and the scope: the requests of
+                     the minute for which the user asks, or otherwise the newest requests
+    lately           the refusals of 24 hours, by quarter of an hour and meter
+    by_day           the refusals of 30 days, by day
+    has_more         whether there are more refusals than these lists have
+    complete_until   the moment until which all usage is known; "" if no such moment is known
+    nothing_drained  before the first drain, a text that says so, and what to start; "" after the first drain
+    why_unknown      the reason why refusals by rules are not known; "" if they are known
+    of_account       whether these are the refusals of all keys of an account
     """
 
-    asked: str
-    about: list[str]
-    then: list[RefusedLately]
+    asked_span: str
+    span_notes: list[str]
+    in_asked_span: list[RefusedLately]
     newest: list[RefusedLately]
     recorded: list[tuple[str, str]]
     lately: list[ShownRefusal]
     by_day: list[ShownRefusal]
-    more: bool
-    until: str
-    undrained: str
-    why_none: str
+    has_more: bool
+    complete_until: str
+    nothing_drained: str
+    why_unknown: str
     of_account: bool
 
 
@@ -160,7 +160,7 @@ def targets_of(identity: Identity) -> list[str]:
     """Return all targets of blocks and allows that concern an identity: its keys, and the networks of its address."""
     targets = [key for key in (identity.api_key, identity.user, identity.account, identity.address) if key]
     try:
-        address = ip_network((identity.address or "")[3:])
+        address = ip_network((identity.address or "").removeprefix("ip:"))
     except ValueError:  # There is no address, or it cannot be read.
         return targets
     return targets + [f"ip:{address.supernet(new_prefix=length)}" for length in range(address.prefixlen)]
@@ -195,63 +195,68 @@ def shown_refusals(
 ) -> Refusals:
     """Return the refusals of a key in 24 hours and in 30 days, and around the moment `at` (s since 1970 UTC).
 
-    `rule_page` is the URL of a rule's page, with "{}" in place of the primary key, and `history_page` that of the page
-    with its changes. They are "" if links are not wanted.
+    `rule_page` and `history_page` are the URLs of a rule's page and of the page with its changes. They have "{}" in
+    place of the primary key. A URL is "" if the user may not open the page.
     """
     pages = rule_page, history_page
     account, key = identity.account_id, identity.narrowest_key or ""
     if not account:
-        blocked = blocked_lately(targets_of(identity), now)
-        why = _(
-            "Usage without an account is counted in one sum, so refusals by rules are not known for a single address or"
-            " key. Refusals by blocks are known. For the block of a network they are one sum for all its addresses."
-        )
-        names = RuleNames(set())
-        then = [row for row in blocked if at is not None and row.start == at // QUARTER * QUARTER]
-        recorded = _recorded(identity, blocked, now, at)
-        return Refusals(
-            _asked(at, QUARTER),
-            _about(at, QUARTER, recorded),
-            list(_newest(then, pages, names, of_account=False)),
-            list(_newest(blocked, pages, names, of_account=False)),
-            recorded,
-            list(_shown_rows(blocked, pages, names)),
-            [],
-            len(blocked) > MAX_REFUSALS,
-            "",
-            before_first_drain(conf.DATABASE),
-            why,
-            False,
-        )
+        return _refusals_by_blocks(identity, now, pages, at)
     lately, by_day = refused_lately(account, key, now), refused_by_day(account, key, now)
-    then = [] if at is None else refused_at(account, key, at, now)
-    names = RuleNames({(row.rule, row.start) for row in (*lately, *by_day, *then)})
+    in_span = [] if at is None else refused_at(account, key, at, now)
+    histories = RuleHistories({(row.rule, row.start) for row in (*lately, *by_day, *in_span)})
     until = complete_until(conf.DATABASE, f"account:{account}")
     span = 0 if at is None else span_at(at, now)
     recorded = _recorded(identity, lately, now, at)
     return Refusals(
-        _asked(at, span),
-        _about(at, span, recorded),
-        list(_newest(then, pages, names, of_account=not key)),
-        list(_newest(lately, pages, names, of_account=not key)),
-        recorded,
-        list(_shown_rows(lately, pages, names)),
-        list(_shown_rows(by_day, pages, names)),
-        max(len(lately), len(by_day)) > MAX_REFUSALS,
-        when(until) if until else "",
-        "" if until else before_first_drain(conf.DATABASE),
-        "",
-        not key,
+        asked_span=_asked_span(at, span),
+        span_notes=_span_notes(at, span, recorded),
+        in_asked_span=list(_joined_lines(in_span, pages, histories, of_account=not key)),
+        newest=list(_joined_lines(lately, pages, histories, of_account=not key)),
+        recorded=recorded,
+        lately=list(_shown_rows(lately, pages, histories)),
+        by_day=list(_shown_rows(by_day, pages, histories)),
+        has_more=max(len(lately), len(by_day)) > MAX_REFUSALS,
+        complete_until=when(until) if until else "",
+        nothing_drained="" if until else before_first_drain(conf.DATABASE),
+        why_unknown="",
+        of_account=not key,
     )
 
 
-def _asked(at: int | None, seconds: int) -> str:
-    """Return the span of this length that contains a moment; "" for no moment."""
+def _refusals_by_blocks(identity: Identity, now: float, pages: tuple[str, str], at: int | None) -> Refusals:
+    """Return the refusals of a key without an account. Only refusals by blocks are known."""
+    blocked = blocked_lately(targets_of(identity), now)
+    why_unknown = _(
+        "Usage without an account is counted in one sum, so refusals by rules are not known for a single address or"
+        " key. Refusals by blocks are known. For the block of a network they are one sum for all its addresses."
+    )
+    histories = RuleHistories(set())
+    in_span = [row for row in blocked if at is not None and row.start == at // QUARTER * QUARTER]
+    recorded = _recorded(identity, blocked, now, at)
+    return Refusals(
+        asked_span=_asked_span(at, QUARTER),
+        span_notes=_span_notes(at, QUARTER, recorded),
+        in_asked_span=list(_joined_lines(in_span, pages, histories, of_account=False)),
+        newest=list(_joined_lines(blocked, pages, histories, of_account=False)),
+        recorded=recorded,
+        lately=list(_shown_rows(blocked, pages, histories)),
+        by_day=[],
+        has_more=len(blocked) > MAX_REFUSALS,
+        complete_until="",
+        nothing_drained=before_first_drain(conf.DATABASE),
+        why_unknown=why_unknown,
+        of_account=False,
+    )
+
+
+def _asked_span(at: int | None, seconds: int) -> str:
+    """Return the span with this length (s) that contains a moment, as text; "" if there is no moment."""
     return "" if at is None else _span_text(at // seconds * seconds, seconds)
 
 
-def _about(at: int | None, seconds: int, recorded: list[tuple[str, str]]) -> list[str]:
-    """Return sentences that say where the refusals around a moment come from; an empty list for no moment."""
+def _span_notes(at: int | None, seconds: int, recorded: list[tuple[str, str]]) -> list[str]:
+    """Return sentences that say which span is shown for a moment; an empty list if there is no moment."""
     if at is None:
         return []
     minute = f"{moment(at * 1_000_000):%H:%M}"
@@ -276,8 +281,8 @@ def _recorded(
 ) -> list[tuple[str, str]]:
     """Return the moments and scopes of the newest recorded requests of an identity that were refused.
 
-    With `at`, return those of this minute. Otherwise look in the quarters of an hour of the newest refusals, and in the
-    newest two: the ledger is about a minute late.
+    With `at`, return the requests of this minute. Otherwise look at the quarters of an hour of the newest refusals, and
+    at the current quarter and the quarter before: the ledger is about a minute late.
     """
     if at is not None:
         found = refused_requests(identity, [at // _MINUTE * _MINUTE], _MINUTE, _MAX_RECORDED)
@@ -288,49 +293,51 @@ def _recorded(
     return [(f"{moment(row.at):%Y-%m-%d %H:%M:%S}", row.scope) for row in found]
 
 
-def _newest(
-    rows: list[RefusedRequests], pages: tuple[str, str], names: RuleNames, *, of_account: bool
+def _joined_lines(
+    rows: list[RefusedRequests], pages: tuple[str, str], histories: RuleHistories, *, of_account: bool
 ) -> Iterator[RefusedLately]:
-    """Yield a line for each rule or block and quarter of an hour, at most `_MAX_NEWEST`."""
+    """Yield a line for each rule or block and quarter of an hour, at most `_MAX_NEWEST` lines."""
     by_rule: dict[tuple[int, int, str], list[RefusedRequests]] = {}
     for row in with_meters_joined(rows[:MAX_REFUSALS]):
         by_rule.setdefault((row.start, row.rule, row.target), []).append(row)
     for group in islice(by_rule.values(), _MAX_NEWEST):
-        rule = _by(group[0], names)
+        rule = _refusing_rule(group[0], histories)
         by = f"{rule.name}: {rule.sentence}{rule.plan}" if rule.sentence else rule.name + rule.plan
         keys = group[0].key if len(group) == 1 else _("%s keys") % len(group)
         denied, shadow = sum(row.denied for row in group), sum(row.shadow for row in group)
-        urls = _urls(group[0], pages, names)
+        urls = _urls(group[0], pages, histories)
         counts = f"{denied:,}", f"{shadow:,}"
         yield RefusedLately(_span(group[0]), by, *counts, keys if of_account else "", rule.note, *urls)
 
 
-def _by(row: RefusedRequests, names: RuleNames) -> RuleThen:
-    """Return the rule that refused, as it was then. For a block, the name says which block."""
+def _refusing_rule(row: RefusedRequests, histories: RuleHistories) -> PastRule:
+    """Return the rule that refused, as it was at that time. For a block, return a `PastRule` that names the block."""
     if row.rule:
-        return names.at(row.rule, row.start, row.seconds)
-    return RuleThen(_("block of %s") % row.target if row.target else _("a block"))
+        return histories.at(row.rule, row.start, row.seconds)
+    return PastRule(_("block of %s") % row.target if row.target else _("a block"))
 
 
-def _urls(row: RefusedRequests, pages: tuple[str, str], names: RuleNames) -> tuple[str, str]:
-    """Return the URLs of the rule's page and of its changes. A deleted rule has only changes, a block has neither."""
+def _urls(row: RefusedRequests, pages: tuple[str, str], histories: RuleHistories) -> tuple[str, str]:
+    """Return the URLs of the rule's page and of its changes. A deleted rule has no page. A block has no URL."""
     rule_page, history_page = pages
     return (
-        rule_page.format(row.rule) if row.rule in names.current else "",
+        rule_page.format(row.rule) if row.rule in histories.current else "",
         history_page.format(row.rule) if row.rule else "",
     )
 
 
-def _shown_rows(rows: list[RefusedRequests], pages: tuple[str, str], names: RuleNames) -> Iterator[ShownRefusal]:
+def _shown_rows(
+    rows: list[RefusedRequests], pages: tuple[str, str], histories: RuleHistories
+) -> Iterator[ShownRefusal]:
     for row in rows[:MAX_REFUSALS]:
-        rule = _by(row, names)
+        rule = _refusing_rule(row, histories)
         yield ShownRefusal(
             _span(row),
             row.key,
             rule.name + rule.plan,
             rule.sentence if rule.note else "",
             rule.note,
-            *_urls(row, pages, names),
+            *_urls(row, pages, histories),
             row.meter,
             f"{row.denied:,}",
             f"{row.shadow:,}",

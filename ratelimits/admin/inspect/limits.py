@@ -43,12 +43,14 @@ class Pages(NamedTuple):
     inspect: str = ""
 
 
-#: The HTML of a row, for values that are HTML already. For a thousand rows, a template would take ten times as long.
+#: The HTML of a row, for the values that `_Table.row` returns. They are HTML already. For a thousand rows, a template
+#: would take ten times as long.
 _ROW = (
     '<tr{}><th scope="row"><a href="{}">{}</a><br>{}{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>'
     "<td>{}{}</td></tr>"
 )
 _NOTHING = SafeString("")
+#: The attribute of a row whose rule refuses now.
 _REFUSES = SafeString(' class="ratelimits-refuses"')
 
 
@@ -61,8 +63,8 @@ def shown_limits(
 ) -> SafeString:
     """Return the rows of the table, as HTML.
 
-    The rules that refuse now come first, then the rules with the smallest share of permits left. This makes at most 3
-    queries, for any number of rules. `access` is the block or allow that decides before any rule.
+    The rules that refuse now come first, and then the rules with the smallest share of permits left. This makes at most
+    3 queries, for any number of rules. `access` is the block or allow that decides before any rule.
     """
     table = _Table(identity, plans, pages, access)
     by_urgency = sorted(((limit, _permits(limit)) for limit in limits), key=lambda pair: _urgency(*pair))
@@ -72,16 +74,21 @@ def shown_limits(
 def _permits(limit: LiveLimit) -> int:
     """Return the number of permits that a rule has while none is used; 0 for a rule that does not apply."""
     rule = limit.why.rule
-    return rule.algorithm.quota[0] if isinstance(rule, AppliedRule) else 0
+    if not isinstance(rule, AppliedRule):
+        return 0
+    permits, _span = rule.algorithm.quota
+    return permits
 
 
 def _urgency(limit: LiveLimit, permits: int) -> tuple[int, float, str]:
-    """Return the sort key of a rule.
+    """Return the value by which rules are sorted.
 
-    Refusing rules come first, then rules with a small share of permits left. Rules without a known answer come last.
+    Refusing rules come first, and then rules with a small share of permits left. Rules without an answer come last.
     """
     standing, name = limit.standing, limit.why.row.name
-    return (1, 2.0, name) if standing is None else (int(standing.allowed), standing.remaining / (permits or 1), name)
+    if standing is None:
+        return 1, 2.0, name  # No share of permits is greater than 1.
+    return int(standing.allowed), standing.remaining / (permits or 1), name
 
 
 class _Table:
@@ -103,6 +110,7 @@ class _Table:
             self._account_url = next((pages.account.format(pk) for pk in accounts.values_list("pk", flat=True)), "")
         # Translate once for all rows, because looking up a translation takes time.
         self._default, self._full, self._admits = _html(_("default rule")), _html(_("full")), _html(_("admits"))
+        # A text before the answer of each rule, if a block or allow decides before the rules.
         self._decided = ""
         if access is not None:
             self._decided = _html(_("the block refuses") if access.blocks else _("the allow admits")) + "; "
@@ -110,11 +118,15 @@ class _Table:
         self._shadow = format_html("<br><em>{}</em>", _("shadow: refuses nobody"))
         self._reset, self._grant = _html(_("Reset")), _html(_("Give more"))
         self._rule_url, self._reset_url, self._grant_url = _html(pages.rule), _html(pages.reset), _html(pages.grant)
+        # Caches of the links to keys, and of the beginnings of query strings, by key.
         self._keys: dict[str, SafeString] = {}
         self._queries: dict[str, SafeString] = {}
 
     def row(self, limit: LiveLimit, permits: int) -> tuple[SafeString, ...]:
-        """Return the values of a row as HTML."""
+        """Return the values of a row, in the order of `_ROW`.
+
+        All values are safe HTML: they are numbers, or texts that `_html` or Django has escaped.
+        """
         row, rule, standing, key = limit.why.row, limit.why.rule, limit.standing, limit.key
         name, permits_left, full = _html(row.name), _NOTHING, _NOTHING
         reset = grant = _NOTHING
@@ -159,6 +171,7 @@ class _Table:
         return self._queries[key]
 
     def _why(self, limit: LiveLimit) -> SafeString:
+        """Return why a rule applies: because of a plan, or by default. Then its overrides follow."""
         row, plan_of = limit.why.row, limit.why.plan_of
         plan = self._plans.get(row.plan, "")
         if plan_of == "key":
@@ -167,10 +180,10 @@ class _Table:
             source = _linked(_("plan %(plan)s of the account") % {"plan": plan}, self._account_url)
         else:
             source = self._default
-        parts = [(source,), *((self._override(override),) for override in limit.why.overrides)]
+        parts = [(source,), *((self._override_text(override),) for override in limit.why.overrides)]
         return format_html_join(" + ", "{}", parts) if len(parts) > 1 else source
 
-    def _override(self, override: OverrideRow) -> SafeString:
+    def _override_text(self, override: OverrideRow) -> SafeString:
         changes = [f"{name} {number(value)}" for name, value in override.numbers]
         changes += [override.mode] if override.mode else []
         text = _("override of %(key)s: %(changes)s") % {"key": override.key, "changes": ", ".join(changes)}
@@ -182,7 +195,10 @@ class _Table:
 
 
 def _html(text: str) -> SafeString:
-    """Return a text as HTML. Django's `escape` also takes other values, and takes several times as long."""
+    """Return a plain text as HTML: escape the text, and then mark it as safe.
+
+    A text that is already HTML would be escaped twice. Django's `escape` would take several times as long.
+    """
     return SafeString(html.escape(text))
 
 
@@ -191,7 +207,7 @@ def _action(text: SafeString, rule: SafeString, begin: str) -> SafeString:
 
     The links of all rows have the same text. So the name for screen readers also contains the rule.
 
-    All arguments are HTML, which is escaped once for all rows. `begin` is the URL up to the name of the rule.
+    All arguments are HTML, so that texts are escaped only once for all rows. `begin` is the URL up to the rule's name.
     """
     return SafeString(f' <a href="{begin}{rule}" aria-label="{text}: {rule}">{text}</a>')
 
@@ -227,12 +243,17 @@ def _next_request(limit: LiveLimit) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time such as "2 h 5 min": at most two units, rounded up to the smaller unit."""
+    """Return a length of time such as "2 h 5 min", with at most two units, rounded up to the smaller unit.
+
+    A length below 10 s has one decimal place.
+    """
     if seconds < 10:
         return _("%s s") % f"{max(seconds, 0.1):.1f}"
     smaller = 3_600 if seconds > 86_400 else 60 if seconds > 3_600 else 1
+    # `-(-a // b)` rounds up.
     whole = int(-(-seconds // smaller)) * smaller
     parts = [(whole // 86_400, _("%s d")), (whole % 86_400 // 3_600, _("%s h"))]
     parts += [(whole % 3_600 // 60, _("%s min")), (whole % 60, _("%s s"))]
+    # Begin with the largest unit that is not 0.
     first = next(number for number, (count, _unit) in enumerate(parts) if count)
     return " ".join(unit % f"{count:,}" for count, unit in parts[first : first + 2] if count)

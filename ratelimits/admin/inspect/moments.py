@@ -17,7 +17,7 @@ class NoMomentError(ValueError):
 def typed_moment(text: str, now: float) -> int | None:
     """Return the moment of a typed text, in seconds since 1970 UTC; None for "".
 
-    A time without a date means today. If this time has not come yet, it means yesterday. Raise NoMomentError if the
+    A time without a date means today, or yesterday if this time has not come yet today. Raise NoMomentError if the
     text is not a moment of the past.
     """
     if not text:

@@ -20,10 +20,10 @@ from ratelimits.admin.inspect.evidence import shown_access, shown_refusals, show
 from ratelimits.admin.inspect.limits import Pages, shown_limits
 from ratelimits.admin.inspect.moments import MAX_LENGTH, NoMomentError, typed_moment
 from ratelimits.admin.inspected import inspect_url
+from ratelimits.admin.operate.chosen_key import may_view, names_of, searched_tables
 from ratelimits.admin.operate.confirming import may_operate
+from ratelimits.admin.operate.key_form import MAX_TEXT
 from ratelimits.admin.operate.running import running_overrides
-from ratelimits.admin.operate.whom import may_view, names_of, searched_tables
-from ratelimits.admin.operate.whom_form import MAX_TEXT
 from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.conf import conf
 from ratelimits.identity import Identity
@@ -71,13 +71,13 @@ class InspectAdmin(ReadOnlyAdmin):
         ]
 
     def keys_view(self, request: HttpRequest) -> HttpResponse:
-        """Return, as JSON, the known keys with their names. The key or the name contains the text `?q=`."""
+        """Return, as JSON, the known keys that contain the text `?q=` in the key or in its name."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         return JsonResponse({"keys": _Page(self.admin_site, request).keys(request.GET.get("q", "").strip())})
 
     def accounts_view(self, request: HttpRequest) -> HttpResponse:
-        """Return, as JSON, the known accounts with their names. The identifier or the name contains the text `?q=`."""
+        """Return, as JSON, the known accounts that contain the text `?q=` in the identifier or in the name."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         return JsonResponse({"keys": _Page(self.admin_site, request).accounts(request.GET.get("q", "").strip())})
@@ -85,7 +85,7 @@ class InspectAdmin(ReadOnlyAdmin):
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Show the page of the key `?q=`, or a list of the keys that contain this text.
 
-        `?account=` names the account of the key.
+        `?account=` is the account of the key, and `?at=` is a moment for which the user asks.
         """
         if not self.has_view_permission(request):
             raise PermissionDenied
@@ -105,7 +105,7 @@ class InspectAdmin(ReadOnlyAdmin):
 
 
 class _Page:
-    """Makes the content of the page. It has only the parts that the user may view."""
+    """Makes the content of the page. The content has only the parts that the user may view."""
 
     def __init__(self, site: admin.AdminSite, request: HttpRequest, at: str = "") -> None:
         self._site, self._request, self._at = site, request, at
@@ -188,14 +188,18 @@ class _Page:
         if limits is not None:
             access = snapshot.access(identity)
             context["limits"] = shown_limits(limits, identity, snapshot.rows.plans, self._pages(), access)
-            context["decided"] = "" if access is None else _decided(access)
-            context["owner_has_rules"] = identity.api_key is not None and _counts_owners(snapshot, identity)
+            context["decided"] = "" if access is None else _decided_text(access)
+            context["may_have_owner_rules"] = identity.api_key is not None and _may_count_by_owner(snapshot, identity)
         if redis_error is not None:
-            context["silent"] = _("Redis does not answer, so the remaining permits are not known: %s") % redis_error
-        context["owner"], context["is_user"] = identity.account_id, identity.user is not None
+            context["redis_problem"] = (
+                _("Redis does not answer, so the remaining permits are not known: %s") % redis_error
+            )
+        context["key_account"], context["is_user"] = identity.account_id, identity.user is not None
         if identity.account_id and identity.account != key:
-            context["owner_url"] = self._inspect_url(f"account:{identity.account_id}")
-            context["owner_name"] = ", ".join(names_of(self._request, self._site, f"account:{identity.account_id}"))
+            context["key_account_url"] = self._inspect_url(f"account:{identity.account_id}")
+            context["key_account_name"] = ", ".join(
+                names_of(self._request, self._site, f"account:{identity.account_id}")
+            )
         context["names"] = list(names_of(self._request, self._site, key))
         keys = (identity.api_key, identity.user, identity.account, identity.address)
         context["running"] = running_overrides(self._request, self._site, keys)
@@ -284,7 +288,7 @@ def _is_searchable(text: str) -> bool:
     return bool(text) and len(text) <= MAX_TEXT and text.isprintable()
 
 
-def _decided(access: AccessRow) -> str:
+def _decided_text(access: AccessRow) -> str:
     """Return a sentence about the block or allow that decides the requests of a key before any rule."""
     if access.blocks:
         text = _("A block of %(target)s refuses every request of this key now, with %(status)s, before any rule.")
@@ -293,8 +297,11 @@ def _decided(access: AccessRow) -> str:
     return text % {"target": access.target, "status": access.status}
 
 
-def _counts_owners(snapshot: Snapshot, identity: Identity) -> bool:
-    """Return whether rules may count the user or the account of an API key, which the key's identity does not name."""
+def _may_count_by_owner(snapshot: Snapshot, identity: Identity) -> bool:
+    """Return whether rules may count requests of an API key under its user or its account.
+
+    The identity of an API key does not name the user, and perhaps not the account.
+    """
     unknown = {"user"} if identity.account else {"user", "account"}
     return any(row.key_kind in unknown and row.mode != "off" for row in snapshot.rows.rules.values())
 
@@ -304,4 +311,4 @@ def _network(text: str) -> str | None:
         target = canonical(text)
     except ValidationError:
         return None
-    return target[3:] if target.startswith("ip:") else None
+    return target.removeprefix("ip:") if target.startswith("ip:") else None

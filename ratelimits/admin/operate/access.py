@@ -19,10 +19,10 @@ from django.utils.translation import gettext_lazy
 
 from ratelimits.admin.audited import REASON, AuditedAdmin, InForceFilter
 from ratelimits.admin.operate.access_form import LASTS, AccessForm
+from ratelimits.admin.operate.chosen_key import names_of, searched_tables
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed, may_operate
 from ratelimits.admin.operate.ending import EndsRows
 from ratelimits.admin.operate.grants import GrantView
-from ratelimits.admin.operate.whom import names_of, searched_tables
 from ratelimits.admin.suggestions import KeySuggestions
 from ratelimits.admin.typed import MOMENTS, moment_inputs
 from ratelimits.conf import conf
@@ -41,7 +41,8 @@ _DAY = 86_400
 def requests_of(targets: list[str] | None = None, seconds: int = _DAY) -> dict[str, int]:
     """Return, by target, the number of requests that a block refused or an allow exempted.
 
-    Only requests of the last `seconds` are counted. A request with several meters is counted as one request.
+    Count only these `targets`, or all if it is None, and only requests of the last `seconds`. A request with several
+    meters is counted as one request.
     """
     rows = ProcessTotal.objects.using(conf.DATABASE).filter(kind__in=("blocked", "exempt"))
     rows = rows.filter(bin__gte=int(time.time()) - seconds)
@@ -55,7 +56,10 @@ def requests_of(targets: list[str] | None = None, seconds: int = _DAY) -> dict[s
 
 @admin.register(Access)
 class AccessAdmin(EndsRows, KeySuggestions, AuditedAdmin):
-    """The blocks and allows. Users end a block or allow, but cannot delete it: the list shows former ones too."""
+    """The blocks and allows. Users can end a block or allow, but cannot delete it.
+
+    So the list also shows former blocks and allows.
+    """
 
     change_list_template = "ratelimits/admin/access_change_list.html"
     form = AccessForm
@@ -128,14 +132,15 @@ class AccessAdmin(EndsRows, KeySuggestions, AuditedAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        """Show what a valid form will do. Save the form only after the user has confirmed this."""
+        """Show the consequences of a valid form. Save the form only after the user has confirmed the consequences."""
         if request.method == "POST" and may_operate(request) and not is_confirmed(request):
             row = self.get_object(request, object_id) if object_id is not None else None
             if object_id is None or row is not None:
                 form: Any = self.get_form(request, row, change=row is not None)(request.POST, instance=row)
                 if form.is_valid():
                     target, opts = form.instance.target, self.model._meta
-                    # The user confirms this key and these moments, even if the typed texts mean others by then.
+                    # The user confirms exactly this key and these moments. At the time of the confirmation, the typed
+                    # texts could mean another key or other moments.
                     values: Any = request.POST.copy()
                     values["target"], values[LASTS] = target, ""
                     for name in ("valid_from", "valid_until"):
@@ -149,16 +154,16 @@ class AccessAdmin(EndsRows, KeySuggestions, AuditedAdmin):
         return super().changeform_view(request, object_id, form_url, extra_context)
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
-        """Return the form. It finds the keys that this user may view."""
+        """Return the form. Its search finds only keys that this user may view."""
         form = super().get_form(request, obj, change, **kwargs)
         tables = searched_tables(request, self.admin_site)
         form.search = staticmethod(lambda text: known_keys(text, tables).keys)
         return form
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return the fieldsets. A new row asks for one reason: it is also the reason of the edit.
+        """Return the fieldsets. The form of a new row asks for only one reason: of the row and also of the edit.
 
-        Only users who may save the form see the choice of a length of time, because it is not a column of the table.
+        Only users who may save the form see the choice of a length of time, because the table has no column for this.
         """
         hidden = set() if may_operate(request) else {LASTS}
         fieldsets = []
@@ -173,12 +178,12 @@ class AccessAdmin(EndsRows, KeySuggestions, AuditedAdmin):
         super().save_model(request, obj, form, change)
 
     def effect_of(self, request: HttpRequest, row: Access) -> tuple[list[str], list[str]]:
-        """Return what the block or allow does."""
+        """Return sentences and warnings about the effect of the block or allow."""
         page = consequences(request, row, tuple(names_of(request, self.admin_site, row.target)))
         return list(page.sentences), list(page.warnings)
 
     def _warn(self, request: HttpRequest, row: Any) -> None:
-        """Do nothing: the page with the consequences has warned already."""
+        """Do nothing: the page with the consequences has already shown the warnings."""
 
     @admin.action(description=gettext_lazy("End the selected blocks and allows now"), permissions=["change"])
     def end_now(self, request: HttpRequest, queryset: QuerySet[Access]) -> HttpResponse | None:
@@ -198,9 +203,8 @@ class AccessAdmin(EndsRows, KeySuggestions, AuditedAdmin):
 def consequences(request: HttpRequest, row: Access, names: Sequence[str] = ()) -> Consequences:
     """Return the consequences of an unsaved row.
 
-    There is a warning if the row blocks the user of this page, and if nobody has the row's key.
-
-    `names` are the names that people know of the row's target.
+    There are warnings if the row blocks the user of this page, or if nobody has the row's key. `names` are the names
+    that people know of the row's target.
     """
     blocks = row.effect == Access.Effect.BLOCK
     target = f"{row.target} ({', '.join(names)})" if names else row.target
@@ -210,10 +214,10 @@ def consequences(request: HttpRequest, row: Access, names: Sequence[str] = ()) -
     else:
         sentences = [_("No rule limits %(target)s. Its requests are not counted as usage and not billed.") % values]
     if count is not None and count > 1:
-        ipv6 = ":" in row.target[3:]
+        is_ipv6 = ":" in row.target.removeprefix("ip:")
         text = (
             _("The network contains %(n)s networks of the size /64. Usually each of them is one internet connection.")
-            if ipv6
+            if is_ipv6
             else _("The network has %(n)s addresses.")
         )
         sentences.append(text % {"n": f"{count:,}"})
@@ -227,6 +231,7 @@ def consequences(request: HttpRequest, row: Access, names: Sequence[str] = ()) -
         + (_("until %s.") % f"{ends:%Y-%m-%d %H:%M %Z}" if ends else _("without an end."))
     )
     warnings = [no_effect_text(row.target)]
+    # Ignore the start of the row: warn also of a block that begins later.
     if blocks and AccessIndex([of_model(row)._replace(valid_from=0)]).find(identify(request), 0) is not None:
         warnings.append(_("This also blocks your own requests to the API. You can still use these admin pages."))
     sentences.append(_("Reason: %s") % row.reason)

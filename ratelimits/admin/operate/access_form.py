@@ -1,4 +1,4 @@
-"""The form of a block or an allow. It also takes a name, and finds the key that has this name."""
+"""The form of a block or an allow. The form also accepts a name, and finds the key that has this name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ else:
 
 #: Maximum number of keys that an error lists.
 _MAX_LISTED = 20
-#: Name of the field for a length of time. It is not a column of the table: the form calculates the end.
+#: Name of the field for a length of time. The table has no such column: the form calculates the end from the length.
 LASTS = "lasts"
 
 
@@ -43,19 +43,19 @@ class AccessForm(_Base):
             ("86400", gettext_lazy("for a day")),
             ("604800", gettext_lazy("for a week")),
         ],
-        help_text=gettext_lazy("From its start, or from now on."),
+        help_text=gettext_lazy("This time begins at the start of the block or allow, or now if there is no start."),
     )
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         if "target" in self.fields:
             self.fields["target"].help_text = gettext_lazy(
-                "A name of a customer, user or API key, or a part of it; a whole key, such as user:42; an address or a"
-                " network, such as 203.0.113.0/24."
+                "A name of a customer, user or API key; a part of such a name; a whole key, such as user:42; or an"
+                " address or network, such as 203.0.113.0/24."
             )
 
     def clean_target(self) -> str:
-        """Return the key that the typed text names. Raise ValidationError if it names no key, or more than one."""
+        """Return the key that the typed text names. Raise ValidationError if the text names no key or several keys."""
         text: str = self.cleaned_data["target"].strip()
         try:
             return canonical(text)
@@ -73,18 +73,19 @@ class AccessForm(_Base):
         if looks_secret(text):
             raise ValidationError(_("This looks like a secret. Search for the name of the key instead."))
         problem = _(
-            "No key or name that you may view contains “%(text)s”. Write less of it, or the whole key, such as user:42."
+            "No key or name that you may view contains “%(text)s”. Write a shorter text, or the whole key, such as"
+            " user:42."
         )
         raise ValidationError(problem % {"text": text})
 
     def clean(self) -> dict[str, Any]:
-        """Calculate the end from the length of time. Refuse a length of time beside another end that was typed."""
+        """Calculate the end from the length of time. Refuse a length of time if the user has also typed an end."""
         data: dict[str, Any] = super().clean() or {}
         seconds = data.get(LASTS)
         if not seconds:
             return data
         if data.get("valid_until") is not None and "valid_until" in self.changed_data:
-            self.add_error(LASTS, _("Choose a length of time, or write when it ends. Not both."))
+            self.add_error(LASTS, _("Choose a length of time, or write an end, but not both."))
         else:
             now = timezone.now()
             data["valid_until"] = max(data.get("valid_from") or now, now) + timedelta(seconds=seconds)

@@ -9,9 +9,9 @@ from django.contrib.admin import AdminSite
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
-#: The permission to block, allow and reset keys, and to give them more.
+#: The permission to block, allow and reset keys, and to give keys more permits.
 OPERATE = "ratelimits.operate"
-#: Name of the hidden input that says that the user has confirmed the page.
+#: Name of the hidden input of the page. If a POST has this input, the user has confirmed the consequences.
 CONFIRMED = "_confirmed"
 
 
@@ -30,7 +30,7 @@ class Consequences(NamedTuple):
 
 
 def may_operate(request: HttpRequest) -> bool:
-    """Return whether the user may block, allow and reset keys, and give them more."""
+    """Return whether the user may block, allow and reset keys, and give keys more permits."""
     return request.user.has_perm(OPERATE)
 
 
@@ -44,7 +44,7 @@ def confirmation(
 ) -> HttpResponse:
     """Return the page with the consequences. When the user confirms, the page posts the typed values again.
 
-    `form` has more inputs for this page. `back` is the URL of the link that cancels the action.
+    `back` is the URL of the link that cancels the action. `form` is a form with further inputs on this page.
     """
     excluded = {CONFIRMED, "csrfmiddlewaretoken", *(form.fields if form is not None else ())}
     typed = [(name, value) for name, values in request.POST.lists() if name not in excluded for value in values]

@@ -37,12 +37,12 @@ class EndForm(forms.Form):
 
 
 def has_ended(row: Any) -> bool:
-    """Return whether a row is over."""
+    """Return whether the validity period of a row has ended."""
     return row.valid_until is not None and row.valid_until <= timezone.now()
 
 
 class EndsRows(_Base):
-    """Mixin for admin pages of rows that people end. The page of a row that is not over has a link for this."""
+    """Mixin for admin pages of rows that people can end. The page of a row has a link to end the row."""
 
     change_form_template = "ratelimits/admin/inspected_change_form.html"
 
@@ -61,7 +61,7 @@ class EndsRows(_Base):
         raise NotImplementedError
 
     def end_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Ask for a reason, then end the row."""
+        """Ask for a reason, and then end the row."""
         if not self.has_change_permission(request):
             raise PermissionDenied
         row = self.get_object(request, unquote(object_id))
@@ -72,13 +72,15 @@ class EndsRows(_Base):
         return self.end_rows(request, [row]) or HttpResponseRedirect(self._list_url())
 
     def end_rows(self, request: HttpRequest, rows: Iterable[Any]) -> HttpResponse | None:
-        """Return the page that asks for a reason. If the user has confirmed it, end the rows and return None.
+        """Return the page that asks for a reason. If the user has already given the reason, end the rows: return None.
 
-        Rows that are over already stay as they are. Rows that begin later are deleted.
+        Rows that have ended before stay as they are. Rows that begin later are deleted.
         """
         rows = [row for row in rows if not has_ended(row)]
         if not rows:
-            self.message_user(request, _("Nothing to end: it has ended already."), messages.WARNING)
+            self.message_user(
+                request, _("There is nothing to end: every chosen row has ended already."), messages.WARNING
+            )
             return None
         form = EndForm(request.POST if is_confirmed(request) else None, initial={"reason": request.POST.get(REASON)})
         if not form.is_valid():
@@ -96,7 +98,7 @@ class EndsRows(_Base):
         return None
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Show a link above the form of a row that the user may end."""
+        """Show a link above the form if the user may end the row."""
         row = kwargs.get("obj")
         if row is not None and not has_ended(row) and self.may_end(request, row):
             name = f"{self.admin_site.name}:ratelimits_{self.model._meta.model_name}_end"

@@ -1,4 +1,4 @@
-"""The page that gives a key more: until a given time, the key has a higher capacity under a rule."""
+"""The page *Give more*. Until a given time, a key has a higher capacity under a rule."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ratelimits.admin.inspected import may_inspect
+from ratelimits.admin.operate.chosen_key import ChosenKey, KeyQuestion, ask_for_key, chosen_key, names_of
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed, may_operate
 from ratelimits.admin.operate.offered import OfferedRule, offered_rules
 from ratelimits.admin.operate.permits_left import permits_left, used_keys
 from ratelimits.admin.operate.running import running_overrides
-from ratelimits.admin.operate.whom import Question, Whom, ask_whom, names_of, whom
 from ratelimits.admin.typed import MomentField, local_time, moment_inputs
 from ratelimits.algorithms.calendar import boundaries
 from ratelimits.algorithms.limits import fields_of
@@ -37,12 +37,15 @@ from ratelimits.status.known_keys import MAX_KEYS
 
 
 def rule_field() -> forms.ChoiceField:
-    """Return a field for a rule. Its choices are long sentences, so each has a line: a list would cut them off."""
+    """Return a field for a rule. Each choice is a long sentence on its own line. A drop-down list would cut it off."""
     return forms.ChoiceField(label=gettext_lazy("Rule"), widget=forms.RadioSelect)
 
 
 def first_choice(offered: Sequence[OfferedRule], wanted: str) -> str:
-    """Return the rule that a form chooses first: the wanted one, the only one, or the one that refused lately."""
+    """Return the name of the rule that is chosen when a form opens; "" if no rule is chosen.
+
+    This is the wanted rule, the only rule, or the rule with the newest refusal.
+    """
     names = [rule.name for rule in offered]
     if wanted in names or len(names) == 1:
         return wanted if wanted in names else names[0]
@@ -50,7 +53,7 @@ def first_choice(offered: Sequence[OfferedRule], wanted: str) -> str:
 
 
 class GrantForm(forms.Form):
-    """A form that asks for the rule, the additional capacity and its end."""
+    """A form that asks for the rule, the additional capacity, the end of the grant and the reason."""
 
     required_css_class = "required"
     rule = rule_field()
@@ -62,14 +65,14 @@ class GrantForm(forms.Form):
     until = MomentField(label=gettext_lazy("Until"))
     reason = forms.CharField(label=gettext_lazy("Reason"), max_length=200)
 
-    def __init__(self, data: Any, whom: Whom, offered: Sequence[OfferedRule], initial: dict[str, Any]) -> None:
-        zone, end = _end_of_today(whom)
+    def __init__(self, data: Any, key: ChosenKey, offered: Sequence[OfferedRule], initial: dict[str, Any]) -> None:
+        zone, end = _end_of_today(key)
         super().__init__(data, initial={"until": end, **initial})
         self.planned: list[KeyOverride] = []
-        self._whom = whom
+        self._key = key
         rule = self.fields["rule"]
         assert isinstance(rule, forms.ChoiceField)
-        rule.choices = [(one.name, one.label_of_more) for one in offered]
+        rule.choices = [(one.name, one.grant_label) for one in offered]
         rule.initial = first_choice(offered, initial.get("rule", ""))
         text = _("Filled in: the end of today in the time zone of the account, %(zone)s.") % {"zone": zone}
         self.fields["until"].help_text = f"{self.fields['until'].help_text} {text}"
@@ -79,9 +82,9 @@ class GrantForm(forms.Form):
         data: dict[str, Any] = super().clean() or {}
         if self.errors:
             return data
-        account = self._whom.identity.account_id
+        account = self._key.identity.account_id
         try:
-            self.planned = planned(self._whom.key, data["rule"], data["extra"], data["until"], account=account)
+            self.planned = planned(self._key.key, data["rule"], data["extra"], data["until"], account=account)
             for override in self.planned:
                 override.clean_numbers()
         except ValidationError as error:
@@ -93,44 +96,47 @@ class GrantForm(forms.Form):
             self.add_error(name if name in self.fields else None, errors)
 
 
-def _end_of_today(whom: Whom) -> tuple[str, datetime]:
+def _end_of_today(key: ChosenKey) -> tuple[str, datetime]:
     """Return the time zone of the key's account, and the end of the present day there."""
-    accounts = Account.objects.using(conf.DATABASE).filter(identifier=whom.identity.account_id)
+    accounts = Account.objects.using(conf.DATABASE).filter(identifier=key.identity.account_id)
     zone = accounts.values_list("timezone", flat=True).first() or "UTC"
     _before, _start, end, _after = boundaries("day", zone, None, time.time_ns() // 1000)
     return zone, moment(end)
 
 
 class GrantView:
-    """Shows three pages, one after the other: for whom, the form, and the consequences to confirm."""
+    """Shows three pages, one after the other: the choice of the key, the form, and the consequences."""
 
     def __init__(self, site: admin.AdminSite) -> None:
         self._site = site
 
     def page(self, request: HttpRequest) -> HttpResponse:
-        """Show the form, then the overrides that the grant will add. Save them after the user has confirmed them."""
+        """Show the form, and then the overrides that the grant will add. Save the overrides if the user confirms."""
         if not may_operate(request):
             raise PermissionDenied
         back = reverse(f"{self._site.name}:ratelimits_access_changelist")
-        found = whom(request, self._site)
+        found = chosen_key(request, self._site)
         offered: list[OfferedRule] = []
-        if isinstance(found, Whom):
+        if isinstance(found, ChosenKey):
             try:
                 offered = [rule for rule in offered_rules(found.identity, found.key) if rule.has_capacity]
             except RulesUnavailable as error:
-                found = Question(_("The rules cannot be read: %s") % error)
+                found = KeyQuestion(_("The rules cannot be read: %s") % error)
             else:
                 if not offered:
-                    found = Question(_("No rule with a capacity applies to %s, so there is no limit to raise.") % found)
-        if isinstance(found, Question):
-            return ask_whom(request, self._site, None, found, _("Give more"), back)
+                    found = KeyQuestion(
+                        _("No rule with a capacity applies to %s, so there is no limit to raise.") % found
+                    )
+        if isinstance(found, KeyQuestion):
+            return ask_for_key(request, self._site, None, found, _("Give more"), back)
         initial = {name: request.GET[name] for name in ("rule", "extra") if name in request.GET}
         form = GrantForm(request.POST if request.method == "POST" else None, found, offered, initial)
         if request.method != "POST" or not form.is_valid():
             return self._form_page(request, form, found, offered, back)
         (rule,) = (one for one in offered if one.name == form.cleaned_data["rule"])
         if not is_confirmed(request):
-            # The user confirms this moment. A time without a date may mean another day by then.
+            # The user confirms exactly this moment. At the time of the confirmation, a time without a date could
+            # mean another day.
             values: Any = request.POST.copy()
             for name, value in moment_inputs("until", form.cleaned_data["until"]).items():
                 values[name] = value
@@ -139,13 +145,13 @@ class GrantView:
         return self._grant(request, form, found, rule, back)
 
     def _form_page(
-        self, request: HttpRequest, form: GrantForm, found: Whom, offered: Sequence[OfferedRule], back: str
+        self, request: HttpRequest, form: GrantForm, found: ChosenKey, offered: Sequence[OfferedRule], back: str
     ) -> HttpResponse:
         context = {
             **self._site.each_context(request),
             "title": _("Give more"),
-            "explained": " ".join(_explained(offered)),
-            "whom": found,
+            "explained": " ".join(_explanations(offered)),
+            "chosen": found,
             "inspect_url": found.inspect_url(self._site) if may_inspect(request) else "",
             "running": running_overrides(request, self._site, [found.key, found.identity.account]),
             "form": form,
@@ -155,7 +161,9 @@ class GrantView:
         }
         return TemplateResponse(request, "ratelimits/admin/operate_form.html", context)
 
-    def _grant(self, request: HttpRequest, form: GrantForm, found: Whom, rule: OfferedRule, back: str) -> HttpResponse:
+    def _grant(
+        self, request: HttpRequest, form: GrantForm, found: ChosenKey, rule: OfferedRule, back: str
+    ) -> HttpResponse:
         data, account = form.cleaned_data, found.identity.account_id
         rows = grant(
             found.key,
@@ -163,9 +171,9 @@ class GrantView:
             account=account,
             by=request.user,
         )
-        sentences: list[str] = [_granted(found, rule, data), *permits_left(found, rule, self._name_of(request))]
+        sentences: list[str] = [_grant_sentence(found, rule, data), *permits_left(found, rule, self._name_of(request))]
         if request.user.has_perm("ratelimits.view_keyoverride"):
-            sentences.append(self._undoing(request, rows))
+            sentences.append(self._undo_sentence(request, rows))
         messages.success(request, format_html_join(" ", "{}", ((sentence,) for sentence in sentences)))
         if may_inspect(request):
             back = found.inspect_url(self._site)
@@ -173,17 +181,18 @@ class GrantView:
             back = reverse(f"{self._site.name}:ratelimits_keyoverride_change", args=[rows[0].pk])
         return HttpResponseRedirect(back)
 
-    def _undoing(self, request: HttpRequest, rows: Sequence[KeyOverride]) -> SafeString:
-        """Return a sentence with a link to each new override: to the page that ends it, if the user may do this."""
+    def _undo_sentence(self, request: HttpRequest, rows: Sequence[KeyOverride]) -> SafeString:
+        """Return a sentence with a link to each new override. Users who may end overrides get a link that ends it."""
         may_end = request.user.has_perm("ratelimits.change_keyoverride")
         page = f"{self._site.name}:ratelimits_keyoverride_{'end' if may_end else 'change'}"
         links = format_html_join(", ", '<a href="{}">{}</a>', ((reverse(page, args=[row.pk]), row) for row in rows))
         return format_html("{} {}.", _("To undo this, end the override:"), links)
 
     def _name_of(self, request: HttpRequest) -> Callable[[str], str]:
+        """Return a function that returns the name of an API key, and "" for other keys."""
         return lambda key: ", ".join(names_of(request, self._site, key)) if key.startswith("api_key:") else ""
 
-    def _consequences(self, request: HttpRequest, form: GrantForm, found: Whom, rule: OfferedRule) -> Consequences:
+    def _consequences(self, request: HttpRequest, form: GrantForm, found: ChosenKey, rule: OfferedRule) -> Consequences:
         extra = form.cleaned_data["extra"]
         capacities = [override.capacity for override in form.planned if override.capacity is not None]
         rows = [
@@ -197,9 +206,9 @@ class GrantView:
             if override.capacity is not None
         ]
         sentences = [
-            _granted(found, rule, form.cleaned_data),
+            _grant_sentence(found, rule, form.cleaned_data),
             *permits_left(found, rule, self._name_of(request), extra),
-            _("After that, the old capacity applies again. What was used until then stays counted."),
+            _("After that, the old capacity applies again. Permits that were used before stay counted."),
             _("Reason: %s") % form.cleaned_data["reason"],
         ]
         return Consequences(
@@ -211,8 +220,8 @@ class GrantView:
         )
 
 
-def _explained(offered: Sequence[OfferedRule]) -> Iterator[str]:
-    """Yield sentences about the form. If no rule has a long window, say how to give a fixed total."""
+def _explanations(offered: Sequence[OfferedRule]) -> Iterator[str]:
+    """Yield sentences above the form. If no rule has a long window, a sentence says how to give a fixed total."""
     yield _("Until the given time, the rule admits more requests. For this, overrides are added that end at this time.")
     if not any(rule.has_long_window for rule in offered):
         yield _(
@@ -222,7 +231,7 @@ def _explained(offered: Sequence[OfferedRule]) -> Iterator[str]:
         )
 
 
-def _warnings(form: GrantForm, found: Whom, rule: OfferedRule, capacities: Sequence[int]) -> Iterator[str]:
+def _warnings(form: GrantForm, found: ChosenKey, rule: OfferedRule, capacities: Sequence[int]) -> Iterator[str]:
     extra = form.cleaned_data["extra"]
     values = {"whom": found, "n": f"{extra:,}", "window": rule.window}
     if not rule.window:
@@ -238,8 +247,8 @@ def _warnings(form: GrantForm, found: Whom, rule: OfferedRule, capacities: Seque
                 " can be more than %(n)s."
             )
         yield text % values
-    elif rule.repeats_before((form.cleaned_data["until"] - timezone.now()).total_seconds()):
-        if rule.counts_it:
+    elif rule.window_is_shorter_than((form.cleaned_data["until"] - timezone.now()).total_seconds()):
+        if rule.counts_key_itself:
             text = _("Until then, %(whom)s gets %(n)s more in each %(window)s. So the total can be more than %(n)s.")
         else:
             text = _(
@@ -247,24 +256,24 @@ def _warnings(form: GrantForm, found: Whom, rule: OfferedRule, capacities: Seque
                 " than %(n)s."
             )
         yield text % values
-    keys = 0 if rule.counts_it else len(used_keys(found))
-    if 1 < keys <= MAX_KEYS:  # More keys are not counted.
+    keys = 0 if rule.counts_key_itself else len(used_keys(found))
+    if 1 < keys <= MAX_KEYS:  # If there are more keys, their number is not known.
         values |= {"keys": keys, "total": f"{keys * extra:,}"}
         if rule.window:
             text = _(
-                "Each key of %(whom)s gets this, %(keys)s keys: up to %(keys)s × %(n)s = %(total)s in all, in each"
+                "Each of the %(keys)s keys of %(whom)s gets this: up to %(keys)s × %(n)s = %(total)s in all, in each"
                 " %(window)s."
             )
         else:
             text = _(
-                "Each key of %(whom)s gets this, %(keys)s keys: up to %(keys)s × %(n)s = %(total)s in all, at once."
+                "Each of the %(keys)s keys of %(whom)s gets this: up to %(keys)s × %(n)s = %(total)s in all, at once."
             )
         yield text % values
 
 
-def _granted(found: Whom, rule: OfferedRule, data: dict[str, Any]) -> str:
+def _grant_sentence(found: ChosenKey, rule: OfferedRule, data: dict[str, Any]) -> str:
     """Return the grant as a sentence."""
     values = {"whom": found, "more": rule.more(data["extra"]), "rule": rule.name, "until": local_time(data["until"])}
-    if rule.counts_it:
+    if rule.counts_key_itself:
         return _("Until %(until)s, %(whom)s has %(more)s (rule %(rule)s).") % values
     return _("Until %(until)s, each key of %(whom)s has %(more)s (rule %(rule)s).") % values

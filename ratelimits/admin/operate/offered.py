@@ -1,4 +1,7 @@
-"""The rules that can be reset for a key, or that can give it more. Rules that lately refused the key come first."""
+"""The rules that can be reset for a key, or that can give the key more permits.
+
+Rules that lately refused the key come first.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,11 @@ from ratelimits.rules import AppliedRule, ExplainedRule, UnreadableRule
 from ratelimits.rules.selection import key_of
 from ratelimits.status.refusals import refused_lately, with_meters_joined
 
-#: An id that no user and no API key has, because ids cannot be a space. It stands for any key of an account or user.
+#: An id that no user and no API key has, because an id is never a space. It stands for any key of an account or user.
 _ANY = " "
 #: A day, in µs.
 _DAY = 86_400_000_000
+#: Names of calendar windows, by unit.
 _CALENDAR_WINDOWS = {
     "hour": gettext_lazy("calendar hour"),
     "day": gettext_lazy("calendar day"),
@@ -36,20 +40,22 @@ _CALENDAR_WINDOWS = {
 
 @dataclass(frozen=True, slots=True)
 class OfferedRule:
-    """A rule that limits a key, or that limits each of the keys that belong to it.
+    """A rule that limits a key, or that limits each key of a user or account.
 
-    unit        the unit of its meter, such as "requests"
-    counts_it   whether the rule counts the key itself. Otherwise it counts each key of the user or account separately
-    refused_at  start of the quarter of an hour in which the rule last refused a request, in s since 1970 UTC; 0 if it
-                refused none in 24 hours
-    refused     the number of requests that it refused lately
+    sentence           the rule in words, with the numbers that apply to the key
+    unit               the unit of the rule's meter, such as "requests"
+    counts_key_itself  whether the rule counts the key itself. Otherwise the rule counts each key of the user or account
+                       separately
+    refused_at         start of the quarter of an hour in which the rule last refused a request, in s since 1970 UTC; 0
+                       if the rule refused no request in 24 hours
+    refused            the number of requests that the rule refused in 24 hours, as far as they were counted
     """
 
     name: str
     sentence: str
     unit: str
     algorithm: Algorithm
-    counts_it: bool
+    counts_key_itself: bool
     refused_at: int
     refused: int
 
@@ -64,8 +70,8 @@ class OfferedRule:
         return _("%(rule)s – refused %(n)s lately (%(span)s UTC)") % values
 
     @property
-    def label_of_more(self) -> str:
-        """Return the text of the choice in a form that gives more: the text also says when the key has more."""
+    def grant_label(self) -> str:
+        """Return the text of the choice in the form of a grant. It also says when the key gets the permits."""
         if self.window:
             return _("%(rule)s – gives more in each %(window)s") % {"rule": self.label, "window": self.window}
         return _("%(rule)s – gives more at once") % {"rule": self.label}
@@ -76,7 +82,7 @@ class OfferedRule:
         unit: str = getattr(self.algorithm, "calendar_unit", "")
         if unit:
             return unit != "hour"
-        length = self.algorithm.quota[1]
+        _permits, length = self.algorithm.quota
         return bool(self.window) and length is not None and length >= _DAY
 
     @property
@@ -91,65 +97,71 @@ class OfferedRule:
         if unit:
             return f"{_CALENDAR_WINDOWS[unit]} ({getattr(self.algorithm, 'timezone', 'UTC')})"
         names, period = fields_of(self.algorithm.id), getattr(self.algorithm, "period", None)
-        if period is None or "rate" in names:
+        if period is None or "rate" in names:  # With a rate, permits come back one by one.
             return ""
         return _("window of %(span)s") % {"span": Wording(_, ngettext).span(period)}
 
-    def repeats_before(self, seconds: float) -> bool:
-        """Return whether more than one window of the rule begins in the next `seconds`."""
-        length = self.algorithm.quota[1]
+    def window_is_shorter_than(self, seconds: float) -> bool:
+        """Return whether a window of the rule is shorter than `seconds`. A longer grant applies in several windows."""
+        _permits, length = self.algorithm.quota
         return bool(self.window) and length is not None and length < seconds * 1_000_000
 
     def more(self, extra: int) -> str:
         """Return a text for additional permits, such as "5,000 more requests in each window of 1 hour"."""
-        values = {"n": f"{extra:,}", "unit": amount(extra, self.unit).partition(" ")[2], "window": self.window}
+        # `amount` returns a number and a unit that fits the number: "1 request" or "2 requests".
+        _number, _space, unit = amount(extra, self.unit).partition(" ")
+        values = {"n": f"{extra:,}", "unit": unit, "window": self.window}
         if self.window:
             return _("%(n)s more %(unit)s in each %(window)s") % values
         return _("%(n)s more %(unit)s at once") % values
 
 
 def offered_rules(identity: Identity, key: str) -> list[OfferedRule]:
-    """Return the rules that limit a key, or keys that belong to it. `identity` is the identity of the key.
+    """Return the rules that limit a key, or keys that belong to this key. `identity` is the identity of the key.
 
-    Rules that refused a request in the last 24 hours come first, the newest refusal at the top. The other rules follow,
-    sorted by name. Rules that are off or cannot be read are left out. Raise RulesUnavailable.
+    Rules that refused a request in the last 24 hours come first, sorted by the newest refusal. The other rules follow,
+    sorted by name. Rules that are off or not valid are left out. Raise RulesUnavailable if no rules can be read.
     """
     snapshot, kind = rules.reload(), key.partition(":")[0]
-    found = {why.row.name: (why, True) for why in snapshot.in_any_scope(identity) if _counted_key(why, identity) == key}
+    found = {
+        explained.row.name: (explained, True)
+        for explained in snapshot.in_any_scope(identity)
+        if _counted_key(explained, identity) == key
+    }
     if kind in ("account", "user"):
         any_key = Identity(identity.user or _ANY, _ANY, identity.account)
-        for why in snapshot.in_any_scope(any_key):
-            if isinstance(why.rule, AppliedRule) and why.rule.key_kind in COVERS[kind] - {kind}:
-                found.setdefault(why.row.name, (why, False))
+        for explained in snapshot.in_any_scope(any_key):
+            if isinstance(explained.rule, AppliedRule) and explained.rule.key_kind in COVERS[kind] - {kind}:
+                found.setdefault(explained.row.name, (explained, False))
     refusals = _last_refusals(identity, key)
     offered = [
         OfferedRule(
-            why.row.name,
-            explained_sentence(why),
-            conf.UNITS.get(why.row.meter, why.row.meter),
-            why.rule.algorithm,
-            counts_it,
-            *refusals.get(why.row.pk, (0, 0)),
+            explained.row.name,
+            explained_sentence(explained),
+            conf.UNITS.get(explained.row.meter, explained.row.meter),
+            explained.rule.algorithm,
+            counts_key_itself,
+            *refusals.get(explained.row.pk, (0, 0)),
         )
-        for why, counts_it in found.values()
-        if isinstance(why.rule, AppliedRule)
+        for explained, counts_key_itself in found.values()
+        if isinstance(explained.rule, AppliedRule)
     ]
     return sorted(offered, key=lambda rule: (-rule.refused_at, rule.name))
 
 
-def _counted_key(why: ExplainedRule, identity: Identity) -> str | None:
-    return key_of(identity, why.rule.key_kind) if isinstance(why.rule, AppliedRule) else None
+def _counted_key(explained: ExplainedRule, identity: Identity) -> str | None:
+    return key_of(identity, explained.rule.key_kind) if isinstance(explained.rule, AppliedRule) else None
 
 
 def _last_refusals(identity: Identity, key: str) -> dict[int, tuple[int, int]]:
-    """Return, by rule, the start of the newest quarter of an hour with refusals of the key, and a number of requests.
+    """Return, by rule, the start of the newest quarter of an hour with refusals of the key, and the number of refusals.
 
-    This number is the sum of the requests that the rule refused, in the newest `MAX_REFUSALS` rows.
+    Only the newest `MAX_REFUSALS` rows of the last 24 hours are counted. A start is in s since 1970 UTC.
     """
     if not identity.account:
         return {}
-    of_account = key == identity.account
-    newest_first = refused_lately(identity.account_id, "" if of_account else key, time.time())
+    is_account = key == identity.account
+    newest_first = refused_lately(identity.account_id, "" if is_account else key, time.time())
     refusals: dict[int, tuple[int, int]] = {}
     for row in with_meters_joined(newest_first):
         if row.denied:
@@ -158,9 +170,9 @@ def _last_refusals(identity: Identity, key: str) -> dict[int, tuple[int, int]]:
     return refusals
 
 
-def explained_sentence(why: ExplainedRule) -> str:
+def explained_sentence(explained: ExplainedRule) -> str:
     """Return a rule as a sentence, with the numbers that apply to the key."""
-    row, rule = why.row, why.rule
+    row, rule = explained.row, explained.rule
     algorithm = rule.algorithm if isinstance(rule, AppliedRule) else row.algorithm
     if isinstance(rule, UnreadableRule) or algorithm is None:
         error = row.unreadable or _("the override has numbers that are not valid")

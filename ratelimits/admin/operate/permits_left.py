@@ -8,41 +8,42 @@ from contextlib import suppress
 from django.core.exceptions import ValidationError
 from django.utils.translation import gettext as _
 
+from ratelimits.admin.operate.chosen_key import ChosenKey
 from ratelimits.admin.operate.offered import OfferedRule
-from ratelimits.admin.operate.whom import Whom
 from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, counted_under
 from ratelimits.quota.standings import UNAVAILABLE
 from ratelimits.status.known_keys import keys_of_account
 
-#: Maximum number of keys whose permits are read, if a rule counts each key of an account.
+#: If a rule counts each key of an account, the permits of at most this number of keys are read.
 MAX_KEYS = 5
 
 
-def permits_left(whom: Whom, rule: OfferedRule, name_of: Callable[[str], str], extra: int = 0) -> list[str]:
+def permits_left(chosen: ChosenKey, rule: OfferedRule, name_of: Callable[[str], str], extra: int = 0) -> list[str]:
     """Return a sentence for each key that the rule counts, at most `MAX_KEYS`.
 
-    `name_of` returns the name of a key, or "". If `extra` is not 0, the sentences also say what is left with `extra`
-    more permits. If Redis or the database does not answer, the only sentence says so.
+    `name_of` returns the name of a key, or "". If `extra` is not 0, the sentences also say how many permits are left
+    with `extra` more permits. If Redis or the database does not answer, a single sentence says so.
     """
-    keys = [whom.key] if rule.counts_it else used_keys(whom)
-    account = whom.identity.account_id or NO_ACCOUNT
+    keys = [chosen.key] if rule.counts_key_itself else used_keys(chosen)
+    account = chosen.identity.account_id or NO_ACCOUNT
     sentences = []
     try:
         for key in keys[:MAX_KEYS]:
             # The rule may count no key of this kind, and some texts in the ledger are not keys.
             with suppress(NothingDoneError, ValidationError):
-                sentences += [
-                    _sentence(_named(counted_key, name_of), standing.remaining, applied.algorithm.quota[0], extra)
-                    for applied, counted_key, standing in counted_under(key, rule.name, account)
-                ]
+                for applied, counted_key, standing in counted_under(key, rule.name, account):
+                    capacity, _span = applied.algorithm.quota
+                    sentences.append(_sentence(_named(counted_key, name_of), standing.remaining, capacity, extra))
     except UNAVAILABLE as error:
-        return [_("What is left now is not known: Redis or the database does not answer: %s") % error]
+        return [
+            _("It is not known how many permits are left, because Redis or the database does not answer: %s") % error
+        ]
     return sentences
 
 
-def used_keys(whom: Whom) -> list[str]:
+def used_keys(chosen: ChosenKey) -> list[str]:
     """Return the keys that an account has used lately. Return an empty list if the key is not an account."""
-    return keys_of_account(whom.identity.account_id) if whom.key == whom.identity.account else []
+    return keys_of_account(chosen.identity.account_id) if chosen.key == chosen.identity.account else []
 
 
 def _named(key: str, name_of: Callable[[str], str]) -> str:

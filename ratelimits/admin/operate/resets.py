@@ -15,10 +15,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ratelimits.admin.inspected import may_inspect
+from ratelimits.admin.operate.chosen_key import ChosenKey, KeyQuestion, ask_for_key, chosen_key, keys_of
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed, may_operate
 from ratelimits.admin.operate.grants import first_choice, rule_field
 from ratelimits.admin.operate.offered import OfferedRule, offered_rules
-from ratelimits.admin.operate.whom import Question, Whom, ask_whom, keys_of, whom
 from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.models import KeyReset
 from ratelimits.quota.operating import NothingDoneError, counted_under, reset
@@ -33,21 +33,21 @@ class KeyResetForm(forms.Form):
     rule = rule_field()
     reason = forms.CharField(label=gettext_lazy("Reason"), max_length=200)
 
-    def __init__(self, data: Any, whom: Whom, offered: Sequence[OfferedRule], wanted: str) -> None:
+    def __init__(self, data: Any, key: ChosenKey, offered: Sequence[OfferedRule], wanted: str) -> None:
         super().__init__(data)
         self.standings: list[Any] = []
-        self._whom = whom
+        self._key = key
         rule = self.fields["rule"]
         assert isinstance(rule, forms.ChoiceField)
         rule.choices = [(one.name, one.label) for one in offered]
         rule.initial = first_choice(offered, wanted)
 
     def clean(self) -> dict[str, Any]:
-        """Read how many permits the key has left. Show an error above the form."""
+        """Read how many permits the key has left. If this fails, show the error above the form."""
         data: dict[str, Any] = super().clean() or {}
         if not self.errors:
             try:
-                self.standings = counted_under(self._whom.key, data["rule"], self._whom.account)
+                self.standings = counted_under(self._key.key, data["rule"], self._key.account)
             except (NothingDoneError, ValidationError) as error:
                 self.add_error(None, str(error) if isinstance(error, NothingDoneError) else error)
             except UNAVAILABLE as error:
@@ -82,26 +82,26 @@ class KeyResetAdmin(ReadOnlyAdmin):
     def add_view(
         self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Ask for the key, then for the rule. Reset the key after the user has confirmed the consequences."""
+        """Ask for the key, and then for the rule. Reset the key after the user has confirmed the consequences."""
         if not may_operate(request):
             raise PermissionDenied
         back = reverse(f"{self.admin_site.name}:ratelimits_keyreset_changelist")
-        found = whom(request, self.admin_site)
+        found = chosen_key(request, self.admin_site)
         offered: list[OfferedRule] = []
-        if isinstance(found, Whom):
+        if isinstance(found, ChosenKey):
             try:
-                offered = [rule for rule in offered_rules(found.identity, found.key) if rule.counts_it]
+                offered = [rule for rule in offered_rules(found.identity, found.key) if rule.counts_key_itself]
             except RulesUnavailable as error:
-                found = Question(_("The rules cannot be read: %s") % error)
+                found = KeyQuestion(_("The rules cannot be read: %s") % error)
             else:
                 if not offered:
                     text = _(
                         "No rule counts %s as one key, so there is nothing to reset. Reset one of its keys instead."
                     )
-                    found = Question(text % found, keys_of(request, self.admin_site, found))
+                    found = KeyQuestion(text % found, keys_of(request, self.admin_site, found))
         opts = self.model._meta
-        if isinstance(found, Question):
-            return ask_whom(request, self.admin_site, opts, found, _("Reset a key"), back)
+        if isinstance(found, KeyQuestion):
+            return ask_for_key(request, self.admin_site, opts, found, _("Reset a key"), back)
         data = request.POST if request.method == "POST" else None
         form = KeyResetForm(data, found, offered, request.GET.get("rule", ""))
         if data is None or not form.is_valid():
@@ -110,12 +110,12 @@ class KeyResetAdmin(ReadOnlyAdmin):
             return confirmation(request, self.admin_site, opts, _consequences(form, found), back)
         return self._reset(request, form, found, back)
 
-    def _form_page(self, request: HttpRequest, form: KeyResetForm, found: Whom, back: str) -> HttpResponse:
+    def _form_page(self, request: HttpRequest, form: KeyResetForm, found: ChosenKey, back: str) -> HttpResponse:
         context = {
             **self.admin_site.each_context(request),
             "title": _("Reset a key"),
             "explained": _("The key gets all permits of the rule again. Its usage stays counted and billed."),
-            "whom": found,
+            "chosen": found,
             "inspect_url": found.inspect_url(self.admin_site) if may_inspect(request) else "",
             "form": form,
             "button": _("Show what the reset changes"),
@@ -125,7 +125,7 @@ class KeyResetAdmin(ReadOnlyAdmin):
         }
         return TemplateResponse(request, "ratelimits/admin/operate_form.html", context)
 
-    def _reset(self, request: HttpRequest, form: KeyResetForm, found: Whom, back: str) -> HttpResponse:
+    def _reset(self, request: HttpRequest, form: KeyResetForm, found: ChosenKey, back: str) -> HttpResponse:
         data = form.cleaned_data
         try:
             row = reset(found.key, data["rule"], data["reason"], account=found.account, by=request.user)
@@ -139,7 +139,7 @@ class KeyResetAdmin(ReadOnlyAdmin):
         return HttpResponseRedirect(found.inspect_url(self.admin_site) if may_inspect(request) else back)
 
 
-def _consequences(form: KeyResetForm, found: Whom) -> Consequences:
+def _consequences(form: KeyResetForm, found: ChosenKey) -> Consequences:
     return Consequences(
         _("Reset %(key)s under %(rule)s") % {"key": found.key, "rule": form.cleaned_data["rule"]},
         [

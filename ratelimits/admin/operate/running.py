@@ -11,8 +11,8 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from ratelimits.admin.operate.chosen_key import may_view
 from ratelimits.admin.operate.confirming import may_operate
-from ratelimits.admin.operate.whom import may_view
 from ratelimits.admin.typed import local_time
 from ratelimits.algorithms.wording import number
 from ratelimits.conf import conf
@@ -38,10 +38,11 @@ def override_text(row: KeyOverride) -> str:
 def running_overrides(request: HttpRequest, site: AdminSite, keys: Collection[str | None]) -> list[RunningOverride]:
     """Return the overrides of these keys that have not ended, at most `MAX_OVERRIDES`. This is one query.
 
-    Only users who may view overrides see the reasons. Operators see the other values too. Others see nothing.
+    Users who may view overrides see all values. Users who may only block and reset keys do not see the reasons. All
+    other users see nothing.
     """
-    views = may_view(request, site, KeyOverride)
-    if not views and not may_operate(request):
+    may_view_overrides = may_view(request, site, KeyOverride)
+    if not may_view_overrides and not may_operate(request):
         return []
     now = timezone.now()
     rows = KeyOverride.objects.using(conf.DATABASE).filter(key__in=[key for key in keys if key])
@@ -53,6 +54,6 @@ def running_overrides(request: HttpRequest, site: AdminSite, keys: Collection[st
         if row.valid_from is not None and row.valid_from > now:
             parts.append(_("from %s") % local_time(row.valid_from))
         parts.append(_("without an end") if row.valid_until is None else _("until %s") % local_time(row.valid_until))
-        text = ", ".join(parts) + (f" ({row.reason})" if row.reason and views else "")
-        running.append(RunningOverride(text, reverse(page, args=[row.pk]) if views else ""))
+        text = ", ".join(parts) + (f" ({row.reason})" if row.reason and may_view_overrides else "")
+        running.append(RunningOverride(text, reverse(page, args=[row.pk]) if may_view_overrides else ""))
     return running

@@ -251,7 +251,7 @@ class TestRefusals:
             )  # fmt: skip
         said = text(html(admin_client, "user:1", account="acme"))
         before, after = row.sentence(), Rule.objects.get().sentence()
-        assert f"refused by burst: {before} (plan free), edited in this span of time: before that" in said
+        assert f"refused by burst: {before} (plan free), edited in this span of time; these are its numbers" in said
         assert f"refused by burst: {after} " in said
         assert f"{after} (plan free)" not in said
 

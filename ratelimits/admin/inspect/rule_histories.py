@@ -1,4 +1,4 @@
-"""What rules said at a moment: their names, sentences and plans then, and what became of the rules since."""
+"""The names, sentences and plans of rules at a past moment. A note says if a rule was edited or deleted later."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ratelimits.models.ledger import moment
 _MAX_RECORDS = 1_000
 
 
-class RuleThen(NamedTuple):
+class PastRule(NamedTuple):
     """A rule as it was in a span of time.
 
-    name      its name then
-    sentence  the rule as a sentence, with its numbers of then; "" if they are not known
+    name      the name of the rule at that time
+    sentence  the rule as a sentence, with its numbers at that time; "" if the numbers are not known
     plan      a text such as " (plan pro)" if the rule belonged to a plan; otherwise ""
-    note      what became of the rule since then; "" if nothing
+    note      says whether the rule was edited or deleted later; "" if not
     """
 
     name: str
@@ -32,6 +32,8 @@ class RuleThen(NamedTuple):
 
 
 class _Record(NamedTuple):
+    """A state of a rule in its history. `kind` is "+" for a new rule, "~" for an edit and "-" for a deletion."""
+
     pk: int
     name: str
     at: datetime
@@ -39,12 +41,12 @@ class _Record(NamedTuple):
     plan: int | None
 
 
-class RuleNames:
+class RuleHistories:
     """The histories of some rules. They are read with four queries, for any number of rules.
 
-    `spans` has a pair (rule, start of a span in s since 1970 UTC) for each question that will be asked.
+    `spans` has a pair (rule, start of a span in s since 1970 UTC) for each later call of `at`.
 
-    current  the names of those rules that still exist, by primary key
+    current  the names of the rules that still exist, by primary key of the rule
     """
 
     def __init__(self, spans: Collection[tuple[int, int]]) -> None:
@@ -62,30 +64,30 @@ class RuleNames:
         columns = "id", "history_id", "name", "history_date", "history_type", "plan"
         for pk, *record in records.values_list(*columns)[:_MAX_RECORDS]:
             self._newest_first.setdefault(pk, []).append(_Record(*record))
-        states = {state.pk for rule, start in spans if rule and (state := self._at(rule, start)) is not None}
+        states = {state.pk for rule, start in spans if rule and (state := self._record_at(rule, start)) is not None}
         for state in history.using(using).filter(history_id__in=states):
             self._states[state.history_id] = state.instance
         plans = {state.plan_id for state in self._states.values() if state.plan_id is not None}
         self._plans.update(Plan.objects.using(using).filter(pk__in=plans).values_list("pk", "slug"))
 
-    def _at(self, rule: int, start: int) -> _Record | None:
-        """Return the record that was the newest at a moment. For a rule without such a record, return its first one."""
+    def _record_at(self, rule: int, start: int) -> _Record | None:
+        """Return the newest record from before a moment. If all records are later, return the first record."""
         records, then = self._newest_first.get(rule, []), moment(start * 1_000_000)
         return next((record for record in records if record.at < then), records[-1] if records else None)
 
-    def at(self, rule: int, start: int, seconds: int) -> RuleThen:
+    def at(self, rule: int, start: int, seconds: int) -> PastRule:
         """Return a rule as it was at the start of a span. `start` is in s since 1970 UTC."""
-        record, current = self._at(rule, start), self.current.get(rule)
+        record, current = self._record_at(rule, start), self.current.get(rule)
         if record is None:
             name = current or _("rule %(number)s, which was deleted") % {"number": rule}
-            return RuleThen(name)
+            return PastRule(name)
         plan = ""
         if record.plan is not None:
             plan = f" ({_('plan %(plan)s') % {'plan': self._plans.get(record.plan, f'#{record.plan}')}})"
-        return RuleThen(record.name, self._sentence(record), plan, self._note(rule, record, start, seconds))
+        return PastRule(record.name, self._sentence(record), plan, self._note(rule, record, start, seconds))
 
     def _sentence(self, record: _Record) -> str:
-        """Return the sentence of a former state. It is made only once, because many rows may have the same state."""
+        """Return the sentence of a former state. Make it only once, because many rows can have the same state."""
         sentence = self._sentences.get(record.pk)
         if sentence is None:
             state = self._states.get(record.pk)
@@ -101,5 +103,5 @@ class RuleNames:
             return _("edited since; its name is now %(name)s") % {"name": current}
         edits = [record.at for record in self._newest_first[rule] if record.kind == "~" and record.at > then.at]
         if any(at < end for at in edits):
-            return _("edited in this span of time: before that, it had these numbers")
+            return _("edited in this span of time; these are its numbers from before the edit")
         return _("edited since; these are its numbers of that time") if edits else ""

@@ -1,4 +1,4 @@
-"""Find the key for which a user wants to do something. If several keys match the typed text, ask which one."""
+"""Find the key for which a user wants to do something. If several keys match the typed text, ask for the right key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 
 from ratelimits.admin.inspected import inspect_url, may_inspect
 from ratelimits.admin.operate.confirming import may_operate
-from ratelimits.admin.operate.whom_form import MAX_TEXT, WhomForm
+from ratelimits.admin.operate.key_form import MAX_TEXT, KeyForm
 from ratelimits.admin.suggestions import suggest_keys
 from ratelimits.conf import conf
 from ratelimits.identity import Identity
@@ -37,11 +37,11 @@ from ratelimits.status.known_keys import (
 
 
 @dataclass(frozen=True, slots=True)
-class Whom:
-    """A key that was found.
+class ChosenKey:
+    """The key for which a user wants to do something.
 
     account  the value of the field "account" in the next form; "" if the key itself is an account or an address
-    names    the names that people know: of the account, of the user, or of the API key
+    names    the names that people know of this account, user or API key
     """
 
     key: str
@@ -57,28 +57,28 @@ class Whom:
         return inspect_url(self.key, self.account, site.name)
 
 
-class Question(NamedTuple):
-    """Nothing was found, or more than one key. The page asks again.
+class KeyQuestion(NamedTuple):
+    """The page asks for the key, because no key or more than one key was found.
 
-    problem  a sentence that says why, and what to do; "" if nothing was typed yet
-    choices  the keys or accounts to choose from, each with the URL of the page about it
+    problem  a sentence that says why the page asks, and what to do; "" if nothing was typed yet
+    choices  the keys or accounts to choose from. Each has the URL of this page with this choice
     """
 
     problem: str = ""
     choices: tuple[tuple[KnownKey, str], ...] = ()
 
 
-def whom(request: HttpRequest, site: AdminSite) -> Whom | Question:
-    """Return the key that `key` and `account` of the request mean.
+def chosen_key(request: HttpRequest, site: AdminSite) -> ChosenKey | KeyQuestion:
+    """Return the key that the values `key` and `account` of the request mean. Otherwise return a question.
 
-    `key` is a key, an address, or a part of a key or of a name. A key that nobody has is refused.
+    `key` is a key, an address, or a part of a key or of a name. If nobody has the key, a question is returned too.
     """
     values = request.POST if request.method == "POST" else request.GET
     text, account = (values.get(name, "").strip() for name in ("key", "account"))
     if not text:
-        return Question()
+        return KeyQuestion()
     if max(len(text), len(account)) > MAX_TEXT or not (text + account).isprintable():
-        return Question(_("No key has such a text. Type the key, or a part of it or of its name."))
+        return KeyQuestion(_("No key has such a text. Type the key, or a part of it or of its name."))
     # `identity_of` reports a text that begins like a key but is not one.
     key = typed_key(text) or (text if text.partition(":")[0] in COVERS else None)
     if key is None:
@@ -89,23 +89,23 @@ def whom(request: HttpRequest, site: AdminSite) -> Whom | Question:
         key = keys[0].key
     problem = no_owner_text(key) or (no_owner_text(f"account:{account}") if account not in ("", NO_ACCOUNT) else "")
     if problem:
-        return Question(problem)
+        return KeyQuestion(problem)
     try:
         identity = identity_of(key, account)
     except UnknownAccountError as error:
         return _which_account(request, key, error)
     except (NothingDoneError, ValidationError) as error:
-        return Question(" ".join(error.messages) if isinstance(error, ValidationError) else str(error))
-    sent = "" if key.startswith(("account:", "ip:")) else identity.account_id or NO_ACCOUNT
-    return Whom(key, identity, sent, tuple(names_of(request, site, key)))
+        return KeyQuestion(" ".join(error.messages) if isinstance(error, ValidationError) else str(error))
+    account_value = "" if key.startswith(("account:", "ip:")) else identity.account_id or NO_ACCOUNT
+    return ChosenKey(key, identity, account_value, tuple(names_of(request, site, key)))
 
 
-def ask_whom(
-    request: HttpRequest, site: AdminSite, opts: Any, question: Question, title: str, back: str
+def ask_for_key(
+    request: HttpRequest, site: AdminSite, opts: Any, question: KeyQuestion, title: str, back: str
 ) -> HttpResponse:
-    """Return the page that asks for the key. The answer opens the same page again, with the key in the URL."""
+    """Return the page that asks for the key. The form of the page opens the same page, with the key in the URL."""
     values = request.POST if request.method == "POST" else request.GET
-    form = WhomForm(initial={name: values.get(name, "") for name in ("key", "account")})
+    form = KeyForm(initial={name: values.get(name, "") for name in ("key", "account")})
     form.fields["key"].widget.attrs["autofocus"] = True
     if may_inspect(request):
         suggest_keys(form.fields["key"], site.name, "keys")
@@ -114,7 +114,7 @@ def ask_whom(
         **site.each_context(request),
         "title": title,
         "question": question,
-        # Only a choice between a user and others needs an explanation.
+        # The choices need an explanation only if one of them is a user.
         "explained": any(one.key.startswith("user:") for one, _url in question.choices),
         "form": form,
         "others": [(name, value) for name, value in request.GET.items() if name not in form.fields],
@@ -122,27 +122,28 @@ def ask_whom(
         "opts": opts,
         "back": back,
     }
-    return TemplateResponse(request, "ratelimits/admin/operate_whom.html", context)
+    return TemplateResponse(request, "ratelimits/admin/operate_key.html", context)
 
 
-def _which_one(request: HttpRequest, text: str, keys: list[KnownKey], *, more: bool) -> Question:
+def _which_one(request: HttpRequest, text: str, keys: list[KnownKey], *, more: bool) -> KeyQuestion:
     if not keys and looks_secret(text):
-        return Question(_("This looks like a secret. Search for the name of the key instead."))
+        return KeyQuestion(_("This looks like a secret. Search for the name of the key instead."))
     if not keys:
         problem = _(
-            "No key or name that you may view contains “%(text)s”. Write less of it, or the whole key, such as user:42."
+            "No key or name that you may view contains “%(text)s”. Write a shorter text, or the whole key, such as"
+            " user:42."
         )
-        return Question(problem % {"text": text})
+        return KeyQuestion(problem % {"text": text})
     problem = _("Which one?")
     if more:
         problem += " " + _("There are more keys: at most %s are listed. Write more of the key or name.") % MAX_KEYS
-    return Question(problem, tuple((known, _url(request, known.key)) for known in keys))
+    return KeyQuestion(problem, tuple((known, _url(request, known.key)) for known in keys))
 
 
 def _with_accounts(keys: list[KnownKey]) -> Iterator[KnownKey]:
-    """Yield the keys. Without RATELIMITS["ACCOUNT"], each user is an account too: yield it before the user.
+    """Yield the keys. Without RATELIMITS["ACCOUNT"], each user is an account too: yield this account before the user.
 
-    A user's requests with an API key are counted for the API key and for the account, and not for the user.
+    If a request of a user has an API key, it is counted for the API key and for the account, and not for the user.
     """
     found = {known.key for known in keys}
     for known in keys:
@@ -152,16 +153,16 @@ def _with_accounts(keys: list[KnownKey]) -> Iterator[KnownKey]:
         yield known
 
 
-def _which_account(request: HttpRequest, key: str, error: UnknownAccountError) -> Question:
+def _which_account(request: HttpRequest, key: str, error: UnknownAccountError) -> KeyQuestion:
     accounts = [KnownKey(account) for account in error.accounts]
     none = KnownKey(NO_ACCOUNT, _("The key has no account"))
-    return Question(str(error), tuple((one, _url(request, key, one.key)) for one in (*accounts, none)))
+    return KeyQuestion(str(error), tuple((one, _url(request, key, one.key)) for one in (*accounts, none)))
 
 
-def keys_of(request: HttpRequest, site: AdminSite, found: Whom) -> tuple[tuple[KnownKey, str], ...]:
-    """Return the keys that an account used lately, each with the URL of this page about it.
+def keys_of(request: HttpRequest, site: AdminSite, found: ChosenKey) -> tuple[tuple[KnownKey, str], ...]:
+    """Return the keys that an account used lately. Each has the URL of this page for the key.
 
-    Return none for other keys, and none to a user who may not view ledger lines.
+    Return no keys if `found` is not an account, or if the user may not view ledger lines.
     """
     if found.key != found.identity.account or not may_view(request, site, Line):
         return ()
@@ -170,7 +171,7 @@ def keys_of(request: HttpRequest, site: AdminSite, found: Whom) -> tuple[tuple[K
 
 
 def _url(request: HttpRequest, key: str, account: str = "") -> str:
-    """Return the URL of this page for a key. It keeps the other values of the page's own URL."""
+    """Return the URL of this page for a key. The other values in the URL of the page stay."""
     other_values = {name: value for name, value in request.GET.items() if name not in ("key", "account")}
     query = {"key": key} | ({"account": account} if account else {}) | other_values
     return f"?{urlencode(query)}"
@@ -179,7 +180,7 @@ def _url(request: HttpRequest, key: str, account: str = "") -> str:
 def names_of(request: HttpRequest, site: AdminSite, key: str) -> Iterator[str]:
     """Yield the names that people know of a key: the name of the API key, the account or the user.
 
-    Leave out the name of an account or a user if the person who asks may not view its row.
+    Leave out the name of an account or a user if the user of the page may not view this account or user.
     """
     kind, _colon, identifier = key.partition(":")
     users: Any = get_user_model()
@@ -199,9 +200,9 @@ def names_of(request: HttpRequest, site: AdminSite, key: str) -> Iterator[str]:
 
 
 def searched_tables(request: HttpRequest, site: AdminSite) -> set[type[models.Model]]:
-    """Return the tables to search for keys: those that the user may view.
+    """Return the tables in which to search for keys: the tables that the user may view.
 
-    A user who may view ledger lines may view `KeyTotal` too.
+    A user who may view ledger lines may also view `KeyTotal`.
     """
     tables: list[Any] = [Account, get_user_model(), KeyOverride, PlanMembership]
     viewable: set[Any] = {model for model in tables if may_view(request, site, model)}
@@ -216,5 +217,6 @@ def may_view(request: HttpRequest, site: AdminSite, model: Any) -> bool:
     page = site._registry.get(model)
     if page is not None:
         return bool(page.has_view_permission(request))
+    # A table of another app can have no page.
     names = (f"{opts.app_label}.{action}_{opts.model_name}" for action in ("view", "change"))
     return opts.app_label != "ratelimits" and any(user.has_perm(name) for name in names)

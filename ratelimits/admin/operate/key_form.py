@@ -1,4 +1,4 @@
-"""The form that asks for the key for which a user wants to do something."""
+"""The form that asks for which key a user wants to do something."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy
 MAX_TEXT = 300
 
 
-class WhomForm(forms.Form):
+class KeyForm(forms.Form):
     """A form that asks for the key."""
 
     required_css_class = "required"
@@ -17,12 +17,14 @@ class WhomForm(forms.Form):
         label=gettext_lazy("For whom"),
         max_length=MAX_TEXT,
         help_text=gettext_lazy(
-            "A name of a customer, user or API key, or a part of it; or a whole key, such as user:42."
+            "A name of a customer, user or API key; a part of such a name; or a whole key, such as user:42."
         ),
     )
     account = forms.CharField(
         label=gettext_lazy("Account"),
         max_length=MAX_TEXT,
         required=False,
-        help_text=gettext_lazy("Only for a user or API key with several accounts, or with an unknown one; - for none."),
+        help_text=gettext_lazy(
+            "Only for a user or API key with several accounts or an unknown account. Write - if the key has no account."
+        ),
     )
