@@ -100,7 +100,7 @@ class Decision:
         if reply[1] != 1 or call.op is not Op.TRY:
             return None
         # Use the moment at which the script counted the request. So bin and period are those of the used counters.
-        counted = bin_and_period(call.usage, reply[8]) if call.usage is not None else (0, 0)
+        counted = bin_and_period(call.usage, self.counted_at) if call.usage is not None else (0, 0)
         return Receipt(
             self._nonce.decode(),
             self._charged(),
@@ -168,6 +168,11 @@ class Decision:
     def at(self) -> int:
         """Return the moment of the decision by the server's clock: µs since 1970 UTC."""
         return self.reply[7]
+
+    @property
+    def counted_at(self) -> int:
+        """Return the moment at which the script counted the request, by the same clock."""
+        return self.reply[8]
 
     @property
     def standings(self) -> tuple[Standing, ...]:

@@ -92,11 +92,19 @@ def take() -> list[RefusalCount]:
         _unsent.clear()
     refused: Counter[tuple[str | None, str | None, Costs]] = Counter()
     for (_target, blocked, account, key, costs), requests in unsent.items():
+        # Usage without an account is counted under one key for all callers.
         refused[(account, key if account else None, costs) if blocked else _EXEMPTED] += requests
     if len(refused) > 1:
         refused.pop(_EXEMPTED, None)
+    no_rule, no_version = 0, 0
     return [
-        RefusalCount(_usage(account, key or ANONYMOUS, costs), tuple(cost for _meter, cost in costs), 0, 0, requests)
+        RefusalCount(
+            _usage(account, key or ANONYMOUS, costs),
+            tuple(cost for _meter, cost in costs),
+            no_rule,
+            no_version,
+            requests,
+        )
         for (account, key, costs), requests in refused.items()
     ]
 
@@ -108,7 +116,7 @@ def _usage(account: str | None, key: str, costs: Costs) -> Usage:
     except (RulesUnavailable, RuntimeError):
         # The account's billing periods cannot be read now. Denied requests are not billed, so use the default periods.
         timezone, anchor, kept, periods = _snapshot.billing(None)
-    owner = account[len("account:") :] if account else ""
+    owner = (account or "").removeprefix("account:")
     return Usage(owner, key, tuple(Meter(name) for name, _cost in costs), periods, timezone, anchor, kept)
 
 
@@ -118,7 +126,7 @@ def _add_totals() -> None:
         untotalled = dict(_untotalled)
         _untotalled.clear()
     for (target, blocked, account, _key, costs), requests in untotalled.items():
-        owner = account[len("account:") :] if account else ""
+        owner = (account or "").removeprefix("account:")
         process_totals.add("blocked" if blocked else "exempt", owner, target, dict(costs), requests)
 
 

@@ -50,7 +50,7 @@ logger = bounded(__name__)
 #: versions. Its rules are new enough, because they were read after the request had come. Without this end, rules that
 #: are edited again and again could prevent a decision.
 RELOADS = 3
-_ATTEMPTS = range(2 + RELOADS)
+_ATTEMPTS = range(1 + RELOADS + 1)  # the first call, its repetitions, and the last call
 
 #: Makes an Answer of all its fields, in half the time of `Answer(…)`.
 _new = tuple.__new__
@@ -124,7 +124,7 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
                     return chosen
                 ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
             prepared, _costs, fetch, permits, zero_refusal, _decides = ready
-            if zero_refusal is not None and (commands.has_own_edits or not from_memory.reread(commands)):
+            if zero_refusal is not None and (commands.includes_own_edits or not from_memory.reread(commands)):
                 return from_memory.refused_by_zero(zero_refusal, prepared)
             if permits is not None:
                 spent = permits.spend()
@@ -192,7 +192,7 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
                     return chosen
                 ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
             prepared, _costs, fetch, permits, zero_refusal, _decides = ready
-            if zero_refusal is not None and (commands.has_own_edits or not await from_memory.areread(commands)):
+            if zero_refusal is not None and (commands.includes_own_edits or not await from_memory.areread(commands)):
                 return from_memory.refused_by_zero(zero_refusal, prepared)
             if permits is not None:
                 spent = permits.spend()
@@ -290,12 +290,12 @@ def _answer(decision: Decision, ready: PreparedCommand, cache_key: tuple[object,
     """Return the answer to a request after Redis has answered."""
     if breaker.failures:
         breaker.succeeded()
-    prepared, costs, _fetch, _permits, _blocked, decides = ready
+    prepared, costs, _fetch, _permits, _zero_refusal, decides = ready
     if not decides:
         return without_decision.by_policies(prepared, identity, costs, metered=True)
     reply = decision.reply
     if reply[1] == 1:
-        # The request is admitted. `reply[8]` is the moment at which Redis counted it.
+        # The request is admitted. These are `allowed` and `counted_at`, without the calls of two properties.
         process_totals.admitted(identity.account, costs, reply[8])
         wait = decision.wait if prepared.waits else 0.0
         return _new(Answer, (True, decision, prepared, 0.0, wait, False, None))

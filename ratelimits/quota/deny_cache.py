@@ -70,7 +70,9 @@ class DenyCache:
         self.known: dict[Hashable, StoredRefusal] = {}
         #: Refusals that are not repeated any more, but whose last repetitions are perhaps not counted yet.
         self._ended: list[StoredRefusal] = []
+        #: Counts that were taken but could not be sent.
         self._unsent: list[RefusalCount] = []
+        #: The refusals that `count` was called with, one item for each call.
         self._decided: deque[Decision] = deque()
 
     def count(self, decision: Decision) -> None:

@@ -79,7 +79,7 @@ def by_row(
     row = snapshot.access(identity)
     if row is None:
         return None
-    if again and not commands.has_own_edits and reread(commands):
+    if again and not commands.includes_own_edits and reread(commands):
         return by_row(commands_by(rules.current()), identity, costs, again=False)
     if access.count(row, snapshot, identity, ONE_ITEM if costs is ONE_REQUEST else tuple(costs.items())):
         sender.start()
@@ -98,7 +98,7 @@ def _answer_of_row(commands: PreparedCommands, row: AccessRow) -> Answer:
 
 async def aby_row(commands: PreparedCommands, identity: Identity, costs: Mapping[str, int]) -> Answer | None:
     """Do the same as `by_row`, in async code."""
-    if commands.has_own_edits or not commands.snapshot or commands.snapshot.access(identity) is None:
+    if commands.includes_own_edits or not commands.snapshot or commands.snapshot.access(identity) is None:
         return by_row(commands, identity, costs, again=False)
     if await areread(commands):
         commands = commands_by(await rules.acurrent())

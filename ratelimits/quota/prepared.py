@@ -177,7 +177,7 @@ class PreparedCommands:
         self.publications = publications()
 
     @property
-    def has_own_edits(self) -> bool:
+    def includes_own_edits(self) -> bool:
         """Return whether the snapshot contains every edit of rules that this process has made."""
         return self.publications == publications()
 

@@ -63,6 +63,7 @@ MAX_WRITTEN = 50_000
 MAX_UNWRITTEN = 200_000
 #: Admitted requests that are not added to the totals yet: account, costs, moment (µs since 1970 UTC).
 _new_admissions: deque[tuple[str | None, Mapping[str, int], int]] = deque()
+#: When this deque has so many items, they are added to the totals.
 _MAX_NEW_ADMISSIONS = 10_000
 #: Length of a bin in µs.
 _BIN = BIN_SECONDS * MICROSECONDS
@@ -135,7 +136,7 @@ def start(*, at_once: bool = False) -> None:
         _background.wake()
 
 
-def _count(kind: Kind, account: str, key: str, costs: Mapping[str, int]) -> None:
+def _count_at_once(kind: Kind, account: str, key: str, costs: Mapping[str, int]) -> None:
     add(kind, account, key, costs, 1)
     # Write at once: the request is recorded nowhere else, and the process can end at any time.
     start(at_once=True)
@@ -170,19 +171,19 @@ def _add_up() -> None:
             counts[group] = counts.get(group, 0) + 1
         for (account, mapping, bin_number), requests in counts.items():
             start = max(bin_number * BIN_SECONDS, _forgotten)
-            owner = account[len("account:") :] if account is not None else ""
+            owner = (account or "").removeprefix("account:")
             for meter, cost in mappings[mapping].items():
                 _add(TotalKey("admitted", ledger_name(owner), "", ledger_name(meter), start), cost, requests)
 
 
 def unanswered(account: str, key: str, costs: Mapping[str, int]) -> None:
     """Count a request that was sent to Redis but not answered. It is not known whether Redis has counted it."""
-    _count("unanswered", account, key, costs)
+    _count_at_once("unanswered", account, key, costs)
 
 
 def unmetered(account: str, key: str, costs: Mapping[str, int]) -> None:
     """Count a request that was let through without being counted as usage."""
-    _count("unmetered", account, key, costs)
+    _count_at_once("unmetered", account, key, costs)
 
 
 def totals() -> Totals:

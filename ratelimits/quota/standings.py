@@ -53,14 +53,14 @@ def run_uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared,
     `op` is `Op.PEEK`, which changes nothing, `Op.TRY`, which charges the limits, or `Op.RESET`, which deletes their
     states. Raise one of the errors UNAVAILABLE.
     """
-    for attempt in range(2 + RELOADS):
+    for attempt in range(1 + RELOADS + 1):  # as in `checking`: the last call compares no versions
         snapshot = rules.current()
         chosen = list(choose(snapshot, identity))
         applied = {(rule.key_kind, rule.name): rule for selection in chosen for rule in selection.rules}
         versions = [selection.version for selection in chosen] or [snapshot.version if snapshot.versioned else None]
         version = min((number for number in versions if number is not None), default=None)
         if attempt > RELOADS:
-            version = None  # as in `checking`: the rules were read after this call began, so they can answer
+            version = None  # the rules were read after this call began, so they are new enough
         meters = tuple(dict.fromkeys(rule.meter for rule in applied.values()))
         prepared = prepare(Selection(tuple(applied.values()), version), meters)
         call = _call(prepared, identity, version, op)
@@ -118,7 +118,7 @@ def live_limits(identity: Identity) -> tuple[list[LiveLimit], Exception | None]:
     # Read the newest rules first. If the known rules do not apply to the identity, Redis is not asked, and cannot
     # report that there are newer rules.
     snapshot = rules.reload()
-    for attempt in range(2 + RELOADS):
+    for attempt in range(1 + RELOADS + 1):  # as in `checking`: the last call compares no versions
         asking = _Asking(identity, snapshot, versioned=attempt <= RELOADS)
         try:
             error = asking.ask(end - time.monotonic())

@@ -28,14 +28,12 @@ from ratelimits.models.ledger import (
     ShardState,
 )
 from ratelimits.usage import crash, gaps
-from ratelimits.usage.packet import Packet, chained, values
+from ratelimits.usage.packet import DIGEST_BYTES, Packet, chained, values
 
 #: The columns of a line, in the order in which they are written.
 COLUMNS = ("id", "batch_id", *SUBJECT, *COUNTERS, "checksum")
-#: How many lines one call of `executemany` writes.
-_CHUNK = 2000
-#: How many lines are sent to COPY at once.
-_COPY_CHUNK = 500
+#: How many lines one call of `executemany` writes, and how many lines COPY gets at once.
+_LINES_PER_INSERT, _LINES_PER_COPY = 2000, 500
 
 
 class BatchOutcome(Enum):
@@ -67,11 +65,9 @@ def apply(
         if in_ledger:
             outcome = _apply_again(using, state, packet, fence)
         elif archived:
-            outcome = quarantine(
-                using, state, packet, ("a batch with its number was archived: compare it with the archive")
-            )
+            outcome = quarantine(using, state, packet, "a batch with this number was archived: compare both")
         elif quarantined:
-            outcome = quarantine(using, state, packet, "a batch with its number was quarantined before: compare them")
+            outcome = quarantine(using, state, packet, "a batch with this number was quarantined before: compare both")
         elif packet.incarnation == state.incarnation and packet.seq <= state.seq and not _was_missing(using, packet):
             outcome = quarantine(using, state, packet, "the ledger has later batches, but not this one")
         else:
@@ -130,7 +126,7 @@ def _was_missing(using: str, packet: Packet) -> bool:
     for pk, first, last in spans:
         rows = Batch.objects.using(using).filter(seq__gte=first, first_seq__lte=last, **numbering)
         in_ledger = sum(min(last, seq) - max(first, start) + 1 for start, seq in rows.values_list("first_seq", "seq"))
-        if in_ledger == last - first:
+        if in_ledger == last - first:  # all batches of the gap but this one
             gaps.change(using, missing.filter(pk=pk), recovered_at=timezone.now())
     return bool(spans)
 
@@ -145,18 +141,21 @@ def _apply_again(using: str, state: ShardState, packet: Packet, fence: str) -> B
     in_ledger = rows.filter(first_seq__lte=packet.seq, seq__gte=packet.seq).first()
     assert in_ledger is not None
     if in_ledger.first_seq != in_ledger.seq:
-        first = 32 * (packet.seq - in_ledger.first_seq)
-        if bytes(in_ledger.parts)[first : first + 32].hex() == packet.content:
+        # `parts` has the digest of each joined batch, one after the other.
+        first = DIGEST_BYTES * (packet.seq - in_ledger.first_seq)
+        if bytes(in_ledger.parts)[first : first + DIGEST_BYTES].hex() == packet.content:
             return BatchOutcome.KNOWN
         return quarantine(using, state, packet, "a batch that was compacted came again with different contents")
     if in_ledger.content == packet.content:
         return BatchOutcome.KNOWN
-    ledger_counts = {tuple(map(str, row[:7])): row[7:] for row in in_ledger.lines().values_list(*SUBJECT, *COUNTERS)}
+    split = len(SUBJECT)
+    ledger_rows = in_ledger.lines().values_list(*SUBJECT, *COUNTERS)
+    ledger_counts = {tuple(map(str, row[:split])): row[split:] for row in ledger_rows}
     for line in packet.lines:
         row = values(line)
-        counts = ledger_counts.get(tuple(row[:7]))
-        if counts is None or any(int(new) > old for new, old in zip(row[7:], counts, strict=True)):
-            return quarantine(using, state, packet, "it came again with usage that the ledger does not have")
+        counts = ledger_counts.get(tuple(row[:split]))
+        if counts is None or any(int(new) > old for new, old in zip(row[split:], counts, strict=True)):
+            return quarantine(using, state, packet, "the batch came again with usage that the ledger does not have")
     gaps.declare(
         using,
         GapKind.FORK,
@@ -256,12 +255,12 @@ def write_lines(using: str, batch: Batch, lines: Sequence[bytes]) -> None:
             rows = copy_rows(first, batch_id, lines)
             with cursor.copy(f"COPY {table} ({columns}) FROM STDIN") as copy:
                 # The server reads one text while this process makes the next one.
-                while text := b"".join(islice(rows, _COPY_CHUNK)):
+                while text := b"".join(islice(rows, _LINES_PER_COPY)):
                     copy.write(text)
             return
         statement = f"INSERT INTO {table} ({columns}) VALUES ({', '.join(['%s'] * len(COLUMNS))})"  # noqa: S608
         tuples: Iterator[tuple[int | str, ...]] = (
             (pk, batch_id, *values(line), crc32(line)) for pk, line in enumerate(lines, first)
         )
-        while chunk := list(islice(tuples, _CHUNK)):
+        while chunk := list(islice(tuples, _LINES_PER_INSERT)):
             cursor.executemany(statement, chunk)

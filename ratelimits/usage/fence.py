@@ -54,7 +54,7 @@ def fence(server: Server, run: str, max_wait: float = MAX_WAIT, shard: int = 0) 
     `server.keyspace.fence(shard)`. Raise NotFencedError if the server could still lose writes, or is in another run
     now. Raise redis.exceptions.RedisError if the server does not answer.
     """
-    return _checked(server, run, shard, time.monotonic() + max_wait)
+    return _check_and_wait(server, run, shard, time.monotonic() + max_wait)
 
 
 def check_server(server: Server, run: str, shard: int = 0) -> str:
@@ -62,10 +62,10 @@ def check_server(server: Server, run: str, shard: int = 0) -> str:
 
     This is enough for a drain that writes nothing to the ledger. Raise the same errors as `fence`.
     """
-    return _checked(server, run, shard, None)
+    return _check_and_wait(server, run, shard, None)
 
 
-def _checked(server: Server, run: str, shard: int, deadline: float | None) -> str:
+def _check_and_wait(server: Server, run: str, shard: int, deadline: float | None) -> str:
     """Check the server, and wait for its fsync until the deadline. Without a deadline, do not wait."""
     client = server.wire.client_of(server.keyspace, shard)
     if conf.FENCE == "none":

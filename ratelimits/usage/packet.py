@@ -20,6 +20,9 @@ from ratelimits.models.ledger import Batch
 CUM_MODULUS = 10**15
 _MAX_COUNT = 2**63 - 1
 
+#: Number of bytes of a SHA-256 digest.
+DIGEST_BYTES = 32
+#: A whole number of at most 18 digits, without zeros before it.
 _NUMBER = re.compile(rb"0|[1-9][0-9]{0,17}")
 #: The name of a field starts with the kind of requests (a: admitted, d: denied, r: refunded, s: refused in shadow mode)
 #: and ends with what the field counts (1: requests of one unit each, n: requests, u: units). This dict says to which
@@ -31,14 +34,17 @@ _COUNTER_INDEXES = {
 }
 #: The part of a field's name that stands for usage without an account.
 _UNNAMED = f"|{ANONYMOUS}|".encode()
-#: The indexes of the parts of a field's name that are numbers, and of the parts that are texts.
+#: The indexes of the columns of `_columns` that are numbers (bin, period, rule, version), and of those that are texts
+#: (meter, account, key).
 _NUMBERS, _TEXTS = (1, 2, 4, 5), (3, 6, 7)
 #: Characters that decoding or escaping changes. The line feed is not one of them, because `_columns` adds line feeds.
 _SPECIAL = bytes(range(32)).replace(b"\n", b"") + b"%\\"
 #: Maximum number of digits of a 64-bit counter.
 _DIGITS = 19
-_ZEROS = b"\t0" * 6
+#: A canonical line: the subject, and the eight counters of a line.
 _LINE = b"%b" + b"\t%d" * 8
+#: The counters of a line that only has admitted requests, after its first two counters.
+_ZEROS = b"\t0" * 6
 #: The fields for `incarnation`, `run`, `sealed_run` and `follows` of a `Packet`, with their maximum lengths.
 _MAX_LENGTHS = {b"#i": 64, b"#r": 128, b"#x": 128, b"#f": 100}
 
@@ -131,6 +137,7 @@ def chained(previous: str, content: str) -> str:
 
 
 def _text(raw: bytes) -> bytes:
+    """Return a percent-encoded name from Redis as the ledger stores it, escaped for a canonical line."""
     return escaped(ledger_name(unquote_to_bytes(raw).decode(errors="replace"))).encode()
 
 
@@ -220,8 +227,9 @@ def _identity(fields: dict[bytes, bytes]) -> tuple[list[str], list[int]]:
     for number in raw:
         if _NUMBER.fullmatch(number) is None:
             raise Unreadable(f"the batch's identity cannot be read: {number[:40]!r} is not a whole number")
-    if texts[3] and not texts[3].rpartition(":")[2].isdecimal():
-        raise Unreadable(f"the batch's identity cannot be read: it follows {texts[3][:40]!r}, which is not a batch")
+    follows = texts[-1]
+    if follows and not follows.rpartition(":")[2].isdecimal():
+        raise Unreadable(f"the batch's identity cannot be read: it follows {follows[:40]!r}, which is not a batch")
     return texts, list(map(int, raw))
 
 
@@ -246,5 +254,5 @@ def values(line: bytes) -> list[str]:
     """Return the values of a canonical line as texts. Databases also accept numbers that are written as texts."""
     parts = line.decode().split("\t")
     if b"\\" in line:
-        parts[:3] = map(unescaped, parts[:3])
+        parts[:3] = map(unescaped, parts[:3])  # account, key and meter: the only texts of `SUBJECT`
     return parts

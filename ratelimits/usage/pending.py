@@ -73,12 +73,19 @@ def read_pending(
     answered = {shard: reply for shard, reply in replies.items() if not isinstance(reply, ResponseError)}
     return [
         PendingBatches(
-            *(shard, run.decode(), int(up), int(now), incarnation.decode(), int(seq or 0), int(at or 0), int(count)),
-            tuple(map(bytes.decode, names)),
-            clock,
-            int(sealed_clock or 0),
-            int(first or 0),
-            bool(is_open),
+            shard=shard,
+            run=run.decode(),
+            up_since=int(up),
+            now=int(now),
+            incarnation=incarnation.decode(),
+            seq=int(seq or 0),
+            sealed_at=int(at or 0),
+            count=int(count),
+            batches=tuple(map(bytes.decode, names)),
+            clock=clock,
+            sealed_clock=int(sealed_clock or 0),
+            first_sealed=int(first or 0),
+            is_open=bool(is_open),
         )
         for shard, (run, up, now, incarnation, seq, at, count, names, sealed_clock, first, is_open) in answered.items()
     ]

@@ -29,8 +29,11 @@ from ratelimits.usage.gaps import note_changes
 if TYPE_CHECKING:
     from ratelimits.quota.process_totals import Totals
 
+#: How many rows one statement writes.
 _CHUNK = 1000
+#: A second in µs.
 _SECOND = 1_000_000
+#: The columns that say what a total is about.
 _SUBJECT = ("bin", "kind", "account", "key", "meter")
 #: The totals of bins that began longer ago than this (s) are added up over all processes. No process writes such old
 #: totals any more.

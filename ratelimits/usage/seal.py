@@ -16,7 +16,7 @@ from ratelimits.usage import crash
 
 #: How many shards are sealed in one round trip. The server needs 7 ms to seal a full batch, and the replies for all
 #: these shards must come within RATELIMITS["TIMEOUT"].
-_CHUNK = 8
+_SHARDS_PER_TRIP = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,13 @@ def seal() -> list[SealResult]:
     replies: dict[int, Any] = {}
 
     def seal_on_server(client: redis.Redis, shards: list[int]) -> None:
-        for first in range(0, len(shards), _CHUNK):
-            chunk, clock = shards[first : first + _CHUNK], str(time_ns() // 1000)
+        for first in range(0, len(shards), _SHARDS_PER_TRIP):
+            together, clock = shards[first : first + _SHARDS_PER_TRIP], str(time_ns() // 1000)
             with client.pipeline(transaction=False) as pipeline:
-                for shard in chunk:
-                    pipeline.eval(text, 1, server.keyspace.meta(shard), secrets.token_hex(12), "", clock)
-                replies.update(zip(chunk, pipeline.execute(raise_on_error=False), strict=True))
+                for shard in together:
+                    incarnation, server_time = secrets.token_hex(12), ""  # used if a new incarnation begins; by TIME
+                    pipeline.eval(text, 1, server.keyspace.meta(shard), incarnation, server_time, clock)
+                replies.update(zip(together, pipeline.execute(raise_on_error=False), strict=True))
 
     on_each(server, range(server.keyspace.shards), seal_on_server)
     for reply in replies.values():

@@ -27,7 +27,7 @@ from ratelimits.progress import Progress
 
 #: Age in seconds at which totals are deleted, by length of span. One page shows 24 hours, another shows 30 days.
 KEPT = {QUARTER: 25 * HOUR, HOUR: 25 * HOUR, SIX_HOURS: 25 * HOUR, DAY: 31 * DAY, FIVE_DAYS: 31 * DAY}
-#: The counters of refusals.
+#: The counters of refusals: all but the first, which is the counter of admitted requests.
 _REFUSED = SUMS[1:]
 #: Each entry has a table; the lengths of this table's spans, each with the counters that are added up (the other
 #: counters stay 0); and the columns that say what a total is about. For a quarter of an hour, `KeyTotal` has only

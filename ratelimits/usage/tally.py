@@ -21,7 +21,7 @@ from ratelimits.usage import crash, span_totals
 
 _SUMS = ("admitted_requests", "admitted_units", "denied_requests", "shadow_requests", "refunded_units")
 #: How many batches are added up in one query and one transaction.
-_CHUNK = 32
+_BATCHES_PER_QUERY = 32
 
 
 def tally(progress: Progress | None = None, *, wait: bool = False) -> int:
@@ -45,7 +45,7 @@ def _tally_shard(using: str, shard: int, *, wait: bool) -> int:
         if state is None or state.tallied >= state.position:
             return 0
         rows = Batch.objects.using(using).filter(shard=shard, position__gt=state.tallied).order_by("position")
-        batches = list(rows[:_CHUNK])
+        batches = list(rows[:_BATCHES_PER_QUERY])
         crash.reached("tally:locked")
         if batches:
             _add(using, shard, batches)
@@ -81,10 +81,13 @@ def _add(using: str, shard: int, batches: list[Batch]) -> None:
     position = batches[-1].position
     # Insert in sorted order. The transactions of two shards then lock pages of the index in the same order.
     totals = sorted(rows)
-    last_uses: dict[tuple[str, int], int] = {}
-    for row in totals:
-        last_uses[row[:2]] = max(row[-1], last_uses.get(row[:2], 0))
-    ends = period_ends(using, last_uses)
-    values = [(*row[:-1], shard, position, ends.get(row[:2])) for row in totals]
+    last_bins: dict[tuple[str, int], int] = {}
+    for account, period, *_counts, last_bin in totals:
+        last_bins[account, period] = max(last_bin, last_bins.get((account, period), 0))
+    ends = period_ends(using, last_bins)
+    values = [
+        (account, period, *more, shard, position, ends.get((account, period)))
+        for account, period, *more, _last_bin in totals
+    ]
     with connection.cursor() as cursor:
         cursor.executemany(statement, values)

@@ -35,6 +35,7 @@ MARGIN, DRIFT = 0.001, 0.001
 SHARE = 8
 #: Seconds for which Redis remembers that permits were given back, so that they are not given back twice.
 REMEMBERED = 60.0
+#: A moment that is always over: permits until this moment have ended.
 _ENDED = float("-inf")
 
 
@@ -62,10 +63,11 @@ class Prefetch:
     recorded  whether Redis has, or perhaps has, a record of the prefetch (see engine/spent.py)
     returned  whether there is no more to give back to Redis
     receipt   the receipt of all permits. Its usage is the usage of one request
+    counted_at  when Redis counted the first request, in µs since 1970 UTC
     """
 
     __slots__ = (
-        *("call", "counted", "ended", "permits", "receipt", "recorded"),
+        *("call", "counted", "counted_at", "ended", "permits", "receipt", "recorded"),
         *("reply", "returned", "size", "unspent", "until"),
     )
 
@@ -76,6 +78,7 @@ class Prefetch:
         self.call = permits.call
         self.receipt: Receipt = receipt
         self.reply = decision.reply
+        self.counted_at = decision.counted_at
         self.size = size
         self.unspent = list(range(size - 1))
         self.ended = 0
@@ -110,11 +113,12 @@ class Prefetch:
     def record(self) -> bytes:
         """Return the record of the prefetch for Redis. Its moment is by the server's clock."""
         lasts = round((self.until - self.permits.clock()) * MICROSECONDS)
-        return record(self.receipt, self.size - 1, self.reply[8] + max(lasts, 0))
+        return record(self.receipt, self.size - 1, self.counted_at + max(lasts, 0))
 
     def give_back_call(self) -> Call:
         """Return the call that gives back the permits that were not spent. It does not change the counted usage."""
         costs = self.call.costs
+        # As in `_fetching`: first the usage of one request, then what all requests together took from the limits.
         spent = (*costs, *((self.size - self.left) * cost for cost in costs))
         return receipt_call(replace(self.receipt, usage=None), spent, REMEMBERED)._replace(now=self.call.now)
 
@@ -215,7 +219,7 @@ class PrefetchedPermits:
         """
         size = 1
         if not again and self._current is None and self._new is None:
-            size = _power(min(self._size, self._room, self._maximum))
+            size = _greatest_power_of_two(min(self._size, self._room, self._maximum))
         if size > 1:
             self._size = 1  # Until this prefetch is recorded, other threads take permits for one request each.
         command = self._commands.get(size)
@@ -260,7 +264,7 @@ class PrefetchedPermits:
 
     def _seconds_left(self, decision: Decision) -> float:
         """Return for how many seconds after a fetch was made its permits can be spent at most."""
-        usage, now = self.call.usage, decision.reply[8]
+        usage, now = self.call.usage, decision.counted_at
         assert usage is not None
         _bin, _period, counted_until = bin_and_period(usage, now)
         window = min(standing.reset_after for standing in decision.standings)
@@ -339,7 +343,7 @@ class PrefetchedPermits:
             return self.clock() >= prefetch.until
 
 
-def _power(size: int) -> int:
+def _greatest_power_of_two(size: int) -> int:
     """Return the greatest power of two that is not above `size`; at least 1."""
     return 1 << max(size, 1).bit_length() - 1
 

@@ -31,9 +31,12 @@ from ratelimits.progress import Progress
 from ratelimits.usage.apply import write_lines
 from ratelimits.usage.packet import canonical
 
+#: The first line of each file, with the version of the form of the file.
 _HEADER = "ratelimits archive 1"
 SUFFIX = ".ratelimits.gz"
+#: The columns of a batch that a file has.
 _FIELDS = [field.attname for field in Batch._meta.concrete_fields if field.attname != "id"]
+#: How many lines are read from the database at once.
 _CHUNK = 2000
 #: Time of day in UTC (s) at which a new date begins in the easternmost time zone.
 _DATE_START = 10 * 3600
