@@ -23,7 +23,7 @@ from ratelimits.admin.rule_form.affected import affected
 from ratelimits.admin.rule_form.enforcing import enforcing
 from ratelimits.admin.rule_form.forms import MAIN_NUMBERS, SavedRuleForm, TriedRuleForm
 from ratelimits.admin.rule_form.quick_try import QuickTryForm
-from ratelimits.admin.rule_form.reading import reading
+from ratelimits.admin.rule_form.rule_text import rule_text
 from ratelimits.admin.rule_form.trial import trial_of
 from ratelimits.admin.rule_form.yesterday import yesterday
 from ratelimits.admin.suggestions import RowSuggestions
@@ -91,7 +91,7 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
     def reads(self, rule: Rule | None) -> str:
         """Return the sentences of the saved rule. A script of the page changes the sentences while the user types."""
         url = self._url("preview", rule)
-        saved = reading(rule) if rule is not None and rule.pk is not None else "–"
+        saved = rule_text(rule) if rule is not None and rule.pk is not None else "–"
         return format_html('<output data-ratelimits-preview="{}">{}</output>', url, saved)
 
     @admin.display(description=_("start from"))
@@ -121,12 +121,12 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
         return url if rule is None or rule.pk is None else f"{url}?rule={rule.pk}"
 
     def effect_of(self, request: HttpRequest, row: Rule) -> tuple[list[str], list[str]]:
-        """Return the sentences of the rule, and the number of keys that it applies to.
+        """Return the sentences of the rule, and a text about the keys or accounts that it applies to.
 
         If the rule applies to everybody, the text about the keys is a warning.
         """
         keys = affected(row, row.to_algorithm())
-        return ([reading(row)], [keys.text]) if keys.everyone else ([reading(row), keys.text], [])
+        return ([rule_text(row)], [keys.text]) if keys.refuses_everyone else ([rule_text(row), keys.text], [])
 
     def get_urls(self) -> list[URLPattern]:
         views = (("preview", self.preview_view), ("trial", self.trial_view), ("yesterday", self.yesterday_view))
@@ -152,7 +152,7 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
     def preview_view(self, request: HttpRequest) -> HttpResponse:
         """Return, as JSON, the sentences of the typed rule, or the errors in the typed values."""
         rule, errors = self._tried_form(request).typed_rule()
-        return JsonResponse({"errors": errors} if rule is None else {"sentence": reading(rule)})
+        return JsonResponse({"errors": errors} if rule is None else {"sentence": rule_text(rule)})
 
     def trial_view(self, request: HttpRequest) -> HttpResponse:
         """Return a page that shows what the typed rule admits, and the number of keys that it applies to.
@@ -165,7 +165,7 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
         if "fragment" in request.GET:
             return TemplateResponse(request, "ratelimits/admin/rule_trial.html", context)
         context |= {**self.admin_site.each_context(request), "title": _("What a rule admits")}
-        context |= {"opts": self.model._meta, "reading": rule and reading(rule)}
+        context |= {"opts": self.model._meta, "rule_text": rule and rule_text(rule)}
         return TemplateResponse(request, "ratelimits/admin/rule_trial_page.html", context)
 
     def yesterday_view(self, request: HttpRequest) -> HttpResponse:
@@ -191,7 +191,7 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
         context |= {**self.admin_site.each_context(request), "title": title}
         if rule is not None and quick is not None:
             rule.name = ""  # The user has typed no name.
-        context |= {"opts": self.model._meta, "reading": rule and reading(rule)}
+        context |= {"opts": self.model._meta, "rule_text": rule and rule_text(rule)}
         return TemplateResponse(request, "ratelimits/admin/rule_yesterday.html", context)
 
     def _yesterday_of(self, request: HttpRequest, rule: Rule) -> dict[str, Any]:

@@ -142,7 +142,7 @@ class TestFinalise:
         self, admin_client: Client, admin_user: User
     ) -> None:
         page = admin_client.get(url(Report, "open"))
-        assert "so far (provisional)" in text(page)
+        assert "usage so far (provisional)" in text(page)
         values = chosen(page)
         start = at("2025-10-01")
         assert values == [f"{start}:", f"{start}:acme"]
@@ -176,7 +176,7 @@ class TestFinalise:
         again = confirmed(admin_client, asked)
         said = text(again)
         assert "1 report was finalised: acme 2025-10-01 v1." in said
-        assert "The reports would now differ from those that the page has shown." in said
+        assert "The reports would now differ from the reports that you have seen." in said
         assert "requests 13 0 0 13" in said
         assert [report.account for report in Report.objects.all()] == ["acme"]
         assert "1 report was finalised: anonymous 2025-10-01 v1." in text(confirmed(admin_client, again))
@@ -188,7 +188,7 @@ class TestFinalise:
         rows.update(unit_price="0.251")
         PlanPrice.history.update(unit_price="0.251")
         again = confirmed(admin_client, asked)
-        assert "The reports would now differ from those that the page has shown." in text(again)
+        assert "The reports would now differ from the reports that you have seen." in text(again)
         assert "requests 7 0 5 2 0.502 EUR Owed for this report: 0.50 EUR" in text(again)
         assert not Report.objects.exists()
 

@@ -143,7 +143,7 @@ def test_what_somebody_changed_meanwhile_is_said_and_nothing_is_imported(plans: 
     PlanMembership.objects.filter(pk=row.pk).update(valid_until="2126-01-01T00:00Z")
     again = confirmed(client, page)
     (said,) = messages(again)
-    assert said.startswith("Nothing was imported: the file would now make other changes than were shown")
+    assert said.startswith("Nothing was imported: the file would now make other changes than you have seen")
     assert said.endswith("Since then, somebody has changed the rows of these lines: 3 (user:1).")
     assert rows() == [("user:1", "free")]
     assert "2 rows were imported: 1 new, 1 changed." in messages(confirmed(client, again))

@@ -151,7 +151,7 @@ def test_an_edit_after_the_page_was_shown_is_shown_before_the_rule_is_enforced(a
     row.save()
     for values in (seen, {"_confirmed": "1"}, {**seen, "version": "x"}, {**seen, "version": "9" * 30}):
         page = text(admin_client.post(url, values, follow=True))
-        assert "The rule was edited after the page was shown. Look at it again." in page
+        assert "The rule was edited after the page was shown. Look at the rule again." in page
         assert "Enforce strict" in page
         row.refresh_from_db()
         assert row.mode == "shadow"

@@ -28,10 +28,10 @@ PER_PAGE = 50
 MAX_SKIP = 10_000
 #: Tables whose rows have no page: users edit these rows on the page of their plan.
 PARTS: tuple[type[Versioned], ...] = (PlanInclusion, PlanPrice)
-#: Tables whose rows have a page that ends them, for users who may not delete them.
-ENDED: tuple[type[Versioned], ...] = (Access, KeyOverride)
-#: What to delete an added row means to people.
-_DELETED: dict[Any, Any] = {
+#: Tables whose rows can be ended. A user who may not delete a row can end the row.
+ENDABLE: tuple[type[Versioned], ...] = (Access, KeyOverride)
+#: For some tables: the text of the link that deletes an added row. It says what the deletion means.
+_DELETION_TEXTS: dict[Any, Any] = {
     Rule: gettext_lazy("Undo: delete the rule, which then limits nothing"),
     KeyOverride: gettext_lazy("Undo: delete the override; the numbers of the rule apply again"),
     PlanMembership: gettext_lazy("Undo: take the key off the plan again"),
@@ -61,12 +61,13 @@ def visible_models(site: AdminSite, request: HttpRequest) -> list[type[Versioned
     return [model for model in audited_models() if _may(site, request, model, "view")]
 
 
-def _may(site: AdminSite, request: HttpRequest, model: Any, name: str) -> bool:
+def _may(site: AdminSite, request: HttpRequest, model: Any, action: str) -> bool:
+    """Return whether the user may do an action with the rows of a table. `action` is part of a permission's name."""
     page = site._registry.get(Plan if model in PARTS else model)
     if page is None:
         return False
     # Whoever adds, changes or deletes such a row changes its plan.
-    permission = "change" if model in PARTS and name != "view" else name
+    permission = "change" if model in PARTS and action != "view" else action
     return bool(getattr(page, f"has_{permission}_permission")(request))
 
 
@@ -85,23 +86,23 @@ def shown_change(site: AdminSite, request: HttpRequest, row: ChangedRow) -> Show
 
 
 def _undo(site: AdminSite, request: HttpRequest, row: ChangedRow) -> tuple[str, str]:
-    """Return the text and the URL of the link that undoes a change; for no link, the reason why, and ""."""
+    """Return the text and the URL of the link that undoes a change. Without a link, return the reason and ""."""
     record, model, name = row.record, row.model, f"{site.name}:ratelimits_{row.model._meta.model_name}"
     words = {"row": model._meta.verbose_name}
     if row.kind == "+":
         if not row.is_newest:
-            return _("It was changed or deleted later: see its later changes."), ""
+            return _("The %(row)s was changed or deleted later: see the later changes.") % words, ""
         if _may(site, request, model, "delete"):
-            text = _DELETED.get(model, _("Undo: delete the %(row)s"))
+            text = _DELETION_TEXTS.get(model, _("Undo: delete the %(row)s"))
             return text % words, reverse(f"{name}_delete", args=[record.id])
-        if model in ENDED and _may(site, request, model, "change"):
+        if model in ENDABLE and _may(site, request, model, "change"):
             return _("Undo: end the %(row)s now") % words, reverse(f"{name}_end", args=[record.id])
         return _("You may not delete the %(row)s.") % words, ""
     if not _may(site, request, model, "change"):
         return _("You may not change the %(row)s.") % words, ""
     if row.kind == "-":
         if not row.is_newest:
-            return _("It was added again since."), ""
+            return _("The %(row)s was added again later.") % words, ""
         if not _may(site, request, model, "add"):
             return _("You may not add the %(row)s again.") % words, ""
         return _("Undo: add the %(row)s again") % words, _undo_url(site, record)
@@ -142,7 +143,7 @@ class ChangeAdmin(ReadOnlyAdmin):
         ]
 
     def undo_view(self, request: HttpRequest, table: str, history_id: int) -> HttpResponse:
-        """Show what it changes to undo a change of this table. After the user has confirmed, undo it."""
+        """Show the effect of undoing a change of this table. If the user confirms, undo the change."""
         return undoing(request, self.admin_site, table, history_id)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
@@ -175,6 +176,7 @@ class ChangeAdmin(ReadOnlyAdmin):
 
 
 def _moment(text: str) -> datetime | None:
+    """Return the moment that a text (µs since 1970 UTC) names; None if it names no moment."""
     try:
         return moment(int(text)) if text.isdecimal() and len(text) <= 18 else None
     except OverflowError:

@@ -37,16 +37,18 @@ class Difference(NamedTuple):
 class ChangedRow:
     """A row that an edit added, changed or deleted.
 
-    record     the record of the change in the row's history
-    before     the previous record of the same row, or None
-    instance   the row, with the values of `record`
-    is_newest  whether this is the last change of the row
+    record       the record of the change in the row's history
+    before       the previous record of the same row, or None
+    instance     the row, with the values of `record`
+    is_newest    whether this is the last change of the row
+    is_reversal  whether the change reverses the change before it, as an undo does
     """
 
     record: Any
     before: Any
     instance: Any
     is_newest: bool
+    is_reversal: bool
     differences: tuple[Difference, ...]
 
     @property
@@ -56,7 +58,9 @@ class ChangedRow:
 
     @property
     def did(self) -> str:
-        """Return a word for the kind of change."""
+        """Return the kind of change in words."""
+        if self.is_reversal:
+            return _("added again") if self.kind == "+" else _("changed back")
         return {"+": _("added"), "~": _("changed"), "-": _("deleted")}.get(self.kind, self.kind)
 
     @property
@@ -91,10 +95,33 @@ def changed_rows(
     plans = _plan_names([*page, *previous_records.values()])
     rows = []
     for record in page:
-        previous = previous_records.get((type(record), record.previous_id)) if record.history_type != "+" else None
-        differences = tuple(_differences(record, previous, plans))
-        rows.append(ChangedRow(record, previous, _instance(record, plans), not record.is_followed, differences))
+        before = previous_records.get((type(record), record.previous_id))
+        two_before = previous_records.get((type(record), record.second_previous_id))
+        is_reversal = _is_reversal(record, before, two_before)
+        if record.history_type == "+":
+            before = None
+        differences = tuple(_differences(record, before, plans))
+        instance = _instance(record, plans)
+        rows.append(ChangedRow(record, before, instance, not record.is_followed, is_reversal, differences))
     return rows
+
+
+def _is_reversal(record: Any, before: Any, two_before: Any) -> bool:
+    """Return whether a change adds a deleted row again with its former values, or reverses the edit before it.
+
+    `before` and `two_before` are the two records before this change, or None.
+    """
+    if before is None:
+        return False
+    if record.history_type == "+":
+        return _values(record) == _values(before)
+    are_edits = record.history_type == before.history_type == "~"
+    return are_edits and two_before is not None and _values(record) == _values(two_before) != _values(before)
+
+
+def _values(record: Any) -> list[Any]:
+    """Return the values of a record that people edit."""
+    return [getattr(record, field.attname) for field in record.tracked_fields if field.name not in _HIDDEN]
 
 
 def _records(model: type[Versioned], until: datetime | None, count: int, chosen: Q | None) -> Sequence[Any]:
@@ -105,18 +132,21 @@ def _records(model: type[Versioned], until: datetime | None, count: int, chosen:
         records = records.filter(history_date__lte=until)
     if chosen is not None:
         records = records.filter(chosen)
-    older = same_row.filter(history_id__lt=OuterRef("history_id")).order_by("-history_id").values("history_id")[:1]
+    older = same_row.filter(history_id__lt=OuterRef("history_id")).order_by("-history_id").values("history_id")
     newer = Exists(same_row.filter(history_id__gt=OuterRef("history_id")))
-    records = records.annotate(previous_id=Subquery(older), is_followed=newer)
+    records = records.annotate(
+        previous_id=Subquery(older[:1]), second_previous_id=Subquery(older[1:2]), is_followed=newer
+    )
     # A separate query reads the users, because users may be in another database.
     return list(records.prefetch_related("history_user").order_by("-history_date", "-history_id")[:count])
 
 
 def _previous_records(records: Sequence[Any]) -> dict[tuple[type[Any], int], Any]:
-    """Return the previous record of each of these records, by (model of the history, id of the previous record)."""
+    """Return the previous two records of each of these records, by (model of the history, id of the record)."""
     previous_records: dict[tuple[type[Any], int], Any] = {}
     for history in {type(record) for record in records}:
-        ids = [record.previous_id for record in records if type(record) is history and record.previous_id]
+        of_table = [record for record in records if type(record) is history]
+        ids = {pk for record in of_table for pk in (record.previous_id, record.second_previous_id) if pk}
         by_id = history._base_manager.using(conf.DATABASE).in_bulk(ids)
         previous_records |= {(history, pk): record for pk, record in by_id.items()}
     return previous_records

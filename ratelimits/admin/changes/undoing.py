@@ -1,4 +1,4 @@
-"""The page that undoes the last change of a row. First it shows what this changes."""
+"""The page that undoes the last change of a row. Before this, it shows the effect."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ratelimits.models.versions import editing
 
 
 def undoing(request: HttpRequest, site: AdminSite, table: str, history_id: int) -> HttpResponse:
-    """Show what it changes to undo a change. After the user has confirmed, undo it.
+    """Show the effect of undoing a change. If the user confirms, undo the change.
 
     `history_id` names a record in the history of a table. Raise PermissionDenied if the user may not undo the change,
     and Http404 if there is no such change.
@@ -36,7 +36,7 @@ def undoing(request: HttpRequest, site: AdminSite, table: str, history_id: int) 
     if not is_confirmed(request):
         return _answer(request, page, history_id, ReasonForm())[0]
     using = router.db_for_write(model)
-    # From here on, nobody else can edit the row.
+    # In this block, nobody else can edit the row.
     with recorded_user(request), editing(using):
         response, is_undone = _answer(request, page, history_id, ReasonForm(request.POST))
         if not is_undone:
@@ -77,11 +77,11 @@ def _answer(request: HttpRequest, page: Any, history_id: int, form: ReasonForm) 
     return confirmation(request, page.admin_site, page.model._meta, consequences, back, form=form), False
 
 
-def _back(page: Any, request: HttpRequest, rows: str) -> str:
-    """Return the URL of the page of all changes; `rows` if the user may not view it."""
+def _back(page: Any, request: HttpRequest, list_url: str) -> str:
+    """Return the URL of the page of all changes; `list_url` if the user may not view that page."""
     changes = page.admin_site._registry.get(Change)
     if changes is None or not changes.has_view_permission(request):
-        return rows
+        return list_url
     return reverse(f"{page.admin_site.name}:ratelimits_change_changelist")
 
 

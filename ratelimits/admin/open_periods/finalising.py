@@ -70,7 +70,7 @@ class FinaliseView:
         outcome = finalise_chosen(chosen, _digests(request) if confirmed else None)
         self._show_messages(request, outcome)
         if confirmed and outcome.to_confirm:
-            text = _("The reports would now differ from those that the page has shown. Look at them again.")
+            text = _("The reports would now differ from the reports that you have seen. Look at them again.")
             messages.warning(request, text)
         not_written = outcome.without_report(chosen)
         if confirmed and not outcome.to_confirm:
@@ -110,7 +110,7 @@ class FinaliseView:
 
 
 def _chosen(request: HttpRequest) -> dict[str, list[int]]:
-    """Return the starts of the chosen periods, by account. Values that stand for no period are left out."""
+    """Return the starts of the chosen periods, by account. Leave out values that stand for no period."""
     chosen: dict[str, list[int]] = {}
     if request.method != "POST":
         return chosen
@@ -128,6 +128,7 @@ def _chosen(request: HttpRequest) -> dict[str, list[int]]:
 
 
 def _subject(text: str) -> Subject | None:
+    """Return the account and the start of a period from a text of `chosen_value`; None for any other text."""
     start, _colon, account = text.partition(":")
     is_number = start.isascii() and start.isdecimal() and len(start) <= _MAX_DIGITS
     return (account, int(start)) if is_number and "\0" not in account else None

@@ -61,11 +61,12 @@ class OpenPeriods(_Base):
     def open_view(self, request: HttpRequest) -> HttpResponse:
         """List the periods that have ended but are still open, each with the reason.
 
-        `?account=` names an account. With `?running=1`, periods that have not ended are listed too.
+        `?account=` chooses an account. With `?running=1`, also list periods that have not ended.
         """
         if not self.has_view_permission(request):
             raise PermissionDenied
         account, running = request.GET.get("account", ""), "running" in request.GET
+        # PostgreSQL refuses a text with a null character.
         found = (
             open_periods(account=account or None, running=running, over=not running)
             if "\0" not in account

@@ -34,9 +34,9 @@ def database_of(row: Model) -> str:
     return row._state.db or conf.DATABASE
 
 
-#: The columns of lines that are computed from other columns.
+#: Names of the columns of lines that are computed from stored columns.
 _COMPUTED = [column.name for column in TABLE if column.from_line]
-#: The columns in the list of a report's lines.
+#: Names of the columns in the list of a report's lines.
 _LISTED = [column.name for column in TABLE if column.listed]
 
 
@@ -53,6 +53,7 @@ def _computed(compute: Callable[[Any], Any], name: str) -> Callable[[Any, Report
 class _ComputedColumns:
     """Mixin with a method for each column of lines that is computed from stored columns."""
 
+    # The names of these methods must be attributes of the class, because Django looks for them there.
     vars().update({column.name: _computed(column.from_line, column.name) for column in TABLE if column.from_line})
 
 
@@ -147,7 +148,7 @@ class ReportLineAdmin(_ComputedColumns, AccountSearch, ReadOnlyAdmin):
         text = format_html_join("", '<div><a href="{}">{}</a> {}</div>', rows)
         return format_html("{}…", text) if len(batches) > _MAX_BATCHES else text or "–"
 
-    @admin.display(description=_("its ledger lines"))
+    @admin.display(description=_("ledger lines"))
     def ledger_lines(self, line: ReportLine) -> str:
         """Return a link to the ledger lines of this line's account, key, meter, period and rule.
 

@@ -44,6 +44,7 @@ def overviews(using: str, reports: Sequence[Report]) -> dict[int, Overview]:
     line_counts: dict[int, int] = {}
     for report in reports:
         earlier = [row for row in versions[report.account, report.period_start] if row.version <= report.version]
+        # Add up the lines of a report only if the list then adds up at most `MAX_ADDED` lines.
         more_lines = {row.pk: row.line_count for row in earlier if row.pk not in line_counts}
         if sum(line_counts.values()) + sum(more_lines.values()) <= MAX_ADDED:
             line_counts |= more_lines
@@ -127,6 +128,7 @@ def links_to_others(using: str, site: AdminSite, report: Report) -> str:
     """Return links to the account's reports of other periods, newest period first, each in its newest version."""
     rows = Report.objects.using(using).filter(account=report.account).exclude(period_start=report.period_start)
     rows = rows.order_by("-period_start", "-version").only("period_start", "period_end", "timezone", "version")
+    # Read more rows than links, because a report can have several versions.
     newest: dict[int, Report] = {}
     for row in rows[: 4 * _MAX_OTHERS]:
         newest.setdefault(row.period_start, row)

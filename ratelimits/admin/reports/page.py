@@ -51,6 +51,7 @@ class MonthFilter(admin.SimpleListFilter):
     parameter_name = "month"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[Any, str]]:
+        # Number the months from the year 0.
         last = now().year * 12 + now().month - 1
         months = [f"{number // 12}-{number % 12 + 1:02d}" for number in range(last, last - _MONTHS, -1)]
         return [(month, month) for month in months]
@@ -136,7 +137,7 @@ class ReportAdmin(ReportDownloads, OpenPeriods, AccountSearch, ReadOnlyAdmin):
 
     @admin.display(description=_("version"))
     def which_version(self, report: Any) -> str:
-        """Return the version. If the report has a newer version, return also the newest version."""
+        """Return the version of the report. If there is a newer version, the text also names the newest version."""
         newest = report.overview.newest
         if newest == report.version:
             return str(report.version)

@@ -22,7 +22,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ratelimits.admin.audited import REASON, AuditedAdmin, reason_field, recorded_user
-from ratelimits.admin.row_files.shown import Shown, UnknownKeys, page_of
+from ratelimits.admin.row_files.shown import ShownLines, UnknownKeys, page_of
 from ratelimits.models import Upload
 from ratelimits.reports.exports.chunks import encoded
 from ratelimits.reports.exports.csv import lines as without_formulae
@@ -79,7 +79,7 @@ class ConfirmForm(forms.Form):
 
 
 class RowFiles(_Base):
-    """Mixin for admin pages of tables that can be imported and exported. It adds two links above the list."""
+    """Mixin for admin pages of tables that can be imported and exported. It adds links for this above the list."""
 
     change_list_template = "ratelimits/admin/rows_change_list.html"
 
@@ -114,7 +114,7 @@ class RowFiles(_Base):
         return router.db_for_write(self.model)
 
     def export_view(self, request: HttpRequest) -> HttpResponseBase:
-        """Return a file with the rows that the list shows, as its filters select them. The file can be imported."""
+        """Return a file with the rows that the list shows with its filters. The file can be imported again."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         try:
@@ -153,11 +153,13 @@ class RowFiles(_Base):
         )
 
     def _column_help(self, name: str) -> tuple[str, bool, Any]:
+        """Return the name of a column, whether a file needs the column, and the help text."""
         column: Any = self.model._meta.get_field(name)
         return name, name in self._table.needed, column.help_text
 
     def _file_view(self, request: HttpRequest) -> HttpResponse:
         pk = request.GET["file"]
+        # A number with more digits would not fit into the column.
         is_number = pk.isdecimal() and len(pk) < 19
         upload = Upload.find(int(pk), self._table.name, request.user.pk, self._database) if is_number else None
         if upload is None:
@@ -176,7 +178,7 @@ class RowFiles(_Base):
 
     def _difference_page(self, request: HttpRequest, source: Source, form: ConfirmForm | None) -> HttpResponse:
         difference, lines = differences(self._table, source, self._database)
-        shown_lines = Shown(request.GET.get("show", ""), page_of(request.GET.get("page", "")))
+        shown_lines = ShownLines(request.GET.get("show", ""), page_of(request.GET.get("page", "")))
         unknown = UnknownKeys()
         for line in lines:
             shown_lines.add(line)
@@ -194,7 +196,7 @@ class RowFiles(_Base):
             good=difference.good,
             sections=shown_lines.sections(request.GET["file"], difference.counts),
             unknown=unknown,
-            again=request.path,
+            start_url=request.path,
         )
 
     def _import(self, request: HttpRequest, source: Source, form: ConfirmForm) -> FileDifference | None:
@@ -210,7 +212,9 @@ class RowFiles(_Base):
                     after_portion=lambda new, changed: self._log(request, new, changed),
                 )
         except ChangedSinceError as error:
-            text = _("Nothing was imported: the file would now make other changes than were shown. Look at them again.")
+            text = _(
+                "Nothing was imported: the file would now make other changes than you have seen. Look at them again."
+            )
             if error.lines:
                 changed_lines = ", ".join(f"{line.number} ({line.name})" for line in error.lines[:10])
                 text += " " + _("Since then, somebody has changed the rows of these lines: %(lines)s.") % {

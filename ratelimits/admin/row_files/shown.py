@@ -25,15 +25,15 @@ class Section(NamedTuple):
 
 
 def page_of(text: str) -> int:
-    """Return the page number that a text from a URL names; 1 if it names none."""
+    """Return the page number in a text from a URL; 1 if the text is not such a number."""
     return max(1, int(text)) if text.isdecimal() and len(text) < 6 else 1
 
 
-class Shown:
+class ShownLines:
     """Keeps the lines that the page shows.
 
-    If `chosen` names a state, these are the lines of this state on the page `page`. Otherwise they are the first lines
-    of several states.
+    If `chosen` names a state, the page with the number `page` shows lines of this state. Otherwise the page shows the
+    first lines of several states.
     """
 
     def __init__(self, chosen: str, page: int) -> None:
@@ -86,7 +86,7 @@ class Shown:
 class UnknownKeys:
     """Finds the lines to import whose key names a user or account that does not exist.
 
-    After `finish`, `count` is the number of these lines. `first` has the first `PER_PAGE` of them: for each line its
+    After `finish`, `count` is the number of these lines. `first` has the first `PER_PAGE` of these lines, each with its
     number and a sentence.
     """
 
@@ -96,7 +96,7 @@ class UnknownKeys:
         self._waiting: list[tuple[int, str]] = []
 
     def add(self, line: ComparedLine) -> None:
-        """Add a line, and look up its key together with those of other lines."""
+        """Add a line. The keys of several lines are looked up together."""
         key = getattr(line.row, "key", "") if line.state in (LineState.NEW, LineState.CHANGED) else ""
         if key:
             self._waiting.append((line.number, key))

@@ -27,6 +27,8 @@ from ratelimits.rules.selection import GLOBAL_KEY
 BIN = 900
 #: Keys with usage in the last LOOK_BACK seconds are counted.
 LOOK_BACK = 86_400
+#: Spans of time (s) until now, for which usage is compared with the limit.
+_CHECKED_SPANS = (BIN, 3_600, LOOK_BACK)
 #: Maximum number of ledger lines that are read. The newest lines are read first.
 MAX_LINES = 50_000
 #: Maximum number of keys that are counted.
@@ -47,44 +49,71 @@ class _KeyUsage(NamedTuple):
 class Affected:
     """The keys that the rule applies to, among the keys with usage in the last 24 hours.
 
-    keys      the number of these keys
-    above     the number of these keys that have used more than the rule admits; None if this is not known
-    more      whether there are more keys than `keys`
-    everyone  whether the rule would refuse all these keys
-    known     whether the ledger has keys of this kind. (The ledger has no IP addresses.)
+    count             the number of these keys
+    above_limit       the number of these keys that have used more than the rule admits; None if this is not known
+    has_more          whether there are more keys than `count`
+    refuses_everyone  whether the rule would refuse all these keys
+    in_ledger         whether the ledger has keys of this kind. (The ledger has no IP addresses.)
+    are_accounts      whether these keys are accounts
     """
 
-    keys: int
-    above: int | None
-    more: bool
-    everyone: bool
-    known: bool = True
+    count: int
+    above_limit: int | None
+    has_more: bool
+    refuses_everyone: bool
+    in_ledger: bool = True
+    are_accounts: bool = False
 
     @property
     def text(self) -> str:
-        """Return the numbers as a sentence."""
-        if not self.known:
-            applies = _("The ledger does not name the keys that this rule counts, so their number is not known.")
-            return f"{applies} {_('Everyone would be refused.')}" if self.everyone else applies
-        if self.more:
-            applies = _("Applies to at least %(n)s keys of the last 24 hours.")
+        """Return the numbers as sentences."""
+        if not self.in_ledger:
+            sentences = [_("The ledger does not name the keys that this rule counts, so their number is not known.")]
         else:
-            applies = ngettext(
-                "Applies to %(n)s key of the last 24 hours.", "Applies to %(n)s keys of the last 24 hours.", self.keys
-            )
-        sentences = [applies % {"n": f"{self.keys:,}"}]
-        if self.everyone:
+            sentences = [self._count_sentence()]
+        if self.refuses_everyone:
             sentences.append(_("Everyone would be refused."))
-        elif self.above is None:
-            sentences.append(_("The ledger does not show how many of these keys are above the limit."))
-        elif self.keys:
+        elif self.in_ledger and self.above_limit is None:
+            sentences.append(
+                _("The ledger does not show how many of these accounts are above the limit.")
+                if self.are_accounts
+                else _("The ledger does not show how many of these keys are above the limit.")
+            )
+        elif self.count:
+            sentences.append(self._above_sentence(self.above_limit or 0))
+        return " ".join(sentences)
+
+    def _count_sentence(self) -> str:
+        if self.has_more and self.are_accounts:
+            text = _("Applies to at least %(n)s accounts of the last 24 hours.")
+        elif self.has_more:
+            text = _("Applies to at least %(n)s keys of the last 24 hours.")
+        elif self.are_accounts:
+            text = ngettext(
+                "Applies to %(n)s account of the last 24 hours.",
+                "Applies to %(n)s accounts of the last 24 hours.",
+                self.count,
+            )
+        else:
+            text = ngettext(
+                "Applies to %(n)s key of the last 24 hours.", "Applies to %(n)s keys of the last 24 hours.", self.count
+            )
+        return text % {"n": f"{self.count:,}"}
+
+    def _above_sentence(self, above_limit: int) -> str:
+        if self.are_accounts:
+            text = ngettext(
+                "%(n)s of these accounts is above the limit now.",
+                "%(n)s of these accounts are above the limit now.",
+                above_limit,
+            )
+        else:
             text = ngettext(
                 "%(n)s of these keys is above the limit now.",
                 "%(n)s of these keys are above the limit now.",
-                self.above,
+                above_limit,
             )
-            sentences.append(text % {"n": f"{self.above:,}"})
-        return " ".join(sentences)
+        return text % {"n": f"{above_limit:,}"}
 
 
 def affected(rule: Rule, algorithm: Algorithm, now: int | None = None) -> Affected:
@@ -94,28 +123,38 @@ def affected(rule: Rule, algorithm: Algorithm, now: int | None = None) -> Affect
     Otherwise the ledger says this.
     """
     now = int(time.time()) if now is None else now
+    is_enforced = rule.mode == Rule.Mode.ENFORCE
     if rule.key_kind in (KeyKind.IP, KeyKind.VIEW_KEY) or rule.callers == Callers.ANONYMOUS:
-        return Affected(0, None, False, algorithm.admits_nothing and rule.mode == Rule.Mode.ENFORCE, known=False)
+        return Affected(0, None, False, algorithm.admits_nothing and is_enforced, in_ledger=False)
     used_keys = _usage_of_keys(rule, now)
-    more, refuses = len(used_keys) >= MAX_KEYS, rule.mode == Rule.Mode.ENFORCE and not rule.group
     if algorithm.admits_nothing:
-        return Affected(len(used_keys), len(used_keys), more, refuses)
-    above = _above_in_redis(rule, algorithm, used_keys) if _has_counters(rule) else None
+        above_limit: int | None = len(used_keys)
+    else:
+        above_limit = _above_in_redis(rule, algorithm, used_keys) if _has_counters(rule) else None
+        if above_limit is None and _ledger_shows_usage(rule, algorithm, now):
+            above_limit = sum(_is_above(algorithm, use.units, now) for use in used_keys)
+    refuses_all = algorithm.admits_nothing or (bool(used_keys) and len(used_keys) == above_limit)
+    return Affected(
+        len(used_keys),
+        above_limit,
+        has_more=len(used_keys) >= MAX_KEYS,
+        # A rule for a group does not refuse users outside the group.
+        refuses_everyone=is_enforced and not rule.group and refuses_all,
+        are_accounts=rule.key_kind == KeyKind.ACCOUNT,
+    )
+
+
+def _ledger_shows_usage(rule: Rule, algorithm: Algorithm, now: int) -> bool:
+    """Return whether the ledger shows the usage that a rule counts. It has neither scopes nor numbers of leases."""
     _permits, length = algorithm.quota
-    if (
-        above is None
-        and rule.scope == "*"
-        and not rule.except_scopes
-        and (length or algorithm.valid_span(now * MICROSECONDS))
-    ):
-        above = sum(_is_above(algorithm, use.units, now) for use in used_keys)
-    return Affected(len(used_keys), above, more, refuses and bool(used_keys) and len(used_keys) == above)
+    has_window = bool(length) or algorithm.valid_span(now * MICROSECONDS) is not None
+    return rule.scope == "*" and not rule.except_scopes and has_window
 
 
 def _has_counters(rule: Rule) -> bool:
     """Return whether Redis has counters of this rule.
 
-    Redis has them if the rule is saved with the same name, algorithm, kind of key and scope, and is not off.
+    Redis has counters if the rule is saved with the same name, algorithm, kind of key and scope, and is not off.
     """
     saved_values = {name: getattr(rule, name) for name in ("name", "algorithm", "key_kind", "scope")}
     return Rule.objects.using(conf.DATABASE).filter(pk=rule.pk, **saved_values).exclude(mode=Rule.Mode.OFF).exists()
@@ -128,14 +167,14 @@ def _above_in_redis(rule: Rule, algorithm: Algorithm, used_keys: list[_KeyUsage]
     """
     if len(used_keys) > MAX_PEEKS:
         return None
-    above = 0
+    refused = 0
     try:
         for use in used_keys:
             limit = Limit(use.key, algorithm, rule.name)
-            above += not peek([limit], timeout=float(rule.max_wait or 0), account=use.account).allowed
+            refused += not peek([limit], timeout=float(rule.max_wait or 0), account=use.account).allowed
     except UNAVAILABLE:
         return None
-    return above
+    return refused
 
 
 def _is_above(algorithm: Algorithm, units: dict[int, int], now: int) -> bool:
@@ -143,16 +182,17 @@ def _is_above(algorithm: Algorithm, units: dict[int, int], now: int) -> bool:
     permits, length = algorithm.quota
     window = algorithm.valid_span(now * MICROSECONDS)
     if window is not None:
-        return _since(units, window[0] // MICROSECONDS) > permits
+        start, _end = window
+        return _since(units, start // MICROSECONDS) > permits
     assert length is not None
     # In a span of time, a rule can admit all its permits, and then the permits that come back during the span.
     return any(
-        _since(units, now - span) > permits * (1 + Fraction(span * MICROSECONDS, length))
-        for span in (BIN, 3_600, LOOK_BACK)
+        _since(units, now - span) > permits * (1 + Fraction(span * MICROSECONDS, length)) for span in _CHECKED_SPANS
     )
 
 
 def _since(units: dict[int, int], moment: int) -> int:
+    """Return the sum of the units in bins that start at this moment (s since 1970 UTC) or later."""
     return sum(count for start, count in units.items() if start >= moment)
 
 
@@ -185,7 +225,8 @@ def _limited_by(rule: Rule, keys: list[tuple[str, str]]) -> list[tuple[str, str]
     """Return the pairs (key, account) that this rule applies to.
 
     Rules of several plans may have the same name. Then the rule of the key's plan applies. If that plan has no such
-    rule, the rule of the account's plan applies. If that plan has none either, the rule without a plan applies.
+    rule, the rule of the account's plan applies. If the account's plan has no such rule either, the rule without a plan
+    applies.
     """
     same_name = Rule.objects.using(conf.DATABASE).filter(name=rule.name).exclude(pk=rule.pk).exclude(plan=None)
     plans = {*same_name.values_list("plan_id", flat=True), rule.plan_id}

@@ -18,7 +18,7 @@ _ROWS = 8
 
 
 class Bar(NamedTuple):
-    """A bar of the chart. Its lower part stands for admitted permits, its upper part for refused permits."""
+    """A bar of the chart, in SVG units. Its lower part stands for admitted permits, and its upper part for refused."""
 
     x: str
     width: str
@@ -32,7 +32,7 @@ class TableRow(NamedTuple):
     """A row of the table: the start of a span of time, and the permits in this span."""
 
     start: str
-    asked: str
+    requested: str
     admitted: str
     refused: str
 
@@ -43,7 +43,7 @@ def chart(trial: TrialResult, unit: str) -> dict[str, Any]:
     highest = max(1, *(slot.admitted + slot.refused for slot in trial.slots))
     return {
         "title": _title(trial, unit, words),
-        "said": _summary(trial, unit, words),
+        "summary": _summary(trial, unit, words),
         "bars": [_bar(index, len(trial.slots), slot, highest) for index, slot in enumerate(trial.slots)],
         "width": WIDTH,
         "height": HEIGHT,
@@ -63,6 +63,7 @@ def _title(trial: TrialResult, unit: str, words: Wording) -> str:
     else:
         text = _("Steady overload: %(each)s, spread evenly over %(length)s")
     if trial.duration:
+        # The last line fills in `held`.
         text = _("%(load)s; each request takes %(held)s") % {"load": text, "held": "%(held)s"}
     return text % values
 
@@ -93,6 +94,7 @@ def _rows(trial: TrialResult, words: Wording) -> list[TableRow]:
     number_of_slots = len(trial.slots)
     per_row = max(number_of_slots // _ROWS, 1)
     for first in range(0, number_of_slots, per_row):
+        # The sums of the requested, admitted and refused permits.
         sums = (sum(counts) for counts in zip(*trial.slots[first : first + per_row], strict=True))
         rows.append(TableRow(words.span(_short(trial.length * first / number_of_slots)), *map(number, sums)))
     return rows

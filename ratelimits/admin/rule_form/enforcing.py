@@ -1,4 +1,4 @@
-"""The page that sets the mode of a rule to `enforce`. First it shows whose requests the rule would have refused."""
+"""The page that sets the mode of a rule to `enforce`. Before this, it shows whose requests would have been refused."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def enforcing(request: HttpRequest, site: AdminSite, rule: Rule, enforce: Callab
         with recorded_user(request):
             if _enforced(rule, form.cleaned_data["version"], enforce):
                 return HttpResponseRedirect(back)
-        messages.warning(request, _("The rule was edited after the page was shown. Look at it again."))
+        messages.warning(request, _("The rule was edited after the page was shown. Look at the rule again."))
         return HttpResponseRedirect(request.path)
     return confirmation(request, site, Rule._meta, _consequences(request, rule), back, form=form)
 
 
 def _enforced(rule: Rule, version: str, enforce: Callable[[], None]) -> bool:
-    """Call `enforce` and return True. If the rule has another version by now, change nothing and return False."""
+    """Call `enforce` and return True. If the rule was edited since `version`, change nothing and return False."""
     using = router.db_for_write(Rule)
     with editing(using):
-        # From here on, nobody else can edit the rule.
+        # In this block, nobody else can edit the rule.
         current = Rule.objects.using(using).filter(pk=rule.pk).values_list("version", flat=True).first()
         if str(current) != version:
             transaction.set_rollback(True, using=using)
@@ -81,10 +81,6 @@ def _consequences(request: HttpRequest, rule: Rule) -> Consequences:
     may_see_keys = may_see_shadow(request) or user.has_perm("ratelimits.view_line")
     rows = [(key.key, key.account or "–", f"{key.requests:,}") for key in shadow_rule.keys] if may_see_keys else []
     heads = [_("key"), _("account"), _("requests that the rule would have refused")]
-    return Consequences(
-        title,
-        [*sentences, *([] if affected_keys.everyone else [affected_keys.text])],
-        [affected_keys.text] * affected_keys.everyone,
-        heads,
-        rows,
-    )
+    warnings: list[str] = []
+    (warnings if affected_keys.refuses_everyone else sentences).append(affected_keys.text)
+    return Consequences(title, sentences, warnings, heads, rows)

@@ -11,7 +11,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.admin.rule_form.affected import affected
-from ratelimits.admin.rule_form.reading import explanations
+from ratelimits.admin.rule_form.rule_text import explanations
 from ratelimits.admin.rule_form.typed_forms import SuggestingInput, TypedRates
 from ratelimits.algorithms.limits import ALGORITHMS, fields_of
 from ratelimits.conf import conf
@@ -21,17 +21,15 @@ from ratelimits.models.rule_parts.coverage import Coverage
 from ratelimits.unknown_names.urlconf import written_in_views
 
 #: The fields that say how a rule counts. The sentence and the chart depend on these fields.
-HOW = ("algorithm", *PARAMETERS, "max_wait")
-#: The fields of `HOW` that most rules have.
+COUNTING_FIELDS = ("algorithm", *PARAMETERS, "max_wait")
+#: The fields of `COUNTING_FIELDS` that most rules have.
 MAIN_NUMBERS = ("capacity", "rate", "period", "calendar_unit", "timezone", "max_wait")
 #: The fields that say which requests a rule covers, and by which key it counts them.
 COVERAGE = tuple(field.name for field in Coverage._meta.get_fields())
 #: The fields that say whose requests a rule refuses.
-_WHO_IS_REFUSED = (*HOW, *COVERAGE, "meter", "mode", "plan_id")
+_WHO_IS_REFUSED = (*COUNTING_FIELDS, *COVERAGE, "meter", "mode", "plan_id")
 #: Name of the button with which a user confirms a rule that would refuse everyone.
 EVERYONE_MEANT = "_everyone_meant"
-
-
 #: Maximum number of groups that the form suggests.
 _MAX_GROUPS = 200
 
@@ -48,7 +46,8 @@ def _algorithm_explanations() -> Any:
 
 def scopes_of_views() -> list[str]:
     """Return the scopes that a form suggests."""
-    return sorted({"*"} | written_in_views()[0])
+    scopes, _meters_of_views = written_in_views()
+    return sorted({"*"} | scopes)
 
 
 def _groups() -> list[str]:
@@ -56,7 +55,8 @@ def _groups() -> list[str]:
 
 
 def _meters() -> list[str]:
-    return sorted(written_in_views()[1] | conf.UNITS.keys())
+    _scopes, meters = written_in_views()
+    return sorted(meters | conf.UNITS.keys())
 
 
 class RuleForm(TypedRates):
@@ -74,7 +74,7 @@ class RuleForm(TypedRates):
             algorithm.widget.attrs["data-ratelimits-explanations"] = json.dumps(explanations())
             algorithm.help_text = _algorithm_explanations()
         for name in self.fields.keys() & {"callers", "refusal_status"}:
-            # A POST without this field keeps the value. An empty value is refused.
+            # A POST without this field keeps the saved value. But an empty value is refused.
             self.fields[name].required = self.is_bound and self.add_prefix(name) in self.data
         for name, suggestions in (("scope", scopes_of_views), ("meter", _meters), ("group", _groups)):
             if name in self.fields:
@@ -87,7 +87,16 @@ class RuleForm(TypedRates):
         If fields that say how the rule counts have errors, return None and these errors. Other errors, such as those of
         the name, are ignored.
         """
-        names = {*HOW, "key_kind", "callers", "group", "except_scopes", "ipv4_prefix", "ipv6_prefix", "mode"}
+        names = {
+            *COUNTING_FIELDS,
+            "key_kind",
+            "callers",
+            "group",
+            "except_scopes",
+            "ipv4_prefix",
+            "ipv6_prefix",
+            "mode",
+        }
         errors = {
             name: [str(message) for message in messages] for name, messages in self.errors.items() if name in names
         }
@@ -95,12 +104,13 @@ class RuleForm(TypedRates):
 
 
 class TriedRuleForm(RuleForm):
-    """The form that tries a rule without saving it. If the capacity is empty, it is the typed rate."""
+    """The form that tries a rule without saving it. If the capacity is empty, the typed rate is also the capacity."""
 
     def _split_typed_rate(self, data: Any) -> None:
         super()._split_typed_rate(data)
         algorithm, rate = data.get("algorithm"), str(data.get("rate") or "")
         takes_both = algorithm in ALGORITHMS and {"rate", "capacity"} <= {*fields_of(algorithm)}
+        # A typed rate such as "10/5min" is only a number by now.
         if takes_both and not data.get("capacity") and rate.isdecimal():
             data["capacity"] = rate
 
@@ -124,7 +134,7 @@ class SavedRuleForm(RuleForm):
         if saved is not None and all(getattr(saved, name) == getattr(self.instance, name) for name in _WHO_IS_REFUSED):
             return
         affected_keys = affected(self.instance, self.instance.to_algorithm())
-        if affected_keys.everyone:
+        if affected_keys.refuses_everyone:
             button = '{} <button type="submit" class="button" name="{}" value="1">{}</button>'
             label = _("Save the rule, and refuse everyone")
             self.add_error(None, ValidationError(format_html(button, affected_keys.text, EVERYONE_MEANT, label)))

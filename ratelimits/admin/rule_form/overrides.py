@@ -87,13 +87,15 @@ class KeyOverrideAdmin(EndsRows, KeySuggestions, InspectedAdmin, RowFiles, Audit
         return row.key, ""
 
     def may_end(self, request: HttpRequest, row: KeyOverride) -> bool:
-        """Return whether the user may end an override. To end one that begins later is to delete it."""
+        """Return whether the user may end an override. If it begins later, ending it deletes it."""
         begins_later = row.valid_from is not None and row.valid_from > timezone.now()
         return super().may_end(request, row) and (not begins_later or self.has_delete_permission(request, row))
 
     def end_consequences(self, rows: Sequence[KeyOverride]) -> Consequences:
-        """Return what applies after these overrides, with a table of them."""
-        sentences = [_("The numbers of the rule apply again from the next request on. What was used stays counted.")]
+        """Return what applies after these overrides have ended, and a table of the overrides."""
+        sentences = [
+            _("The numbers of the rule apply again from the next request on. Permits that were used stay counted.")
+        ]
         for row in rows:
             others = KeyOverride.objects.using(conf.DATABASE).filter(key=row.key, rule=row.rule).exclude(pk=row.pk)
             following = others.filter(valid_from__gt=timezone.now()).order_by("valid_from").first()

@@ -15,8 +15,8 @@ from ratelimits.algorithms import typed_rates
 from ratelimits.algorithms.typed_rates import Mistyped
 from ratelimits.models.keys import KeyKind
 
-#: Values of the rule that the form does not ask for.
-_OTHERS = {"name": "tried", "meter": "requests", "mode": "enforce", "algorithm": "sliding_window"}
+#: The rule has these values. The form does not ask for them.
+_FIXED_VALUES = {"name": "tried", "meter": "requests", "mode": "enforce", "algorithm": "sliding_window"}
 
 
 class QuickTryForm(forms.Form):
@@ -49,9 +49,9 @@ class QuickTryForm(forms.Form):
         return limit
 
     def rule_values(self) -> dict[str, Any]:
-        """Return the values for the form of a rule. The rule counts in a sliding window."""
+        """Return the values for the form of a rule that counts in a sliding window."""
         data = self.cleaned_data
-        return {**_OTHERS, "capacity": data["limit"], "key_kind": data["key_kind"], "scope": data["scope"]}
+        return {**_FIXED_VALUES, "capacity": data["limit"], "key_kind": data["key_kind"], "scope": data["scope"]}
 
     @staticmethod
     def rule_query(rule: Any) -> str:

@@ -42,7 +42,7 @@ STARTING_POINTS: tuple[StartingPoint, ...] = (
 def links(taken: Collection[str] = ()) -> list[tuple[str, str | Promise]]:
     """Return the query string and the text of the link of each starting point.
 
-    If its name is one of the `taken` names of rules, the name gets a number: "burst-2".
+    `taken` are the names of existing rules. A name that is taken gets a number: "burst-2".
     """
     return [
         ("?" + urlencode({**point.values, "name": _free_name(point.values["name"], taken)}), point.text)

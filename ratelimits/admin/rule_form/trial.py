@@ -30,5 +30,5 @@ def trial_of(rule: Rule | None, errors: list[str]) -> dict[str, Any]:
         trials = try_rule(current_server().wire, algorithm, rule.max_wait, time.time_ns() // 1000)
         recorded = None if algorithm.leases else recorded_hour(rule)
     except UNAVAILABLE:
-        return {**context, "away": True}
+        return {**context, "redis_is_silent": True}
     return {**context, "charts": [chart(trial, unit) for trial in (*trials, *([recorded] if recorded else []))]}

@@ -1,4 +1,4 @@
-"""Forms for the numbers of limits. They accept rates such as "10/5min", and suggest names that views use."""
+"""Forms for the numbers of limits. These forms accept rates such as "10/5min". Text inputs can suggest values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OTHER_PERIOD = _("The rate %(rate)s contains a period: empty this field, or wri
 
 
 class SuggestingInput(forms.TextInput):
-    """A text input with a list of suggestions. Other texts are allowed too."""
+    """A text input with a list of suggestions. Users can also type other texts."""
 
     def __init__(self, suggestions: Callable[[], Iterable[str]], attrs: dict[str, Any] | None = None) -> None:
         super().__init__(attrs)
@@ -48,10 +48,11 @@ class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
         for name, value in self.initial.items():
             if isinstance(value, Decimal):  # Remove the trailing zeros.
                 self.initial[name] = Decimal(number(value).replace(",", ""))
+        #: By name of the field: the error of a typed rate, and the text of a rate whose period is not the typed period.
         self._rate_errors: dict[str, ValidationError] = {}
-        self._typed_beside_period: dict[str, str] = {}
+        self._rates_with_other_period: dict[str, str] = {}
         if "period" in self.fields:
-            # The page also says which period it had at first, perhaps that of a starting point.
+            # A hidden input has the period with which the page was opened, for example the period of a starting point.
             before = self.add_initial_prefix("period")
             self.fields["period"].show_hidden_initial = not self.is_bound or before in self.data
         if self.is_bound and "period" in self.fields:
@@ -60,13 +61,14 @@ class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
             self._split_typed_rate(typed)
 
     def _rate_fields(self) -> tuple[str, ...]:
-        """Return the fields in which a rate can be typed. If the algorithm has no rate, the capacity is this field."""
+        """Return the names of the fields in which a rate can be typed. Algorithms without a rate have the capacity."""
         algorithm = self.data.get("algorithm")
         possible = fields_of(algorithm) if algorithm in ALGORITHMS else ("rate", "capacity", "period")
         names = ("rate",) if "rate" in possible and algorithm else ("capacity", "rate")
         return tuple(name for name in names if name in possible) if "period" in possible else ()
 
     def _split_typed_rate(self, data: Any) -> None:
+        """Replace a typed rate in `data` by its number, and set the period."""
         typed = {name: str(data.get(name) or "") for name in ("rate", "capacity")}
         for name in (name for name, text in typed.items() if is_rate(text)):
             if name not in self._rate_fields():
@@ -80,7 +82,7 @@ class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
             data[name] = f"{permits:f}"
             if has_other_period:
                 self._rate_errors["period"] = ValidationError(_OTHER_PERIOD, params={"rate": typed[name]})
-                self._typed_beside_period[name] = typed[name]
+                self._rates_with_other_period[name] = typed[name]
             else:
                 data["period"], data["period_unit"] = typed_rates.length_and_unit(period)
 
@@ -94,7 +96,7 @@ class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
         return typed_period is not None and typed_period not in (period, *self._periods_before())
 
     def _periods_before(self) -> Iterator[Decimal]:
-        """Yield the period of the saved row, and the period that the page had at first."""
+        """Yield the period of the saved row, and the period with which the page was opened."""
         for before in (self.initial.get("period"), self.data.get(self.add_initial_prefix("period"))):
             with suppress(ValidationError):
                 if before not in (None, ""):
@@ -106,7 +108,8 @@ class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
             if name in self.errors:
                 del self.errors[name]
             self.add_error(name, error)
-        # Show again what was typed. The number alone would be saved the next time, with the other period.
+        # Show the typed rate again, and not only its number. Otherwise the next POST would save the number with the
+        # other period.
         data: Any = self.data
-        for name, text in self._typed_beside_period.items():
+        for name, text in self._rates_with_other_period.items():
             data[name] = text

@@ -1,4 +1,4 @@
-"""The page that tries a typed rule, before it is saved, on the recorded requests of the last 24 hours."""
+"""The page that tries a typed rule on the recorded requests of the last 24 hours. The rule is not saved."""
 
 from __future__ import annotations
 
@@ -32,26 +32,27 @@ _WHOLE_DAY = 23 * 3_600 * MICROSECONDS
 class ComparedKey(NamedTuple):
     """A key, with the number of its requests.
 
-    typed         the number of these requests that the typed rule would have refused
-    too           the number of requests of `typed` that were refused at the time too
-    newly         the number of requests of `typed` that were admitted at the time
-    admitted_now  the number of requests that were refused at the time, and not by the typed rule
-    saved         the number of these requests that the saved rule would have refused; "" if there is no saved rule
+    refused_by_typed  the number of these requests that the typed rule would have refused
+    refused_too       of `refused_by_typed`, the number of requests that were also refused at the time
+    newly_refused     of `refused_by_typed`, the number of requests that were admitted at the time
+    admitted_now      the number of requests that were refused at the time, but that the typed rule would have admitted
+    refused_by_saved  the number of these requests that the saved rule would have refused; "" without a saved rule
     """
 
     key: str
     requests: str
-    typed: str
-    too: str
-    newly: str
+    refused_by_typed: str
+    refused_too: str
+    newly_refused: str
     admitted_now: str
-    saved: str
+    refused_by_saved: str
 
 
 def yesterday(typed: Rule, saved: Rule | None, *, with_keys: bool) -> dict[str, Any]:
     """Return the values for the template of the page.
 
-    `saved` is the rule before the edit; None for a new rule. `with_keys` says whether the user may see single keys.
+    `typed` is the rule that the user has typed. `saved` is the rule before the edit; None for a new rule. `with_keys`
+    says whether the user may see single keys.
     """
     if typed.to_algorithm().leases:
         text = _("The recorder does not know how long requests took, so a limit on requests at once cannot be tried.")
@@ -62,23 +63,23 @@ def yesterday(typed: Rule, saved: Rule | None, *, with_keys: bool) -> dict[str, 
     if not trace.rows:
         return {"nothing": _nothing(typed)}
     try:
-        after, before = replay_result(typed, trace), None if saved is None else replay_result(saved, trace)
+        typed_result, saved_result = replay_result(typed, trace), None if saved is None else replay_result(saved, trace)
     except UNAVAILABLE:
         return {"nothing": _("Redis or the database does not answer, so nothing could be tried.")}
-    if not after.requests and (before is None or not before.requests):
+    if not typed_result.requests and (saved_result is None or not saved_result.requests):
         text = _(
             "The rule counts none of the recorded requests: look at its scope, meter, kind of key, callers and plan."
         )
         return {"nothing": f"{text} {_span(trace)}", "notes": list(_notes(typed, trace))}
     return {
-        "answer": _answer(after, typed.key_kind),
-        "verdict": f"{_span(trace)} {_verdict(after, typed.key_kind)}",
-        "changes": _changes(after, typed.key_kind),
-        "rows": _rows(before, after, typed),
-        "compared": before is not None,
+        "answer": _answer(typed_result, typed.key_kind),
+        "verdict": f"{_span(trace)} {_verdict(typed_result, typed.key_kind)}",
+        "changes": _changes(typed_result, typed.key_kind),
+        "rows": _rows(saved_result, typed_result, typed),
+        "compared": saved_result is not None,
         "of_accounts": typed.key_kind == KeyKind.ACCOUNT,
-        "keys": _keys(before, after) if with_keys else [],
-        "more_keys": max(len(_refused_keys(before, after)) - TOP, 0) if with_keys else 0,
+        "keys": _keys(saved_result, typed_result) if with_keys else [],
+        "more_keys": max(len(_refused_keys(saved_result, typed_result)) - TOP, 0) if with_keys else 0,
         "notes": [*_modes(typed, saved), *_notes(typed, trace)],
     }
 
@@ -92,20 +93,20 @@ def _nothing(typed: Rule) -> str:
         )
         return text % {"scope": split_scope(typed.scope)[0], "scopes": ", ".join(others)}
     if conf.RECORD_SAMPLE:
-        return _("Requests are recorded, but there was none in the last 24 hours, in any scope.")
+        return _("Requests are recorded, but no request came in the last 24 hours, in any scope.")
     return _(
         "Requests are not recorded. To record them, set RATELIMITS['RECORD_SAMPLE'] to the share of accounts to"
         " record, such as 0.1. Then come back after some hours."
     )
 
 
-def _answer(after: ReplayResult, kind: str) -> str:
+def _answer(typed_result: ReplayResult, kind: str) -> str:
     """Return the answer to "would this rule have hurt anyone" in one sentence."""
-    every, refused = _counted(kind, len(after.requests)), len(after.refused)
+    all_keys, refused = _counted(kind, len(typed_result.requests)), len(typed_result.refused)
     if not refused:
-        return _("No: none of %(keys)s would have been refused.") % {"keys": every}
+        return _("No: none of %(keys)s would have been refused.") % {"keys": all_keys}
     text = _("Yes: %(n)s of %(keys)s would have been refused at least once.")
-    return text % {"n": f"{refused:,}", "keys": every}
+    return text % {"n": f"{refused:,}", "keys": all_keys}
 
 
 def _span(trace: Trace) -> str:
@@ -125,42 +126,48 @@ def _counted(kind: str, count: int) -> str:
     return ngettext("%(n)s key", "%(n)s keys", count) % {"n": f"{count:,}"}
 
 
-def _verdict(after: ReplayResult, kind: str) -> str:
-    refused, keys = sum(after.refused.values()), len(after.refused)
+def _verdict(typed_result: ReplayResult, kind: str) -> str:
+    refused, keys = sum(typed_result.refused.values()), len(typed_result.refused)
     if not refused:
         return _("The typed rule would have refused nobody.")
     requests = ngettext("%(n)s request", "%(n)s requests", refused) % {"n": f"{refused:,}"}
     values = {"requests": requests, "keys": _counted(kind, keys)}
     text = _("The typed rule would have refused %(requests)s of %(keys)s.") % values
-    return f"{text} {_newly_refused_text((after.refused - after.refused_too).total(), refused)}"
+    return f"{text} {_newly_refused_text((typed_result.refused - typed_result.refused_too).total(), refused)}"
 
 
 def _newly_refused_text(newly: int, refused: int) -> str:
     if not newly:
-        return _("All of them were refused then too.")
+        return _("All of these requests were also refused at the time.")
     if newly == refused:
-        return _("All of them were admitted then.")
-    text = ngettext("%(n)s of them was admitted then.", "%(n)s of them were admitted then.", newly)
+        return _("All of these requests were admitted at the time.")
+    text = ngettext(
+        "%(n)s of these requests was admitted at the time.", "%(n)s of these requests were admitted at the time.", newly
+    )
     return text % {"n": f"{newly:,}"}
 
 
-def _changes(after: ReplayResult, kind: str) -> list[tuple[str, str, str, str]]:
+def _changes(typed_result: ReplayResult, kind: str) -> list[tuple[str, str, str, str]]:
     """Return the rows of the comparison with what happened at the time.
 
     The columns are: refused by the typed rule, and refused at the time too; refused only by the typed rule; refused at
     the time, but not by the typed rule.
     """
-    counts = after.refused_too, after.refused - after.refused_too, after.admitted_now
-    too, newly, admitted_now = (number(count.total()) for count in counts)
-    keys_too, keys_newly, keys_admitted_now = (number(len(count)) for count in counts)
-    return [(_("requests"), too, newly, admitted_now), (_keys_word(kind), keys_too, keys_newly, keys_admitted_now)]
+    newly_refused = typed_result.refused - typed_result.refused_too
+    columns = typed_result.refused_too, newly_refused, typed_result.admitted_now
+    refused_too, newly, admitted_now = (number(column.total()) for column in columns)
+    keys_refused_too, keys_newly, keys_admitted_now = (number(len(column)) for column in columns)
+    return [
+        (_("requests"), refused_too, newly, admitted_now),
+        (_keys_word(kind), keys_refused_too, keys_newly, keys_admitted_now),
+    ]
 
 
 def _keys_word(kind: str) -> str:
     return _("accounts") if kind == KeyKind.ACCOUNT else _("keys")
 
 
-def _rows(before: ReplayResult | None, after: ReplayResult, typed: Rule) -> list[tuple[str, str, str]]:
+def _rows(saved_result: ReplayResult | None, typed_result: ReplayResult, typed: Rule) -> list[tuple[str, str, str]]:
     """Return the rows of the comparison.
 
     Each row has a title, the value for the saved rule, and the value for the typed rule. Without a saved rule, its
@@ -170,43 +177,45 @@ def _rows(before: ReplayResult | None, after: ReplayResult, typed: Rule) -> list
     rows: list[tuple[str, Callable[[ReplayResult], str]]] = [
         (_("requests that the rule counts"), lambda result: number(sum(result.requests.values()))),
         (_keys_word(typed.key_kind), lambda result: number(len(result.requests))),
-        (_("admitted, and so billed"), lambda result: amount(result.units[1], unit)),
+        (_("admitted, and so billed"), lambda result: amount(result.admitted_units, unit)),
     ]
-    if before is not None:
+    if saved_result is not None:
         keys_refused = _("keys with refused requests")
         if typed.key_kind == KeyKind.ACCOUNT:
             keys_refused = _("accounts with refused requests")
         rows += [
             (_("refused requests"), lambda result: number(sum(result.refused.values()))),
             (keys_refused, lambda result: number(len(result.refused))),
-            (_("not admitted, and so not billed"), lambda result: amount(result.units[0] - result.units[1], unit)),
+            (_("not admitted, and so not billed"), lambda result: amount(result.units - result.admitted_units, unit)),
         ]
-    if after.longest_wait or (before is not None and before.longest_wait):
+    if typed_result.longest_wait or (saved_result is not None and saved_result.longest_wait):
         rows.append((_("longest wait"), lambda result: words.span(Decimal(result.longest_wait) / MICROSECONDS)))
-    return [(title, "" if before is None else text_of(before), text_of(after)) for title, text_of in rows]
+    return [
+        (title, "" if saved_result is None else text_of(saved_result), text_of(typed_result)) for title, text_of in rows
+    ]
 
 
-def _refused_keys(before: ReplayResult | None, after: ReplayResult) -> set[str]:
-    return {*after.refused, *after.admitted_now, *(() if before is None else before.refused)}
+def _refused_keys(saved_result: ReplayResult | None, typed_result: ReplayResult) -> set[str]:
+    return {*typed_result.refused, *typed_result.admitted_now, *(() if saved_result is None else saved_result.refused)}
 
 
-def _keys(before: ReplayResult | None, after: ReplayResult) -> list[ComparedKey]:
+def _keys(saved_result: ReplayResult | None, typed_result: ReplayResult) -> list[ComparedKey]:
     """Return the keys with refused requests. Keys with the most newly refused requests come first."""
 
     def order(key: str) -> tuple[int, int, int, str]:
-        newly_refused = after.refused[key] - after.refused_too[key]
-        return -newly_refused, -after.refused[key], -after.admitted_now[key], key
+        newly_refused = typed_result.refused[key] - typed_result.refused_too[key]
+        return -newly_refused, -typed_result.refused[key], -typed_result.admitted_now[key], key
 
-    keys = sorted(_refused_keys(before, after), key=order)
+    keys = sorted(_refused_keys(saved_result, typed_result), key=order)
     return [
         ComparedKey(
             key,
-            number(max(after.requests[key], before.requests[key] if before is not None else 0)),
-            number(after.refused[key]),
-            number(after.refused_too[key]),
-            number(after.refused[key] - after.refused_too[key]),
-            number(after.admitted_now[key]),
-            number(before.refused[key]) if before is not None else "",
+            number(max(typed_result.requests[key], saved_result.requests[key] if saved_result is not None else 0)),
+            number(typed_result.refused[key]),
+            number(typed_result.refused_too[key]),
+            number(typed_result.refused[key] - typed_result.refused_too[key]),
+            number(typed_result.admitted_now[key]),
+            number(saved_result.refused[key]) if saved_result is not None else "",
         )
         for key in keys[:TOP]
     ]
@@ -225,8 +234,8 @@ def _notes(typed: Rule, trace: Trace) -> Iterator[str]:
         yield _("Only the newest %s recorded requests were replayed.") % f"{MAX_REQUESTS:,}"
     elif trace.rows[-1].at - trace.rows[0].at < _WHOLE_DAY:
         yield _(
-            "Only this time of the last 24 hours has recorded requests. Before and after it, nothing is recorded that"
-            " the rule could count."
+            "Only this part of the last 24 hours has recorded requests. Before and after this part, no request is"
+            " recorded that the rule could count."
         )
     yield _(
         "Each key begins with all permits. Plans, overrides, blocks and allows apply as they are now. Only this rule is"

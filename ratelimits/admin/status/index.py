@@ -46,7 +46,7 @@ def tasks(request: HttpRequest, site: str) -> list[tuple[str, str]]:
     """
     user: Any = request.user
     may_try = any(user.has_perm(f"ratelimits.{action}_rule") for action in ("add", "change"))
-    every = (
+    all_tasks = (
         (_("Why was a request refused?"), "inspect_changelist", "", may_inspect(request)),
         (_("Give more"), "access_grant", "", may_operate(request)),
         (_("Reset a key"), "keyreset_add", "", may_operate(request)),
@@ -54,15 +54,15 @@ def tasks(request: HttpRequest, site: str) -> list[tuple[str, str]]:
         (_("Would a limit have hurt anyone in the last 24 hours?"), "rule_yesterday", "", may_try),
     )
     links = []
-    for text, name, query, may in every:
+    for text, name, query, may in all_tasks:
         with suppress(NoReverseMatch):
             if may:
                 links.append((text, reverse(f"{site}:ratelimits_{name}") + query))
     return links
 
 
-def _refusing(rule: int, names: Mapping[int, str]) -> str:
-    """Return the name of a rule that refused. The totals have the number 0 for a block."""
+def _refusing_name(rule: int, names: Mapping[int, str]) -> str:
+    """Return the name of what refused: a rule, or a block. In the totals, a block has the number 0."""
     if not rule:
         return _("a block")
     return names.get(rule) or _("rule %(number)s") % {"number": rule}
@@ -92,9 +92,9 @@ def recent_refusals(request: HttpRequest, site: str) -> list[RecentRefusal] | No
             "time": f"{start:%H:%M}–{moment((row.start + QUARTER) * 1_000_000):%H:%M}",
             "requests": requests,
             "key": f"{row.key} ({row.account})" if row.account else row.key,
-            "rule": _refusing(row.rule, names),
+            "rule": _refusing_name(row.rule, names),
         }
-        # Some texts in the ledger are not keys, and requests without an account are counted in one sum.
+        # The inspector has no page for a text that is not a key, and no refusals of a single key without an account.
         has_page = row.account and typed_key(row.key) == row.key
         url = inspect_url(row.key, row.account, site) if has_page else ""
         refusals.append(RecentRefusal(text, url))
@@ -119,7 +119,9 @@ def _groups(app: dict[str, Any]) -> list[dict[str, Any]]:
     without_group = [entry for name, entry in models.items() if name not in names_in_groups]
     groups = []
     for number, (title, names) in enumerate(GROUPS):
-        entries = [models[name] for name in names if name in models] + ([] if number else without_group)
+        entries = [models[name] for name in names if name in models]
+        if number == 0:
+            entries += without_group
         if entries:
             name = _("%(app)s: %(group)s") % {"app": app["name"], "group": title}
             groups.append({**app, "name": name, "models": entries})

@@ -20,6 +20,7 @@ from ratelimits.admin.status.charts import bars
 from ratelimits.conf import conf
 from ratelimits.models import Line, Rule, Status
 from ratelimits.models.ledger import moment
+from ratelimits.models.status.totals import DAY
 from ratelimits.status.facts import Fact, facts, worst
 from ratelimits.status.first_drain import before_first_drain
 from ratelimits.status.redis_state import RedisReading
@@ -35,6 +36,7 @@ from ratelimits.status.usage_over_time import (
     usage_over_time,
 )
 
+#: Functions that return a window of time, by the value of `?window=`.
 WINDOWS = {"day": last_day, "month": last_month}
 
 
@@ -112,7 +114,8 @@ class _Links:
 
 
 def _label(window: Window, start: int) -> str:
-    return f"{moment(start * 1_000_000):%Y-%m-%d}" if window.step == 86_400 else f"{moment(start * 1_000_000):%H:%M}"
+    """Return the label of a step: its day, or its time of the day."""
+    return f"{moment(start * 1_000_000):%Y-%m-%d}" if window.step == DAY else f"{moment(start * 1_000_000):%H:%M}"
 
 
 def _kinds(usage: UsageOverTime, window: Window, links: _Links) -> Iterator[dict[str, Any]]:
@@ -151,6 +154,7 @@ def _kinds(usage: UsageOverTime, window: Window, links: _Links) -> Iterator[dict
 
 
 def _entry(dimension: Dimension, entry: Entry, usage: UsageOverTime, links: _Links) -> dict[str, str]:
+    """Return the texts of an entry: name, URL, number of requests, and the rule that refused most of the requests."""
     requests = f"{entry.requests:,}"
     if dimension == "rule":
         number = int(entry.name)

@@ -40,6 +40,11 @@ PARTS_OF_PLANS: set[Any] = {PlanInclusion, PlanPrice}
 INLINES = {f"{name}-{count}_FORMS": "0" for name in ("inclusions", "prices") for count in ("TOTAL", "INITIAL")}
 
 
+def newest_kind(client: Client) -> str:
+    """Return what the page of all changes says of the newest change, such as "changed back"."""
+    return str(client.get(CHANGES).context["changes"][0].row.did)
+
+
 def reasons(model: Any) -> list[str | None]:
     """Return the reasons of all records of a table, the newest first."""
     return list(model.history.order_by("-history_id").values_list("history_change_reason", flat=True))
@@ -136,6 +141,15 @@ class TestAllChanges:
         assert f"version {Rule.objects.get().version}" in page
         assert "sub-windows" not in page
 
+    def test_only_a_change_that_restores_the_former_state_is_named_so(self, admin_client: Client) -> None:
+        row = rule("burst", "fixed_window", capacity=10, period=60)
+        named = []
+        for capacity in (20, 20, 30, 20, 10):
+            row.capacity = capacity
+            row.save()
+            named.append(newest_kind(admin_client))
+        assert named == ["changed", "changed", "changed", "changed back", "changed"]
+
     def test_a_capacity_of_zero_is_said(self, admin_client: Client) -> None:
         rule("block", "fixed_window", capacity=0)
         page = text(admin_client.get(CHANGES))
@@ -176,8 +190,8 @@ class TestAllChanges:
             "You may not delete the plan.",
             "You may not change the rule.",
             "You may not change the rule.",
-            "It was changed or deleted later: see its later changes.",
-            "It was changed or deleted later: see its later changes.",
+            "The rule was changed or deleted later: see the later changes.",
+            "The rule was changed or deleted later: see the later changes.",
         ]
         assert cells("change_rule")[2:4] == ["You may not add the rule again.", "Undo"]
         (end, *_others) = user_with(client, "view_change", "operate").get(CHANGES).context["changes"]
@@ -187,7 +201,7 @@ class TestAllChanges:
         )
         restored = Rule.history.filter(id=pk, history_type="-").get()
         restored.instance.save()
-        assert "It was added again since." in cells("change_rule", "add_rule")
+        assert "The rule was added again later." in cells("change_rule", "add_rule")
 
     def test_it_shows_what_the_user_may_view_and_offers_what_the_user_may_do(self, client: Client) -> None:
         row = rule()
@@ -305,6 +319,7 @@ class TestUndoing:
         assert admin_client.post(url, {"_confirmed": "1"}).status_code == 302
         row = model.objects.get(pk=row.pk)
         assert getattr(row, name) == former
+        assert newest_kind(admin_client) == "changed back"
         if model is Plan:
             PlanMembership.objects.all().delete()
         pk = row.pk
@@ -315,6 +330,7 @@ class TestUndoing:
         assert ("The plan comes back without its included quantities and prices" in said) == (model is Plan)
         assert admin_client.post(url, {"_confirmed": "1"}).status_code == 302
         assert getattr(model.objects.get(pk=pk), name) == former
+        assert newest_kind(admin_client) == "added again"
         assert [record.history_type for record in model.history.filter(id=pk).order_by("-history_id")[:2]] == ["+", "-"]
 
     def test_a_block_that_was_ended_says_what_it_does_again(self, admin_client: Client) -> None:

@@ -38,8 +38,8 @@ def used(*lines: Line) -> None:
 
 
 def found(row: Rule) -> tuple[int, int | None]:
-    whom = affected(row, row.to_algorithm(), NOW)
-    return whom.keys, whom.above
+    result = affected(row, row.to_algorithm(), NOW)
+    return result.count, result.above_limit
 
 
 class TestByTheLedger:
@@ -72,6 +72,9 @@ class TestByTheLedger:
         day: dict[str, Any] = {"algorithm": "calendar_window", "calendar_unit": "day", "capacity": 100}
         assert found(unsaved(key_kind="account", **day)) == (1, 1)
         assert found(unsaved(key_kind="user", **day)) == (3, 0)
+        row = unsaved(key_kind="account", **(day | {"capacity": 200}))
+        said = "Applies to 1 account of the last 24 hours. 0 of these accounts are above the limit now."
+        assert affected(row, row.to_algorithm(), NOW).text == said
 
     def test_what_the_ledger_does_not_keep_is_not_guessed(self) -> None:
         used(use("user:1", 5))
@@ -104,10 +107,10 @@ class TestByTheLedger:
             with CaptureQueriesContext(
                 connection,
             ) as queries:
-                whom = affected(row, row.to_algorithm(), NOW)
+                result = affected(row, row.to_algorithm(), NOW)
             assert len(queries) <= 5
-        assert (whom.keys, whom.more) == (MAX_KEYS, True)
-        assert "at least 2,000 keys" in whom.text
+        assert (result.count, result.has_more) == (MAX_KEYS, True)
+        assert "at least 2,000 keys" in result.text
 
 
 class TestInRedis:
@@ -120,9 +123,9 @@ class TestInRedis:
         row.capacity = 50
         assert found(row) == (2, 1)
         row.capacity = 30
-        whom = affected(row, row.to_algorithm(), NOW)
-        assert whom == Affected(2, 2, False, True)
-        assert whom.text == "Applies to 2 keys of the last 24 hours. Everyone would be refused."
+        result = affected(row, row.to_algorithm(), NOW)
+        assert result == Affected(2, 2, False, True)
+        assert result.text == "Applies to 2 keys of the last 24 hours. Everyone would be refused."
         # Asking took nothing.
         row.capacity = 71
         assert found(row) == (2, 0)

@@ -63,7 +63,7 @@ def tried(client: Client, row: Any = None, **typed: str) -> dict[str, Any]:
 def refused(client: Client, **typed: str) -> dict[str, str]:
     """Return how many requests of each key the typed rule would have refused."""
     response = client.post(URL, {**WINDOW, **typed})
-    return {row.key: row.typed for row, *_ in response.context.get("keys", ())}
+    return {row.key: row.refused_by_typed for row, *_ in response.context.get("keys", ())}
 
 
 def test_it_says_who_would_have_been_refused_and_how_often(admin_client: Client) -> None:
@@ -73,7 +73,7 @@ def test_it_says_who_would_have_been_refused_and_how_often(admin_client: Client)
     page = admin_client.post(URL, WINDOW)
     assert "Yes: 2 of 3 keys would have been refused at least once. Requests recorded from" in text(page)
     assert "The typed rule would have refused 4 requests of 2 keys." in text(page)
-    assert [(row.key, row.requests, row.typed) for row, *_ in page.context["keys"]] == [
+    assert [(row.key, row.requests, row.refused_by_typed) for row, *_ in page.context["keys"]] == [
         ("user:1", "5", "3"),
         ("user:2", "3", "1"),
     ]
@@ -108,17 +108,20 @@ def test_it_says_what_was_refused_at_the_time(admin_client: Client) -> None:
     asked(3, 2, refused=2)
     asked(4, 4, refused=2)
     page = admin_client.post(URL, WINDOW)
-    said = "would have refused 9 requests of 3 keys. 5 of them were admitted then."
+    said = "would have refused 9 requests of 3 keys. 5 of these requests were admitted at the time."
     assert said in text(page)
     assert page.context["changes"] == [("requests", "4", "5", "7"), ("keys", "1", "2", "4")]
-    assert [(row.key, row.typed, row.too, row.newly, row.admitted_now) for row, *_ in page.context["keys"]] == [
+    assert [
+        (row.key, row.refused_by_typed, row.refused_too, row.newly_refused, row.admitted_now)
+        for row, *_ in page.context["keys"]
+    ] == [
         ("user:1", "3", "0", "3", "1"),
         ("user:4", "2", "0", "2", "2"),
         ("user:2", "4", "4", "0", "2"),
         ("user:3", "0", "0", "0", "2"),
     ]
     RecordedRequest.objects.update(refused=True)
-    said = "would have refused 9 requests of 3 keys. All of them were refused then too."
+    said = "would have refused 9 requests of 3 keys. All of these requests were also refused at the time."
     assert said in text(admin_client.post(URL, WINDOW))
 
 
@@ -195,7 +198,7 @@ def test_without_recorded_requests_it_says_what_to_do(admin_client: Client, sett
     assert "Requests are not recorded. To record them, set" in text(admin_client.post(URL, WINDOW))
     on(settings)
     asked(1, ago=90_000)
-    said = "Requests are recorded, but there was none in the last 24 hours, in any scope."
+    said = "Requests are recorded, but no request came in the last 24 hours, in any scope."
     assert said in text(admin_client.post(URL, {**WINDOW, "scope": "search"}))
     asked(1)
     asked(1, scope="files")
@@ -221,7 +224,7 @@ def test_what_limits_the_numbers_is_said(admin_client: Client, settings: Any, mo
     asked(1, 9)
     RecordedRequest.objects.filter(pk=RecordedRequest.objects.latest("pk").pk).update(left_out=3)
     page = text(admin_client.post(URL, WINDOW))
-    assert "Only this time of the last 24 hours has recorded requests." in page
+    assert "Only this part of the last 24 hours has recorded requests." in page
     assert "All requests recorded in the last 24 hours" not in page
     assert "At present, 25 % of the accounts" in page
     assert "3 more requests of this time could not be recorded." in page

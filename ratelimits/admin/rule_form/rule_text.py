@@ -11,7 +11,7 @@ from ratelimits.models import Rule
 from ratelimits.models.rule_parts.refusal import RefusalStatus
 
 
-def reading(rule: Rule) -> str:
+def rule_text(rule: Rule) -> str:
     """Return the sentences of a rule. The rule may be unsaved, and may have no name yet."""
     return " ".join(_sentences(rule))
 
