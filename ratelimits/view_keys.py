@@ -102,6 +102,7 @@ def _argument(name: str) -> _Reader:
     return lambda request, arguments: arguments.get(name)
 
 
+#: The functions that make a reader, by the word before the colon, such as "header:X-Team".
 _READERS: dict[str, Callable[[str], _Reader]] = {
     "header": _header,
     "query": _query,

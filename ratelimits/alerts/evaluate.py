@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 #: A billing period that started longer ago than this (s) has ended. It is not evaluated.
 _MAX_AGE = 93 * 86_400
+#: How many accounts are evaluated together.
 _CHUNK = 500
 
 

@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 UNITS = ("hour", "day", "week", "month", "year")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: An hour in µs.
 _HOUR = 3_600_000_000
 _MICROSECOND = timedelta(microseconds=1)
 # The default anchor of every unit: this day is both a Monday and a 1 January.

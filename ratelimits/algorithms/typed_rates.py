@@ -20,10 +20,13 @@ _SECONDS = {
     **dict.fromkeys(("d", "day", "days"), 86_400),
     **dict.fromkeys(("w", "week", "weeks"), 604_800),
 }
+#: A number and its unit of time, such as "1.5 h".
 _PART = r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*"
+#: A number that `Decimal` reads, with at most two digits in the exponent.
 _NUMBER = re.compile(r"[+-]?[0-9]*\.?[0-9]+(?:e[+-]?[0-9]{1,2})?", re.IGNORECASE)
 # A word for what is counted, such as "requests" in "50 requests a minute".
 _COUNTED = r"(?:\b(?:requests?|calls?|hits?|tokens?|permits?|units?|times)\s*)?"
+#: Permits, a slash or a word such as "per", and a length of time, as in "50 requests per minute" or "10/5min".
 _RATE = re.compile(
     rf"(?P<permits>.*?)\s*{_COUNTED}(?:/|\b(?:per|an?|each|every|in|within)\b)\s*(?P<time>.*)", re.DOTALL
 )

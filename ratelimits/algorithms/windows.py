@@ -12,6 +12,7 @@ from ratelimits.algorithms.wording import Wording, amount, gettext_noop
 
 # Months and years have no fixed length.
 _LENGTHS = {"hour": 3_600 * MICROSECONDS, "day": 86_400 * MICROSECONDS, "week": 604_800 * MICROSECONDS}
+#: What people read for each calendar unit.
 _UNITS = {
     "hour": gettext_noop("calendar hour"),
     "day": gettext_noop("calendar day"),

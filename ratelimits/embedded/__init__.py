@@ -15,6 +15,7 @@ from pathlib import Path
 
 #: Maximum seconds until a started server answers.
 START_SECONDS = 20.0
+#: The option of Linux's prctl by which a process gets a signal when its parent ends.
 _PR_SET_PDEATHSIG = 1
 # The library is loaded at import, since loading a library between fork and exec is unsafe.
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None

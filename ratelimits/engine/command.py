@@ -92,6 +92,7 @@ class Command:
         #: The deciding script for calls of this shape, and its argument `layout`, which only a general script has.
         self.script, self._layout = _assembled(call, len(compared), before_own_keys - packed, keyspace.slots_move)
         #: The bytes of the command before the nonce.
+        # Without options: EVALSHA, the SHA-1, the number of keys, nonce, head, request and program.
         self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n%b" % (
             7 + len(keys) + (self._layout is not None) + meters + leases,
             self.script.sha,

@@ -16,7 +16,17 @@ from ratelimits.conf import conf
 from ratelimits.engine.call import ANY, Call, Op, Receipt, Usage, new_nonce
 from ratelimits.engine.clock import clock
 from ratelimits.engine.command import Command
-from ratelimits.engine.decision import AlreadySettled, Decision, Lost, Stale, read
+from ratelimits.engine.decision import (
+    DECIDED,
+    LOST,
+    OLD_RULES,
+    USED_BEFORE,
+    AlreadySettled,
+    Decision,
+    Lost,
+    Stale,
+    read,
+)
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import Server, current_server
 from ratelimits.engine.transport.connection import Unavailable
@@ -32,19 +42,19 @@ def parse_reply(call: Call, packed: bytes, nonce: bytes) -> Decision | None:
     the call again. But if the call has a fixed moment (`call.now`), raise Stale instead. Also raise Stale if the rules
     are too old, AlreadySettled if the receipt was used before, and Lost if a lasting limit must be restored first.
     """
-    # lua/decide.lua lists the kinds of replies at "Returns". The first number of a reply says its kind.
     reply = read(packed)
-    if reply[0] == 1:
+    if reply[0] == DECIDED:
         return Decision(call, reply, nonce)
-    if reply[0] == 2:
+    kind, version_or_now = reply
+    if kind == USED_BEFORE:
         raise AlreadySettled("this receipt was refunded or settled before, or is older than RECEIPT_TTL")
-    if reply[0] == 0:
-        raise Stale(reply[1])
-    if reply[0] == -3:
+    if kind == OLD_RULES:
+        raise Stale(version_or_now)
+    if kind == LOST:
         raise Lost
     if call.now is not None:
-        raise Stale(0, reply[1])
-    clock.correct(reply[1])
+        raise Stale(0, version_or_now)
+    clock.correct(version_or_now)
     return None
 
 

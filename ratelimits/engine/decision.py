@@ -11,9 +11,16 @@ from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.engine.call import Call, Op, Receipt, bin_and_period
 from ratelimits.engine.program import MAX_LIMITS, Program, program
 
-#: Functions that unpack a reply, by the length of the reply in bytes. All numbers are integers of 64 bits. A decision
-#: has 9 numbers and 3 more for each limit. On a cluster it also has 1 for each key. Other replies have 2 numbers.
-_UNPACK = {8 * count: struct.Struct(f"<{count}q").unpack for count in (2, *range(9, 10 + 4 * MAX_LIMITS))}
+#: The kinds of replies: the first number of a reply. lua/decide.lua describes them at "Returns".
+DECIDED, USED_BEFORE, OLD_RULES, NOT_VALID_NOW, LOST = 1, 2, 0, -2, -3
+#: A decision has HEAD numbers, and then PER_LIMIT numbers for each limit (see `Decision`).
+HEAD, PER_LIMIT = 9, 3
+#: Functions that unpack a reply, by the length of the reply in bytes. All numbers are integers of 64 bits. On a
+#: cluster a decision also has one number for each key. Other replies have two numbers.
+_UNPACK = {
+    8 * count: struct.Struct(f"<{count}q").unpack
+    for count in (2, *range(HEAD, HEAD + (PER_LIMIT + 1) * MAX_LIMITS + 1))
+}
 
 
 class Stale(Exception):
@@ -108,17 +115,17 @@ class Decision:
             call.costs,
             call.account,
             call.usage,
-            reply[7],
+            self.at,
             *counted[:2],
             call.lease,
             # The moment of each key, if a cluster decided shard by shard. Otherwise this tuple is empty.
-            tuple(reply[9 + 3 * len(call.program.terms) :]),
+            tuple(reply[HEAD + PER_LIMIT * len(call.program.terms) :]),
         )
 
     def _charged(self) -> Program:
         """Return the limits that were charged. This leaves out shadow rules that would have refused the request."""
         terms = self.program.terms
-        charged = tuple(term for number, term in enumerate(terms) if self.reply[9 + 3 * number])
+        charged = tuple(term for number, term in enumerate(terms) if self.reply[HEAD + PER_LIMIT * number])
         return self.program if len(charged) == len(terms) else program(charged)
 
     @property
@@ -158,6 +165,7 @@ class Decision:
         """
         reply = self.reply
         number = reply[2]
+        # The last of the three numbers of the binding limit. Its position counts from 1.
         return reply[3], reply[8 + 3 * number] / MICROSECONDS if number else 0.0
 
     @property
@@ -177,9 +185,10 @@ class Decision:
     @property
     def standings(self) -> tuple[Standing, ...]:
         """Return the result of each limit, in the order of the limits."""
-        numbers = self.reply[9 : 9 + 3 * len(self.program.terms)]
+        numbers = self.reply[HEAD : HEAD + PER_LIMIT * len(self.program.terms)]
         return tuple(
-            Standing(numbers[i] == 1, numbers[i + 1], numbers[i + 2] / MICROSECONDS) for i in range(0, len(numbers), 3)
+            Standing(numbers[i] == 1, numbers[i + 1], numbers[i + 2] / MICROSECONDS)
+            for i in range(0, len(numbers), PER_LIMIT)
         )
 
 

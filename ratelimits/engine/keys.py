@@ -30,6 +30,7 @@ ANONYMOUS = "~anonymous"
 _PLAIN = re.compile(rf"(?!{ANONYMOUS}\Z)[A-Za-z0-9:@._~-]{{0,{LONGEST_NAME}}}")
 #: Characters that some databases cannot store: NUL, and halves of surrogate pairs.
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+#: Maximum length of a namespace. It stands in the name of each key.
 LONGEST_NAMESPACE = 40
 _NAMESPACE = re.compile(rf"[A-Za-z0-9_.-]{{1,{LONGEST_NAMESPACE}}}")
 

@@ -210,7 +210,7 @@ if l.written then l.last = at end
 if l.written or l.must_keep then
 --: do store
   l.written = true
-  -- Round up to whole seconds, and add one second.
+  -- Round up to whole seconds, and add one second. The largest number in four bytes is 4294967295.
   local needed_until = at + (l.life > CLOCK_BACK and l.life or CLOCK_BACK)
   needed_until = (needed_until - needed_until % 1e6) / 1e6 + (needed_until % 1e6 > 0 and 2 or 1)
   l.expiry = needed_until < 4294967295 and needed_until or 4294967295

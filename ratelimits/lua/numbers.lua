@@ -2,6 +2,7 @@
 -- Lua 5.1 has no integers, only doubles. A double holds every integer up to 2^53 exactly, so all numbers here are
 -- whole. A number with a fraction is written as two whole numbers, a *pair over n*: the pair (whole, part) means
 -- whole + part/n.
+-- In the algorithms' files too, 9007199254740992 is 2^53, and 4503599627370496 is 2^52 (142 years, if it is in µs).
 
 -- Returns floor(a*b/n) and a*b mod n, for whole 0 <= a, b < 2^53, 0 < n < 2^53 and a quotient below 2^53.
 local function muldiv(a, b, n)
@@ -10,7 +11,8 @@ local function muldiv(a, b, n)
     local rest = product % n
     return (product - rest) / n, rest
   end
-  -- The product is too large for a double, so multiply by one bit of b at a time. Every step is exact.
+  -- The product is too large for a double, so multiply by one bit of b at a time, from the highest bit down. Every
+  -- step is exact.
   local a_rest = a % n
   local a_quotient = (a - a_rest) / n
   local quotient, rest, bit = 0, 0, 4503599627370496

@@ -1,4 +1,4 @@
--- Functions that read the rule of a limit: the end of ARGV[4] has '<dc22' for each limit.
+-- Functions that read the rule of a limit: the end of ARGV[4] has '<dc22' (30 bytes) for each limit.
 
 -- Returns the moment from which the limit's params hold: at the earliest the last charge, at the latest the decision.
 --@rarely

@@ -16,6 +16,7 @@ from celery.exceptions import Ignore
 from django.core.exceptions import ImproperlyConfigured
 
 from ratelimits.algorithms.limits import Algorithm
+from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.engine import Mode
 from ratelimits.engine.clock import clock
 from ratelimits.engine.program import Program
@@ -115,7 +116,7 @@ def _header(request: Any) -> dict[str, Any] | None:
 
 def _granted(turn: Turn) -> int | None:
     """Return the moment of a permit by the server's clock, in µs since 1970 UTC; None if the server was not asked."""
-    return turn.decision.at + turn.decision.reply[6] if turn.decision is not None else None
+    return turn.decision.at + round(turn.decision.wait * MICROSECONDS) if turn.decision is not None else None
 
 
 def _pause(turn: Turn) -> float:

@@ -33,6 +33,7 @@ REPORTS = 100
 #: Maximum number of deliveries that one statement writes.
 CHUNK = 1000
 
+#: Maximum length of a customer's name.
 _MAX_CUSTOMER = 255
 
 State = PushDelivery.State

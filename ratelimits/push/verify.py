@@ -30,6 +30,7 @@ from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import Row
 from ratelimits.reports.statements import version_rows
 
+#: Maximum number of rows that are read at once.
 _CHUNK = 500
 #: Maximum time from now until a delivery is due, or until the pause of a receiver ends.
 _MAX_DELAY = max(timedelta(seconds=MAX_WAIT), 2 * MAX_PAUSE) + CLAIM
@@ -37,6 +38,7 @@ _MAX_DELAY = max(timedelta(seconds=MAX_WAIT), 2 * MAX_PAUSE) + CLAIM
 _IGNORED = ("source", "dataschema")
 
 State = PushDelivery.State
+#: The states of deliveries that are never sent again: accepted, or billed in another way.
 _SETTLED = (State.ACCEPTED, State.ELSEWHERE)
 
 

@@ -168,14 +168,14 @@ def usage_lines(
         line.unknown_count = lost.pop((group["key"], group["meter"]), 0)
         yield line
     for (key, meter), count in sorted(lost.items()):
-        line = _plain_line(report, 0, "", key, meter)
+        line = _plain_line(report, key=key, meter=meter)
         line.unknown_count = count
         yield _with_line_id(line, USAGE, "unknown", meter, key)
 
 
 def gap_line(report: Report) -> ReportLine:
     """Return the only line of a version that was made because a gap was declared. All quantities of the line are 0."""
-    return _with_line_id(_plain_line(report, 0, "", "", ""), USAGE, "gap")
+    return _with_line_id(_plain_line(report), USAGE, "gap")
 
 
 def _with_line_id(line: ReportLine, *subject: str) -> ReportLine:
@@ -189,11 +189,11 @@ def _with_line_id(line: ReportLine, *subject: str) -> ReportLine:
     return line
 
 
-def _plain_line(report: Report, number: int, identity: str, key: str, meter: str) -> ReportLine:
-    """Return a usage line for the whole period with 0 in all quantities."""
+def _plain_line(report: Report, identity: str = "", key: str = "", meter: str = "") -> ReportLine:
+    """Return a usage line for the whole period with 0 in all quantities. Its number is set when it is written."""
     return ReportLine(
         report=report,
-        number=number,
+        number=0,
         line_id=identity,
         key=key,
         meter=meter,
@@ -214,13 +214,15 @@ def _plain_line(report: Report, number: int, identity: str, key: str, meter: str
 
 def unused_line(report: Report) -> ReportLine:
     """Return the line of an account without usage: all quantities are 0, and key, meter and rule are empty."""
-    return _plain_line(report, 1, line_id(report_id(report.account, report.period_start), USAGE, "unused"), "", "")
+    line = _plain_line(report, line_id(report_id(report.account, report.period_start), USAGE, "unused"))
+    line.number = 1
+    return line
 
 
 def adjustment_line(report: Report, adjustment: Adjustment, allowance: Allowance) -> ReportLine:
     """Return the line of an adjustment."""
     identity = line_id(report_id(report.account, report.period_start), ADJUSTMENT, str(adjustment.reference))
-    line = _plain_line(report, 0, identity, adjustment.key, adjustment.meter)
+    line = _plain_line(report, identity, adjustment.key, adjustment.meter)
     line.charge_category = ADJUSTMENT
     line.charge_class = CORRECTION if report.version > 1 else ""
     line.corrects_line_id = adjustment.corrects_line_id

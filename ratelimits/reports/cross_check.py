@@ -55,6 +55,7 @@ def compare_all(
     ledger = {account: _requests(rows, start, end) for account, rows in usage.items()}
     rows = ProcessTotal.objects.using(using).filter(account__in=accounts, bin__gte=start, bin__lt=end)
     rows = rows.exclude(kind__in=("blocked", "exempt"))
+    # The bins that begin in the first quarter of an hour, and the bins that end in the last one or later.
     at_edge = Q(bin__lt=start + BIN_SECONDS) | Q(bin__gt=end - 2 * BIN_SECONDS)
     sums = rows.values_list("account", "meter", "kind").order_by()
     totals: dict[str, dict[tuple[str, str], tuple[int, int]]] = {account: {} for account in accounts}

@@ -25,6 +25,7 @@ from ratelimits.models.keys import COVERS, key_shard
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.terms import RuleBook
 
+#: The overrides of so many groups are read together.
 _CHUNK = 2000
 #: A number that is larger than every version and every moment.
 _NEVER = 2**62

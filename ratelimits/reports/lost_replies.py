@@ -23,9 +23,8 @@ class LostReplies:
     """
 
     def __init__(self, using: str, start: int, end: int, accounts: Collection[str] | None = None) -> None:
-        rows = ProcessTotal.objects.using(using).filter(
-            kind="unanswered", bin__gte=start // SECOND, bin__lt=-(-end // SECOND)
-        )
+        first, end_rounded_up = start // SECOND, -(-end // SECOND)
+        rows = ProcessTotal.objects.using(using).filter(kind="unanswered", bin__gte=first, bin__lt=end_rounded_up)
         if accounts is not None:
             rows = rows.filter(account__in=accounts)
         self._rows: dict[str, list[tuple[int, str, str, int]]] = {}

@@ -84,6 +84,7 @@ def archived_message(archive: str) -> str:
 
 #: Encodes the texts of a line for the digest.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
+#: The index of the column about gaps.
 _GAPS = COLUMNS.index("durability_gap")
 
 

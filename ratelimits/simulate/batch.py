@@ -10,7 +10,7 @@ from ratelimits.algorithms.limits import ALGORITHMS
 from ratelimits.engine.assemble.scripts import Script
 from ratelimits.engine.call import ANY, Call, Op
 from ratelimits.engine.command import Command, further_keys, state_keys
-from ratelimits.engine.decision import Stale
+from ratelimits.engine.decision import DECIDED, Stale
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Program
 from ratelimits.engine.resp import bulks
@@ -126,7 +126,7 @@ def replay(server: Server, commands: Sequence[ReadyCommand]) -> list[Reply]:
     unpack = _DECIDED.unpack_from
     replies = [unpack(raw) if len(raw) >= _DECIDED.size else _STALE.unpack_from(raw) for raw in packed_replies]
     for reply in replies:
-        if reply[0] != 1:
+        if reply[0] != DECIDED:
             raise Stale(0, reply[1])
     return replies
 

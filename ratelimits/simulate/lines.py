@@ -34,6 +34,7 @@ OPS = {
 
 Rules = tuple[Algorithm, ...]
 _FIELDS = frozenset(FIELDS)
+#: A microsecond in seconds: the smallest step of time.
 _MICROSECOND = Decimal("0.000001")
 #: Number of lines that are decoded in one step, if possible.
 _LINES_AT_ONCE = 500

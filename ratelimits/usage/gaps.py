@@ -24,6 +24,7 @@ from ratelimits.models.ledger import (
 from ratelimits.usage.packet import CUM_MODULUS, Packet
 from ratelimits.usage.pending import PendingBatches
 
+#: What can be missing after a restart, by fsync policy.
 _DETAIL = {
     "always": "appendfsync always: no acknowledged usage can be missing",
     "everysec": "appendfsync everysec: usage after the last fsync can be missing, usually of one or two seconds",

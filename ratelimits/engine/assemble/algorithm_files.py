@@ -10,8 +10,11 @@ from ratelimits.algorithms.base import Algorithm, Params
 from ratelimits.engine.assemble import scripts
 from ratelimits.engine.assemble.lua_functions import Functions, divided
 
+#: The formats of numbers in the form of a record, such as "i4" (4 bytes) or "d" (8 bytes).
 _SIZES = re.compile(r"[iI](\d+)|d")
+#: A function: the name of its table, its own name, and its body.
 _FUNCTION = re.compile(r"^function (\w+)\.(\w+)\(.*?\)\n(.*?)^end\n", re.MULTILINE | re.DOTALL)
+#: The directives of an algorithm's file: `--@params NAME PARAMS`, and `--@record NAME FORM | FIELDS`.
 _PARAMS = re.compile(r"^--@params (\S+) (.*)$", re.MULTILINE)
 _RECORD = re.compile(r"^--@record (\w+) ([^|\n]*)(?:\| (.*))?$", re.MULTILINE)
 #: Lines that are not copied into a script: the line that creates the table of the functions, and the directives.
@@ -41,6 +44,7 @@ class RecordForm:
     @property
     def conditions(self) -> list[str]:
         """Return the conditions under which a state can be written in this form."""
+        # A number in four bytes is below 2**32.
         small = [name for size, name in zip(_SIZES.findall(self.format), self.names, strict=False) if size == "4"]
         known = [f"l.{name} == {value}" for name, value in self.fixed.items()]
         return [*known, *(f"l.{name} < 4294967296" for name in small)]
@@ -91,7 +95,7 @@ def _forms(text: str) -> dict[str, RecordForm]:
     for name, fields, fixed in _RECORD.findall(text):
         words = fields.split()
         form = "".join(words[::2])
-        size = sum(int(found[1] or 8) for found in _SIZES.finditer(form))
+        size = sum(int(found[1] or 8) for found in _SIZES.finditer(form))  # a double ("d") has 8 bytes
         forms[name] = RecordForm(form, tuple(words[1::2]), dict(pair.split("=") for pair in fixed.split()), size)
     return forms
 

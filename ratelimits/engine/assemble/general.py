@@ -23,9 +23,10 @@ from ratelimits.engine.assemble import scripts
 from ratelimits.engine.assemble.algorithm_files import AlgorithmFile, algorithm_file
 from ratelimits.engine.assemble.limit_text import LimitText
 from ratelimits.engine.assemble.script_text import ScriptText
-from ratelimits.engine.assemble.shape import Shape
+from ratelimits.engine.assemble.shape import REQUEST_NUMBERS, Shape
 from ratelimits.engine.assemble.states import HEADER, NAME, RULE
 
+#: A limit in a layout: code of its algorithm, slot, key of its state, its own key, and flags.
 _LIMIT = struct.Struct("<BBHHB")
 
 
@@ -79,7 +80,7 @@ class GeneralText(ScriptText):
         self.any, self.files = AnyLimit(shape), _files()
         self.values |= {
             "costs": "",
-            "request": "<ddddddd",
+            "request": "<" + "d" * REQUEST_NUMBERS,
             "mget": "unpack(to_read)",
             "head_count": "head_count",
             "heads_differ": "heads_differ(got)",
@@ -108,7 +109,8 @@ class GeneralText(ScriptText):
         yield "end"
         yield "end"
         yield "-- Returns a cost of the request."
-        yield "local function cost_of(slot) return (read_struct('<d', ARGV[3], 49 + 8 * slot)) end"
+        before_first_slot = 8 * (REQUEST_NUMBERS - 1) + 1
+        yield f"local function cost_of(slot) return (read_struct('<d', ARGV[3], {before_first_slot} + 8 * slot)) end"
 
     def do_limits(self) -> Iterator[str]:
         yield "local L, to_read, place = {}, {}, 1"

@@ -6,6 +6,7 @@ import re
 
 #: Strings and comments. Words in them do not open or close a block.
 _IGNORED = re.compile(r"'[^'\n]*'|--.*")
+#: Words and brackets that open a block, and those that close one.
 _OPENS = re.compile(r"\b(?:function|do|then|else|repeat)\b|[({]")
 _CLOSES = re.compile(r"\b(?:end|until|elseif|else)\b|[)}]")
 #: The closing words with which a line begins.

@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from ratelimits.engine.assemble import scripts
 from ratelimits.engine.assemble.limit_text import LimitText
 from ratelimits.engine.assemble.lua_functions import LuaFunction, divided, rarely, without_unused
-from ratelimits.engine.assemble.shape import Shape, renews
+from ratelimits.engine.assemble.shape import REQUEST_NUMBERS, Shape, renews
 from ratelimits.engine.assemble.states import HEADER, RULE, StateLines
 from ratelimits.engine.keys import SHARD_KEYS
+
+#: The start of a line of the template that is a directive.
+_DIRECTIVE = "--: "
 
 
 class ScriptText(StateLines):
@@ -28,7 +31,7 @@ class ScriptText(StateLines):
         shape = self.shape
         keys = [f"KEYS[{number}]" for number in range(1, shape.heads + 1)]
         states = [f"KEYS[{number}]" for number in self.state_keys]
-        request = "<" + "d" * (7 + shape.costs)
+        request = "<" + "d" * (REQUEST_NUMBERS + shape.costs)
         return {
             "costs": "".join(f", cost_of_{number}" for number in range(1, shape.costs + 1)),
             "request": request,
@@ -45,10 +48,10 @@ class ScriptText(StateLines):
         while number < len(lines):
             line = lines[number].rstrip("\n")
             number += 1
-            if not line.startswith("--: "):
+            if not line.startswith(_DIRECTIVE):
                 yield self.bound(scripts.filled(line, self.values), limit)
                 continue
-            word, _space, argument = line[4:].partition(" ")
+            word, _space, argument = line.removeprefix(_DIRECTIVE).partition(" ")
             if word == "do":
                 yield from self.do(argument, limit)
                 continue

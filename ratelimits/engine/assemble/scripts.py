@@ -16,6 +16,7 @@ from importlib.resources import files
 from ratelimits.engine.keys import SHARD_KEYS
 
 _DIRECTORY = files("ratelimits") / "lua"
+#: A name such as `${meta}`, which is replaced by a part of a key's name.
 _PLACEHOLDER = re.compile(r"\$\{(\w+)\}")
 
 

@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from ratelimits.algorithms.base import Algorithm
 
+#: How many numbers a request has before its costs (ARGV[3] in lua/decide.lua). Each number has 8 bytes.
+REQUEST_NUMBERS = 7
+
 
 class LimitShape(NamedTuple):
     """What a script knows about one limit. Positions begin at 1.

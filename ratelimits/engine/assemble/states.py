@@ -27,6 +27,7 @@ def common_form(limits: Sequence[LimitText]) -> tuple[str, int] | None:
     records = [limit.form for limit in limits]
     if sum(2 + len(record.names) for record in records) > _MAX_VALUES:
         return None
+    # The expiry of the packed state has 4 bytes, and so has the expiry of each record.
     form = "<I4" + "".join(f"c{HEADER}I4{record.format}" for record in records)
     return form, 4 + sum(HEADER + 4 + record.size for record in records)
 
@@ -90,12 +91,12 @@ class StateLines:
             yield f"if {' and '.join(tests)} then"
             yield f"fits_{number} = true"
             for limit in limits:
-                alive = "l.has_record = true"
+                present = "l.has_record = true"
                 if limit.form.fixed:
                     names = ", ".join(f"l.{name}" for name in limit.form.fixed)
-                    alive += f" {names} = {', '.join(limit.form.fixed.values())}"
-                dead = "" if self.shape.virtual else "if l.expiry * 1e6 <= now then l.last = nil else "
-                yield limit.bind(f"{dead}{alive}{' end' if dead else ''}")
+                    present += f" {names} = {', '.join(limit.form.fixed.values())}"
+                if_expired = "" if self.shape.virtual else "if l.expiry * 1e6 <= now then l.last = nil else "
+                yield limit.bind(f"{if_expired}{present}{' end' if if_expired else ''}")
             yield "break"
             yield "end"
             position = limits[0].bind(f"rarely().position({raw}, l.header)")

@@ -25,7 +25,7 @@ from ratelimits.engine.call import Call, Op, Receipt, Usage, new_nonce, shard, s
 from ratelimits.engine.clock import clock
 from ratelimits.engine.command import Command
 from ratelimits.engine.counting import Count, RefusalCount
-from ratelimits.engine.decision import read
+from ratelimits.engine.decision import DECIDED, HEAD, NOT_VALID_NOW, PER_LIMIT, USED_BEFORE, read
 from ratelimits.engine.keys import Keyspace, shard_of
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.transport.connection import Unavailable
@@ -62,6 +62,16 @@ class ShardPart(NamedTuple):
     limits: tuple[int, ...]
     keys: tuple[int, ...]
     command: Command
+
+
+def _of_limit(index: int) -> slice:
+    """Return where a reply has the numbers of a limit: ok, remaining and reset_after."""
+    start = HEAD + PER_LIMIT * index
+    return slice(start, start + PER_LIMIT)
+
+
+def _is_admitted(reply: Reply) -> bool:
+    return reply[:2] == (DECIDED, 1)
 
 
 def slot_of(keyspace: Keyspace, shard_id: int) -> int:
@@ -118,11 +128,11 @@ def steps(whole_command: Command, nonce: bytes) -> Sending:
 
 def _decide_part(part: ShardPart, command: Command) -> Sending:
     reply = read((yield part.slot, command))
-    if reply[0] == -2 and command.call.now is None:
+    if reply[0] == NOT_VALID_NOW and command.call.now is None:
         # Nothing was decided, because this node's clock differs from `clock`: each node has a clock of its own.
         clock.correct(reply[1])
         reply = read((yield part.slot, command))
-    if reply[0] == 1:
+    if reply[0] == DECIDED:
         command.is_first = False
     return reply
 
@@ -132,7 +142,7 @@ def _decide_parts(whole_command: Command) -> Sending:
     replies: Replies = {}
     for position, part in enumerate(parts(whole_command)):
         replies[position] = yield from _decide_part(part, part.command)
-        if replies[position][0] != 1:
+        if replies[position][0] != DECIDED:
             return replies[position]
     return _combined(whole_command.call, parts(whole_command), replies)
 
@@ -147,9 +157,9 @@ def _settle(whole_command: Command) -> Sending:
     all_parts = parts(whole_command)
     for position, part in enumerate(all_parts):
         reply = yield from _decide_part(part, part.command)
-        if reply[0] == 1:
+        if reply[0] == DECIDED:
             replies[position] = reply
-        elif reply[0] != 2 or part is all_parts[-1]:
+        elif reply[0] != USED_BEFORE or part is all_parts[-1]:
             return reply
     return _combined(whole_command.call, all_parts, replies)
 
@@ -165,7 +175,7 @@ def _try(whole_command: Command, nonce: bytes) -> Sending:
         # Giving back would leave traces, so avoid it: first peek at all shards. If all admit, a shard can still refuse
         # after this, but only if another call changes this shard's states in the meantime.
         reply = yield from _decide_parts(Command(whole_command.keyspace, call._replace(op=Op.PEEK)))
-        if reply[:2] != (1, 1):
+        if not _is_admitted(reply):
             yield from _count_denied(whole_command, reply)
             return reply
     replies: Replies = {}
@@ -173,15 +183,15 @@ def _try(whole_command: Command, nonce: bytes) -> Sending:
     try:
         for position, part in enumerate(all_parts):
             replies[position] = yield from _decide_part(part, part.command)
-            if replies[position][:2] != (1, 1):
+            if not _is_admitted(replies[position]):
                 break
     except (Unavailable, RedisError):
         yield from _give_back(whole_command, replies, position, nonce)
         raise
     last = replies[position]
-    if last[:2] != (1, 1):
+    if not _is_admitted(last):
         yield from _give_back(whole_command, replies, position, nonce)
-        if last[0] != 1:
+        if last[0] != DECIDED:
             return last
         yield from _peek(whole_command, replies, position)
     reply = _combined(call, all_parts, replies)
@@ -202,7 +212,7 @@ def _give_back(whole_command: Command, replies: Replies, until: int, nonce: byte
         terms = part.command.call.program.terms
         costs = part.command.call.costs
         # Leave out limits that were not charged: those whose shadow rule would have refused the request.
-        charged = [i for i, term in enumerate(terms) if charging_reply[9 + 3 * i] and costs[term.slot]]
+        charged = [i for i, term in enumerate(terms) if charging_reply[HEAD + PER_LIMIT * i] and costs[term.slot]]
         if not charged:
             continue
         undo = _undo(part.command.call, tuple(terms[i] for i in charged), charging_reply[7], nonce.decode())
@@ -211,13 +221,13 @@ def _give_back(whole_command: Command, replies: Replies, until: int, nonce: byte
         except (Unavailable, RedisError) as error:
             logger.error("The permits taken in slot %d were not given back: %s", part.slot, error)
             continue
-        if reply[0] != 1:
+        if reply[0] != DECIDED:
             logger.error("The permits taken in slot %d were not given back: the node answered %s", part.slot, reply)
             continue
-        # Report what the limits have left after the permits were given back.
+        # Report what the limits have left after the permits were given back. Leave `ok` as it was.
         corrected = list(charging_reply)
         for index, i in enumerate(charged):
-            corrected[10 + 3 * i : 12 + 3 * i] = reply[10 + 3 * index : 12 + 3 * index]
+            corrected[_of_limit(i)] = (corrected[HEAD + PER_LIMIT * i], *reply[_of_limit(index)][1:])
         replies[position] = tuple(corrected)
 
 
@@ -254,14 +264,14 @@ def _peek(whole_command: Command, replies: Replies, refusing: int) -> Generator[
             reply = yield from _decide_part(part, peek)
         except (Unavailable, RedisError):
             continue
-        if reply[0] == 1:
+        if reply[0] == DECIDED:
             replies[position] = reply
 
 
 def _count_denied(whole_command: Command, reply: Reply) -> Generator[Sent, bytes, None]:
     """Yield the command with which the account's shard counts a refusal by another shard."""
     call, usage = whole_command.call, whole_command.call.usage
-    if usage is not None and reply[0] == 1 and call.counts_refusal:
+    if usage is not None and reply[0] == DECIDED and call.counts_refusal:
         term = call.program.terms[reply[2] - 1]
         counted = RefusalCount(usage, call.costs[: len(usage.meters)], term.rule, term.version, 1)
         yield from _count(whole_command, usage, "d", [counted])
@@ -275,7 +285,7 @@ def _count_shadowed(whole_command: Command, reply: Reply) -> Generator[Sent, byt
     counted = []
     for i in (i for part in parts(whole_command)[:-1] for i in part.limits):
         term = call.program.terms[i]
-        if not reply[9 + 3 * i] and term.slot < len(usage.meters):
+        if not reply[HEAD + PER_LIMIT * i] and term.slot < len(usage.meters):
             usage_in_meter = usage._replace(meters=(usage.meters[term.slot],))
             counted.append(RefusalCount(usage_in_meter, (call.costs[term.slot],), term.rule, term.version, 1))
     if counted:
@@ -295,6 +305,11 @@ def _count(
         logger.error("A refusal or shadow refusal by another shard than the account's was not counted: %s", error)
 
 
+def _order_of_refusal(retry_and_limit: tuple[int, int]) -> tuple[bool, int, int]:
+    retry_after, limit = retry_and_limit
+    return (False, 0, limit) if retry_after == NEVER else (True, -retry_after, limit)
+
+
 def _combined(call: Call, all_parts: Sequence[ShardPart], replies: Replies) -> Reply:
     """Make one reply of the shards' replies: first the numbers that decide.lua returns, then a moment for each key.
 
@@ -312,10 +327,10 @@ def _combined(call: Call, all_parts: Sequence[ShardPart], replies: Replies) -> R
         reply = replies.get(position)
         if reply is None:
             continue
-        _kind, allowed, part_binding, _remaining, retry_after, _reset_after, part_wait, at, now = reply[:9]
+        _kind, allowed, part_binding, _remaining, retry_after, _reset_after, part_wait, at, now = reply[:HEAD]
         wait = max(wait, part_wait)
         for index, i in enumerate(part.limits):
-            standings[i] = reply[9 + 3 * index : 12 + 3 * index]
+            standings[i] = reply[_of_limit(index)]
             if terms[i].mode is Mode.ENFORCE:
                 _ok, limit_remaining, limit_reset_after = standings[i]
                 enforced.append((limit_remaining, i, limit_reset_after))
@@ -329,7 +344,7 @@ def _combined(call: Call, all_parts: Sequence[ShardPart], replies: Replies) -> R
         binding, reset = binding + 1, max(reset_after for _remaining, _i, reset_after in enforced)
     if refusing:
         # The binding limit is the first limit that never admits, or else the limit that refuses for the longest time.
-        retry, binding = min(refusing, key=lambda item: (item[0] != NEVER, item[0] != NEVER and -item[0], item[1]))
+        retry, binding = min(refusing, key=_order_of_refusal)
         binding, wait = binding + 1, 0
-    head = (1, int(not refusing), binding, remaining, retry, reset, wait, at, now)
+    head = (DECIDED, int(not refusing), binding, remaining, retry, reset, wait, at, now)
     return (*head, *(value for standing in standings for value in standing), *moments)

@@ -47,6 +47,7 @@ class NotReached(NotSent, RedisConnectionError):
     """No node of a cluster could be asked."""
 
 
+#: Errors with which a server refuses a write. The error of a script contains the error of its command.
 _REFUSES = re.compile(r"^NOREPLICAS |-(?:READONLY|NOREPLICAS) ")
 
 

@@ -17,6 +17,7 @@ local period = starts[1]
 for i = 2, 3 do
   if now >= starts[i] then period = starts[i] end
 end
+-- The kind follows four numbers of 8 bytes. A bin has 900000000 µs.
 local name_start = string.sub(ARGV[3], 33) .. '|' .. (now - now % 900000000) / 1e6 .. '|' .. period / 1e6 .. '|'
 local new = 0
 for i = 4, #ARGV, 3 do

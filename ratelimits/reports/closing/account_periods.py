@@ -53,12 +53,11 @@ class AccountPeriods:
 
     def open_by_member(self) -> dict[int, tuple[BillingPeriod, Period]]:
         """Return the billing periods without a report, by the starts (µs) of their counted periods."""
-        return {
-            start: entry
-            for period in self.open()
-            for entry in [(period, self.period(period))]
-            for start in period.members
-        }
+        by_member: dict[int, tuple[BillingPeriod, Period]] = {}
+        for billing_period in self.open():
+            period = self.period(billing_period)
+            by_member |= dict.fromkeys(billing_period.members, (billing_period, period))
+        return by_member
 
     def period(self, billing_period: BillingPeriod) -> Period:
         """Return a billing period with its time zone."""

@@ -150,7 +150,8 @@ def close_together(
     `only` has the starts (µs since 1970 UTC) of open periods, by account. If it is given, close only these periods.
     `check` is called with the written reports before the commit. If `check` raises an error, nothing is written.
     """
-    # Read this before the transaction: SQLite can refuse the writes of a transaction whose first statement was a read.
+    # Read the shards before the transaction: SQLite can refuse the writes of a transaction whose first statement was a
+    # read.
     shards = shards_of(using, names)
     to_lock = locked_with(using, shards)
     written: list[Report] = []
@@ -203,6 +204,7 @@ def mark(using: str, reports: list[Report]) -> None:
     A mark is a row of ChainMark. Compaction does not join a batch before a mark with a batch after the mark.
     """
     mark_ends(using, [report.chain for report in reports])
+    # For each chain (the positions by shard), and for the starts of counted periods: the accounts of the reports.
     by_chain: dict[tuple[tuple[str, int], ...], dict[tuple[str, ...], list[str]]] = {}
     for report in reports:
         by_chain.setdefault(tuple(report.chain.items()), {}).setdefault(tuple(report.since), []).append(report.account)

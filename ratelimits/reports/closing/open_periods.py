@@ -116,12 +116,12 @@ def _of_account(data: ClosingData, closing: Closing, now: int, *, running: bool)
         ]
     except ValueError as error:
         yield OpenPeriod(
-            closing.account,
-            periods.oldest(),
-            None,
-            True,
-            gettext("%(error)s: correct the account") % {"error": error},
-            {},
+            account=closing.account,
+            start=periods.oldest(),
+            period=None,
+            over=True,
+            why=gettext("%(error)s: correct the account") % {"error": error},
+            units={},
         )
         return
     for billing_period in billing_periods:
@@ -143,23 +143,23 @@ def _described(closing: Closing, billing_period: BillingPeriod, now: int, units:
         period = closing.periods.period(billing_period)
     except ValueError as error:
         return OpenPeriod(
-            closing.account,
-            billing_period.start,
-            None,
-            True,
-            gettext("%(error)s: correct the account") % {"error": error},
-            units,
+            account=closing.account,
+            start=billing_period.start,
+            period=None,
+            over=True,
+            why=gettext("%(error)s: correct the account") % {"error": error},
+            units=units,
         )
     over = now >= period.end + conf.GRACE_SECONDS * SECOND
     why = closing.obstacle(period)
     return OpenPeriod(
-        closing.account,
-        billing_period.start,
-        period,
-        over,
-        why or str(_COMPLETE),
-        units,
-        closing.quarantined,
+        account=closing.account,
+        start=billing_period.start,
+        period=period,
+        over=over,
+        why=why or str(_COMPLETE),
+        units=units,
+        quarantined=closing.quarantined,
         complete=not why,
     )
 

@@ -19,6 +19,7 @@ MONEY = ("account_name", "currency", "unit_price", "amount", "report_total")
 COLUMNS = (*ROW_COLUMNS, *MONEY)
 #: Columns that never contain a formula, because their values are not texts.
 _COLUMNS_WITHOUT_TEXT = WHOLE_NUMBERS | MOMENTS | {"unit_price", "amount", "report_total"}
+#: The end of a line of JSON, with places for the values of the columns `MONEY`.
 _END = "".join(f',"{name}":%s' for name in MONEY) + "}"
 
 schema = priced_schema

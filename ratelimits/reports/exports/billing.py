@@ -27,6 +27,7 @@ STRIPE_NEWEST = 5 * 60 * SECOND
 #: Maximum number of events in one request to Lago.
 LAGO_BATCH = 100
 
+#: The events as templates, because an encoder would take many times as long.
 _STRIPE = '{"event_name":%s,"payload":{"stripe_customer_id":%s,"value":"%d"},"identifier":%s,"timestamp":%d}'
 _LAGO = (
     '{"transaction_id":%s,"external_subscription_id":%s,"code":%s,"timestamp":%d,"properties":{'

@@ -13,6 +13,7 @@ Writer = Callable[[Any], str]
 
 #: Maximum length of a cell, in UTF-16 code units.
 CELL = 32_767
+#: What stands at the end of a text that was cut.
 _CUT = " … (cut: the CSV has all of it)"
 #: Spreadsheets keep 15 digits of a number. A longer number is written as text.
 _DIGITS = 15
@@ -35,7 +36,7 @@ def text(value: str) -> str:
     """Write a text. An empty text gives no cell."""
     if not value:
         return ""
-    if len(value) * 2 > CELL:
+    if len(value) * 2 > CELL:  # A character has at most two code units, so a shorter text fits.
         value = _fitting(value)
     if _SUSPECT.search(value):
         value = _escaped(value)

@@ -25,7 +25,8 @@ _SIGNS = re.escape(SIGNS)
 _SUSPECT = re.compile(f'[,{ENDS}][{_SIGNS}\\t\\r\\n "]')
 #: For lines in ASCII, this test gives the same result as `_SUSPECT`, but faster.
 _SUSPECT_ASCII = re.compile(f'[,{ENDS}][=+\\-@\\t\\r\\n "]')
-#: Matches texts that a spreadsheet reads as a number, a date or a boolean.
+#: Matches texts that a spreadsheet perhaps reads as a number, a date or a boolean: a text with a digit and at most one
+#: run of letters, such as "1e5", "12-45" or "3 Mar"; and "true" or "false".
 _MISREAD = re.compile(r"(?=\D*\d)(?:[^\W\d_]+[ ./,-]*\d[\W\d]*+|[\W\d]++[^\W\d_]*[\W\d]*+)|true|false", re.IGNORECASE)
 #: Spreadsheets keep 15 digits of a number.
 _DIGITS = 15

@@ -26,7 +26,7 @@ _COLUMNS_BY_NAME = {
     column.name: column for column in (*TABLE, *_MONEY, Column(ColumnKind.TEXT, "", name="account_name", width=24))
 }
 #: How many characters of a text about gaps fit on one line.
-_GAP_WIDTH = (_COLUMNS_BY_NAME["durability_gap"].width or 0) - 6
+_GAP_WIDTH = (_COLUMNS_BY_NAME["durability_gap"].width or 0) - 6  # less 6, because characters differ in width
 #: The number of A4 pages side by side on which a row is printed, so that its text is large enough.
 _PAGES_ACROSS = 4
 #: The index of the column that each printed page repeats.
@@ -146,7 +146,7 @@ def _height(text: str) -> int:
 
 def _column(name: str) -> SheetColumn:
     column = _COLUMNS_BY_NAME.get(name) or Column(ColumnKind.TEXT, "", name=name)
-    width = column.width or max(len(name) + 4, 11)
+    width = column.width or max(len(name) + 4, 11)  # The button of the filter needs 4 characters.
     if column.kind is ColumnKind.MOMENT:
         return SheetColumn(name, cells.moment, max(width, 22), Style("left", 'yyyy-mm-dd"T"hh:mm:ss"Z"'))
     if column.kind is ColumnKind.DECIMAL:
@@ -155,5 +155,5 @@ def _column(name: str) -> SheetColumn:
         return SheetColumn(name, cells.number, width, Style("right", "0"))
     if column.kind in NUMBERS:
         return SheetColumn(name, cells.number, width, Style("right", "#,##0"))
-    # A long text that does not wrap would be printed on additional pages.
+    # Texts about gaps can be long. Without wrapping, they would be printed on additional pages.
     return SheetColumn(name, cells.text, width, Style("left", "@", wraps=name == "durability_gap"))

@@ -80,6 +80,8 @@ class Effect:
 class _State:
     """The state of a billing period without the adjustments that are not on a report yet.
 
+    used, version           as in `Effect`
+    allowance               the included units, and the overage, that are used so far
     prices                  the period's prices
     overage_of_other_names  overage of the account's other names, by meter; it shares a price with the account's overage
     has_usage_or_report     whether the period has usage or a report

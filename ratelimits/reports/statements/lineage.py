@@ -15,6 +15,7 @@ from ratelimits.reports.build import between
 from ratelimits.reports.rows import USAGE
 from ratelimits.reports.terms import record_at
 
+#: What an edit did, by the type of its history record.
 _DID = {"+": "added", "~": "changed", "-": "deleted"}
 
 

@@ -219,10 +219,10 @@ def compare(
     columns = manifest["columns"]
     for section, known in _columns().items():
         if missing := set(columns.get(section, ())) - set(known):
+            names = ", ".join(sorted(map(str, missing)))
             yield (
-                f"the manifest of {month} has the columns {', '.join(sorted(map(str, missing)))} of"
-                f" {section}, which this"
-                " version of ratelimits does not have: use the version that wrote the manifest"
+                f"the manifest of {month} has the columns {names} of {section}, which this version of ratelimits does"
+                " not have: use the version that wrote the manifest"
             )
             return
     sections = _sections(using, month, columns, progress)
@@ -259,10 +259,10 @@ def _compare_history(
     for name in sorted(listed):
         checked["entries of manifests"] += 1
         if missing := set(listed[name]["columns"]) - set(current.get(name, {}).get("columns", ())):
+            names = ", ".join(sorted(map(str, missing)))
             yield (
-                f"the manifest of {month} has the columns {', '.join(sorted(map(str, missing)))} of the"
-                f" history of {name},"
-                " which this version of ratelimits does not have: use the version that wrote the manifest"
+                f"the manifest of {month} has the columns {names} of the history of {name}, which this version of"
+                " ratelimits does not have: use the version that wrote the manifest"
             )
         elif current[name] != listed[name]:
             yield (f"the history of {name} up to record {listed[name]['newest']} differs from the manifest of {month}")

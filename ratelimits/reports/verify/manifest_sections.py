@@ -46,6 +46,7 @@ OUTCOME = (
 _SENDING = ("attempts", "claim", "due_at", "together")
 #: Columns of a delivery from which newer manifests make its digest.
 DELIVERY = (*OUTCOME, *_SENDING)
+#: The states of deliveries that are never sent again: accepted, or billed in another way.
 _SETTLED = (PushDelivery.State.ACCEPTED, PushDelivery.State.ELSEWHERE)
 
 
@@ -273,7 +274,8 @@ def _quarantined(using: str, start: int, end: int) -> QuerySet[Any]:
 def _may_overlap(fields: Any, start: int, end: int) -> bool:
     """Return whether a batch overlaps a span of time. A batch that cannot be read can have usage of any time."""
     try:
-        return int(fields["#o"]) < end and int(fields["#t"]) >= start
+        opened_at, sealed_at = int(fields["#o"]), int(fields["#t"])
+        return opened_at < end and sealed_at >= start
     except (KeyError, TypeError, ValueError):
         return True
 

@@ -24,6 +24,7 @@ from ratelimits.reports.periods import SECOND, iso
 from ratelimits.reports.terms import AccountTerms
 from ratelimits.reports.terms.price_book import PriceBook
 
+#: Maximum number of rows that are read at once, and of reports that are verified together.
 _CHUNK = 500
 #: The time zone and the anchor day of a name without an account row.
 _DEFAULT_TERMS = ("UTC", "")

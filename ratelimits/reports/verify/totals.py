@@ -24,6 +24,7 @@ from ratelimits.reports.build import CHUNK, SUMS, between, in_order
 from ratelimits.reports.periods import MAX_LENGTH, SECOND, iso
 from ratelimits.reports.verify.report import has_readable_positions
 
+#: The columns that say what a total is about.
 _SUBJECT = ("account", "period", "meter", "rule")
 #: The columns that are added up. Totals that are older than the last of these columns have no value in it.
 _SUMMED = (*SUMS, "shadow_requests")

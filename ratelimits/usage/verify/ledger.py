@@ -28,6 +28,7 @@ from ratelimits.usage.packet import CUM_MODULUS, canonical, chained, checksum, c
 from ratelimits.usage.retention.compact import signed_text
 from ratelimits.usage.verify.states import verify_states
 
+#: Maximum number of rows that are read at once.
 _CHUNK = 2000
 #: A shard is read again if its batches were joined or archived meanwhile. This is the maximum number of tries.
 _TRIES = 50
