@@ -463,14 +463,14 @@ TAMPERINGS: dict[str, Damage] = {
         decided_by=touched(Adjustment).author_id + 1, decided_at=moment(at("2026-11-03"))
     ),
     "a waiting adjustment is deleted": lambda: delete(Adjustment, approval="waiting")(),
-    "an adjustment is inserted that nobody made": adjustment_that_nobody_made,
+    "an adjustment that nobody made is inserted": adjustment_that_nobody_made,
     "a quarantined batch is marked as discarded": quarantine_is_discarded,
     "a first version is called the second": first_version_is_the_second,
     "an open total never ends": open_total_never_ends,
     "a moment of no calendar": lambda: Report.objects.filter(pk=touched(Report).pk).update(period_start=2**62),
     "a period of no calendar": lambda: PeriodUsage.objects.filter(pk=touched(PeriodUsage).pk).update(period=2**62),
     "a time zone of no place": lambda: Report.objects.filter(pk=touched(Report).pk).update(timezone="Nowhere"),
-    "a report's signature is replaced by a text that is no number": lambda: Report.objects.filter(
+    "a report's signature is replaced by a text that is not a number": lambda: Report.objects.filter(
         pk=touched(Report).pk
     ).update(signature="é"),
 }

@@ -193,7 +193,7 @@ OF_TERMS: dict[str, Damage] = {
     "what a plan includes is another quantity, and always was": lambda: _included_as_never_said(10**6),
     "the prices of a report are taken off": lambda: _prices_are_taken_off(1),
     "the prices of a further version are taken off": lambda: _prices_are_taken_off(2),
-    "a record is inserted of an edit that nobody made": _record_of_old,
+    "a record of an edit that nobody made is inserted": _record_of_old,
     **{f"{model.__name__} the history of a row is deleted": partial(_unrecorded, model) for model in MODELS},
     **{f"{model.__name__} of before its newest record": partial(_since_ever, model) for model in MODELS},
 }
