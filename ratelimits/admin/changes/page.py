@@ -78,7 +78,7 @@ def shown_change(site: AdminSite, request: HttpRequest, row: ChangedRow) -> Show
     if model in PARTS:
         what += f" ({instance.plan})"
         history = reverse(f"{site.name}:ratelimits_plan_history", args=[record.plan_id])
-        undo, undo_url = _("Change it back on the page of its plan."), ""
+        undo, undo_url = _("Change this row back on the page of its plan."), ""
     else:
         history = reverse(f"{site.name}:ratelimits_{model._meta.model_name}_history", args=[instance.pk])
         undo, undo_url = _undo(site, request, row)

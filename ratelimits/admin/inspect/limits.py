@@ -111,10 +111,10 @@ class _Table:
         # Translate once for all rows, because looking up a translation takes time.
         self._default, self._full, self._admits = _html(_("default rule")), _html(_("full")), _html(_("admits"))
         # A text before the answer of each rule, if a block or allow decides before the rules.
-        self._decided = ""
+        self._decided_before = ""
         if access is not None:
-            self._decided = _html(_("the block refuses") if access.blocks else _("the allow admits")) + "; "
-            self._decided += _html(_("this rule alone:")) + " "
+            self._decided_before = _html(_("the block refuses") if access.blocks else _("the allow admits")) + "; "
+            self._decided_before += _html(_("this rule alone:")) + " "
         self._shadow = format_html("<br><em>{}</em>", _("shadow: refuses nobody"))
         self._reset, self._grant = _html(_("Reset")), _html(_("Give more"))
         self._rule_url, self._reset_url, self._grant_url = _html(pages.rule), _html(pages.reset), _html(pages.grant)
@@ -150,7 +150,7 @@ class _Table:
             self._keys.get(key) or self._key_link(key),
             permits_left,
             full,
-            SafeString(self._decided + (self._admits if admits else _html(_next_request(limit)))),
+            SafeString(self._decided_before + (self._admits if admits else _html(_next_request(limit)))),
             reset,
             grant,
         )

@@ -135,6 +135,10 @@ class _Page:
         return [KnownKey(one.key.removeprefix("account:"), one.name) for one in found]
 
     def _search_context(self, text: str, account: str) -> dict[str, Any]:
+        """Return the template's values for a text that is not a key: the keys that contain the text.
+
+        If there is only one such key, return the values for this key.
+        """
         if (network := _network(text)) is not None:
             blocks = self._list_url(Access, {"q": text}) if self._may_view(Access) else ""
             problem = (
@@ -165,6 +169,7 @@ class _Page:
         return guesses
 
     def _key_context(self, key: str, account: str, name: str = "") -> dict[str, Any]:
+        """Return the template's values for a key. `name` is the name with which a search has found the key."""
         context: dict[str, Any] = {"key": key, "name": name}
         try:
             identity = identity_of(key, account)
@@ -307,6 +312,7 @@ def _may_count_by_owner(snapshot: Snapshot, identity: Identity) -> bool:
 
 
 def _network(text: str) -> str | None:
+    """Return the address or network that a text names; None if the text names neither."""
     try:
         target = canonical(text)
     except ValidationError:

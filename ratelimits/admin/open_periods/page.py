@@ -1,4 +1,4 @@
-"""The list of open periods, each with the reason why it is open, and a page that closes a period by force."""
+"""The list of open periods with the reason why each is open, and a page that closes a period by force."""
 
 from __future__ import annotations
 

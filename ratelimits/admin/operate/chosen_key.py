@@ -85,7 +85,7 @@ def chosen_key(request: HttpRequest, site: AdminSite) -> ChosenKey | KeyQuestion
         found = known_keys(text, searched_tables(request, site))
         keys = sorted(_with_accounts(found.keys), key=lambda known_key: closeness(known_key, text))
         if len(keys) != 1:
-            return _which_one(request, text, keys, more=found.has_more)
+            return _which_one(request, text, keys, has_more=found.has_more)
         key = keys[0].key
     problem = no_owner_text(key) or (no_owner_text(f"account:{account}") if account not in ("", NO_ACCOUNT) else "")
     if problem:
@@ -125,7 +125,7 @@ def ask_for_key(
     return TemplateResponse(request, "ratelimits/admin/operate_key.html", context)
 
 
-def _which_one(request: HttpRequest, text: str, keys: list[KnownKey], *, more: bool) -> KeyQuestion:
+def _which_one(request: HttpRequest, text: str, keys: list[KnownKey], *, has_more: bool) -> KeyQuestion:
     if not keys and looks_secret(text):
         return KeyQuestion(_("This looks like a secret. Search for the name of the key instead."))
     if not keys:
@@ -135,7 +135,7 @@ def _which_one(request: HttpRequest, text: str, keys: list[KnownKey], *, more: b
         )
         return KeyQuestion(problem % {"text": text})
     problem = _("Which one?")
-    if more:
+    if has_more:
         problem += " " + _("There are more keys: at most %s are listed. Write more of the key or name.") % MAX_KEYS
     return KeyQuestion(problem, tuple((known, _url(request, known.key)) for known in keys))
 

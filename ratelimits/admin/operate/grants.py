@@ -88,16 +88,20 @@ class GrantForm(forms.Form):
             for override in self.planned:
                 override.clean_numbers()
         except ValidationError as error:
-            self.add_error(None, error) if not hasattr(error, "error_dict") else self._add_errors(error)
+            if hasattr(error, "error_dict"):
+                self._add_errors(error)
+            else:
+                self.add_error(None, error)
         return data
 
     def _add_errors(self, error: ValidationError) -> None:
+        """Show each error at its field. Show the errors of fields that this form does not have above the form."""
         for name, errors in error.error_dict.items():
             self.add_error(name if name in self.fields else None, errors)
 
 
 def _end_of_today(key: ChosenKey) -> tuple[str, datetime]:
-    """Return the time zone of the key's account, and the end of the present day there."""
+    """Return the time zone of the key's account, and the end of the present day in this time zone."""
     accounts = Account.objects.using(conf.DATABASE).filter(identifier=key.identity.account_id)
     zone = accounts.values_list("timezone", flat=True).first() or "UTC"
     _before, _start, end, _after = boundaries("day", zone, None, time.time_ns() // 1000)
@@ -212,10 +216,10 @@ class GrantView:
             _("Reason: %s") % form.cleaned_data["reason"],
         ]
         return Consequences(
-            _("Give %(more)s") % {"more": rule.more(extra)},
+            _("Give %(more)s") % {"more": rule.extra_text(extra)},
             sentences,
             list(_warnings(form, found, rule, capacities)),
-            heads=[_("from"), _("until"), _("capacity before"), _("capacity then")],
+            heads=[_("from"), _("until"), _("capacity before"), _("capacity with the grant")],
             rows=rows,
         )
 
@@ -232,9 +236,11 @@ def _explanations(offered: Sequence[OfferedRule]) -> Iterator[str]:
 
 
 def _warnings(form: GrantForm, found: ChosenKey, rule: OfferedRule, capacities: Sequence[int]) -> Iterator[str]:
+    """Yield warnings if the key, or its keys together, can get more than the typed number."""
     extra = form.cleaned_data["extra"]
     values = {"whom": found, "n": f"{extra:,}", "window": rule.window}
     if not rule.window:
+        # If other overrides begin or end before the grant ends, only the first capacity is named.
         values |= {"before": f"{capacities[0] - extra:,}", "after": f"{capacities[0]:,}"}
         if "rate" in fields_of(rule.algorithm.id):
             text = _(
@@ -273,7 +279,12 @@ def _warnings(form: GrantForm, found: ChosenKey, rule: OfferedRule, capacities: 
 
 def _grant_sentence(found: ChosenKey, rule: OfferedRule, data: dict[str, Any]) -> str:
     """Return the grant as a sentence."""
-    values = {"whom": found, "more": rule.more(data["extra"]), "rule": rule.name, "until": local_time(data["until"])}
+    values = {
+        "whom": found,
+        "more": rule.extra_text(data["extra"]),
+        "rule": rule.name,
+        "until": local_time(data["until"]),
+    }
     if rule.counts_key_itself:
         return _("Until %(until)s, %(whom)s has %(more)s (rule %(rule)s).") % values
     return _("Until %(until)s, each key of %(whom)s has %(more)s (rule %(rule)s).") % values

@@ -106,7 +106,7 @@ class OfferedRule:
         _permits, length = self.algorithm.quota
         return bool(self.window) and length is not None and length < seconds * 1_000_000
 
-    def more(self, extra: int) -> str:
+    def extra_text(self, extra: int) -> str:
         """Return a text for additional permits, such as "5,000 more requests in each window of 1 hour"."""
         # `amount` returns a number and a unit that fits the number: "1 request" or "2 requests".
         _number, _space, unit = amount(extra, self.unit).partition(" ")

@@ -130,7 +130,7 @@ class KeyResetAdmin(ReadOnlyAdmin):
         try:
             row = reset(found.key, data["rule"], data["reason"], account=found.account, by=request.user)
         except UNAVAILABLE as error:
-            text = _("Nothing was reset: Redis or the database does not answer: %s") % error
+            text = _("Nothing was reset, because Redis or the database does not answer: %s") % error
             self.message_user(request, text, messages.ERROR)
             return HttpResponseRedirect(back)
         self.log_addition(request, row, [{"added": {}}])
@@ -151,7 +151,8 @@ def _consequences(form: KeyResetForm, found: ChosenKey) -> Consequences:
         ],
         heads=[_("rule"), _("counted for"), _("permits left now"), _("permits in total")],
         rows=[
-            (rule.name, key, f"{standing.remaining:,}", f"{rule.algorithm.quota[0]:,}")
+            (rule.name, key, f"{standing.remaining:,}", f"{permits:,}")
             for rule, key, standing in form.standings
+            for permits, _span in [rule.algorithm.quota]
         ],
     )

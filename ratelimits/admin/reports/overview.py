@@ -1,4 +1,4 @@
-"""The totals of reports by meter, and links to other versions of a report and to other reports of its account."""
+"""The totals of reports by meter, links to other versions of a report, and links to other reports of its account."""
 
 from __future__ import annotations
 

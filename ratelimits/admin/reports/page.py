@@ -64,6 +64,8 @@ class MonthFilter(admin.SimpleListFilter):
             start, end = month_window(month)
         except ValueError:
             return queryset.none()
+        # The time zone of a report decides in which month its period starts. So first take the reports that start in
+        # this month in any time zone.
         candidates = queryset.filter(period_start__gte=start, period_start__lt=end)
         spans = {
             zone: month_in(month, zone) for zone in candidates.order_by().values_list("timezone", flat=True).distinct()
@@ -71,7 +73,8 @@ class MonthFilter(admin.SimpleListFilter):
         conditions = (
             Q(timezone=zone, period_start__gte=first, period_start__lt=after) for zone, (first, after) in spans.items()
         )
-        return candidates.filter(reduce(or_, conditions, Q(pk__in=())))
+        no_report = Q(pk__in=())
+        return candidates.filter(reduce(or_, conditions, no_report))
 
 
 class CorrectedFilter(admin.SimpleListFilter):

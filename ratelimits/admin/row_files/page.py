@@ -158,6 +158,7 @@ class RowFiles(_Base):
         return name, name in self._table.needed, column.help_text
 
     def _file_view(self, request: HttpRequest) -> HttpResponse:
+        """Show what a stored file would change. If the user confirms this, import the file."""
         pk = request.GET["file"]
         # A number with more digits would not fit into the column.
         is_number = pk.isdecimal() and len(pk) < 19
@@ -177,6 +178,7 @@ class RowFiles(_Base):
         return self._difference_page(request, source, form)
 
     def _difference_page(self, request: HttpRequest, source: Source, form: ConfirmForm | None) -> HttpResponse:
+        """Return the page with the differences. `form` is the form that was posted but not accepted, or None."""
         difference, lines = differences(self._table, source, self._database)
         shown_lines = ShownLines(request.GET.get("show", ""), page_of(request.GET.get("page", "")))
         unknown = UnknownKeys()

@@ -125,7 +125,8 @@ def affected(rule: Rule, algorithm: Algorithm, now: int | None = None) -> Affect
     now = int(time.time()) if now is None else now
     is_enforced = rule.mode == Rule.Mode.ENFORCE
     if rule.key_kind in (KeyKind.IP, KeyKind.VIEW_KEY) or rule.callers == Callers.ANONYMOUS:
-        return Affected(0, None, False, algorithm.admits_nothing and is_enforced, in_ledger=False)
+        refuses_everyone = algorithm.admits_nothing and is_enforced
+        return Affected(0, None, has_more=False, refuses_everyone=refuses_everyone, in_ledger=False)
     used_keys = _usage_of_keys(rule, now)
     if algorithm.admits_nothing:
         above_limit: int | None = len(used_keys)
@@ -208,7 +209,9 @@ def _usage_of_keys(rule: Rule, now: int) -> list[_KeyUsage]:
             units_of[key, account][start] += units
     if rule.group:
         groups_of = groups.read({key for key, _account in units_of if key.startswith("user:")})
-        units_of = {pair: units for pair, units in units_of.items() if rule.group in groups_of.get(pair[0], ())}
+        units_of = {
+            (key, account): units for (key, account), units in units_of.items() if rule.group in groups_of.get(key, ())
+        }
     busiest = sorted(units_of, key=lambda pair: -sum(units_of[pair].values()))[:MAX_KEYS]
     usage: dict[str, _KeyUsage] = {}
     for key, account in _limited_by(rule, busiest):
@@ -233,11 +236,11 @@ def _limited_by(rule: Rule, keys: list[tuple[str, str]]) -> list[tuple[str, str]
     if plans == {None}:
         return keys
     now = timezone.now()
-    members = PlanMembership.objects.using(conf.DATABASE).filter(key__in={key for key, _account in keys})
-    members = members.exclude(valid_from__gt=now).exclude(valid_until__lte=now).filter(plan__in=plans - {None})
-    plan_of_key = dict(members.values_list("key", "plan"))
-    payers = Account.objects.using(conf.DATABASE).filter(identifier__in={account for _key, account in keys})
-    plan_of_account = dict(payers.filter(plan__in=plans - {None}).values_list("identifier", "plan"))
+    memberships = PlanMembership.objects.using(conf.DATABASE).filter(key__in={key for key, _account in keys})
+    memberships = memberships.exclude(valid_from__gt=now).exclude(valid_until__lte=now).filter(plan__in=plans - {None})
+    plan_of_key = dict(memberships.values_list("key", "plan"))
+    accounts = Account.objects.using(conf.DATABASE).filter(identifier__in={account for _key, account in keys})
+    plan_of_account = dict(accounts.filter(plan__in=plans - {None}).values_list("identifier", "plan"))
     return [
         (key, account) for key, account in keys if plan_of_key.get(key, plan_of_account.get(account)) == rule.plan_id
     ]

@@ -121,8 +121,8 @@ def replayed(rule: Rule, trace: Trace) -> list[ReplayedRequest]:
         if replay is None:
             prefix = f"{len(replays)}:"  # Each replay needs another prefix.
             replay = replays[applied.algorithm] = Replay((applied.algorithm,), prefix)
-        timeout = min(int(applied.max_wait * MICROSECONDS), HORIZON) if applied.algorithm.may_wait else 0
-        line = TraceLine(at=row.at, now=row.at, op=Op.TRY, key=key, cost=cost, timeout=timeout, lease="")
+        max_wait = min(int(applied.max_wait * MICROSECONDS), HORIZON) if applied.algorithm.may_wait else 0  # In µs.
+        line = TraceLine(at=row.at, now=row.at, op=Op.TRY, key=key, cost=cost, timeout=max_wait, lease="")
         lines.append((replay, line))
         were_refused.append(row.refused)
     with Simulator(current_server().wire) as simulator:

@@ -91,7 +91,8 @@ def _nothing(typed: Rule) -> str:
         text = _(
             "In the last 24 hours no request in the scope %(scope)s was recorded. Scopes with requests: %(scopes)s."
         )
-        return text % {"scope": split_scope(typed.scope)[0], "scopes": ", ".join(others)}
+        scope, _methods = split_scope(typed.scope)
+        return text % {"scope": scope, "scopes": ", ".join(others)}
     if conf.RECORD_SAMPLE:
         return _("Requests are recorded, but no request came in the last 24 hours, in any scope.")
     return _(
@@ -102,7 +103,7 @@ def _nothing(typed: Rule) -> str:
 
 def _answer(typed_result: ReplayResult, kind: str) -> str:
     """Return the answer to "would this rule have hurt anyone" in one sentence."""
-    all_keys, refused = _counted(kind, len(typed_result.requests)), len(typed_result.refused)
+    all_keys, refused = _count_text(kind, len(typed_result.requests)), len(typed_result.refused)
     if not refused:
         return _("No: none of %(keys)s would have been refused.") % {"keys": all_keys}
     text = _("Yes: %(n)s of %(keys)s would have been refused at least once.")
@@ -119,7 +120,7 @@ def _span(trace: Trace) -> str:
     return _("Requests recorded from %(first)s to %(last)s UTC, %(span)s.") % values
 
 
-def _counted(kind: str, count: int) -> str:
+def _count_text(kind: str, count: int) -> str:
     """Return a number of keys of a kind as text."""
     if kind == KeyKind.ACCOUNT:
         return ngettext("%(n)s account", "%(n)s accounts", count) % {"n": f"{count:,}"}
@@ -131,7 +132,7 @@ def _verdict(typed_result: ReplayResult, kind: str) -> str:
     if not refused:
         return _("The typed rule would have refused nobody.")
     requests = ngettext("%(n)s request", "%(n)s requests", refused) % {"n": f"{refused:,}"}
-    values = {"requests": requests, "keys": _counted(kind, keys)}
+    values = {"requests": requests, "keys": _count_text(kind, keys)}
     text = _("The typed rule would have refused %(requests)s of %(keys)s.") % values
     return f"{text} {_newly_refused_text((typed_result.refused - typed_result.refused_too).total(), refused)}"
 
@@ -170,8 +171,8 @@ def _keys_word(kind: str) -> str:
 def _rows(saved_result: ReplayResult | None, typed_result: ReplayResult, typed: Rule) -> list[tuple[str, str, str]]:
     """Return the rows of the comparison.
 
-    Each row has a title, the value for the saved rule, and the value for the typed rule. Without a saved rule, its
-    value is "", and the numbers of refused requests are left out: the sentence above the table has these numbers.
+    Each row has a title, the value for the saved rule, and the value for the typed rule. Without a saved rule, the
+    second value is "", and the numbers of refused requests are left out: the sentence above the table has them.
     """
     words, unit = Wording(_, ngettext), conf.UNITS.get(typed.meter, typed.meter)
     rows: list[tuple[str, Callable[[ReplayResult], str]]] = [
@@ -209,13 +210,13 @@ def _keys(saved_result: ReplayResult | None, typed_result: ReplayResult) -> list
     keys = sorted(_refused_keys(saved_result, typed_result), key=order)
     return [
         ComparedKey(
-            key,
-            number(max(typed_result.requests[key], saved_result.requests[key] if saved_result is not None else 0)),
-            number(typed_result.refused[key]),
-            number(typed_result.refused_too[key]),
-            number(typed_result.refused[key] - typed_result.refused_too[key]),
-            number(typed_result.admitted_now[key]),
-            number(saved_result.refused[key]) if saved_result is not None else "",
+            key=key,
+            requests=number(max(result.requests[key] for result in (typed_result, saved_result) if result is not None)),
+            refused_by_typed=number(typed_result.refused[key]),
+            refused_too=number(typed_result.refused_too[key]),
+            newly_refused=number(typed_result.refused[key] - typed_result.refused_too[key]),
+            admitted_now=number(typed_result.admitted_now[key]),
+            refused_by_saved=number(saved_result.refused[key]) if saved_result is not None else "",
         )
         for key in keys[:TOP]
     ]
@@ -233,10 +234,7 @@ def _notes(typed: Rule, trace: Trace) -> Iterator[str]:
     if trace.more:
         yield _("Only the newest %s recorded requests were replayed.") % f"{MAX_REQUESTS:,}"
     elif trace.rows[-1].at - trace.rows[0].at < _WHOLE_DAY:
-        yield _(
-            "Only this part of the last 24 hours has recorded requests. Before and after this part, no request is"
-            " recorded that the rule could count."
-        )
+        yield _("The rest of the last 24 hours has no recorded requests that the rule could count.")
     yield _(
         "Each key begins with all permits. Plans, overrides, blocks and allows apply as they are now. Only this rule is"
         " replayed: another rule may refuse some of these requests too."

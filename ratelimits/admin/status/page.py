@@ -134,20 +134,25 @@ def _kinds(usage: UsageOverTime, window: Window, links: _Links) -> Iterator[dict
         description = _(
             "%(kind)s: bars from %(first)s to %(last)s. The highest bar is %(highest)s. A table below has all numbers."
         )
-        values_of_text = {"kind": titles[kind], "first": labels[0], "last": labels[-1], "highest": f"{highest:,}"}
+        values_of_description = {
+            "kind": titles[kind],
+            "first": labels[0],
+            "last": labels[-1],
+            "highest": f"{highest:,}",
+        }
         yield {
             "name": kind,
             "title": titles[kind],
             "url": links.to_list("shadow") if kind == "shadow" else "",
             "total": f"{usage.totals[kind]:,}",
             "highest": f"{highest:,}",
-            "chart": bars(kind, description % values_of_text, values, labels) if highest else "",
+            "chart": bars(kind, description % values_of_description, values, labels) if highest else "",
             "first": labels[0],
             "last": labels[-1],
             "lists": [
                 (title, [_entry(dimension, entry, usage, links) for entry in usage.tops[kind][dimension]])
                 for dimension, title in lists.items()
-                # No rule has decided about unmetered requests, so they have no list of rules.
+                # No rule decided about unmetered requests, so there is no list of rules for them.
                 if (kind, dimension) != ("unmetered", "rule")
             ],
         }

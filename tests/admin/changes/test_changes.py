@@ -186,7 +186,7 @@ class TestAllChanges:
             return [change.undo for change in page.context["changes"]]
 
         assert cells() == [
-            "Change it back on the page of its plan.",
+            "Change this row back on the page of its plan.",
             "You may not delete the plan.",
             "You may not change the rule.",
             "You may not change the rule.",

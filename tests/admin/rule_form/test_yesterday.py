@@ -224,7 +224,7 @@ def test_what_limits_the_numbers_is_said(admin_client: Client, settings: Any, mo
     asked(1, 9)
     RecordedRequest.objects.filter(pk=RecordedRequest.objects.latest("pk").pk).update(left_out=3)
     page = text(admin_client.post(URL, WINDOW))
-    assert "Only this part of the last 24 hours has recorded requests." in page
+    assert "The rest of the last 24 hours has no recorded requests" in page
     assert "All requests recorded in the last 24 hours" not in page
     assert "At present, 25 % of the accounts" in page
     assert "3 more requests of this time could not be recorded." in page
