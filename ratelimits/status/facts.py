@@ -81,13 +81,13 @@ def facts(reading: RedisReading | None = None) -> list[Fact]:
     reading, using, now = reading or RedisReading(), conf.DATABASE, time.time()
     policies = Rule.objects.using(using).order_by().exclude(mode=Rule.Mode.OFF).values_list("on_failure")
     rows = list(policies.annotate(count=Count("pk"), billing=Count("pk", filter=Q(bills=True))))
-    metered = any(billing for _policy, _count, billing in rows)
-    version, quarantine = ConfigVersion.read(using)[0], _quarantine(using)
-    watermark, gaps = _watermark(using, metered, now), _gaps(using)
-    deliveries, tasks = list(_deliveries(using)), list(_tasks(using, metered))
+    has_billing_rule = any(billing for _policy, _count, billing in rows)
+    (version, _complete), quarantine = ConfigVersion.read(using), _quarantine(using)
+    watermark, gaps = _watermark(using, has_billing_rule, now), _gaps(using)
+    deliveries, tasks = list(_deliveries(using)), list(_tasks(using, has_billing_rule))
     redis = reading.state()
     return [
-        *_redis_facts(redis, metered),
+        *_redis_facts(redis, has_billing_rule),
         _failure_policy(redis, {policy: count for policy, count, _billing in rows}),
         _configuration(version, redis),
         watermark,
@@ -105,7 +105,7 @@ def worst(found: list[Fact]) -> Level:
     return next((level for level in order if any(fact.level is level for fact in found)), Level.GREEN)
 
 
-def _redis_facts(redis: RedisState, metered: bool) -> Iterator[Fact]:
+def _redis_facts(redis: RedisState, has_billing_rule: bool) -> Iterator[Fact]:
     if redis.answers:
         word = _("answers in %(ms)s ms") % {"ms": f"{redis.seconds * 1000:.1f}"}
         yield Fact("redis", _("Redis"), Level.GREEN, word)
@@ -115,8 +115,8 @@ def _redis_facts(redis: RedisState, metered: bool) -> Iterator[Fact]:
         word = _("does not answer") if is_single else _("%(silent)s of %(all)s servers do not answer") % count
         yield Fact("redis", _("Redis"), Level.RED, word, redis.error)
     yield _memory(redis)
-    yield _eviction(redis, metered)
-    yield _aof(redis, metered)
+    yield _eviction(redis, has_billing_rule)
+    yield _aof(redis, has_billing_rule)
 
 
 def _unknown(name: str, title: str) -> Fact:
@@ -140,7 +140,7 @@ def _memory(redis: RedisState) -> Fact:
     return Fact("memory", title, level, word, hint)
 
 
-def _eviction(redis: RedisState, metered: bool) -> Fact:
+def _eviction(redis: RedisState, has_billing_rule: bool) -> Fact:
     title = _("Eviction policy")
     if not redis.servers:
         return _unknown("eviction", title)
@@ -148,10 +148,10 @@ def _eviction(redis: RedisState, metered: bool) -> Fact:
     if policies == ["noeviction"]:
         return Fact("eviction", title, Level.GREEN, policies[0])
     hint = _("The server can drop limits, and usage that is not in the ledger yet. Set maxmemory-policy noeviction.")
-    return Fact("eviction", title, Level.RED if metered else Level.AMBER, ", ".join(policies), hint)
+    return Fact("eviction", title, Level.RED if has_billing_rule else Level.AMBER, ", ".join(policies), hint)
 
 
-def _aof(redis: RedisState, metered: bool) -> Fact:
+def _aof(redis: RedisState, has_billing_rule: bool) -> Fact:
     title = _("Append-only file")
     if not redis.servers:
         return _unknown("aof", title)
@@ -162,7 +162,7 @@ def _aof(redis: RedisState, metered: bool) -> Fact:
         return Fact("aof", title, Level.RED, _("not written"), hint)
     if all(server.aof for server in redis.servers):
         return Fact("aof", title, Level.GREEN, _("on"))
-    level = Level.RED if metered and conf.FENCE != "none" else Level.AMBER
+    level = Level.RED if has_billing_rule and conf.FENCE != "none" else Level.AMBER
     return Fact(
         "aof",
         title,
@@ -203,7 +203,7 @@ def _configuration(in_database: int, redis: RedisState) -> Fact:
     return Fact("configuration", title, Level.RED, word, hint)
 
 
-def _watermark(using: str, metered: bool, now: float) -> Fact:
+def _watermark(using: str, has_billing_rule: bool, now: float) -> Fact:
     title, shards = _("Ledger complete until"), conf.SHARDS
     rows = ShardState.objects.using(using).filter(shard__lt=shards)
     totals = rows.aggregate(Count("pk"), Min("watermark"), Max("watermark"), Max("ahead"))
@@ -214,7 +214,7 @@ def _watermark(using: str, metered: bool, now: float) -> Fact:
         hint = _("Correct the clock of the Redis server or of the worker: no billing period is closed meanwhile.")
         return Fact("watermark", title, Level.RED, word, hint, "shardstate")
     if not oldest:
-        level = Level.AMBER if metered else Level.UNKNOWN
+        level = Level.AMBER if has_billing_rule else Level.UNKNOWN
         hint = _worker_hint() if totals["watermark__max"] else nothing_drained()
         return Fact("watermark", title, level, _("never"), hint, "shardstate")
     age = now - oldest / 1_000_000
@@ -228,6 +228,10 @@ def _worker_hint() -> str:
 
 
 def _level_of_age(age: float, interval: float) -> Level:
+    """Return the level of a task that succeeded `age` seconds ago, or of a watermark of this age.
+
+    `interval` is the interval (s) of the task, or of the task that advances the watermark.
+    """
     interval = max(interval, _MIN_INTERVAL)
     if age <= _AMBER_INTERVALS * interval:
         return Level.GREEN
@@ -301,7 +305,7 @@ def _deliveries(using: str) -> Iterator[Fact]:
     yield Fact("push", _("Failed push deliveries"), level, _count_text(count), hint, "pushdelivery")
 
 
-def _tasks(using: str, metered: bool) -> Iterator[Fact]:
+def _tasks(using: str, has_billing_rule: bool) -> Iterator[Fact]:
     runs, now = TaskRun.objects.using(using).in_bulk(), timezone.now()
     for task, title, interval in (
         (TaskRun.Task.SEAL, _("Last seal"), conf.SEAL_INTERVAL),
@@ -312,7 +316,7 @@ def _tasks(using: str, metered: bool) -> Iterator[Fact]:
         if run is None and _is_not_due(runs.get(TaskRun.Task.SEAL), interval, now):
             yield Fact(task, title, Level.GREEN, _("not due yet"))
         else:
-            yield _task(task, title, interval, run or TaskRun(task=task), now, metered)
+            yield _task(task, title, interval, run or TaskRun(task=task), now, has_billing_rule)
 
 
 def _is_not_due(seal: TaskRun | None, interval: float, now: datetime) -> bool:
@@ -326,9 +330,9 @@ def _is_not_due(seal: TaskRun | None, interval: float, now: datetime) -> bool:
     return seals and (now - seal.first_run_at).total_seconds() < interval
 
 
-def _task(name: str, title: str, interval: float, run: TaskRun, now: datetime, metered: bool) -> Fact:
+def _task(name: str, title: str, interval: float, run: TaskRun, now: datetime, has_billing_rule: bool) -> Fact:
     succeeded, failed = run.succeeded_at, run.failed_at
-    word, level = _("never"), Level.AMBER if metered else Level.UNKNOWN
+    word, level = _("never"), Level.AMBER if has_billing_rule else Level.UNKNOWN
     hint = _("Start a Celery worker with the app's beat schedule, or run ratelimits_%(task)s.") % {"task": name}
     if succeeded is not None:
         hint = _("Is a worker running that has the app's beat schedule?")

@@ -123,6 +123,7 @@ def offered_rules(identity: Identity, key: str) -> list[OfferedRule]:
     sorted by name. Rules that are off or not valid are left out. Raise RulesUnavailable if no rules can be read.
     """
     snapshot, kind = rules.reload(), key.partition(":")[0]
+    # By name of the rule: the rule, and whether it counts the key itself.
     found = {
         explained.row.name: (explained, True)
         for explained in snapshot.in_any_scope(identity)
@@ -136,20 +137,23 @@ def offered_rules(identity: Identity, key: str) -> list[OfferedRule]:
     refusals = _last_refusals(identity, key)
     offered = [
         OfferedRule(
-            explained.row.name,
-            explained_sentence(explained),
-            conf.UNITS.get(explained.row.meter, explained.row.meter),
-            explained.rule.algorithm,
-            counts_key_itself,
-            *refusals.get(explained.row.pk, (0, 0)),
+            name=explained.row.name,
+            sentence=explained_sentence(explained),
+            unit=conf.UNITS.get(explained.row.meter, explained.row.meter),
+            algorithm=explained.rule.algorithm,
+            counts_key_itself=counts_key_itself,
+            refused_at=refused_at,
+            refused=refused,
         )
         for explained, counts_key_itself in found.values()
         if isinstance(explained.rule, AppliedRule)
+        for refused_at, refused in [refusals.get(explained.row.pk, (0, 0))]
     ]
     return sorted(offered, key=lambda rule: (-rule.refused_at, rule.name))
 
 
 def _counted_key(explained: ExplainedRule, identity: Identity) -> str | None:
+    """Return the key under which a rule counts the requests of an identity; None if the rule does not apply."""
     return key_of(identity, explained.rule.key_kind) if isinstance(explained.rule, AppliedRule) else None
 
 

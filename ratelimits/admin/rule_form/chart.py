@@ -63,7 +63,7 @@ def _title(trial: TrialResult, unit: str, words: Wording) -> str:
     else:
         text = _("Steady overload: %(each)s, spread evenly over %(length)s")
     if trial.duration:
-        # The last line fills in `held`.
+        # The values are filled in below.
         text = _("%(load)s; each request takes %(held)s") % {"load": text, "held": "%(held)s"}
     return text % values
 
@@ -85,8 +85,15 @@ def _bar(index: int, slots: int, slot: Slot, highest: int) -> Bar:
     width = Decimal(WIDTH) / slots
     admitted, refused = (Decimal(HEIGHT * count) / highest for count in (slot.admitted, slot.refused))
     # SVG needs a decimal point in every language. Django would write numbers as the user's language does.
-    numbers = (index * width, width - 1, HEIGHT - admitted, admitted, HEIGHT - admitted - refused, refused)
-    return Bar(*(f"{value:.2f}" for value in numbers))
+    # The y axis points down. A gap of 1 unit is between two bars.
+    return Bar(
+        x=f"{index * width:.2f}",
+        width=f"{width - 1:.2f}",
+        admitted_y=f"{HEIGHT - admitted:.2f}",
+        admitted=f"{admitted:.2f}",
+        refused_y=f"{HEIGHT - admitted - refused:.2f}",
+        refused=f"{refused:.2f}",
+    )
 
 
 def _rows(trial: TrialResult, words: Wording) -> list[TableRow]:
