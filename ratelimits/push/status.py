@@ -127,8 +127,10 @@ def _failure(receiver: Receiver, report: Report, now: datetime) -> str:
 
 def _preview_row(receiver: Receiver, row: PushDelivery, now: datetime) -> tuple[PushDelivery, bool]:
     oldest, retried_for = receiver.service.oldest, receiver.retried_for
-    if oldest is not None and row.happened_at < now - oldest:
-        row.state, row.note = State.EXPIRED, f"{receiver.service.label} accepts no event older than {oldest.days} days"
-    elif retried_for is not None and row.unsure_since is not None and row.unsure_since <= now - retried_for:
+    # In the order of `give_up`: an event whose answer was lost was perhaps accepted, however old it is.
+    if retried_for is not None and row.unsure_since is not None and row.unsure_since <= now - retried_for:
         row.state, row.note = State.UNSURE, f"perhaps {receiver.service.label} no longer recognises the event"
+    elif oldest is not None and row.happened_at < now - oldest:
+        row.state = State.EXPIRED if row.unsure_since is None else State.UNSURE
+        row.note = f"{receiver.service.label} accepts no event older than {oldest.days} days"
     return row, row.state == State.WAITING

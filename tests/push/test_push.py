@@ -17,12 +17,14 @@ from django.test import override_settings
 from ratelimits.conf.setting_rules import LONGEST_POST
 from ratelimits.models import Adjustment, PushDelivery, PushedReport, PushReceiver, Report, ReportLine
 from ratelimits.models.ledger import moment
+from ratelimits.progress import Progress
 from ratelimits.push import send as sending
 from ratelimits.push.plan import plan
 from ratelimits.push.receivers import receiver
 from ratelimits.push.send import send
 from ratelimits.push.service import NoneAccepted
 from ratelimits.push.settle import NotSettledError, Settlement, settle
+from ratelimits.push.status import preview
 from ratelimits.reports.closing.close import finalise
 from tests.push.conftest import NOW
 from tests.push.fakes import Fake, Trouble
@@ -262,6 +264,8 @@ def test_an_event_whose_answer_was_lost_is_not_called_too_old(stripe: Fake) -> N
     days_34 = 24 * 34 - 24 * 23
     assert push("stripe", days_34) == {}
     PushDelivery.objects.update(happened_at=NOW - timedelta(days=35 - 11))
+    ((shown, would_be_sent),) = preview(receiver("stripe"), NOW + timedelta(hours=days_34 + 2), Progress())
+    assert (shown.state, would_be_sent) == ("unsure", False)
     assert push("stripe", days_34 + 2) == {"unsure": 1}
 
 
