@@ -82,7 +82,7 @@ def evaluate(now: int | None = None) -> list[Alert]:
     # Read the version first. If the configuration changes after this line, the next evaluation sees a newer version and
     # evaluates all accounts again.
     version = ConfigVersion.read(using)[0]
-    version_and_thresholds = f"{version}:{','.join(map(str, thresholds))}"[:200]
+    version_and_thresholds = f"{version}:{','.join(map(str, thresholds))}"[:200]  # the length of the column
     shards = _changed_shards(using, version_and_thresholds, now)
     if not shards or not thresholds:
         return []

@@ -119,4 +119,5 @@ def _limits_month_of(algorithm: Algorithm, period: Period) -> bool:
     month = algorithm.month_at((period.start + period.end) // 2)
     if month is None:
         return False
-    return abs(month[0] - period.start) <= _MAX_DIFFERENCE and abs(month[1] - period.end) <= _MAX_DIFFERENCE
+    start, end = month
+    return abs(start - period.start) <= _MAX_DIFFERENCE and abs(end - period.end) <= _MAX_DIFFERENCE

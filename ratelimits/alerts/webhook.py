@@ -14,6 +14,7 @@ from ratelimits.models.alerts import secret_key
 from ratelimits.posting import Connection, HttpAnswer
 from ratelimits.reports.periods import SECOND, iso
 
+#: The type of these webhooks.
 TYPE = "ratelimits.threshold_reached"
 
 

@@ -14,6 +14,7 @@ from typing import ClassVar, NamedTuple
 from ratelimits.algorithms.parsing import whole
 from ratelimits.algorithms.wording import Wording
 
+#: The numbers that the Lua script gets for a limit. The line "--@params" of the algorithm's Lua file names them.
 Params = tuple[int, ...]
 
 
@@ -127,7 +128,10 @@ class Algorithm(ABC):
 
     @abstractmethod
     def params(self, now: int) -> Params:
-        """Return the numbers for the Lua script at `now` (µs since 1970 UTC). There are at most eight."""
+        """Return the numbers for the Lua script at `now` (µs since 1970 UTC). There are at most eight.
+
+        Algorithms with the same Lua file have the same number of them. A number that an algorithm does not need is 0.
+        """
 
     def valid_span(self, now: int) -> tuple[int, int] | None:
         """Return start and end (µs since 1970 UTC) of the span for which `params(now)` is valid. None means always."""

@@ -13,6 +13,7 @@ from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+#: The units of the calendar.
 UNITS = ("hour", "day", "week", "month", "year")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

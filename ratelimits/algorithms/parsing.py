@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from decimal import Decimal, InvalidOperation
 
+#: Microseconds in a second.
 MICROSECONDS = 1_000_000
 #: Maximum length of a span in µs. The Lua script adds a span to the present moment. It calculates with doubles, and
 #: doubles are exact for whole numbers up to 2**53.

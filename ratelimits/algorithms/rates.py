@@ -284,7 +284,8 @@ class SmoothBursty(_Smooth):
         return *_split(self.interval), micros(self.max_burst_seconds)
 
     def record_form(self, params: Params) -> str:
-        return "bursty" if params[2] < 2**32 else "large_bursty"
+        _q, _r, n, _store = params
+        return "bursty" if n < 2**32 else "large_bursty"
 
 
 @dataclass(frozen=True, slots=True)

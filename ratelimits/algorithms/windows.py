@@ -92,7 +92,8 @@ class CalendarWindow(Bounded):
 
     def _check(self) -> None:
         Bounded._check(self)
-        calendar.boundaries(self.calendar_unit, self.timezone, self.anchor, 10**15)
+        any_moment = 10**15
+        calendar.boundaries(self.calendar_unit, self.timezone, self.anchor, any_moment)  # raises the ValueError
         self._set("anchor", self.anchor or None)
 
     def sentence(self, words: Wording, unit: str) -> list[str]:
@@ -175,7 +176,7 @@ class SlidingWindow(Bounded):
         )
 
     def record_form(self, params: Params) -> str:
-        return f"counts:{6 * (self.sub_windows + 1)}"
+        return f"counts:{6 * (self.sub_windows + 1)}"  # six bytes for each count
 
 
 @dataclass(frozen=True, slots=True)

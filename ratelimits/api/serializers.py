@@ -121,7 +121,7 @@ class UsageQuery(Query):
             position = PagePosition(window, *texts)
         except (ValueError, TypeError, RecursionError) as error:
             raise serializers.ValidationError(_("This is not a cursor: use the link in `next`.")) from error
-        valid = type(window) is int and 0 <= window < 2**40
+        valid = type(window) is int and 0 <= window < 2**40  # a moment in seconds that a database can store
         if not valid or not all(isinstance(name, str) and _storable(name) for name in texts):
             raise serializers.ValidationError(_("This is not a cursor: use the link in `next`."))
         return position

@@ -19,6 +19,7 @@ from rest_framework.utils.urls import replace_query_param
 from rest_framework.views import APIView
 
 from ratelimits.algorithms import calendar
+from ratelimits.algorithms.parsing import HORIZON
 from ratelimits.api import windows
 from ratelimits.api.serializers import Query, ReportQuery, UsageQuery, cursor, max_span, span_error
 from ratelimits.api.throttle import UnbilledThrottle
@@ -34,6 +35,7 @@ from ratelimits.reports.present import MeterUse, present_usage
 from ratelimits.reports.statements import columns_of, statements
 from ratelimits.reports.statements.charges import lines_for
 from ratelimits.reports.terms import Terms, TermsBook
+from ratelimits.rules import AppliedRule
 from ratelimits.usage.complete import complete_until
 
 
@@ -179,7 +181,7 @@ def _instant(name: str, at: datetime, timezone: str) -> int:
         micros = calendar.instant(at if at.tzinfo is not None else at.replace(tzinfo=calendar.zone(timezone)))
     except OverflowError as error:
         raise ValidationError({name: _("This year is not supported.")}) from error
-    if not 0 <= micros < 2**52:
+    if not 0 <= micros < HORIZON:
         raise ValidationError({name: _("This year is not supported.")})
     return micros
 
@@ -222,12 +224,17 @@ def _limits(identity: Identity) -> list[dict[str, Any]] | None:
             "key": key,
             "meter": rule.meter,
             "unit": _unit(rule.meter),
-            "limit": rule.algorithm.quota[0],
+            "limit": _permits(rule),
             "remaining": standing.remaining,
             "reset_after": standing.reset_after,
         }
         for rule, key, standing in limits
     ]
+
+
+def _permits(rule: AppliedRule) -> int:
+    permits, _micros = rule.algorithm.quota
+    return permits
 
 
 def _unit(meter: str) -> str:

@@ -19,9 +19,11 @@ from ratelimits.models import Line, PeriodUsage
 from ratelimits.reports.periods import SECOND, moment
 from ratelimits.reports.terms import Terms, TermsBook
 
+#: Lengths in seconds.
 HOUR, DAY = 3600, 86_400
 #: Maximum number of days between `from` and `to`, by window.
 MAX_DAYS = {"15m": 32, "hour": 93, "day": 400, "period": 1100}
+#: The columns that are summed up.
 _SUMS = ("admitted_requests", "admitted_units", "denied_requests", "denied_units", "refunded_units")
 
 
@@ -117,7 +119,7 @@ def _periods(using: str, account: str, query: WindowQuery) -> set[int]:
 
     These are the periods by the account's current terms, and all periods for which the ledger has usage.
     """
-    terms, oldest = query.terms, query.start - 32 * DAY * SECOND
+    terms, oldest = query.terms, query.start - 32 * DAY * SECOND  # more than a month before the span
     period = terms.period(oldest)
     starts = {0, period.start // SECOND}
     while period.end < query.end:
