@@ -75,7 +75,7 @@ def evaluate(now: int | None = None) -> list[Alert]:
     """Raise an alert for each threshold that an account has newly reached, and return the alerts.
 
     No alert is raised twice, even if two processes evaluate at the same time. `now` is in µs since 1970 UTC; the
-    default is the time of this machine. Raises `rules.RulesUnavailable` if the rules cannot be read.
+    default is the time of this machine. Raise `rules.RulesUnavailable` if the rules cannot be read.
     """
     using, thresholds = conf.DATABASE, tuple(sorted(set(conf.ALERT_THRESHOLDS)))
     now = time.time_ns() // 1000 if now is None else now

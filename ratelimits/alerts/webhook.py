@@ -71,8 +71,8 @@ def post(url: str, content: bytes, fields: dict[str, str], timeout: float, *, pu
 
     If `public_only` is true, connect only to an address of the public internet.
 
-    Redirects are not followed: a signed alert is sent only to the channel's URL. Raises Refused if the status of the
-    answer is not 200 to 299. Raises OSError, http.client.HTTPException or ValueError if there is no answer.
+    Redirects are not followed: a signed alert is sent only to the channel's URL. Raise Refused if the status of the
+    answer is not 200 to 299. Raise OSError, http.client.HTTPException or ValueError if there is no answer.
     """
     with Connection(url, timeout, public_only=public_only) as connection:
         answer = connection.post(content, fields, body=False)

@@ -40,7 +40,7 @@ _DIGITS = {code: digits for digits, codes in _CURRENCIES.items() for code in cod
 def minor_digits(currency: str) -> int:
     """Return the number of decimals of a currency's minor unit, such as 2 for EUR.
 
-    Raises ValueError for an unknown currency.
+    Raise ValueError for an unknown currency.
     """
     try:
         return _DIGITS[currency]

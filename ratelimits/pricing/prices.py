@@ -40,7 +40,7 @@ class Price:
     def from_record(cls, record: Mapping[str, str]) -> Price:
         """Return the price that `record` describes in texts.
 
-        Raises ValueError or KeyError if a text is wrong or missing.
+        Raise ValueError or KeyError if a text is wrong or missing.
         """
         flat_fee, minimum = Decimal(record["flat_fee"]), Decimal(record["minimum"])
         return cls(record["pricing"], parse(record["tiers"]), flat_fee, minimum)

@@ -92,7 +92,7 @@ def unplanned(receiver: Receiver) -> QuerySet[Report]:
 def deliveries(receiver: Receiver, report: Report, now: datetime) -> Iterator[PushDelivery]:
     """Yield a delivery for each line that a report version added, without saving it.
 
-    Lines with nothing to bill are left out. Raises the errors of `rendered`.
+    Lines with nothing to bill are left out. Raise the errors of `rendered`.
     """
     for row in version_rows(report):
         delivery = _delivery(receiver, report, row, now)
@@ -103,7 +103,7 @@ def deliveries(receiver: Receiver, report: Report, now: datetime) -> Iterator[Pu
 def rendered(receiver: Receiver, row: Row) -> tuple[str, str]:
     """Return the customer and the event of a line. The customer is "" if the receiver does not bill the account.
 
-    Raises ValueError if the function CUSTOMER returns neither None nor a text of at most 255 characters. Errors that
+    Raise ValueError if the function CUSTOMER returns neither None nor a text of at most 255 characters. Errors that
     this function raises are not caught.
     """
     customer: object = (receiver.customer(row.account) or "") if row.account else ""

@@ -49,7 +49,7 @@ def receivers() -> list[Receiver]:
 
 
 def receiver(name: str) -> Receiver:
-    """Return the billing system with this name. Raises KeyError if the settings do not list it."""
+    """Return the billing system with this name. Raise KeyError if the settings do not list it."""
     return _receiver(name, conf.PUSH[name])
 
 

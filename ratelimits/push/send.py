@@ -164,7 +164,7 @@ def _claim(receiver: Receiver, now: datetime) -> Claimed | None:
 def _exchange(receiver: Receiver, claimed: Claimed) -> PushOutcome:
     """Send the claimed deliveries in one request and return the outcome.
 
-    Raises NoneAccepted or OutcomeUnknown if the request fails.
+    Raise NoneAccepted or OutcomeUnknown if the request fails.
     """
     content, fields = receiver.service.request([row.event for row in claimed.rows], receiver.key)
     try:

@@ -96,7 +96,7 @@ class Service(ABC):
     def outcome(self, answer: HttpAnswer, event_ids: Sequence[str]) -> PushOutcome:
         """Return the outcome of a request with these events.
 
-        Raises NoneAccepted if no event was accepted, and OutcomeUnknown if nobody knows whether events were accepted.
+        Raise NoneAccepted if no event was accepted, and OutcomeUnknown if nobody knows whether events were accepted.
         """
         status = answer.status
         if 200 <= status < 300:

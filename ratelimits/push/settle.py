@@ -56,7 +56,7 @@ def settle(
     and the customer that CUSTOMER returns now. A delivery whose account still has no customer does not change.
     `progress` gets two stages for these deliveries.
 
-    Raises NotSettledError, and settles nothing, if the decision does not fit one of the deliveries.
+    Raise NotSettledError, and settle nothing, if the decision does not fit one of the deliveries.
     """
     now = now or timezone.now()
     note = f"{decision} by {by}: {reason}"[:400]

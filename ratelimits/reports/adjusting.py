@@ -66,7 +66,7 @@ class NotDecidedError(ValueError):
 def approve(adjustment: Adjustment, by: Any) -> None:
     """Approve a waiting adjustment, so that it counts. `by` is the user who decides.
 
-    Raises NotDecidedError.
+    Raise NotDecidedError if the user is the adjustment's author, or if it does not wait for approval.
     """
     _decide(adjustment, by, Adjustment.Approval.APPROVED)
 
@@ -74,7 +74,7 @@ def approve(adjustment: Adjustment, by: Any) -> None:
 def refuse(adjustment: Adjustment, by: Any) -> None:
     """Refuse a waiting adjustment, so that it never counts. `by` is the user who decides.
 
-    Raises NotDecidedError.
+    Raise NotDecidedError if the user is the adjustment's author, or if it does not wait for approval.
     """
     _decide(adjustment, by, Adjustment.Approval.REFUSED)
 

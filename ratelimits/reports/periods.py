@@ -32,7 +32,7 @@ class Period:
 def _first_days(month: str) -> tuple[datetime, datetime]:
     """Return UTC midnight on the first day of a month and of the next month.
 
-    Raises ValueError if the text is not a month.
+    Raise ValueError if the text is not a month.
     """
     match = _MONTH.fullmatch(month)
     if match is None:
@@ -45,7 +45,7 @@ def _first_days(month: str) -> tuple[datetime, datetime]:
 def month_window(month: str) -> tuple[int, int]:
     """Return the start of a month like "2026-11" in the easternmost zone, and its end in the westernmost zone (in µs).
 
-    Raises ValueError if the text is not a month.
+    Raise ValueError if the text is not a month.
     """
     first, following = _first_days(month)
     # Local midnight is at most 14 hours before midnight in UTC, and at most 12 hours after it.
@@ -55,7 +55,7 @@ def month_window(month: str) -> tuple[int, int]:
 def month_in(month: str, timezone: str) -> tuple[int, int]:
     """Return the start and end (µs) of a month like "2026-11" in a time zone; in UTC if the zone does not exist.
 
-    Raises ValueError if the text is not a month.
+    Raise ValueError if the text is not a month.
     """
     first, following = (day.replace(tzinfo=_zone(timezone)) for day in _first_days(month))
     return calendar.instant(first), calendar.instant(following)
@@ -100,7 +100,7 @@ def period_from(timezone: str, anchor: str | None, start: int, kept: Span | None
 def moment(microseconds: int) -> datetime:
     """Return a moment (µs since 1970 UTC) as an aware datetime in UTC.
 
-    Raises OverflowError if `datetime` has no such date.
+    Raise OverflowError if `datetime` has no such date.
     """
     return _EPOCH + timedelta(microseconds=microseconds)
 

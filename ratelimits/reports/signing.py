@@ -32,7 +32,7 @@ def chain_head(chain: Mapping[str, int], *sources: str) -> str:
     """Return one digest for several shards, made from the digest of one batch of each shard.
 
     `chain` maps each shard to the position of this batch. `sources` are the aliases of the databases that contain the
-    batches. Raises BrokenChainError.
+    batches. Raise BrokenChainError if a batch is missing.
     """
     positions = ((int(shard), position) for shard, position in chain.items())
     return joined_head(chain, digests_at(positions, *sources), sources[0])
@@ -41,7 +41,7 @@ def chain_head(chain: Mapping[str, int], *sources: str) -> str:
 def joined_head(chain: Mapping[str, int], digests: Mapping[ChainPosition, str], using: str) -> str:
     """Return one digest for several chains, made from the digests that `digests_at` has read.
 
-    `using` is the database with the list of archives. Raises BrokenChainError if `digests` does not have a digest.
+    `using` is the database with the list of archives. Raise BrokenChainError if `digests` does not have a digest.
     """
     positions = sorted((int(shard), position) for shard, position in chain.items())
     for shard, position in positions:

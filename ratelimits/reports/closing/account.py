@@ -74,7 +74,7 @@ class Closing:
         self.chain = {str(state.shard): state.tallied for state in self._states}
 
     def close(self, only: Collection[int] | None = None) -> list[Report]:
-        """Write the reports that can be written. Raises ValueError for an invalid adjustment or price.
+        """Write the reports that can be written. Raise ValueError for an invalid adjustment or price.
 
         With `only`, write only the first reports of the periods that start at these moments (µs since 1970 UTC).
         """
@@ -360,7 +360,7 @@ class Closing:
     def plan_prices(self, start: int, end: int) -> RecordedPrices:
         """Return the prices of the account's plan in a billing period; {} if there are none.
 
-        Raises ValueError for an invalid price.
+        Raise ValueError for an invalid price.
         """
         return self._data.prices.of(*self._included(start, end).priced)
 

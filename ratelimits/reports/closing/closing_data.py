@@ -129,7 +129,7 @@ class ClosingData:
     def chain_head(self, chain: Mapping[str, int]) -> str:
         """Return one digest for the ledger's chains up to these positions: each must be the `tallied` of its shard.
 
-        Raises signing.BrokenChainError if a batch is missing.
+        Raise signing.BrokenChainError if a batch is missing.
         """
         return self._heads(tuple(chain.items()))
 

@@ -168,7 +168,7 @@ def force(account: str, start: int, by: str, reason: str, now: int | None = None
     """Close a period with the usage that the ledger has, and declare on its report that usage may be missing.
 
     `start` is in µs since 1970 UTC; `by` names the person. Usage that arrives afterwards is treated as late usage.
-    Raises NotForcedError if the period has not ended, if it has a report, if it has nothing to report, or if the reason
+    Raise NotForcedError if the period has not ended, if it has a report, if it has nothing to report, or if the reason
     is empty.
     """
     using = conf.DATABASE

@@ -44,7 +44,7 @@ _summed = attrgetter(*_SUMMED)
 def stream(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
     """Yield the rows as a workbook in chunks. The whole workbook is first written to a temporary file.
 
-    Raises ModuleNotFoundError if XlsxWriter is not installed.
+    Raise ModuleNotFoundError if XlsxWriter is not installed.
     """
     return _streamed(rows, partial(_fill, version=version))
 
@@ -52,7 +52,7 @@ def stream(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
 def stream_with_amounts(charges: Iterable[Charge], version: int = VERSION) -> Iterator[bytes]:
     """Yield the charges as a workbook in chunks. The sheet with the totals has the amounts that each account owes.
 
-    Raises ModuleNotFoundError if XlsxWriter is not installed.
+    Raise ModuleNotFoundError if XlsxWriter is not installed.
     """
     return _streamed(charges, partial(_fill_with_amounts, version=version))
 

@@ -61,7 +61,7 @@ def statements(
     zeros. Provisional reports have the columns of `columns_version`, by default of the version that `columns_of`
     returns.
 
-    Read the rows of a statement before the next statement, because the rows are not stored in memory. Raises ValueError
+    Read the rows of a statement before the next statement, because the rows are not stored in memory. Raise ValueError
     if the text is not a month.
     """
     using = using or conf.DATABASE
@@ -83,7 +83,7 @@ def newest_columns(reports: Iterable[Report]) -> int:
 def columns_of(month: str, *, account: str | None = None, using: str | None = None) -> int:
     """Return the version of the columns in a month's file: the newest version among its finalised reports.
 
-    If a month was closed before a column was added, its file does not get this column. Raises ValueError if the text is
+    If a month was closed before a column was added, its file does not get this column. Raise ValueError if the text is
     not a month.
     """
     start, end = month_window(month)

@@ -67,7 +67,7 @@ def lines_for(file_format: Format, statements: Iterable[Statement]) -> Iterator[
 def charges(statements: Iterable[Statement]) -> Iterator[Charge]:
     """Yield all rows with their amounts, one report after another.
 
-    Raises UnreadableError if a report's prices or amounts cannot be read.
+    Raise UnreadableError if a report's prices or amounts cannot be read.
     """
     books: dict[str, PriceBook] = {}
     sharing: list[Report] = []
@@ -83,7 +83,7 @@ def charges(statements: Iterable[Statement]) -> Iterator[Charge]:
 def version_charges(report: Report) -> Iterator[Charge]:
     """Yield the rows that a version added, with their amounts.
 
-    Raises UnreadableError if the version's prices or amounts cannot be read.
+    Raise UnreadableError if the version's prices or amounts cannot be read.
     """
     with readable(report):
         yield from _priced(report, version_lines(report), FINAL)

@@ -31,7 +31,7 @@ class PriceBook:
     def _of(self, slug: str, at: int) -> RecordedPrices:
         """Return the prices of the plan with this slug at a moment (µs since 1970 UTC); {} if the plan has no prices.
 
-        Raises ValueError if a price is invalid and was not corrected later. Only raw SQL can write an invalid price.
+        Raise ValueError if a price is invalid and was not corrected later. Only raw SQL can write an invalid price.
         """
         plan = self._plan(slug, at) if slug else None
         if plan is None:
@@ -59,7 +59,7 @@ class PriceBook:
         """Return a row, and the result of `read` for this row.
 
         Raw SQL can write an invalid row. Then return its first valid correction with the result; (None, None) if the
-        row was deleted. Raises ValueError if the row was not corrected yet.
+        row was deleted. Raise ValueError if the row was not corrected yet.
         """
         try:
             return row, read(row)
@@ -115,5 +115,5 @@ class PriceBook:
 
 
 def _currency(plan: Any) -> tuple[str, int]:
-    """Return a plan's currency and its number of decimals. Raises ValueError for an unknown currency."""
+    """Return a plan's currency and its number of decimals. Raise ValueError for an unknown currency."""
     return (plan.currency, minor_digits(plan.currency)) if plan.currency else _NO_CURRENCY

@@ -62,7 +62,7 @@ _MAY_DISAPPEAR: dict[str, Callable[[str, str, str], bool]] = {
 def build(using: str, month: str, progress: Progress | None = None) -> dict[str, Any]:
     """Return the signed manifest of a month like "2026-10".
 
-    `progress` shows the stages that can take long. Raises ValueError if `month` is not a month.
+    `progress` shows the stages that can take long. Raise ValueError if `month` is not a month.
     """
     columns = _columns()
     for _try in range(_TRIES):
@@ -157,7 +157,7 @@ def _open(using: str, month: str) -> list[str]:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Return the manifest in the text of a file. Raises ManifestError if the text is not a manifest."""
+    """Return the manifest in the text of a file. Raise ManifestError if the text is not a manifest."""
     try:
         manifest = json.loads(text)
         if manifest["format"] not in (FORMAT, OLD_FORMAT):
