@@ -256,7 +256,7 @@ def engine_refusal() -> Case:
     cache.keep(place, answer.decision, 3600.0)
     # Use an equal identity that is another object, as a request does.
     asked = (someone("43"), *place[1:])
-    return Case("engine_refused", "deny cache, refused", "ours", lambda: cache.look(asked), inner=50)
+    return Case("engine_refused", "deny cache, refused", "ours", lambda: cache.repeat(asked), inner=50)
 
 
 def refusals_sent(count: int, commands: Callable[[], int]) -> int:

@@ -25,7 +25,7 @@ from ratelimits.outbound.deciding import Outbound, Turn, WaitTooLong, typed
 from ratelimits.outbound.waiting import costs_by_meter
 from ratelimits.quota import finishing
 from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
-from ratelimits.quota.costs import valid
+from ratelimits.quota.costs import valid_costs
 
 #: The header of a task's message that contains its permit: when the task may run, and for which attempt.
 HEADER = "ratelimits_permit"
@@ -95,7 +95,7 @@ class QuotaTask(Task):  # type: ignore[type-arg]
         if not self.quota:
             raise ImproperlyConfigured(f"{self.name}: name the quota, as in shared_task(base=QuotaTask, quota='crm')")
         algorithm = typed(self.quota_rate) if isinstance(self.quota_rate, str) else self.quota_rate
-        return Outbound(self.quota, valid(costs_by_meter(self.quota_cost)), algorithm)
+        return Outbound(self.quota, valid_costs(costs_by_meter(self.quota_cost)), algorithm)
 
     def _postpone(self, seconds: float, permit: dict[str, Any] | None) -> None:
         """Send the task again with its permit, to be run in this number of seconds, and raise Ignore."""

@@ -23,7 +23,7 @@ from ratelimits.outbound.deciding import PAUSE, PROJECT, DecideCall, Outbound, T
 from ratelimits.outbound.driving import AwaitRelease, Sleep
 from ratelimits.quota import finishing
 from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
-from ratelimits.quota.costs import valid
+from ratelimits.quota.costs import valid_costs
 
 
 class Permit:
@@ -54,7 +54,7 @@ class Permit:
 
     def _true_costs(self, cost: int | Mapping[str, int]) -> tuple[int, ...]:
         assert self.receipt is not None
-        costs = valid(costs_by_meter(cost))
+        costs = valid_costs(costs_by_meter(cost))
         unknown = sorted(set(costs) - set(self._meters))
         if unknown:
             raise ValueError(f"this call was not charged in {', '.join(unknown)}, only in {', '.join(self._meters)}")
@@ -92,7 +92,7 @@ class permits:  # noqa: N801  (used like a function, as `contextlib.suppress` is
         max_wait: float | None = None,
         identity: Identity = PROJECT,
     ) -> None:
-        costs = valid(costs_by_meter(cost))
+        costs = valid_costs(costs_by_meter(cost))
         if rate is not None and len(costs) > 1:
             raise ValueError("a rate given in code has one meter: give the cost as a number")
         algorithm = typed(rate) if isinstance(rate, str) else rate

@@ -28,7 +28,7 @@ from ratelimits.rules.keyed import NEVER
 _MAX_DECIDED = 10_000
 #: A block with this HTTP status tells the client when the block ends.
 TOO_MANY = 429
-#: Stands for all exempted requests in `take`. They are not counted as denied.
+#: The account, key and costs that stand for all exempted requests in `take`. These requests are not counted as denied.
 _EXEMPTED: tuple[None, None, tuple[()]] = None, None, ()
 
 
@@ -38,9 +38,9 @@ Costs = tuple[tuple[str, int], ...]
 _Subject = tuple[str, bool, str | None, str | None, Costs]
 
 _lock = threading.Lock()
-#: Requests that are not in the two counters yet.
+#: Requests that are not in `_unsent` and `_untotalled` yet, one item for each request.
 _decided: list[_Subject] = []
-#: How many requests were not sent to Redis yet, and how many are not in the process totals yet.
+#: For each subject: how many requests were not sent to Redis yet, and how many are not in the process totals yet.
 _unsent: Counter[_Subject] = Counter()
 _untotalled: Counter[_Subject] = Counter()
 #: The snapshot with which the last of these requests was decided. It knows the billing periods of accounts.
@@ -65,7 +65,7 @@ def count(row: AccessRow, snapshot: Snapshot, identity: Identity, costs: Costs) 
 
 
 def seconds_left(row: AccessRow) -> float | None:
-    """Return the seconds until a block ends; None if it has no end."""
+    """Return the seconds until a block ends, at least a microsecond; None if the block has no end."""
     if row.valid_until == NEVER:
         return None
     return max(row.valid_until - clock.now(), 1) / MICROSECONDS
@@ -81,9 +81,9 @@ def _add_up() -> None:
 
 
 def take() -> list[RefusalCount]:
-    """Return the requests that were blocked since the last call. The caller sends them to Redis.
+    """Return the counts of the requests that were blocked since the last call. The caller sends these counts to Redis.
 
-    If there were only exempted requests, return one item without costs. The caller sends this item too, because the
+    If there were only exempted requests, return one count without costs. The caller sends this count too, because the
     reply of Redis contains the version of the rules.
     """
     _add_up()

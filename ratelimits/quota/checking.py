@@ -26,7 +26,7 @@ from ratelimits.models import testcase
 from ratelimits.quota import access, from_memory, process_totals, without_decision
 from ratelimits.quota.answers import observing
 from ratelimits.quota.answers.answer import ONE_REQUEST, PASSED, Answer
-from ratelimits.quota.costs import valid
+from ratelimits.quota.costs import valid_costs
 from ratelimits.quota.from_memory import denials
 from ratelimits.quota.prefetch import spending
 from ratelimits.quota.prefetch.permits import Fetch, PrefetchedPermits
@@ -45,14 +45,14 @@ from ratelimits.signals import request_refused
 
 logger = bounded(__name__)
 
-#: How often Redis is asked again for one request. This is necessary if the rules in memory were too old, if a prefetch
-#: asked for too many permits, or after lost counts were restored. After RELOADS repetitions, the last call compares no
-#: versions. Its rules are new enough, because they were read after the request had come. Without this end, rules that
-#: are edited again and again could prevent a decision.
+#: Maximum number of times that Redis is asked again for one request. Redis is asked again if the rules in memory were
+#: too old, if a prefetch asked for too many permits, or after lost counts were restored. After RELOADS repetitions, the
+#: last call compares no versions. Its rules are new enough, because they were read after the request had come. Without
+#: this maximum, rules that are edited again and again could prevent a decision.
 RELOADS = 3
 _ATTEMPTS = range(1 + RELOADS + 1)  # the first call, its repetitions, and the last call
 
-#: Makes an Answer of all its fields, in half the time of `Answer(…)`.
+#: `_new(Answer, values)` makes an Answer from the values of all its fields, in half the time of `Answer(…)`.
 _new = tuple.__new__
 
 breaker = Breaker()
@@ -86,7 +86,7 @@ def check(
     scope     the scope of the view, on which the rules depend
     method    the HTTP method
     costs     the cost of the request in each meter
-    at_once   true if the request must not wait: it is refused instead, and not charged
+    at_once   true if the request must not wait. If it would have to wait, it is refused and not charged
 
     If all rules that apply allow prefetching, the request can spend prefetched permits. Then it is counted up to a
     second after its decision. If Redis cannot be asked, the rules' failure policies answer. Raise WrongCost for costs
@@ -106,11 +106,11 @@ def check(
 
 
 def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int], at_once: bool) -> Answer:
-    costs = costs if costs is ONE_REQUEST else valid(costs)
+    costs = costs if costs is ONE_REQUEST else valid_costs(costs)
     # Requests with the same cache key are decided by the same command.
     cache_key: tuple[object, ...] = identity, scope, method, at_once
     cache_key = cache_key if costs is ONE_REQUEST else (*cache_key, *costs.items())
-    if denials.known and cache_key in denials.known and (denied := denials.look(cache_key)) is not None:
+    if denials.refusals and cache_key in denials.refusals and (denied := denials.repeat(cache_key)) is not None:
         return from_memory.repeated(denied)
     prepared = None
     try:
@@ -119,7 +119,7 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
             commands = commands_by(snapshot)
             ready = commands.by_key.get(cache_key)
             if ready is None:
-                chosen = _chosen(commands, snapshot, scope, method, identity, costs)
+                chosen = _choose(commands, snapshot, scope, method, identity, costs)
                 if isinstance(chosen, Answer):
                     return chosen
                 ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
@@ -142,12 +142,12 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
             answer = (
                 _answer(decision, ready, cache_key, identity)
                 if permits is None
-                else _prefetched(decision, ready, permits, fetch, cache_key, identity)
+                else _answer_to_fetch(decision, ready, permits, fetch, cache_key, identity)
             )
             if answer is not None:
                 return answer
-    except BaseException as error:  # noqa: BLE001  (_note raises it again unless a failure policy can answer)
-        _note(error, identity, costs)
+    except BaseException as error:  # noqa: BLE001  (_note_failure raises it again unless a failure policy can answer)
+        _note_failure(error, identity, costs)
     return without_decision.answer(prepared, identity, scope, method, costs, metered=True)
 
 
@@ -174,11 +174,11 @@ async def acheck(
 
 
 async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[str, int], at_once: bool) -> Answer:
-    costs = costs if costs is ONE_REQUEST else valid(costs)
+    costs = costs if costs is ONE_REQUEST else valid_costs(costs)
     # Requests with the same cache key are decided by the same command.
     cache_key: tuple[object, ...] = identity, scope, method, at_once
     cache_key = cache_key if costs is ONE_REQUEST else (*cache_key, *costs.items())
-    if denials.known and cache_key in denials.known and (denied := denials.look(cache_key)) is not None:
+    if denials.refusals and cache_key in denials.refusals and (denied := denials.repeat(cache_key)) is not None:
         return from_memory.repeated(denied)
     prepared = None
     try:
@@ -187,7 +187,7 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
             commands = commands_by(snapshot)
             ready = commands.by_key.get(cache_key)
             if ready is None:
-                chosen = await _achosen(commands, snapshot, scope, method, identity, costs)
+                chosen = await _achoose(commands, snapshot, scope, method, identity, costs)
                 if isinstance(chosen, Answer):
                     return chosen
                 ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
@@ -210,12 +210,12 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
             answer = (
                 _answer(decision, ready, cache_key, identity)
                 if permits is None
-                else await _aprefetched(decision, ready, permits, fetch, cache_key, identity)
+                else await _aanswer_to_fetch(decision, ready, permits, fetch, cache_key, identity)
             )
             if answer is not None:
                 return answer
-    except BaseException as error:  # noqa: BLE001  (_note raises it again unless a failure policy can answer)
-        _note(error, identity, costs)
+    except BaseException as error:  # noqa: BLE001  (_note_failure raises it again unless a failure policy can answer)
+        _note_failure(error, identity, costs)
     return without_decision.answer(prepared, identity, scope, method, costs, metered=True)
 
 
@@ -241,7 +241,7 @@ async def _abring_up_to_date(
         await from_ledger.arestore(call, prepared, identity, snapshot)
 
 
-def _chosen(
+def _choose(
     commands: PreparedCommands,
     snapshot: Snapshot,
     scope: str,
@@ -257,7 +257,7 @@ def _chosen(
     return _by_newer_row(selection, snapshot, identity, costs) or selection
 
 
-async def _achosen(
+async def _achoose(
     commands: PreparedCommands,
     snapshot: Snapshot,
     scope: str,
@@ -265,7 +265,7 @@ async def _achosen(
     identity: Identity,
     costs: Mapping[str, int],
 ) -> Answer | Selection:
-    """Do the same as `_chosen`, in async code."""
+    """Do the same as `_choose`, in async code."""
     answer = await from_memory.aby_row(commands, identity, costs)
     if answer is not None:
         return answer
@@ -294,15 +294,15 @@ def _answer(decision: Decision, ready: PreparedCommand, cache_key: tuple[object,
     if not decides:
         return without_decision.by_policies(prepared, identity, costs, metered=True)
     reply = decision.reply
+    # `reply[1] == 1` means `decision.allowed`, and `reply[8]` is `decision.counted_at`. The properties would be slower.
     if reply[1] == 1:
-        # The request is admitted. These are `allowed` and `counted_at`, without the calls of two properties.
         process_totals.admitted(identity.account, costs, reply[8])
         wait = decision.wait if prepared.waits else 0.0
         return _new(Answer, (True, decision, prepared, 0.0, wait, False, None))
     return from_memory.refused(decision, prepared, cache_key)
 
 
-def _prefetched(
+def _answer_to_fetch(
     decision: Decision,
     ready: PreparedCommand,
     permits: PrefetchedPermits,
@@ -323,7 +323,7 @@ def _prefetched(
     return answer
 
 
-async def _aprefetched(
+async def _aanswer_to_fetch(
     decision: Decision,
     ready: PreparedCommand,
     permits: PrefetchedPermits,
@@ -331,7 +331,7 @@ async def _aprefetched(
     cache_key: tuple[object, ...],
     identity: Identity,
 ) -> Answer | None:
-    """Do the same as `_prefetched`, in async code."""
+    """Do the same as `_answer_to_fetch`, in async code."""
     taken = permits.take(fetch, decision)
     if taken is None:
         return None
@@ -341,7 +341,7 @@ async def _aprefetched(
     return answer
 
 
-def _note(error: BaseException, identity: Identity, costs: Mapping[str, int]) -> None:
+def _note_failure(error: BaseException, identity: Identity, costs: Mapping[str, int]) -> None:
     """Note a failed call in the breaker and the process totals. Raise the error again if no failure policy can answer.
 
     If the caller was cancelled or stopped, the engine's error is the `__cause__` of the caller's error.

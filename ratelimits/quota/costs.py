@@ -17,7 +17,7 @@ class WrongCost(ValueError):
     """The costs of a request are not valid. Correct the view that sets them."""
 
 
-def valid(costs: Mapping[str, int]) -> Mapping[str, int]:
+def valid_costs(costs: Mapping[str, int]) -> Mapping[str, int]:
     """Return the costs by meter, as integers. Raise WrongCost if they are not valid."""
     if not costs:
         raise WrongCost("a request needs at least one meter, such as {'requests': 1}")
@@ -25,7 +25,7 @@ def valid(costs: Mapping[str, int]) -> Mapping[str, int]:
         raise WrongCost(f"a request is counted by at most {MAX_METERS} meters, not {len(costs)}")
     all_int = True
     for meter, cost in costs.items():
-        name: object = meter
+        name: object = meter  # a view can give any value, whatever the annotation says
         if not isinstance(name, str) or not name:
             raise WrongCost(f"a meter must be a text such as 'requests', not {shown(name)}")
         if not _is_cost(cost):

@@ -40,7 +40,7 @@ class StoredRefusal:
 
     since     the moment of the decision, in seconds of the cache's clock
     until     the moment at which the refusal ends, in seconds of the cache's clock
-    payload   an object that is given to `keep`. Whoever calls `look` finds it here
+    payload   any object. A caller of `keep` passes it on to the callers of `repeat`
     repeated  a list with one item for each repetition that is not counted yet. Appending to a list needs no lock
     """
 
@@ -66,8 +66,8 @@ class DenyCache:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._lock = threading.Lock()
-        #: The stored refusals by cache key. Only `look` says whether a refusal can still be repeated.
-        self.known: dict[Hashable, StoredRefusal] = {}
+        #: The stored refusals by cache key. Only `repeat` knows whether a refusal has ended.
+        self.refusals: dict[Hashable, StoredRefusal] = {}
         #: Refusals that are not repeated any more, but whose last repetitions are perhaps not counted yet.
         self._ended: list[StoredRefusal] = []
         #: Counts that were taken but could not be sent.
@@ -76,15 +76,15 @@ class DenyCache:
         self._decided: deque[Decision] = deque()
 
     def count(self, decision: Decision) -> None:
-        """Count a refusal that was decided without Redis. Call this for each refusal, also of the same decision."""
+        """Count a refusal that was decided without Redis. Call this for each refused request."""
         self._decided.append(decision)
 
-    def look(self, cache_key: Hashable) -> StoredRefusal | None:
+    def repeat(self, cache_key: Hashable) -> StoredRefusal | None:
         """Return the refusal that this request gets again, and count the repetition.
 
         Return None if no refusal is stored for the request, or if the refusal has ended.
         """
-        denied = self.known.get(cache_key)
+        denied = self.refusals.get(cache_key)
         if denied is None or self.clock() >= denied.until:
             return None
         denied.repeated.append(None)
@@ -103,13 +103,13 @@ class DenyCache:
         now, retry_after = self.clock(), decision.retry_after
         until = now + (seconds if retry_after is None else min(retry_after, seconds))
         with self._lock:
-            if len(self.known) >= MAX_REFUSALS:
-                self._ended += self.known.values()
-                self.known.clear()
-            replaced = self.known.get(cache_key)
+            if len(self.refusals) >= MAX_REFUSALS:
+                self._ended += self.refusals.values()
+                self.refusals.clear()
+            replaced = self.refusals.get(cache_key)
             if replaced is not None:
                 self._ended.append(replaced)
-            self.known[cache_key] = StoredRefusal(decision, payload, now, until)
+            self.refusals[cache_key] = StoredRefusal(decision, payload, now, until)
 
     def take(self) -> list[RefusalCount]:
         """Return all counts since the last call, and forget refusals that have ended."""
@@ -118,17 +118,17 @@ class DenyCache:
         forget_before = self.clock() - INTERVAL
         with self._lock:
             unsent, self._unsent = self._unsent, []
-            all_refusals = [*self._ended, *self.known.values()]
+            all_refusals = [*self._ended, *self.refusals.values()]
             self._ended = [denied for denied in self._ended if denied.until > forget_before]
-            for cache_key, denied in list(self.known.items()):
+            for cache_key, denied in list(self.refusals.items()):
                 if denied.until <= forget_before:
-                    self.known.pop(cache_key, None)
+                    self.refusals.pop(cache_key, None)
         counts = Counter(self._decided.popleft() for _ in range(len(self._decided)))
         for denied in all_refusals:
             counts[denied.decision] += denied.take_count()
         refused = [(decision, count, decision.call.usage) for decision, count in counts.items()]
         return unsent + [
-            _counted(decision, usage, count) for decision, count, usage in refused if count and usage is not None
+            _refusal_count(decision, usage, count) for decision, count, usage in refused if count and usage is not None
         ]
 
     def put_back(self, unsent: list[RefusalCount]) -> None:
@@ -142,13 +142,13 @@ class DenyCache:
     def clear(self) -> None:
         """Forget all refusals and counts. A forked process calls this method, because they belong to its parent."""
         self._lock = threading.Lock()
-        self.known.clear()
+        self.refusals.clear()
         self._ended.clear()
         self._unsent.clear()
         self._decided.clear()
 
 
-def _counted(decision: Decision, usage: Usage, requests: int) -> RefusalCount:
+def _refusal_count(decision: Decision, usage: Usage, requests: int) -> RefusalCount:
     call, binding = decision.call, decision.binding
     assert binding is not None
     term = call.program.terms[binding]
@@ -160,9 +160,9 @@ def send(
 ) -> list[RefusalCount]:
     """Count refusals in the open batches in Redis. Return the counts that were certainly not sent.
 
-    If the server does not answer, do not send the rest. If a reply was lost, log an error, and do not return the counts
-    of this command, because the server has perhaps counted them. Call `on_version` with the version of the rules in
-    Redis.
+    If the server does not answer, do not send the other counts. If a reply was lost, log an error, and do not return
+    the counts of this command, because the server has perhaps counted them. Call `on_version` with the version of the
+    rules in Redis.
     """
     version = 0
     groups: dict[tuple[int, tuple[int, ...]], list[RefusalCount]] = {}
@@ -220,6 +220,7 @@ class Sender:
             self._cache.put_back(send(self._server(), counted, self._on_version))
 
     def _send_last(self) -> None:
+        # The process ends, so it does not need newer rules.
         counted = self._cache.take() + self._more()
         if counted:
             self._cache.put_back(send(self._server(), counted))

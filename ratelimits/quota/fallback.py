@@ -29,6 +29,8 @@ class LocalLimiter:
     def clear(self) -> None:
         """Forget the spent permits, and make a new lock. A forked process calls this: both belong to its parent."""
         self._lock = threading.Lock()
+        #: By key and name of a limit: its spent permits, and the moment of this number in seconds of the clock. Later
+        #: some of these permits have come back.
         self._spent: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
 
     def charge(self, limits: list[tuple[str, str, Algorithm, int]]) -> float | None:

@@ -36,13 +36,15 @@ _ASYNC_STEPS: dict[_Step, Callable[[Receipt], Awaitable[Decision]]] = {refund: a
 _CLIENT_GONE = (asyncio.CancelledError, concurrent.futures.CancelledError)
 #: The errors of a failed refund or release. Stale occurs if a new calendar window begins at this moment.
 _FAILURES = (Unavailable, ResponseError, Stale)
-#: Attributes of Django's request: a list of the answers that are refunded if the request fails; a list of the answers
-#: whose leases must end; the streaming response whose end also ends the leases; and whether the request's client has
-#: closed the connection. Several entry points can finish the same request. The first of them removes an answer from its
-#: list, so that each answer is refunded or released only once.
+#: An attribute of Django's request: a list of the answers that are refunded if the request fails. Several entry points
+#: can finish the same request. The first of them removes an answer from this list or from the list `_LEASED`. So each
+#: answer is refunded or released only once.
 _CHARGED = "_ratelimits_charged"
+#: An attribute of Django's request: a list of the answers whose leases must end.
 _LEASED = "_ratelimits_leased"
+#: An attribute of Django's request: the streaming response whose end also ends the leases.
 _WATCHED = "_ratelimits_watched"
+#: An attribute of Django's request. The request has it if its client has closed the connection.
 _ABANDONED = "_ratelimits_abandoned"
 
 
@@ -190,7 +192,7 @@ def _run(steps: _Steps, *, again: bool = False) -> None:
             if not again:
                 _log_still_billed(receipt)
         except _FAILURES as error:
-            _log(step, receipt, error)
+            _log_failure(step, receipt, error)
 
 
 async def _arun(steps: _Steps) -> None:
@@ -201,7 +203,7 @@ async def _arun(steps: _Steps) -> None:
             except AlreadySettled:
                 _log_still_billed(receipt)
             except _FAILURES as error:
-                _log(step, receipt, error)
+                _log_failure(step, receipt, error)
     except asyncio.CancelledError:
         # Do all steps again, because some are perhaps missing. This is safe: each step takes effect only once.
         await _call_despite_cancellation(partial(_run, steps, again=True))
@@ -210,17 +212,18 @@ async def _arun(steps: _Steps) -> None:
 
 def _log_still_billed(receipt: Receipt) -> None:
     logger.warning(
-        "A settled request ended in a server error. It stays billed as it was settled (receipt %s)."
+        "A settled request ended in a server error. It stays billed at its settled cost (receipt %s)."
         " Settle a request only when nothing can fail any more, or settle it at 0.",
         receipt.nonce,
     )
 
 
-def _log(step: _Step, receipt: Receipt, error: Exception) -> None:
+def _log_failure(step: _Step, receipt: Receipt, error: Exception) -> None:
     name = getattr(step, "__name__", step)
     logger.error("%s of receipt %s failed at the end of its request: %s", name, receipt.nonce, error)
 
 
+#: The tasks of `_call_despite_cancellation` that have not ended.
 _running: set[asyncio.Future[None]] = set()
 
 
@@ -243,8 +246,8 @@ def _ends_with_stream(request: Any, response: Any) -> bool:
     if not attributes.get(_LEASED) or not getattr(response, "streaming", False):
         return False
     # A WSGI server can send a file itself, without this stream. Afterwards it closes the response, and the leases end.
-    by_server = isinstance(request, WSGIRequest) and getattr(response, "file_to_stream", None) is not None
-    if attributes.get(_WATCHED) is not response and not by_server:
+    sent_by_server = isinstance(request, WSGIRequest) and getattr(response, "file_to_stream", None) is not None
+    if attributes.get(_WATCHED) is not response and not sent_by_server:
         attributes[_WATCHED] = response
         watch = _awatched if response.is_async else _watched
         response.streaming_content = watch(request, response.streaming_content)
@@ -258,8 +261,8 @@ def _watched(request: Any, content: Iterator[bytes]) -> Iterator[bytes]:
         # Django's ASGI handler does not close a response whose stream fails.
         end(request)
         raise
-    # Django's ASGI handler reads all of such a stream before it sends anything. There the leases end when the handler
-    # closes the response.
+    # Django's ASGI handler reads the whole stream of a sync iterator before it sends anything. There the leases end
+    # when the handler closes the response.
     if isinstance(request, WSGIRequest):
         end(request)
 

@@ -1,8 +1,8 @@
 """Answer requests from the memory of this process, without asking Redis.
 
-These are: requests that a block refuses or an allow exempts; requests that a rule with capacity 0 refuses; and
-repetitions of a request that Redis refused shortly before. Once a second, the counts of the refused requests are sent
-to Redis.
+There are three kinds of such requests: requests that a block refuses or an allow exempts; requests that a rule with
+capacity 0 refuses; and repetitions of a request that Redis refused shortly before. Once a second, the counts of the
+refused requests are sent to Redis.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ sender = Sender(denials, current_server, _load_version, access.take)
 
 
 def repeated(denied: StoredRefusal) -> Answer:
-    """Return the answer of a repeated refusal. Subtract the seconds since the decision from its retry_after."""
+    """Return the answer of a repeated refusal. Its retry_after is shorter by the seconds since the decision."""
     retry_after = denied.decision.retry_after
     if retry_after is not None:
-        retry_after = max(retry_after - (denials.clock() - denied.since), 1 / MICROSECONDS)
+        retry_after = max(retry_after - (denials.clock() - denied.since), 1 / MICROSECONDS)  # at least a microsecond
     return Answer(False, denied.decision, denied.payload, retry_after)
 
 
 def refused(decision: Decision, prepared: Prepared, cache_key: tuple[object, ...]) -> Answer:
-    """Return the answer to a request that Redis refused. Store it, so that repeating it needs no call."""
+    """Return the answer to a request that Redis refused. Store the refusal, so that it is repeated without Redis."""
     seconds = conf.DENY_CACHE_SECONDS
     # Store a refusal only if the rules have a version. Without a version, Redis cannot report that they have changed.
     if seconds > 0 and decision.call.version is not None:
@@ -90,7 +90,7 @@ def by_row(
 def _answer_of_row(commands: PreparedCommands, row: AccessRow) -> Answer:
     """Return the answer of a block or allow. Store it, unless it says how many seconds are left of the block."""
     seconds = access.seconds_left(row) if row.blocks and row.status == access.TOO_MANY else None
-    answer = Answer(not row.blocks, None, None, seconds if row.blocks else 0.0, 0.0, False, row)
+    answer = Answer(not row.blocks, retry_after=seconds if row.blocks else 0.0, access=row)
     if seconds is None:
         commands.row_answers[row.pk] = answer
     return answer

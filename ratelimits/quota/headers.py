@@ -49,20 +49,20 @@ _UNPRINTABLE = re.compile("[^ -~]")
 
 def quoted(value: str) -> str:
     """Return a text as a String of RFC 9651. Characters that are not allowed there are percent-encoded."""
-    value = _UNPRINTABLE.sub(lambda found: quote(found[0], errors="replace"), value)
+    value = _UNPRINTABLE.sub(lambda match: quote(match[0], errors="replace"), value)
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def policies(all_policies: Sequence[Policy]) -> str:
-    """Return the RateLimit-Policy field."""
+def policies(shown_policies: Sequence[Policy]) -> str:
+    """Return the value of RateLimit-Policy, such as `"burst";q=100;w=60` (q: quota, w: window in seconds)."""
     return ", ".join(
         f"{quoted(shown.name)};q={shown.quota}" + (f";w={shown.window}" if shown.window is not None else "")
-        for shown in all_policies
+        for shown in shown_policies
     )
 
 
-def standing(name: str, remaining: int, reset: float | None) -> str:
-    """Return the RateLimit field for the binding limit.
+def ratelimit_field(name: str, remaining: int, reset: float | None) -> str:
+    """Return the value of RateLimit for the binding limit, such as `"burst";r=5;t=1`.
 
     `name` is the quoted name of the limit. `remaining` is the number of permits left. `reset` is the number of seconds
     until there are more permits. If it is None, there will never be more permits.
@@ -73,7 +73,7 @@ def standing(name: str, remaining: int, reset: float | None) -> str:
 
 
 def retry_after(seconds: float) -> str:
-    """Return the Retry-After field in whole seconds, rounded up in the same way as `t` in the RateLimit field."""
+    """Return the value of Retry-After in whole seconds, rounded up in the same way as `t` in the RateLimit field."""
     return str(max(ceil(seconds), 1))
 
 
@@ -87,7 +87,8 @@ def fields(
     """
     reply = decision.reply
     if allowed and reply[3] and not conf.X_RATELIMIT_HEADERS:
-        # This is the usual case, so it calls no other function. `reply[2]` is the position of the binding limit.
+        # This is the usual case, so it calls no properties. `reply[2]` is the position of the binding limit, from 1.
+        # `reply[3]` is the permits left. From 9 on, each limit has three numbers. The last is reset_after in µs.
         seconds = -(-reply[8 + 3 * reply[2]] // MICROSECONDS)  # rounded up
         return {"RateLimit-Policy": policy_field, "RateLimit": f"{name};r={reply[3]};t={seconds}"}
     reset: float | None
@@ -97,8 +98,8 @@ def fields(
     elif not remaining and decision.limit == 0:
         # A limit with capacity 0 never has permits. So there is no moment at which it has more.
         reset = None
-    shown = {"RateLimit-Policy": policy_field, "RateLimit": standing(name, remaining, reset)}
-    return shown | legacy(decision.limit or 0, remaining, reset) if conf.X_RATELIMIT_HEADERS else shown
+    shown = {"RateLimit-Policy": policy_field, "RateLimit": ratelimit_field(name, remaining, reset)}
+    return shown | x_ratelimit_fields(decision.limit or 0, remaining, reset) if conf.X_RATELIMIT_HEADERS else shown
 
 
 def fields_with_shadow(decision: Decision, policy_field: str, names: Sequence[str]) -> dict[str, str]:
@@ -109,13 +110,14 @@ def fields_with_shadow(decision: Decision, policy_field: str, names: Sequence[st
     """
     standings = decision.standings
     tightest = min(range(len(standings)), key=lambda index: (standings[index].allowed, standings[index].remaining))
-    found, limit = standings[tightest], decision.program.terms[tightest].algorithm.shown_limit
-    reset = found.reset_after if found.remaining or limit != 0 else None
-    shown = {"RateLimit-Policy": policy_field, "RateLimit": standing(names[tightest], found.remaining, reset)}
-    return shown | legacy(limit, found.remaining, reset) if conf.X_RATELIMIT_HEADERS else shown
+    shown_standing, limit = standings[tightest], decision.program.terms[tightest].algorithm.shown_limit
+    remaining = shown_standing.remaining
+    reset = shown_standing.reset_after if remaining or limit != 0 else None
+    shown = {"RateLimit-Policy": policy_field, "RateLimit": ratelimit_field(names[tightest], remaining, reset)}
+    return shown | x_ratelimit_fields(limit, remaining, reset) if conf.X_RATELIMIT_HEADERS else shown
 
 
-def legacy(limit: float, remaining: int, reset: float | None) -> dict[str, str]:
+def x_ratelimit_fields(limit: float, remaining: int, reset: float | None) -> dict[str, str]:
     """Return the older X-RateLimit fields. `reset` is in seconds from now; if it is None, there is no reset field.
 
     X-RateLimit-Reset is this number of seconds, or with X_RATELIMIT_RESET = "epoch" the moment in seconds since 1970.

@@ -25,7 +25,7 @@ from ratelimits.models.status.totals import DAY, newest_days
 from ratelimits.quota.standings import Choice, run_uncounted, standings
 from ratelimits.rules import AppliedRule, Selection, Snapshot
 
-#: The account of a key is looked for in the usage of this number of days. The last of them is today.
+#: The account of a key is looked for in the usage of this number of days. The last day is today.
 SEEN_DAYS = 3
 #: Maximum number of accounts that an error names.
 _MAX_NAMED = 5
@@ -72,9 +72,9 @@ def _account_of(key: str) -> str:
     if kind == "user" and conf.ACCOUNT is None:
         return name
     # Read the totals of days, because there are few of them for a key.
-    used = KeyTotal.objects.using(conf.DATABASE).filter(span=DAY, start__in=newest_days(time.time(), SEEN_DAYS))
-    used = used.filter(key=ledger_name(key)).exclude(account="")
-    accounts = sorted(used.order_by().values_list("account", flat=True).distinct()[:_MAX_NAMED])
+    totals = KeyTotal.objects.using(conf.DATABASE).filter(span=DAY, start__in=newest_days(time.time(), SEEN_DAYS))
+    totals = totals.filter(key=ledger_name(key)).exclude(account="")
+    accounts = sorted(totals.order_by().values_list("account", flat=True).distinct()[:_MAX_NAMED])
     if not accounts:
         text = _(
             "The account of %(key)s is not known: it has no usage in the last days. Name the account, or %(none)s."
@@ -106,7 +106,9 @@ def counted_under(key: str, rule: str, account: str = "") -> list[tuple[AppliedR
     # that there are newer rules.
     rules.reload()
     rules_of_name = standings(identity_of(key, account), _choose_by_name(rule))
-    counted = [found for found in rules_of_name if found[1] == key]
+    counted = [
+        (applied, counted_key, standing) for applied, counted_key, standing in rules_of_name if counted_key == key
+    ]
     if not counted:
         text = _("No rule “%(rule)s” counts %(key)s, so there are no permits of this key to reset.")
         raise NothingDoneError(text % {"rule": rule, "key": key})

@@ -33,7 +33,7 @@ MAX_COMMANDS = 8192
 #: Maximum number of Prepared objects in the cache of a selection: one for each combination of meters. A view can take
 #: the names of meters from its clients, so there can be many combinations. When this number is reached, the cache is
 #: emptied.
-MAX_METERINGS = 64
+MAX_METER_COMBINATIONS = 64
 #: The key under which usage without an account is counted.
 ANONYMOUS = "anonymous"
 
@@ -49,7 +49,7 @@ class Prepared:
     leases       whether a rule gives leases, which end with the request
     prefetch     maximum number of requests for which one fetch takes permits; 0 if a rule does not allow prefetching
     policies     the RateLimit-Policy header
-    quoted       the names of the rules as they appear in headers
+    quoted       the name of each rule, with quotation marks, as headers show it
     has_own_refusals  whether a rule has its own status or text for refusals
     shows_shadow whether the headers show shadow rules, as if these were enforced
     unreadable   rules with wrong values. The failure policy of such a rule decides, and `local` refuses like `deny`
@@ -80,7 +80,7 @@ def prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
     """Return the Prepared object for those rules of a selection that limit these meters. The selection caches it."""
     prepared: Prepared | None = selection.cache.get(meters)
     if prepared is None:
-        if len(selection.cache) >= MAX_METERINGS:
+        if len(selection.cache) >= MAX_METER_COMBINATIONS:
             selection.cache.clear()
         prepared = selection.cache[meters] = _prepare(selection, meters)
     return prepared
@@ -93,17 +93,18 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
         Term(
             rule.algorithm,
             rule.name,
-            key_kinds.index(rule.key_kind),
-            meters.index(rule.meter),
-            rule.mode,
-            rule.rule,
-            rule.version,
-            rule.since,
-            int(rule.max_wait * MICROSECONDS),
-            rule.lasting,
+            key=key_kinds.index(rule.key_kind),
+            slot=meters.index(rule.meter),
+            mode=rule.mode,
+            rule=rule.rule,
+            version=rule.version,
+            since=rule.since,
+            max_wait=int(rule.max_wait * MICROSECONDS),
+            lasting=rule.lasting,
         )
         for rule in applied
     )
+    # If several rules bill a meter, the first of them stays in the dict.
     billing_rules = {rule.meter: rule for rule in reversed(applied) if rule.bills and rule.mode is Mode.ENFORCE}
     counted_meters = tuple(
         Meter(name, billing_rules[name].rule, billing_rules[name].version) if name in billing_rules else Meter(name)

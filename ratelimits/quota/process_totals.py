@@ -1,4 +1,4 @@
-"""Count requests in this process. Reports compare these totals with the ledger, which was counted in Redis.
+"""Count requests in this process. Reports compare these totals with the ledger, whose usage Redis has counted.
 
 There are six kinds of totals:
 
@@ -33,9 +33,9 @@ from ratelimits.models.testcase import tests
 Kind = Literal["admitted", "unanswered", "unmetered", "unreported", "blocked", "exempt"]
 Totals = dict["TotalKey", tuple[int, int]]
 
-#: Each bin (15 minutes) has its own totals. After the end of the bin they stay in memory for _KEPT seconds, because
-#: a request of the bin can be counted late.
-_KEPT = 2 * BIN_SECONDS
+#: Each bin (15 minutes) has its own totals. These totals stay in memory for this number of seconds after the
+#: end of the bin, because a request of the bin can be counted late.
+_KEPT_SECONDS = 2 * BIN_SECONDS
 
 
 class TotalKey(NamedTuple):
@@ -67,14 +67,14 @@ _new_admissions: deque[tuple[str | None, Mapping[str, int], int]] = deque()
 _MAX_NEW_ADMISSIONS = 10_000
 #: Length of a bin in µs.
 _BIN = BIN_SECONDS * MICROSECONDS
-#: Totals of bins before this moment (seconds since 1970 UTC) were written and forgotten.
+#: Totals of bins that began before this moment (seconds since 1970 UTC) were written and forgotten.
 _forgotten = 0
 #: The name of this process, and the id of the process to which this name belongs.
 _process = ""
 _pid = 0
 #: The function that stores totals.
 _write: Callable[[str, Totals], None] | None = None
-#: Functions that are called before the totals are read.
+#: Functions of other modules that add their counts. They are called each time before the totals are read.
 _adders: list[Callable[[], None]] = []
 
 
@@ -86,7 +86,7 @@ def process() -> str:
     return _process
 
 
-def _begin() -> None:
+def _forget_all() -> None:
     global _lock, _forgotten
     _lock, _forgotten = threading.Lock(), 0
     _totals.clear()
@@ -94,7 +94,7 @@ def _begin() -> None:
 
 
 # Make a new lock in a forked child: a thread of its parent perhaps held the old one.
-os.register_at_fork(after_in_child=_begin)
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def _add(total_key: TotalKey, cost: int, requests: int = 1) -> None:
@@ -169,10 +169,10 @@ def _add_up() -> None:
             mappings[id(costs)] = costs
             group = account, id(costs), now // _BIN
             counts[group] = counts.get(group, 0) + 1
-        for (account, mapping, bin_number), requests in counts.items():
+        for (account, costs_id, bin_number), requests in counts.items():
             start = max(bin_number * BIN_SECONDS, _forgotten)
             owner = (account or "").removeprefix("account:")
-            for meter, cost in mappings[mapping].items():
+            for meter, cost in mappings[costs_id].items():
                 _add(TotalKey("admitted", ledger_name(owner), "", ledger_name(meter), start), cost, requests)
 
 
@@ -218,15 +218,15 @@ def write() -> None:
         return
     if grown:
         _write(name, grown)
-    end = int(time.time()) // BIN_SECONDS * BIN_SECONDS - _KEPT
+    forget_before = int(time.time()) // BIN_SECONDS * BIN_SECONDS - _KEPT_SECONDS
     with _lock:
         for total_key, counts in grown.items():
             if total_key in _totals:  # perhaps another thread has forgotten it
-                _totals[total_key][2:] = counts
+                _totals[total_key][2:] = counts  # the written requests and units
         old_and_written = [
             total_key
             for total_key, (requests, _units, written_requests, _written_units) in _totals.items()
-            if total_key.bin < end and requests == written_requests
+            if total_key.bin < forget_before and requests == written_requests
         ]
         for total_key in old_and_written:
             del _totals[total_key]

@@ -1,4 +1,4 @@
-"""Functions for views: refund an admitted request, or settle it. To settle means to charge the true cost.
+"""Functions for views: refund an admitted request, or settle it. To settle a request is to charge its true cost.
 
 The functions use the answer that an entry point has set as `request.quota`. A request can be refunded or settled only
 once. The functions return None if the request was not admitted, or if Redis did not decide it.
@@ -44,7 +44,7 @@ def settle(request: Any, costs: Mapping[str, int]) -> Decision | None:
         return None
     settled_costs = true_costs(receipt, costs)
     decision = _settle(receipt, settled_costs)
-    _note(request, receipt, settled_costs)
+    _note_refund(request, receipt, settled_costs)
     return decision
 
 
@@ -55,7 +55,7 @@ async def async_settle(request: Any, costs: Mapping[str, int]) -> Decision | Non
         return None
     settled_costs = true_costs(receipt, costs)
     decision = await asettle(receipt, settled_costs)
-    _note(request, receipt, settled_costs)
+    _note_refund(request, receipt, settled_costs)
     return decision
 
 
@@ -65,7 +65,7 @@ def refund(request: Any) -> Decision | None:
     if receipt is None:
         return None
     decision = _refund(receipt)
-    _note(request, receipt)
+    _note_refund(request, receipt)
     return decision
 
 
@@ -75,11 +75,11 @@ async def async_refund(request: Any) -> Decision | None:
     if receipt is None:
         return None
     decision = await arefund(receipt)
-    _note(request, receipt)
+    _note_refund(request, receipt)
     return decision
 
 
-def _note(request: Any, receipt: Receipt, settled_costs: tuple[int, ...] = ()) -> None:
-    """Note that a refunded request, or one settled at a cost of 0, must not be refunded again when it ends."""
+def _note_refund(request: Any, receipt: Receipt, settled_costs: tuple[int, ...] = ()) -> None:
+    """Note that a request was refunded, or settled at a cost of 0, so that it is not refunded again when it ends."""
     if not any(settled_costs):
         finishing.note_refund(request, receipt)

@@ -31,7 +31,7 @@ from ratelimits.rules.selection import GLOBAL_KEY, key_of
 UNAVAILABLE = (RulesUnavailable, Unavailable, ResponseError)
 
 #: Maximum number of rules in one call of `live_limits`. A call with more rules would take long to compile.
-_TOGETHER = 60
+_MAX_RULES_PER_CALL = 60
 #: Maximum number of refusing rules for which `live_limits` asks how long to wait. Each of them needs a separate call.
 _MAX_WAITS = 50
 
@@ -42,6 +42,7 @@ Choice = Callable[[Snapshot, Identity], Iterable[Selection]]
 def billing_rules(snapshot: Snapshot, identity: Identity) -> list[Selection]:
     """Return the rules that bill this identity, in every scope."""
     billing_rows = [row for row in snapshot.rows.rules.values() if row.bills]
+    # A rule is found with any of its methods, and with "" if it applies to all methods.
     scopes = {(row.scope, min(row.methods, default="")) for row in billing_rows}
     selections = [snapshot.select(scope, method, identity) for scope, method in sorted(scopes)]
     return [replace(selection, rules=tuple(rule for rule in selection.rules if rule.bills)) for selection in selections]
@@ -65,7 +66,7 @@ def run_uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared,
         prepared = prepare(Selection(tuple(applied.values()), version), meters)
         call = _call(prepared, identity, version, op)
         if not applied or prepared.undecidable:
-            # There is nothing to decide. Ask Redis only whether it has newer rules.
+            # There is nothing to decide. Ask Redis only whether it has newer rules. A call needs at least one key.
             call = call._replace(program=program(()), keys=call.keys or (identity.account or GLOBAL_KEY,), op=Op.PEEK)
         try:
             decision = decide_call(current_server(), call)
@@ -82,7 +83,7 @@ def run_uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared,
         if prepared.undecidable:
             raise RulesUnavailable(prepared.undecidable)
         return prepared, decision if applied else None
-    raise RulesUnavailable("the rules changed again and again while they were asked for")
+    raise RulesUnavailable("the rules were edited again and again while Redis was asked")
 
 
 def _call(prepared: Prepared, identity: Identity, version: int | None, op: Op, *, at_once: bool = True) -> Call:
@@ -119,25 +120,27 @@ def live_limits(identity: Identity) -> tuple[list[LiveLimit], Exception | None]:
     # report that there are newer rules.
     snapshot = rules.reload()
     for attempt in range(1 + RELOADS + 1):  # as in `checking`: the last call compares no versions
-        asking = _Asking(identity, snapshot, versioned=attempt <= RELOADS)
+        query = _LimitQuery(identity, snapshot, versioned=attempt <= RELOADS)
         try:
-            error = asking.ask(end - time.monotonic())
+            error = query.ask(end - time.monotonic())
         except Stale as stale:
             snapshot = rules.reload(stale.version)
             continue
-        return asking.limits(), error
-    raise RulesUnavailable("the rules changed again and again while they were asked for")
+        return query.limits(), error
+    raise RulesUnavailable("the rules were edited again and again while Redis was asked")
 
 
-class _Asking:
+class _LimitQuery:
     """The rules of an identity in one snapshot, and the answers of Redis. A thread adds the answers one by one."""
 
     def __init__(self, identity: Identity, snapshot: Snapshot, *, versioned: bool) -> None:
         self._identity = identity
-        self._found = snapshot.in_any_scope(identity)
+        self._explained = snapshot.in_any_scope(identity)
         self._version = snapshot.version if versioned and snapshot.versioned else None
-        self._rules = [found.rule for found in self._found if isinstance(found.rule, AppliedRule)]
+        self._rules = [why.rule for why in self._explained if isinstance(why.rule, AppliedRule)]
+        #: The standings by the name of the rule.
         self._standings: dict[str, Standing] = {}
+        #: For each refusing rule by name: the wait and the retry_after of one more request, in seconds.
         self._waits: dict[str, tuple[float, float | None]] = {}
 
     def ask(self, seconds: float) -> Exception | None:
@@ -152,8 +155,8 @@ class _Asking:
         return None
 
     def limits(self) -> list[LiveLimit]:
-        """Return all rules, each with the answers that have come."""
-        return [self._limit(why) for why in self._found]
+        """Return all rules, each with the answers that Redis has given so far."""
+        return [self._limit(why) for why in self._explained]
 
     def _limit(self, why: ExplainedRule) -> LiveLimit:
         if not isinstance(why.rule, AppliedRule):
@@ -164,10 +167,10 @@ class _Asking:
         return LiveLimit(why, key, standing, *self._waits.get(why.rule.name, (0.0, retry_after)))
 
     def _ask(self) -> None:
-        for start in range(0, len(self._rules), _TOGETHER):
-            group = self._rules[start : start + _TOGETHER]
-            found = self._decide(group, at_once=True).standings
-            self._standings.update(zip((rule.name for rule in group), found, strict=True))
+        for start in range(0, len(self._rules), _MAX_RULES_PER_CALL):
+            group = self._rules[start : start + _MAX_RULES_PER_CALL]
+            decided = self._decide(group, at_once=True).standings
+            self._standings.update(zip((rule.name for rule in group), decided, strict=True))
         refusing = [rule for rule in self._rules if not self._standings[rule.name].allowed]
         for rule in refusing[:_MAX_WAITS]:
             # A decision does not contain the wait of a shadow rule, so let the rule enforce.

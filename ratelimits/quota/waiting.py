@@ -29,7 +29,7 @@ class Waiters:
         self.clear()
 
     def clear(self) -> None:
-        """Start again with 0 and a new lock. A forked process calls this, since both belong to its parent."""
+        """Count from 0 again, with a new lock. A forked process calls this: count and lock belong to its parent."""
         self._lock = threading.Lock()
         self._count = 0
 

@@ -1,6 +1,6 @@
 """Answer a request by the failure policies of its rules.
 
-This is done if Redis or the database cannot be asked, or if rules have wrong values.
+The failure policies answer if Redis or the database cannot be asked, or if rules have wrong values.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from ratelimits.quota.fallback import LocalLimiter
 from ratelimits.quota.prepared import Prepared, usage_key
 from ratelimits.rules import AppliedRule, UnreadableRule
 from ratelimits.rules.selection import key_of
+
+#: The retry_after, in seconds, of a request that a failure policy refused.
+_RETRY_AFTER = 1.0
 
 local = LocalLimiter()
 os.register_at_fork(after_in_child=local.clear)
@@ -47,7 +50,7 @@ def by_policies(prepared: Prepared, identity: Identity, costs: Mapping[str, int]
     """Return the answer of the failure policies of these rules."""
     applied = [rule for rule in prepared.rules if rule.mode is Mode.ENFORCE]
     if any(rule.algorithm.admits_nothing and costs[rule.meter] > 0 for rule in applied):
-        return Answer(False, None, prepared, None)
+        return Answer(False, None, prepared, retry_after=None)
     policies = {rule.on_failure for rule in applied}
     return _answer(prepared, applied, prepared.unreadable, policies, identity, costs, metered)
 
@@ -63,7 +66,7 @@ def _answer(
 ) -> Answer:
     refused = any(rule.refuses and costs[rule.meter] > 0 for rule in unreadable)
     if refused or "deny" in policies:
-        return Answer(False, None, prepared, 1.0, unavailable=True)
+        return Answer(False, None, prepared, _RETRY_AFTER, unavailable=True)
     retry_after = local.charge(
         [
             (key_of(identity, rule.key_kind), rule.name, rule.algorithm, costs[rule.meter])

@@ -109,7 +109,7 @@ def test_a_failover_under_load(
     reliability: Callable[[Row], None],
 ) -> None:
     monkeypatch.setattr(checking, "breaker", Breaker(time.monotonic))
-    process_totals._begin()
+    process_totals._forget_all()
     with kind(tmp_path, server_binary(servers.redis_kind), how) as fail:
         flow()
         with Load(20261, CALLERS / RATE, process_environment()).running() as load:

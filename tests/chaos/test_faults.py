@@ -94,7 +94,7 @@ def test_a_fault_breaks_no_promise(
     fault: Fault, place: Place, monkeypatch: pytest.MonkeyPatch, long_run: bool, reliability: Callable[[Row], None]
 ) -> None:
     monkeypatch.setattr(checking, "breaker", Breaker(time.monotonic))
-    process_totals._begin()
+    process_totals._forget_all()
     with override_settings(CACHES=_at(place.server)):
         flow()  # The ledger learns in which run the server is, so that it can tell a restart.
     with place.load.running() as load:

@@ -54,7 +54,7 @@ def server(
     server = EmbeddedServer(tmp_path / "redis", aof=True, binary=server_binary(servers.redis_kind), options=options)
     try:
         away(settings, server.port)
-        process_totals._begin()
+        process_totals._forget_all()
         yield server
     finally:
         server.stop()

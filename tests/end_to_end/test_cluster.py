@@ -763,7 +763,7 @@ def test_refusals_that_a_process_answers_itself_are_counted_too(cluster: Cluster
     cache = DenyCache()
     cache.keep("place", engine.decide(limits, account=ACCOUNT, usage=usage()), 60)
     for _ in range(5):
-        assert cache.look("place") is not None
+        assert cache.repeat("place") is not None
     send(current_server(), cache.take())
     assert kinds(cluster) == {"a": 1, "d": 6}
 

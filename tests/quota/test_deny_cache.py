@@ -41,11 +41,11 @@ def test_a_refusal_is_repeated_until_it_may_change_and_not_longer() -> None:
     clock = Clock()
     cache = DenyCache(clock)
     cache.keep("place", refusal(Limit("api_key:1", BUCKET), "requests"), 1.0)
-    assert cache.look("place") is not None
+    assert cache.repeat("place") is not None
     clock.now += 0.999
-    assert cache.look("place") is not None
+    assert cache.repeat("place") is not None
     clock.now += 0.001
-    assert cache.look("place") is None
+    assert cache.repeat("place") is None
 
 
 def test_a_refusal_that_ends_sooner_is_repeated_no_longer_than_that() -> None:
@@ -54,26 +54,26 @@ def test_a_refusal_that_ends_sooner_is_repeated_no_longer_than_that() -> None:
     cache = DenyCache(clock)
     cache.keep("place", refusal(Limit("api_key:1", quick), "requests"), 1.0)
     clock.now += 0.5
-    assert cache.look("place") is None
+    assert cache.repeat("place") is None
 
 
 def test_nothing_is_repeated_when_it_is_turned_off() -> None:
     cache = DenyCache()
     cache.keep("place", refusal(Limit("api_key:1", BUCKET), "requests"), 0)
-    assert cache.look("place") is None
+    assert cache.repeat("place") is None
 
 
 def test_a_refusal_for_want_of_a_lease_is_never_repeated_since_one_may_end_at_any_moment() -> None:
     cache = DenyCache()
     cache.keep("place", refusal(Limit("api_key:1", LEASES), "requests"), 1.0)
-    assert cache.look("place") is None
+    assert cache.repeat("place") is None
 
 
 def test_every_repetition_is_counted_as_denied_by_the_rule_that_refused(redis_client: RawRedis) -> None:
     cache = DenyCache()
     cache.keep("place", refusal(Limit("api_key:1", BUCKET, rule=3, version=9), "requests", "tokens"), 1.0)
     for _ in range(5):
-        cache.look("place")
+        cache.repeat("place")
     send(current_server(), cache.take())
     (open_batch,) = redis_client.keys("*:open")
     counted = {
@@ -95,7 +95,7 @@ def test_repetitions_of_another_cost_are_counted_as_requests_and_as_units(redis_
     assert not five.allowed
     cache = DenyCache()
     cache.keep("place", decision, 1.0)
-    cache.look("place")
+    cache.repeat("place")
     (counted,) = cache.take()
     counted = type(counted)(counted.usage, (5,), counted.rule, counted.version, 4)
     send(current_server(), [counted])
@@ -113,10 +113,10 @@ def test_a_hundred_thousand_repetitions_send_a_handful_of_commands(redis_client:
     cache = DenyCache()
     cache.keep("place", refusal(Limit("api_key:1", BUCKET), "requests"), 1e9)
     before = redis_client.info("stats")["total_commands_processed"]
-    known = cache.known["place"]
+    known = cache.refusals["place"]
     known.until = float("inf")
     for _ in range(100_000):
-        assert cache.look("place") is known
+        assert cache.repeat("place") is known
     send(current_server(), cache.take())
     assert redis_client.info("stats")["total_commands_processed"] - before <= 200
 
@@ -125,7 +125,7 @@ def test_what_was_looked_up_in_time_is_counted_even_if_it_is_repeated_late() -> 
     clock = Clock()
     cache = DenyCache(clock)
     cache.keep("place", refusal(Limit("api_key:1", BUCKET), "requests"), 1.0)
-    found = cache.look("place")
+    found = cache.repeat("place")
     assert found is not None
     clock.now += 1.5
     assert [one.requests for one in cache.take()] == [1]
@@ -133,18 +133,18 @@ def test_what_was_looked_up_in_time_is_counted_even_if_it_is_repeated_late() -> 
     assert [one.requests for one in cache.take()] == [1]
     clock.now += 1.0
     assert cache.take() == []
-    assert cache.known == {}
+    assert cache.refusals == {}
 
 
 def test_many_threads_lose_no_count() -> None:
     cache = DenyCache()
     cache.keep("place", refusal(Limit("api_key:1", BUCKET), "requests"), 1e9)
-    cache.known["place"].until = float("inf")
+    cache.refusals["place"].until = float("inf")
     counts: list[int] = []
 
     def repeat() -> None:
         for _ in range(20_000):
-            cache.look("place")
+            cache.repeat("place")
 
     threads = [threading.Thread(target=repeat) for _ in range(4)]
     for thread in threads:
@@ -160,11 +160,11 @@ def test_counts_that_could_not_be_sent_are_sent_later(redis_client: RawRedis, se
     sender = Sender(cache, current_server)
     cache.keep("place", refusal(Limit("api_key:1", BUCKET), "requests"), 60.0)
     for _ in range(5):
-        cache.look("place")
+        cache.repeat("place")
     usual = settings.CACHES
     away(settings, free_port())
     sender.flush()
-    cache.look("place")
+    cache.repeat("place")
     settings.CACHES = usual
     sender.flush()
     (open_batch,) = redis_client.keys("*:open")

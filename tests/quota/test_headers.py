@@ -51,7 +51,7 @@ def test_the_policies_are_a_list_of_items_with_parameters() -> None:
     ],
 )
 def test_a_name_is_a_quoted_string(name: str, item: str) -> None:
-    assert headers.standing(headers.quoted(name), 5, 1.0) == f"{item};r=5;t=1"
+    assert headers.ratelimit_field(headers.quoted(name), 5, 1.0) == f"{item};r=5;t=1"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_name_is_a_quoted_string(name: str, item: str) -> None:
 def test_times_are_whole_seconds_rounded_up_and_retry_after_is_never_earlier(
     seconds: float, t: int, retry: int
 ) -> None:
-    assert headers.standing(headers.quoted("burst"), 0, seconds) == f'"burst";r=0;t={t}'
+    assert headers.ratelimit_field(headers.quoted("burst"), 0, seconds) == f'"burst";r=0;t={t}'
     assert headers.retry_after(seconds) == str(retry)
     assert retry >= t
 
@@ -70,7 +70,7 @@ def test_times_are_whole_seconds_rounded_up_and_retry_after_is_never_earlier(
     [(10, "10"), (1_000_000, "1000000"), (1_234_567, "1234567"), (10**12, "1000000000000"), (0.5, "0.5")],
 )
 def test_the_fields_that_many_clients_know_are_written_out(limit_shown: float, text: str) -> None:
-    assert headers.legacy(limit_shown, 7, 29.5) == {
+    assert headers.x_ratelimit_fields(limit_shown, 7, 29.5) == {
         "X-RateLimit-Limit": text,
         "X-RateLimit-Remaining": "7",
         "X-RateLimit-Reset": "30",

@@ -254,7 +254,7 @@ class TestPrefetch:
 
 def test_meters_that_clients_name_are_not_kept_for_ever(check: Check) -> None:
     rule("burst", capacity=1000)
-    for number in range(3 * prepared.MAX_METERINGS):
+    for number in range(3 * prepared.MAX_METER_COMBINATIONS):
         assert check(WHO, costs={"requests": 1, f"model {number}": 1}).allowed
     chosen = rules.current().select("*", "", WHO)
-    assert 0 < len(chosen.cache) <= prepared.MAX_METERINGS
+    assert 0 < len(chosen.cache) <= prepared.MAX_METER_COMBINATIONS

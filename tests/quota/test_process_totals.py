@@ -22,9 +22,9 @@ from tests.support.servers import TestServers
 
 @pytest.fixture(autouse=True)
 def _no_totals() -> Iterator[None]:
-    process_totals._begin()
+    process_totals._forget_all()
     yield
-    process_totals._begin()
+    process_totals._forget_all()
 
 
 def start() -> int:

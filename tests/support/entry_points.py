@@ -39,7 +39,7 @@ def begin_afresh(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(without_decision, "local", LocalLimiter(clock))
     monkeypatch.setattr(from_memory.denials, "clock", clock)
     spending.clear()
-    process_totals._begin()
+    process_totals._forget_all()
     rules.forget()
     return clock
 

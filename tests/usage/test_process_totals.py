@@ -135,7 +135,7 @@ def test_old_totals_of_what_was_admitted_are_added_up_over_processes() -> None:
 
 
 def test_only_what_has_grown_is_written_again(django_assert_num_queries: Callable[[int], Any]) -> None:
-    process_totals._begin()
+    process_totals._forget_all()
     now = int(time.time()) * 1_000_000
     for account in ("account:acme", "account:other"):
         process_totals.admitted(account, {"requests": 1, "tokens": 5}, now)
@@ -149,11 +149,11 @@ def test_only_what_has_grown_is_written_again(django_assert_num_queries: Callabl
     assert list(rows) == [
         ("acme", "requests", 1, 0), ("acme", "tokens", 2, 12), ("other", "requests", 1, 0), ("other", "tokens", 1, 0),
     ]  # fmt: skip
-    process_totals._begin()
+    process_totals._forget_all()
 
 
 def test_what_could_not_be_written_is_written_the_next_time() -> None:
-    process_totals._begin()
+    process_totals._forget_all()
     process_totals.admitted("account:acme", {"requests": 1}, int(time.time()) * 1_000_000)
     with (
         override_settings(RATELIMITS={**settings.RATELIMITS, "DATABASE": "nowhere"}),
@@ -162,11 +162,11 @@ def test_what_could_not_be_written_is_written_the_next_time() -> None:
         process_totals.write()
     process_totals.write()
     assert ProcessTotal.objects.get().requests == 1
-    process_totals._begin()
+    process_totals._forget_all()
 
 
 def test_a_process_keeps_no_total_that_is_complete_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    process_totals._begin()
+    process_totals._forget_all()
     monkeypatch.setattr(process_totals, "_forgotten", 0)
     start = int(time.time()) // 900 * 900
     now = start - 3 * 900
@@ -181,4 +181,4 @@ def test_a_process_keeps_no_total_that_is_complete_and_written(monkeypatch: pyte
     process_totals.write()
     # A forgotten bin does not start again: its total would replace the one that was written.
     assert sum(ProcessTotal.objects.values_list("requests", flat=True)) == 3
-    process_totals._begin()
+    process_totals._forget_all()

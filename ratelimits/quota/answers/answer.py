@@ -1,4 +1,4 @@
-"""The answer to a request, and the header fields that tell it to the client."""
+"""The answer to a request, and its header fields for the client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ratelimits.quota import headers
 from ratelimits.quota.prepared import Prepared
 from ratelimits.rules import AccessRow, AppliedRule
 
-#: The default cost of a request, as a mapping and as items.
+#: The default cost of a request, as a mapping and as a tuple of (meter, cost).
 ONE_REQUEST: Mapping[str, int] = {"requests": 1}
 ONE_ITEM = tuple(ONE_REQUEST.items())
 
@@ -48,8 +48,8 @@ class Answer(NamedTuple):
         if decision is not None and prepared is not None:
             if allowed and prepared.shows_shadow:
                 fields = headers.fields_with_shadow(decision, prepared.policies, prepared.quoted)
-            elif number := decision.reply[2]:  # the position of the binding limit, from 1
-                name = prepared.quoted[number - 1]
+            elif position := decision.reply[2]:  # the position of the binding limit, from 1; 0 if there is none
+                name = prepared.quoted[position - 1]
                 fields = headers.fields(decision, prepared.policies, name, allowed=allowed, retry_after=retry_after)
         if not allowed and retry_after is not None:
             fields["Retry-After"] = headers.retry_after(retry_after)

@@ -63,12 +63,13 @@ observers: list[Callable[[Observation], None]] = []
 
 def observe(answer: Answer, scope: str, started: int, ended: int) -> None:
     """Tell all observers about the answer to a request."""
-    observation = Observation(*_read(answer), scope, started, ended)
+    observation = Observation(*_rule_and_outcome(answer), scope, started, ended)
     for observer in observers:
         observer(observation)
 
 
-def _read(answer: Answer) -> tuple[str, RequestOutcome, tuple[str, ...]]:
+def _rule_and_outcome(answer: Answer) -> tuple[str, RequestOutcome, tuple[str, ...]]:
+    """Return the first three fields of the Observation of an answer."""
     decision = answer.decision
     if answer.access is not None:
         return "", RequestOutcome.EXEMPT if answer.allowed else RequestOutcome.BLOCKED, ()
@@ -78,13 +79,13 @@ def _read(answer: Answer) -> tuple[str, RequestOutcome, tuple[str, ...]]:
         return "", RequestOutcome.UNMETERED if answer.allowed else RequestOutcome.REFUSED, ()
     terms = decision.program.terms
     rule = terms[decision.binding].name or IN_CODE if decision.binding is not None else ""
-    return rule, RequestOutcome.ADMITTED if answer.allowed else RequestOutcome.REFUSED, _shadow(decision)
+    return rule, RequestOutcome.ADMITTED if answer.allowed else RequestOutcome.REFUSED, _shadow_refusals(decision)
 
 
-def _shadow(decision: Decision) -> tuple[str, ...]:
+def _shadow_refusals(decision: Decision) -> tuple[str, ...]:
     """Return the names of the rules in shadow mode that would have refused the request."""
     terms = decision.program.terms
-    if not any(term.mode for term in terms):
+    if not any(term.mode for term in terms):  # ENFORCE is false, SHADOW is true
         return ()
     pairs = zip(terms, decision.standings, strict=True)
     return tuple(term.name for term, standing in pairs if term.mode and not standing.allowed)

@@ -26,7 +26,7 @@ def costs_of(cost: Cost | Callable[..., Cost] | None, *about: Any) -> Mapping[st
     """Return a view's costs by meter.
 
     None means one request. A number is the cost in the meter "requests". A callable is called with the arguments
-    `about`, and returns a value of one of the other kinds.
+    `about`, and returns None, a number or a mapping.
     """
     if callable(cost):
         cost = cost(*about)
@@ -37,7 +37,7 @@ def costs_of(cost: Cost | Callable[..., Cost] | None, *about: Any) -> Mapping[st
 
 def wrong_cost(error: WrongCost, view: object) -> WrongCost:
     """Return the same error with the view's name in its message."""
-    return WrongCost(f"{_named(view)}: {error}")
+    return WrongCost(f"{_view_name(view)}: {error}")
 
 
 def scope_of(scope: object, view: object) -> str:
@@ -46,10 +46,10 @@ def scope_of(scope: object, view: object) -> str:
         return scope
     if isinstance(scope, Promise):
         return str(scope)
-    raise ImproperlyConfigured(f"{_named(view)}: the scope must be a text such as 'search', not {shown(scope)}")
+    raise ImproperlyConfigured(f"{_view_name(view)}: the scope must be a text such as 'search', not {shown(scope)}")
 
 
-def _named(view: Any) -> str:
+def _view_name(view: Any) -> str:
     function = view if hasattr(view, "__qualname__") else type(view)
     return f"{function.__module__}.{function.__qualname__}"
 
@@ -57,7 +57,8 @@ def _named(view: Any) -> str:
 def refusal(request: HttpRequest, answer: Answer) -> HttpResponseBase:
     """Return the response to a refused request, with the RateLimit fields.
 
-    It is the response of RATELIMITS["REFUSAL_RESPONSE"], or else a problem document (RFC 9457).
+    This is the response of RATELIMITS["REFUSAL_RESPONSE"]. Without such a response, it is a problem document of RFC
+    9457.
     """
     response = own_refusal(request, answer)
     return _problem(answer) if response is None else with_headers(response, answer)

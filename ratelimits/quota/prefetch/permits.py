@@ -34,7 +34,7 @@ MARGIN, DRIFT = 0.001, 0.001
 #: A process takes at most 1/SHARE of the permits that a limit has left, because other processes need permits too.
 SHARE = 8
 #: Seconds for which Redis remembers that permits were given back, so that they are not given back twice.
-REMEMBERED = 60.0
+REMEMBERED_SECONDS = 60.0
 #: A moment that is always over: permits until this moment have ended.
 _ENDED = float("-inf")
 
@@ -55,13 +55,17 @@ class Prefetch:
 
     The first request has spent its permits at once.
 
+    permits   the object PrefetchedPermits to which the prefetch belongs
+    call      the call that decides one such request
+    reply     the numbers of Redis's reply to the fetch
+    size      the number of all requests
     unspent   the index of each later request whose permits are not spent. To spend permits, a request takes the last
               index. This needs no lock
     ended     how many later requests have permits that ended before they were spent
     until     the moment before which permits can be spent, in seconds of the clock
     counted   how many later requests Redis has counted
     recorded  whether Redis has, or perhaps has, a record of the prefetch (see engine/spent.py)
-    returned  whether there is no more to give back to Redis
+    returned  true if there are no permits to give back to Redis, or if they were given back or are lost
     receipt   the receipt of all permits. Its usage is the usage of one request
     counted_at  when Redis counted the first request, in µs since 1970 UTC
     """
@@ -111,7 +115,7 @@ class Prefetch:
         return replace(self.receipt, nonce=nonce, program=self.call.program, costs=self.call.costs)
 
     def record(self) -> bytes:
-        """Return the record of the prefetch for Redis. Its moment is by the server's clock."""
+        """Return the record of the prefetch for Redis. The end of its permits is given by the server's clock."""
         lasts = round((self.until - self.permits.clock()) * MICROSECONDS)
         return record(self.receipt, self.size - 1, self.counted_at + max(lasts, 0))
 
@@ -120,7 +124,7 @@ class Prefetch:
         costs = self.call.costs
         # As in `_fetching`: first the usage of one request, then what all requests together took from the limits.
         spent = (*costs, *((self.size - self.left) * cost for cost in costs))
-        return receipt_call(replace(self.receipt, usage=None), spent, REMEMBERED)._replace(now=self.call.now)
+        return receipt_call(replace(self.receipt, usage=None), spent, REMEMBERED_SECONDS)._replace(now=self.call.now)
 
 
 class PrefetchedDecision(Decision):
@@ -171,9 +175,11 @@ class PrefetchedPermits:
         self.clock = clock
         self._maximum = maximum
         self._seconds = seconds
+        #: For how many requests the next fetch takes permits, if `_room` and `_maximum` allow as many.
         self._size = 1
         #: Maximum number of requests for which the next fetch takes permits, so that other processes get permits too.
         self._room = maximum
+        #: The commands that fetch permits, by the number of requests.
         self._commands: dict[int, Command] = {}
         self.clear()
         _all.add(self)
@@ -249,6 +255,7 @@ class PrefetchedPermits:
             if not decision.allowed:
                 self._size, self._room = 1, 0
                 return (decision, None) if fetch.size == 1 else None
+            # Compare the fewest permits left with the highest cost, and do not divide by a cost of 0.
             cost = max(self.call.costs, default=1) or 1
             self._room = decision.remaining // (SHARE * cost)
             if fetch.size == 1:
@@ -282,9 +289,11 @@ class PrefetchedPermits:
                 return None
             new, self._new = self._new, None
             if everything and new is not None:
+                # Redis need not record permits that nobody will spend.
                 new.until, new = _ENDED, None
             now, items = self.clock(), []
             for prefetch in self._recorded:
+                # Whether no more requests will spend permits of this prefetch.
                 is_all = everything or not prefetch.unspent or now >= prefetch.until
                 if is_all:
                     self._end(prefetch)
@@ -298,7 +307,7 @@ class PrefetchedPermits:
     def end_sending(
         self, counts: UnsentCounts, found: Sequence[int]
     ) -> tuple[list[tuple[Prefetch, int]], list[tuple[Prefetch, int]]]:
-        """Note that Redis has got the counts. `found` says for each item whether Redis had a record of the prefetch.
+        """Note that Redis has received the counts. `found` says for each item whether Redis had the prefetch's record.
 
         Return two lists of (prefetch, how many requests): the requests that were counted, and the requests that are
         perhaps not counted, because Redis has lost the record.

@@ -40,17 +40,17 @@ def send(permits: PrefetchedPermits, prefetch: Prefetch | None) -> None:
 
     If Redis does not answer, the background thread tries again, and the new prefetch is not spent.
     """
-    started = _begin(permits, prefetch)
-    if started is None:
+    counts = _begin(permits, prefetch)
+    if counts is None:
         return
     try:
-        found = permits.server.wire.call(_command([started]), new_nonce())
+        found = permits.server.wire.call(_command([counts]), new_nonce())
     except BaseException as error:
-        _fail([started], error)
+        _fail([counts], error)
         if not isinstance(error, (Unavailable, ResponseError)):
             raise
     else:
-        _end([started], found)
+        _end([counts], found)
 
 
 async def asend(permits: PrefetchedPermits, prefetch: Prefetch | None, decision: Decision) -> None:
@@ -58,20 +58,20 @@ async def asend(permits: PrefetchedPermits, prefetch: Prefetch | None, decision:
 
     If the caller is cancelled, refund its request, which `decision` has admitted.
     """
-    started = _begin(permits, prefetch)
-    if started is None:
+    counts = _begin(permits, prefetch)
+    if counts is None:
         return
     task = asyncio.current_task()
     assert task is not None
     cancelled = task.cancelling()
     try:
-        found = await permits.server.wire.acall(_command([started]), new_nonce())
+        found = await permits.server.wire.acall(_command([counts]), new_nonce())
     except BaseException as error:
-        _fail([started], error)
+        _fail([counts], error)
         if task.cancelling() == cancelled and not isinstance(error, (Unavailable, ResponseError)):
             raise
     else:
-        _end([started], found)
+        _end([counts], found)
     if task.cancelling() > cancelled:
         await refund_cancelled(permits.server, decision)
 
@@ -87,36 +87,37 @@ def _begin(permits: PrefetchedPermits, prefetch: Prefetch | None) -> UnsentCount
 def _command(unsent: Sequence[UnsentCounts]) -> CountSpent:
     """Return the command that sends these counts.
 
-    All of them must be of one shard. Only the first of them is allowed to have a new prefetch.
+    All counts must be of one shard. Only the first of them is allowed to have a new prefetch.
     """
     server, new = unsent[0].permits.server, unsent[0].new
     receipt = (new or unsent[0].items[0][0]).receipt
-    spent = [spent for one in unsent for _prefetch, spent in one.items]
+    spent = [spent for counts in unsent for _prefetch, spent in counts.items]
     recorded = (new.receipt.nonce, new.record()) if new is not None else None
     return CountSpent(server.keyspace, shard_of_receipt(server.keyspace, receipt), spent, recorded)
 
 
 def _fail(unsent: Sequence[UnsentCounts], error: BaseException) -> None:
     logger.warning("Requests that spent prefetched permits are counted later: %s", error)
-    for one in unsent:
-        one.permits.fail_sending(one, sent=not isinstance(error, NotSent))
+    for counts in unsent:
+        counts.permits.fail_sending(counts, sent=not isinstance(error, NotSent))
 
 
 def _end(unsent: Sequence[UnsentCounts], found: Sequence[int]) -> None:
+    # `found` has one number for each item of all these counts, in their order.
     position = 0
-    for one in unsent:
-        counted, lost = one.permits.end_sending(one, found[position : position + len(one.items)])
-        position += len(one.items)
+    for counts in unsent:
+        counted, lost = counts.permits.end_sending(counts, found[position : position + len(counts.items)])
+        position += len(counts.items)
         for prefetch, requests in counted:
-            _total("admitted", prefetch, requests)
+            _add_to_totals("admitted", prefetch, requests)
         for prefetch, requests in lost:
             if requests:
                 logger.error("Redis has lost a prefetch: perhaps %s requests are not counted.", requests)
-            _total("unreported", prefetch, requests)
+            _add_to_totals("unreported", prefetch, requests)
 
 
-def _total(kind: process_totals.Kind, prefetch: Prefetch, requests: int) -> None:
-    """Add requests to the process totals."""
+def _add_to_totals(kind: process_totals.Kind, prefetch: Prefetch, requests: int) -> None:
+    """Add requests that spent permits of this prefetch to the process totals."""
     receipt = prefetch.receipt
     if requests == 0 or receipt.usage is None:
         return
@@ -130,10 +131,10 @@ def _total(kind: process_totals.Kind, prefetch: Prefetch, requests: int) -> None
 def send_and_give_back(*, everything: bool = False) -> None:
     """Count the requests that have spent permits, and give back the permits that were not spent in time.
 
-    If `everything` is true, all permits end. If Redis does not answer, the rest is done at the next call. If another
-    thread does this at the moment, first wait for it.
+    If `everything` is true, all permits end. If Redis does not answer, the next call does the rest. If another thread
+    runs this function at the moment, first wait for this thread.
     """
-    with _working:
+    with _sending_lock:
         _send_and_give_back(everything=everything)
 
 
@@ -148,19 +149,19 @@ def _send_and_give_back(*, everything: bool) -> None:
                 answers = _give_back(prefetch)
     finally:
         with _lock:
-            _unfinished += [one for one in unfinished if one.recorded or not one.returned]
+            _unfinished += [prefetch for prefetch in unfinished if prefetch.recorded or not prefetch.returned]
 
 
 def _send_all(unfinished: Sequence[Prefetch], *, everything: bool) -> bool:
     """Send the counts of all these prefetches. Return whether Redis answers."""
     groups: dict[tuple[Server, int, int], list[UnsentCounts]] = {}
     for permits in dict.fromkeys(prefetch.permits for prefetch in unfinished):
-        one = permits.begin_sending(everything=everything)
-        if one is not None:
-            receipt = (one.new or one.items[0][0]).receipt
+        counts = permits.begin_sending(everything=everything)
+        if counts is not None:
+            receipt = (counts.new or counts.items[0][0]).receipt
             shard = shard_of_receipt(permits.server.keyspace, receipt)
             # Counts with a new prefetch are sent in a command of their own.
-            groups.setdefault((permits.server, shard, id(one) if one.new else 0), []).append(one)
+            groups.setdefault((permits.server, shard, id(counts) if counts.new else 0), []).append(counts)
     answers = True
     for (server, _shard, _id), group in groups.items():
         for start in range(0, len(group), MAX_PER_COMMAND):
@@ -192,7 +193,7 @@ def _give_back(prefetch: Prefetch) -> bool:
     except (Unavailable, ResponseError, Stale, AlreadySettled) as error:
         logger.info("Unspent permits of %s requests were not given back: %s", prefetch.left, error)
         if isinstance(error, NotSent):
-            return isinstance(error, NodeUnavailable)
+            return isinstance(error, NodeUnavailable)  # only one node failed: the other nodes can still answer
         prefetch.returned = True
         return isinstance(error, NodeUnavailable) or not isinstance(error, Unavailable)
     prefetch.returned = True
@@ -206,12 +207,14 @@ def clear() -> None:
 
 
 def _forget() -> None:
-    global _lock, _working, _unfinished
-    _lock, _working, _unfinished = threading.Lock(), threading.Lock(), []
+    global _lock, _sending_lock, _unfinished
+    _lock, _sending_lock, _unfinished = threading.Lock(), threading.Lock(), []
 
 
+#: Protects `_unfinished`.
 _lock = threading.Lock()
-_working = threading.Lock()
+#: Held by the thread that sends counts and gives permits back.
+_sending_lock = threading.Lock()
 #: Prefetches with requests that are perhaps not counted, or with permits that must perhaps be given back.
 _unfinished: list[Prefetch] = []
 _background = Background(

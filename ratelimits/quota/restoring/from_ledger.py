@@ -1,12 +1,12 @@
 """Restore the counts of rules from the ledger.
 
 Two kinds of rules need this. If Redis has perhaps lost its data, a lasting rule (`Lasting.LOST`) continues with the
-usage of its present window that the ledger has. A rule that starts from the ledger (`Lasting.ALWAYS`) does this too,
-and it also begins with this usage at the first request of each key.
+usage that the ledger has for its present window. A rule that starts from the ledger (`Lasting.ALWAYS`) does this
+too. It also begins with this usage at the first request of each key.
 
 The deciding script does not decide if it finds that such a count is missing, or that Redis has perhaps lost newer
-charges (lua/lasting.lua). Then this module reads the ledger and lets the script raise the count to the usage in the
-ledger, unless another process has done so before. After that the request is decided.
+charges (lua/lasting.lua). Then this module reads the ledger. It lets the script raise the count to the usage in the
+ledger, if no other process has done this before. After that the request is decided.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ratelimits.rules.selection import AppliedRule
 #: Length of a bin of usage, in µs.
 _BIN = BIN_SECONDS * MICROSECONDS
 #: The kinds of keys whose usage the ledger knows.
-_KINDS = ("user:", "api_key:", "account:")
+_LEDGER_KINDS = ("user:", "api_key:", "account:")
 
 
 class _Count(NamedTuple):
@@ -55,7 +55,7 @@ def restore(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapsh
     counts = list(_counts(call, prepared, identity, snapshot))
     units = [0 if count.query is None else rules.ledger_usage(count.query) for count in counts]
     try:
-        decide_call(current_server(), _raising_call(call, counts, units))
+        decide_call(current_server(), _restoring_call(call, counts, units))
     except Unanswered as error:
         # The request itself was not sent yet, so it cannot have been counted.
         raise NotSent(str(error), error.event) from error
@@ -66,12 +66,12 @@ async def arestore(call: Call, prepared: Prepared, identity: Identity, snapshot:
     counts = list(_counts(call, prepared, identity, snapshot))
     units = [0 if count.query is None else await rules.aledger_usage(count.query) for count in counts]
     try:
-        await adecide_call(current_server(), _raising_call(call, counts, units))
+        await adecide_call(current_server(), _restoring_call(call, counts, units))
     except Unanswered as error:
         raise NotSent(str(error), error.event) from error
 
 
-def _raising_call(call: Call, counts: list[_Count], units: list[int]) -> Call:
+def _restoring_call(call: Call, counts: list[_Count], units: list[int]) -> Call:
     """Return the call that raises each count to at least its number of `units`."""
     positions = sorted({count.term.key for count in counts})
     terms = [replace(count.term, key=positions.index(count.term.key), slot=slot) for slot, count in enumerate(counts)]
@@ -87,12 +87,12 @@ def _counts(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapsh
 
 def _query(rule: AppliedRule, key: str, identity: Identity, snapshot: Snapshot) -> LedgerQuery | None:
     span = rule.algorithm.valid_span(clock.now())
-    if identity.account is None or span is None or not key.startswith(_KINDS):
+    if identity.account is None or span is None or not key.startswith(_LEDGER_KINDS):
         return None  # The ledger knows usage by account.
     start, end = span
     if rule.lasting is not Lasting.ALWAYS:
-        # The ledger counts in bins. So take the whole bin in which the rule was made, though it counted only a part.
+        # The ledger counts in bins. So take the whole bin in which the rule began, although it counted only a part.
         start = max(start, rule.counts_since - rule.counts_since % _BIN)
     in_ledger = "" if key.startswith("account:") else key
-    periods = snapshot.billing(identity.account).boundaries[:2]
-    return LedgerQuery(identity.account_id, in_ledger, rule.meter, periods, start, end)
+    previous_period, current_period, *_later = snapshot.billing(identity.account).boundaries
+    return LedgerQuery(identity.account_id, in_ledger, rule.meter, (previous_period, current_period), start, end)

@@ -30,7 +30,7 @@ def _begin_afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     begin_afresh(monkeypatch)
     yield
     spending.clear()
-    process_totals._begin()
+    process_totals._forget_all()
 
 
 def _server_at(settings: Any, port: int) -> Server:

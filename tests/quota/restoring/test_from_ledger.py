@@ -133,7 +133,7 @@ def test_it_happens_once_however_many_processes_ask(check: Check) -> None:
 def test_another_process_may_do_it_and_count_a_request_in_between(
     check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = from_ledger._raising_call
+    real = from_ledger._restoring_call
 
     def raising(call: Call, counts: Any, units: list[int]) -> Call:
         decide_call(current_server(), real(call, counts, units))
@@ -142,7 +142,7 @@ def test_another_process_may_do_it_and_count_a_request_in_between(
 
     used(units=2)
     monthly()
-    monkeypatch.setattr(from_ledger, "_raising_call", raising)
+    monkeypatch.setattr(from_ledger, "_restoring_call", raising)
     assert admitted(check) == 2
 
 
