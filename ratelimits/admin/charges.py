@@ -42,14 +42,16 @@ def _owed_rows(amounts: dict[str, str]) -> Iterator[tuple[str, str, str]]:
 
 
 def _meter_sentences(report: Report) -> Iterator[str]:
+    """Yield, for each period, a sentence about each meter, and a sentence with the rounded amount of the period."""
     for period, meters in groupby(meter_amounts(report), key=lambda meter: meter.period):
         for meter in meters:
             values: dict[str, Any] = {"meter": meter.meter, "currency": meter.currency}
             values |= {"amount": written(meter.amount), "after": f"{meter.after:,}", "before": f"{meter.before or 0:,}"}
-            text = _("%(meter)s: %(after)s beyond the included quantity, %(amount)s %(currency)s")
+            text = _("%(meter)s: %(after)s units beyond the included quantity, %(amount)s %(currency)s")
             if meter.before is not None:
                 text = _(
-                    "%(meter)s: %(after)s beyond the included quantity (%(before)s before), %(amount)s %(currency)s"
+                    "%(meter)s: %(after)s units beyond the included quantity (%(before)s before this version),"
+                    " %(amount)s %(currency)s"
                 )
             yield text % values
         # `period` is the start of a billing period, in s since 1970 UTC.

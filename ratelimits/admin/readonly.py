@@ -36,9 +36,8 @@ class BoundedPaginator(_Paginator):
 class OwnTransactions(_Base):
     """An admin page whose actions make their own transactions.
 
-    If the project sets ATOMIC_REQUESTS, Django runs each view in a transaction. But the app can
-    close a period or accept a batch only in a transaction that is not inside another one. So Django runs these pages
-    without a transaction.
+    If the project sets ATOMIC_REQUESTS, Django runs each view in a transaction. But the app can close a period or
+    accept a batch only in a transaction that is not inside another one. So Django runs these pages without one.
     """
 
     @property

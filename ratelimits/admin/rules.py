@@ -145,7 +145,7 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
         if not self._may_try(request):
             raise PermissionDenied
         pk = request.GET.get("rule", "") if self.has_view_permission(request) else ""
-        # A number with more digits would not fit into the column.
+        # A number with more digits could be too large for the column.
         edited = self.get_queryset(request).filter(pk=int(pk)).first() if pk.isdecimal() and len(pk) < 19 else None
         return TriedRuleForm(values or request.POST or request.GET, instance=edited)
 

@@ -91,7 +91,7 @@ class ShardFilter(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         chosen = self.value()
-        # A number with more digits would not fit into the column.
+        # No shard has a number with more than five digits.
         is_number = chosen is not None and chosen.isascii() and chosen.isdecimal() and len(chosen) <= 5
         return queryset.filter(shard=chosen) if is_number else queryset
 

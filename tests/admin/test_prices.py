@@ -112,9 +112,9 @@ def test_a_report_s_page_says_what_each_line_and_the_account_owe(admin_client: C
         admin_client.get(reverse("admin:ratelimits_report_change", args=[report.pk])).content.decode()
         for report in Report.objects.order_by("version")
     )
-    assert "requests: 15 beyond the included quantity, 14.5 EUR" in first
+    assert "requests: 15 units beyond the included quantity, 14.5 EUR" in first
     assert "owed for this report up to this version: 14.50 EUR" in first
     assert "14.5 EUR" in first.partition("inline")[2]
-    assert "requests: 16 beyond the included quantity (15 before), 0.5 EUR" in second
+    assert "requests: 16 units beyond the included quantity (15 before this version), 0.5 EUR" in second
     assert "this version, for the period from 2026-10-01: 0.50 EUR, rounded" in second
     assert "owed for this report up to this version: 15.00 EUR" in second

@@ -34,7 +34,8 @@ def undoing(request: HttpRequest, site: AdminSite, table: str, history_id: int) 
     if not page.has_change_permission(request):
         raise PermissionDenied
     if not is_confirmed(request):
-        return _answer(request, page, history_id, ReasonForm())[0]
+        response, _is_undone = _answer(request, page, history_id, ReasonForm())
+        return response
     using = router.db_for_write(model)
     # In this block, nobody else can edit the row.
     with recorded_user(request), editing(using):
@@ -47,6 +48,7 @@ def undoing(request: HttpRequest, site: AdminSite, table: str, history_id: int) 
 def _answer(request: HttpRequest, page: Any, history_id: int, form: ReasonForm) -> tuple[HttpResponse, bool]:
     """Return the response, and whether the change was undone. An unbound form means that the user has not confirmed."""
     change = next(iter(changed_rows([page.model], None, 0, 1, Q(history_id=history_id))), None)
+    # The record with the values to restore.
     former = None if change is None else change.record if change.kind == "-" else change.before
     if change is None or former is None:
         raise Http404  # There is no such change, or it added the row: the page that deletes the row undoes this.

@@ -40,15 +40,16 @@ def overviews(using: str, reports: Sequence[Report]) -> dict[int, Overview]:
     rows = Report.objects.using(using).filter(account__in=accounts, period_start__in=starts).order_by("version")
     for row in rows.only("account", "period_start", "version", "line_count"):
         versions[row.account, row.period_start].append(row)
+    # By report: the primary keys of the versions whose lines are added up.
     versions_of_report: dict[int, list[int]] = {}
     line_counts: dict[int, int] = {}
     for report in reports:
-        earlier = [row for row in versions[report.account, report.period_start] if row.version <= report.version]
+        up_to_version = [row for row in versions[report.account, report.period_start] if row.version <= report.version]
         # Add up the lines of a report only if the list then adds up at most `MAX_ADDED` lines.
-        more_lines = {row.pk: row.line_count for row in earlier if row.pk not in line_counts}
+        more_lines = {row.pk: row.line_count for row in up_to_version if row.pk not in line_counts}
         if sum(line_counts.values()) + sum(more_lines.values()) <= MAX_ADDED:
             line_counts |= more_lines
-            versions_of_report[report.pk] = [row.pk for row in earlier]
+            versions_of_report[report.pk] = [row.pk for row in up_to_version]
     totals = meter_totals(using, line_counts)
     return {
         report.pk: Overview(
@@ -78,11 +79,11 @@ def table_of_totals(using: str, report: Report, versions: Sequence[Report]) -> s
     If there are earlier versions, a second table has the totals of this version alone. `versions` are all versions of
     the report, oldest first.
     """
-    earlier = [version.pk for version in versions if version.version <= report.version]
-    totals = meter_totals(using, earlier)
+    pks = [version.pk for version in versions if version.version <= report.version]
+    totals = meter_totals(using, pks)
     up_to_version = added_up(totals.values())
     tables = [("", up_to_version)]
-    if len(earlier) > 1:
+    if len(pks) > 1:
         alone = added_up([totals.get(report.pk, [])])
         tables = [(_("up to this version"), up_to_version), (_("this version alone"), alone)]
     heads = (_("meter"), _("consumed"), _("refunded"), _("included"), _("overage"), _("billed"))

@@ -160,7 +160,7 @@ class RowFiles(_Base):
     def _file_view(self, request: HttpRequest) -> HttpResponse:
         """Show what a stored file would change. If the user confirms this, import the file."""
         pk = request.GET["file"]
-        # A number with more digits would not fit into the column.
+        # A number with more digits could be too large for the column.
         is_number = pk.isdecimal() and len(pk) < 19
         upload = Upload.find(int(pk), self._table.name, request.user.pk, self._database) if is_number else None
         if upload is None:
