@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ from ratelimits.background import stop_signals
 from ratelimits.conf import embedded
 from ratelimits.embedded import ServerStartError
 from ratelimits.embedded.shared import shared_url
+
+logger = logging.getLogger(__name__)
 
 #: Programs that send or run Celery tasks. `python -m gunicorn` has "gunicorn" as the folder of its program.
 _PROGRAMS_WITH_BROKER = frozenset({"celery", "daphne", "granian", "gunicorn", "hypercorn", "uvicorn"})
@@ -56,9 +59,13 @@ def _give_broker(celery: Any) -> None:
     # Other commands, such as `migrate`, send no tasks, so they do not need to start the server.
     if _COMMANDS_WITH_BROKER.isdisjoint(sys.argv) and _PROGRAMS_WITH_BROKER.isdisjoint(Path(sys.argv[0]).parts[-2:]):
         return
-    with suppress(ServerStartError, ImproperlyConfigured):  # `manage.py check` says what to install or to write.
+    with suppress(ImproperlyConfigured):  # `manage.py check` says what to write.
         if embedded.is_needed() and embedded.is_allowed() and not celery.conf.broker_url:
-            celery.conf.broker_url = f"{shared_url(embedded.folder()).removesuffix('/0')}/1"
+            try:
+                celery.conf.broker_url = f"{shared_url(embedded.folder()).removesuffix('/0')}/1"
+            except ServerStartError as error:
+                # Celery itself would only say that its default broker, amqp://guest@localhost, does not answer.
+                logger.warning("The settings name no broker for Celery (CELERY_BROKER_URL). %s", error)
 
 
 def _end(**kwargs: object) -> None:

@@ -173,8 +173,8 @@ def check_restored(
         in_redis, in_database = version_in_force(), ConfigVersion.read(conf.DATABASE)[0]
         # Read the database again, because an edit could have been published between the two reads.
         in_database = in_database if in_redis <= in_database else ConfigVersion.read(conf.DATABASE)[0]
-    except (DatabaseError, RedisError, Unavailable, OSError, ValueError, ImproperlyConfigured):
-        return []  # The tables do not exist yet, or a server is down.
+    except (DatabaseError, RedisError, Unavailable, ServerStartError, OSError, ValueError, ImproperlyConfigured):
+        return []  # The tables do not exist yet, or a server is down or not installed.
     if in_redis <= in_database:
         return []
     return [

@@ -13,6 +13,7 @@ from django.db import DatabaseError
 from redis.exceptions import RedisError
 
 from ratelimits.conf import conf
+from ratelimits.embedded import ServerStartError
 from ratelimits.engine import Unavailable
 from ratelimits.engine.server import current_server
 from ratelimits.models import PeriodUsage, Rule, ShardState
@@ -31,7 +32,7 @@ def check_usage(
         if not databases or conf.DATABASE not in databases or not _any_rule_bills():
             return []
         return [*_check_server(), *_check_worker(), *_check_shards()]
-    except (DatabaseError, RedisError, Unavailable, OSError, ImproperlyConfigured):
+    except (DatabaseError, RedisError, Unavailable, ServerStartError, OSError, ImproperlyConfigured):
         return []  # The tables do not exist yet, a server is down, or another check reports the settings.
 
 

