@@ -1,16 +1,22 @@
-"""A command whose `--help` ends with examples and with the meaning of each exit status."""
+"""The base class of the app's commands. It explains a command in `--help`, and says which table is missing."""
 
 from __future__ import annotations
 
 import os
+import re
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from django.core.management.base import BaseCommand, CommandParser, DjangoHelpFormatter
+from django.apps import apps
+from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
+from django.db import DatabaseError
 
 #: The exit statuses of a command that does not list its own exit statuses.
 EXIT_CODES: Mapping[int, str] = {0: "the work is done", 1: "an error; standard error says which", 2: "wrong options"}
+#: The SQLSTATE of PostgreSQL if a table does not exist.
+_UNDEFINED_TABLE = "42P01"
+_SQLITE_TEXT = r"no such table: (?:main\.)?(\S+)$"
 
 
 class _HelpFormatter(DjangoHelpFormatter, RawDescriptionHelpFormatter):
@@ -45,4 +51,20 @@ class ExplainedCommand(BaseCommand):
         # Django does not know the variable NO_COLOR (see no-color.org), only its own option.
         if os.environ.get("NO_COLOR") and not options.get("force_color"):
             options["no_color"] = True
-        return super().execute(*args, **options)
+        try:
+            return super().execute(*args, **options)
+        except DatabaseError as error:
+            if (table := _missing_table(error)) is None:
+                raise
+            raise CommandError(f"The table {table} is missing: run `manage.py migrate`.") from error
+
+
+def _missing_table(error: DatabaseError) -> str | None:
+    """Return the name of a model's table if the error says that this table does not exist; else None."""
+    cause = error.__cause__
+    # SQLite has no code of its own for this error, so its text is read.
+    pattern = r'relation "(\S+)"' if getattr(cause, "sqlstate", None) == _UNDEFINED_TABLE else _SQLITE_TEXT
+    found = re.match(pattern, str(cause))
+    # `migrate` creates only the tables of models. Any other missing table is an error of another kind.
+    tables = {model._meta.db_table for model in apps.get_models(include_auto_created=True) if model._meta.managed}
+    return found[1] if found is not None and found[1] in tables else None

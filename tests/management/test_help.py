@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import io
+import re
 import shlex
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 
 import pytest
-from django.core.management import call_command, get_commands, load_command_class
+from django.core.management import CommandError, call_command, get_commands, load_command_class
+from django.db import DatabaseError, connection, transaction
+from django.db.models import Model
 
 from ratelimits.management.help import ExplainedCommand
+from ratelimits.models import Report, Rule
+from ratelimits.models.versions import ConfigVersion
 
 NAMES = sorted(name for name, app in get_commands().items() if app == "ratelimits")
 
@@ -31,6 +36,12 @@ def test_help_ends_with_examples_and_exit_codes(name: str) -> None:
         assert f"\n  {code}  " in shown[codes:]
 
 
+def renamed(model: type[Model], name: str) -> None:
+    """Rename a model's table until the test's transaction is rolled back."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {model._meta.db_table} RENAME TO {name}")
+
+
 def examples() -> Iterator[tuple[str, str]]:
     for name in NAMES:
         for arguments in command(name).examples:
@@ -42,6 +53,32 @@ def test_each_example_has_valid_arguments(name: str, arguments: str) -> None:
     parser = command(name).create_parser("manage.py", name)
     parser.exit_on_error = False
     assert parser.parse_args(shlex.split(arguments)).verbosity == 1
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", ["ratelimits_report --period 2026-11", "ratelimits_rules dump", "ratelimits_reload"])
+def test_without_its_tables_a_command_says_in_one_sentence_to_migrate(name: str) -> None:
+    missing = {"ratelimits_report": Report, "ratelimits_rules": Rule, "ratelimits_reload": ConfigVersion}
+    model = missing[name.split()[0]]
+    renamed(model, "gone")
+    said = f"The table {model._meta.db_table} is missing: run `manage.py migrate`."
+    with pytest.raises(CommandError, match=f"^{re.escape(said)}$"), transaction.atomic():
+        call_command(*name.split(), stdout=io.StringIO())
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("sql", ["SELECT 1 FROM ratelimits_nothing", "SELECT nothing FROM ratelimits_rule", "SELECT ("])
+def test_every_other_error_of_the_database_stays_as_it_is(sql: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that belongs to no model, a missing column, wrong SQL: `migrate` would not help."""
+
+    def handle(*args: object, **options: object) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(sql)
+
+    wrong = command("ratelimits_seal")
+    monkeypatch.setattr(wrong, "handle", handle)
+    with pytest.raises(DatabaseError), transaction.atomic():
+        call_command(wrong)
 
 
 @pytest.mark.django_db
