@@ -51,10 +51,13 @@ class RuleHistories:
 
     def __init__(self, spans: Collection[tuple[int, int]]) -> None:
         self.current: dict[int, str] = {}
+        #: The records of each rule, by primary key of the rule.
         self._newest_first: dict[int, list[_Record]] = {}
+        #: Former states of rules and their sentences, by primary key of the record.
         self._states: dict[int, Rule] = {}
-        self._plans: dict[int, str] = {}
         self._sentences: dict[int, str] = {}
+        #: Slugs of plans, by primary key of the plan.
+        self._plans: dict[int, str] = {}
         pks, using = {rule for rule, _start in spans} - {0}, conf.DATABASE
         if not pks:
             return

@@ -62,7 +62,12 @@ class FileForm(forms.Form):
 
 
 class ConfirmForm(forms.Form):
-    """The form that confirms the differences. It also asks for the reason of the change."""
+    """The form that confirms the differences. It also asks for the reason of the change.
+
+    digest     digest of the differences that the page has shown
+    version    version of the configuration with which the page has compared the file
+    good_only  whether to import the correct lines and to leave the wrong lines out
+    """
 
     digest = forms.CharField(widget=forms.HiddenInput)
     version = forms.IntegerField(widget=forms.HiddenInput)
