@@ -34,7 +34,7 @@ from ratelimits.usage.verify.ledger import verify_ledger
 from ratelimits.usage.verify.states import verify_archives
 from ratelimits.usage.verify.watermarks import verify_watermarks
 
-#: The kinds of checked things whose numbers are in the summary, in its order.
+#: The kinds of things that are checked, in the order in which the summary names their numbers.
 _KINDS = (
     *("reports", "report lines", "shards", "batches", "ledger lines", "links of the chains", "totals"),
     *("ends of reports", "adjustments", "printed gaps", "archives", "archived ranges", "manifests"),
@@ -52,9 +52,10 @@ _KINDS = (
 class Verification:
     """One verification of the ledger and the reports.
 
-    `month` (such as "2026-11") chooses the reports of one month. `account` chooses the reports of one account; then the
-    ledger itself is not verified. `archives` are archive files, `manifests` are results of `manifest.parse`. `checked`
-    has the number of checked things, by kind. `progress` gets the stages that can take long.
+    `month` (such as "2026-11") chooses the reports of one month. `account` chooses the reports of one account. With
+    `account`, the ledger itself is not verified. `archives` are archive files. `manifests` are results of
+    `manifest.parse`. `checked` has the number of checked things, by kind. `progress` gets the stages that can take
+    long.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Verification:
         """Yield a sentence for each error.
 
         Database cursors stay open between two findings. So a caller that stops early must close this generator. Raise
-        ArchiveError if the ledger recorded another digest for an archive file.
+        ArchiveError if the digest of an archive file is not the digest that the ledger recorded.
         """
         using = self._using
         with ExitStack() as stack:
@@ -140,7 +141,10 @@ class Verification:
             yield from verifier.findings(report)
 
     def _chosen_reports(self) -> QuerySet[Report]:
-        """Return the reports to verify. With `month`, also a few that by their time zone start in another month."""
+        """Return the reports to verify, and with `month` a few others.
+
+        The others start in another month by their own time zones. `_reports` leaves them out.
+        """
         reports = Report.objects.using(self._using)
         if self._account is not None:
             reports = reports.filter(account=self._account)
@@ -162,13 +166,14 @@ class Verification:
         """Yield a sentence for each thing that could not be checked."""
         if self._account is not None:
             yield (
-                "With --account only the reports of that account are checked: not the ledger's chains, the running"
-                " totals, adjustments and gaps, the history of terms and prices, and what was pushed."
+                "With --account only the reports of that account are checked. These are not checked: the ledger's"
+                " chains, the running totals, adjustments and gaps, the history of terms and prices, and what was"
+                " pushed."
             )
         for error in self._redis_errors[:1]:
             yield (
-                f"Redis does not answer ({error}), so it is not checked whether batches from before a watermark still"
-                " wait there."
+                f"Redis does not answer ({error}), so it is not checked whether Redis still has batches from before a"
+                " watermark."
             )
         if self._month is not None:
             yield f"Only reports of {self._month} are computed again."
@@ -182,8 +187,8 @@ class Verification:
         if names := self._missing_archives:
             yield (
                 f"Usage was moved to {len(names)} archives that were not given (--archive DIRECTORY):"
-                f" {', '.join(names[:3])}{', …' if names[3:] else ''}. Their lines are not compared, and running totals"
-                " of their shards are only checked for being too small."
+                f" {', '.join(names[:3])}{', …' if names[3:] else ''}. The lines in these archives are not compared."
+                " For the shards of these archives, a running total that is too large is perhaps not found."
             )
         for path in self._unknown_archives:
             yield f"{path} was not read: the ledger has no record of the archive {path.name}, or it was restored."
@@ -210,13 +215,13 @@ def _unchecked_with(manifest: dict[str, Any]) -> Iterator[str]:
         yield (
             f"The manifest of {month} was written by an earlier version, so it does not show changes to these: how and"
             " when batches were written, runs and watermarks of shards, names of processes, attempts to push, and"
-            " versions without an edit. Write another one."
+            " versions without an edit. Write another manifest."
         )
     if manifest["open"]:
         first = ", ".join(map(str, manifest["open"][:3]))
         yield (
             f"The manifest of {month} was written while {len(manifest['open'])} periods were open"
-            f" ({first}{', …' if manifest['open'][3:] else ''}): write another one once they are closed."
+            f" ({first}{', …' if manifest['open'][3:] else ''}): write another manifest after these periods are closed."
         )
 
 

@@ -86,7 +86,7 @@ def step(options: argparse.Namespace) -> dict[str, Any]:
     from django.db import connection
 
     from ratelimits.models import PlanMembership
-    from ratelimits.row_files.importing import Seen, differences, import_rows
+    from ratelimits.row_files.importing import SeenEffect, effect_of_file, import_rows
     from ratelimits.row_files.reading import read
     from ratelimits.row_files.tables import TABLES
 
@@ -104,11 +104,11 @@ def step(options: argparse.Namespace) -> dict[str, Any]:
     with connection.execute_wrapper(count):
         start = time.perf_counter()
         source = read(raw, table)
-        difference, lines = differences(table, source, "default")
+        effect, lines = effect_of_file(table, source, "default")
         assert sum(1 for _line in lines) == options.lines
         if options.process == "import":
             queries, start = 0, time.perf_counter()
-            seen = Seen(difference.digest, difference.version)
+            seen = SeenEffect(effect.digest, effect.version)
             done = import_rows(table, source, "default", seen, good_only=False, after_portion=lambda new, changed: None)
             assert done.good == options.lines
         seconds = time.perf_counter() - start

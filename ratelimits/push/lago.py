@@ -43,17 +43,18 @@ class Lago(Service):
         return set(event_ids) <= {event.get("transaction_id") for event in events if isinstance(event, dict)}
 
     def refused(self, answer: HttpAnswer, event_ids: Sequence[str]) -> PushOutcome | None:
-        """Read a refusal. A refusal lists events by their index in the batch."""
+        """Read a refusal. Its `error_details` has the error of each wrong event, by the event's index in the batch."""
         content = read_json(answer)
         if not isinstance(content, dict) or "status" not in content or "error" not in content:
             return None
+        # Lago's own 404 has a code. A 404 without a code comes from another server: the URL is wrong.
         if answer.status == 404 and not content.get("code"):
-            return None  # The URL is wrong.
+            return None
         details = content.get("error_details")
         accepted, refused = {}, {}
         for index, error in details.items() if isinstance(details, dict) else ():
             if not (index.isascii() and index.isdecimal() and int(index) < len(event_ids)):
-                continue
+                continue  # This is not the index of an event.
             if error == _DUPLICATE_ERROR:
                 accepted[event_ids[int(index)]] = "Lago had the event already"
             else:

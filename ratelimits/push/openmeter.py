@@ -17,8 +17,8 @@ from ratelimits.reports.rows import Row
 class OpenMeter(Service):
     """Send each report line as a CloudEvent. The subject of the event is the account; its data are the whole line.
 
-    By default, a self-hosted OpenMeter recognises repeated events for 24 hours. If your server does so for a longer or
-    shorter time, set the option REMEMBERS.
+    By default, a self-hosted OpenMeter recognises repeated events for 24 hours. If your server uses another number of
+    hours, set the option REMEMBERS to this number.
     """
 
     name, label = "openmeter", "OpenMeter"
@@ -44,6 +44,7 @@ class OpenMeter(Service):
     def refused(self, answer: HttpAnswer, event_ids: Sequence[str]) -> PushOutcome | None:
         """Read a refusal. A refusal is about the whole batch, and does not say which event was wrong."""
         content = read_json(answer)
+        # OpenMeter refuses no event with 404, so the URL is wrong.
         if answer.status == 404 or not isinstance(content, dict):
             return None
         return PushOutcome(reason=f"{answer.summary}: {content.get('detail') or content.get('title') or content}")

@@ -1,8 +1,8 @@
 """Plan the deliveries of a report version: for each new line, write a delivery to the delivery ledger.
 
-All of them are written in one transaction. If the process dies before the commit, nothing is planned, and the next call
-finds the report again. After the commit, the report is never planned again. So each line has exactly one delivery for
-each receiver.
+All deliveries of a report version are written in one transaction. If the process dies before the commit, nothing is
+planned, and the next call finds the report version again. After the commit, this report version is never planned again.
+So each line has exactly one delivery for each receiver.
 """
 
 from __future__ import annotations
@@ -40,36 +40,36 @@ State = PushDelivery.State
 
 
 def plan(receiver: Receiver, now: datetime | None = None, progress: Progress | None = None) -> int:
-    """Plan all reports that `unplanned` returns; return the number of their lines. `progress` counts the reports.
+    """Plan all reports that `unplanned` returns; return the number of new deliveries. `progress` counts the reports.
 
     Some reports cannot be planned, for example because CUSTOMER raises an error. They are logged and skipped, and the
     next call tries them again.
     """
     now = now or timezone.now()
-    lines, last = 0, 0
+    planned, last_pk = 0, 0
     total = unplanned(receiver).count() if progress is not None else None
     count = (progress or Progress()).counter(f"reports for {receiver.name}", total)
     while True:
         with transaction.atomic(using=conf.DATABASE, durable=True):
             PushReceiver.lock(conf.DATABASE, receiver.name)
             crash.reached("push:locked")
-            reports = list(unplanned(receiver).filter(pk__gt=last)[:REPORTS])
+            reports = list(unplanned(receiver).filter(pk__gt=last_pk)[:REPORTS])
             for report in reports:
                 try:
                     with transaction.atomic(using=conf.DATABASE):
-                        lines += _plan(receiver, report, now)
+                        planned += _plan(receiver, report, now)
                 except (OperationalError, InterfaceError):
                     raise  # The database failed, so the next report would fail too.
                 except Exception:
                     logger.exception(
                         "Report %r cannot be pushed to %s; other reports are pushed", str(report), receiver.name
                     )
-                last = report.pk
+                last_pk = report.pk
                 count(1)
             crash.reached("push:planned")
         crash.reached("push:plan-committed")
         if len(reports) < REPORTS:
-            return lines
+            return planned
 
 
 def unplanned(receiver: Receiver) -> QuerySet[Report]:
@@ -80,8 +80,8 @@ def unplanned(receiver: Receiver) -> QuerySet[Report]:
     planned = PushedReport.objects.filter(receiver=receiver.name, report=OuterRef("pk"))
     start, _end = month_window(receiver.since)
     reports = Report.objects.using(conf.DATABASE).filter(period_start__gte=start)
-    # At `start` the month begins in the easternmost time zone. In other time zones, a period that starts up to 26 hours
-    # after `start` can still belong to the previous month.
+    # At `start` the month begins in the easternmost time zone. In the westernmost zone it begins 26 hours later. So a
+    # period that starts in these 26 hours can still belong to the previous month.
     near_start = reports.filter(period_start__lt=start + 26 * 3600 * SECOND).order_by()
     for at, timezone_ in near_start.values_list("period_start", "timezone").distinct():
         if month_of(at, timezone_) < receiver.since:
@@ -116,6 +116,7 @@ def rendered(receiver: Receiver, row: Row) -> tuple[str, str]:
 
 
 def _plan(receiver: Receiver, report: Report, now: datetime) -> int:
+    """Write the deliveries of a report version, and note that it is planned. Return the number of deliveries."""
     rows, count = deliveries(receiver, report, now), 0
     while chunk := list(islice(rows, CHUNK)):
         PushDelivery.objects.using(conf.DATABASE).bulk_create(chunk)

@@ -28,7 +28,9 @@ class Receiver:
 
     name: str
     service: Service
+    #: The API key; "" if the billing system needs none.
     key: str
+    #: The URL to which requests are sent.
     url: str
     #: The first month, such as "2026-11", whose reports are sent.
     since: str
@@ -60,6 +62,8 @@ def _receiver(name: str, options: dict[str, object]) -> Receiver:
         customer = conf.BILLING_CUSTOMER if service.uses_billing_customer else None
     if isinstance(customer, str):
         customer = import_string(customer)
+    # Without a function, the customer has the name of the account.
+    customer_of = customer if callable(customer) else str
     hours = options.get("REMEMBERS", service.remembers)
     return Receiver(
         name=name,
@@ -67,6 +71,6 @@ def _receiver(name: str, options: dict[str, object]) -> Receiver:
         key=str(options.get("KEY", "")),
         url=str(options.get("URL", service.url)).rstrip("/") + service.path,
         since=str(options["SINCE"]),
-        customer=lru_cache(maxsize=4096)(customer if callable(customer) else str),
+        customer=lru_cache(maxsize=4096)(customer_of),
         remembers=None if hours is None else timedelta(hours=float(str(hours))),
     )

@@ -1,8 +1,8 @@
 """Send deliveries: claim some of them for a few minutes, send their events, and store the receiver's answer.
 
 If the process dies before it stores the answer, its claim ends, and the events are sent again with the same text and
-identity. This is safe while the receiver recognises repeated events. When it no longer does, a person must ask the
-receiver whether it has the events, and settle the deliveries.
+identity. This is safe while the receiver recognises repeated events. When the receiver no longer recognises them, a
+person must ask the receiver whether it has the events, and settle the deliveries.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ratelimits.models import PushDelivery, PushReceiver
 from ratelimits.posting import Connection
 from ratelimits.progress import Progress
 from ratelimits.push.receivers import Receiver
-from ratelimits.push.service import NoneAccepted, OutcomeUnknown, PushFailed, PushOutcome
+from ratelimits.push.service import MAX_ERROR, MAX_NOTE, NoneAccepted, OutcomeUnknown, PushFailed, PushOutcome
 from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,9 @@ logger = logging.getLogger(__name__)
 CLAIM = timedelta(minutes=5)
 #: Pause after the first failure of a receiver. Each further failure doubles the pause, up to `MAX_PAUSE`.
 FIRST_PAUSE, MAX_PAUSE = timedelta(seconds=30), timedelta(hours=1)
-
+#: Maximum exponent in the computation of a pause. A pause reaches its maximum long before. The exponent needs a limit,
+#: because a timedelta cannot be arbitrarily long.
+_MAX_DOUBLINGS = 20
 #: Seconds between two calls of `give_up` while `send` runs; much less than `receivers.MARGIN`.
 _GIVE_UP_INTERVAL = 300
 
@@ -44,7 +46,7 @@ State = PushDelivery.State
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class ClaimedDeliveries:
     """Deliveries that this process has claimed."""
 
     token: UUID
@@ -66,11 +68,11 @@ def send(
 
     Return how many deliveries changed to each state. `progress` shows how many are done.
     """
-    begin, last_give_up = monotonic(), float("-inf")
+    started, last_give_up = monotonic(), float("-inf")
     changed: Counter[str] = Counter()
     total = waiting(receiver, now or timezone.now()).count() if progress is not None else None
     count = (progress or Progress()).counter(f"deliveries to {receiver.name}", total)
-    while max_seconds is None or monotonic() - begin < max_seconds:
+    while max_seconds is None or monotonic() - started < max_seconds:
         if monotonic() - last_give_up > _GIVE_UP_INTERVAL:
             last_give_up = monotonic()
             given_up = give_up(receiver, now or timezone.now())
@@ -109,14 +111,13 @@ def resume(receiver: Receiver, now: datetime) -> None:
 
 
 def give_up(receiver: Receiver, now: datetime) -> Counter[str]:
-    """Mark the deliveries that must not be sent any more.
+    """Mark the deliveries that must not be sent any more; return how many deliveries changed to each state.
 
-    The receiver would refuse their events because of the events' age, or might not recognise them as repeated.
-
-    Return how many deliveries changed to each state.
+    There are two reasons: the receiver would refuse an event because of its age, or perhaps the receiver would not
+    recognise a repeated event.
     """
     changed: Counter[str] = Counter()
-    label, oldest, retried_for = receiver.service.label, receiver.service.oldest, receiver.retried_for
+    label, max_age, retried_for = receiver.service.label, receiver.service.max_age, receiver.retried_for
     with transaction.atomic(using=conf.DATABASE, durable=True):
         PushReceiver.lock(conf.DATABASE, receiver.name)
         rows = waiting(receiver, now)
@@ -125,9 +126,9 @@ def give_up(receiver: Receiver, now: datetime) -> Counter[str]:
             note = f"an answer was lost, and {not_recognised}: check if {label} has the event"
             lost = rows.filter(unsure_since__lte=now - retried_for)
             changed[State.UNSURE] += lost.update(state=State.UNSURE, note=note)
-        if oldest is not None:
-            rows = rows.filter(happened_at__lt=now - oldest)
-            too_old = f"{label} accepts no event that is older than {oldest.days} days"
+        if max_age is not None:
+            rows = rows.filter(happened_at__lt=now - max_age)
+            too_old = f"{label} accepts no event that is older than {max_age.days} days"
             note = f"an answer was lost, and {too_old}: check if {label} has the event"
             changed[State.UNSURE] += rows.exclude(unsure_since=None).update(state=State.UNSURE, note=note)
             note = f"{too_old}: bill the line in another way"
@@ -135,7 +136,7 @@ def give_up(receiver: Receiver, now: datetime) -> Counter[str]:
     return +changed  # `+` leaves out states with 0 deliveries.
 
 
-def _claim(receiver: Receiver, now: datetime) -> Claimed | None:
+def _claim(receiver: Receiver, now: datetime) -> ClaimedDeliveries | None:
     """Claim deliveries for the next request and return them; None if nothing is due or the receiver is paused."""
     token, claimed_at, limit = uuid4(), time(), receiver.service.max_events
     with transaction.atomic(using=conf.DATABASE, durable=True):
@@ -158,10 +159,10 @@ def _claim(receiver: Receiver, now: datetime) -> Claimed | None:
             # Write this before the request, because the process can die during the request.
             unsure_since=Coalesce("unsure_since", Value(now)),
         )
-    return Claimed(token, claimed_at, rows, frozenset(row.pk for row in rows if row.unsure_since is None))
+    return ClaimedDeliveries(token, claimed_at, rows, frozenset(row.pk for row in rows if row.unsure_since is None))
 
 
-def _exchange(receiver: Receiver, claimed: Claimed) -> PushOutcome:
+def _exchange(receiver: Receiver, claimed: ClaimedDeliveries) -> PushOutcome:
     """Send the claimed deliveries in one request and return the outcome.
 
     Raise NoneAccepted or OutcomeUnknown if the request fails.
@@ -175,7 +176,8 @@ def _exchange(receiver: Receiver, claimed: Claimed) -> PushOutcome:
         with connection:
             crash.reached("push:connected")
             # If this process was stopped for a long time, perhaps its claim has ended and another process has sent the
-            # events. If the receiver has already forgotten these events, it would accept them a second time.
+            # events. If the receiver has already forgotten these events, it would accept them a second time. So send
+            # nothing in the second half of the claim: the request itself takes time.
             if not 0 <= time() - claimed.claimed_at < CLAIM.total_seconds() / 2:
                 raise NoneAccepted("connecting took too long", suspect=False)
             answer = connection.post(content, fields)
@@ -184,7 +186,7 @@ def _exchange(receiver: Receiver, claimed: Claimed) -> PushOutcome:
     return receiver.service.outcome(answer, [row.line_id for row in claimed.rows])
 
 
-def _record(receiver: Receiver, claimed: Claimed, outcome: PushOutcome, now: datetime) -> Counter[str]:
+def _record(receiver: Receiver, claimed: ClaimedDeliveries, outcome: PushOutcome, now: datetime) -> Counter[str]:
     """Write the outcome of a request to the delivery ledger.
 
     Return how many deliveries changed to each state.
@@ -209,9 +211,9 @@ def _record(receiver: Receiver, claimed: Claimed, outcome: PushOutcome, now: dat
             # for the first time are known to be refused.
             first_sent = claimed.never_sent & {pks[line_id] for line_id in line_ids}
             changed[State.REFUSED] += refused.filter(pk__in=first_sent).update(
-                state=State.REFUSED, note=note[:400], claim=None, unsure_since=None
+                state=State.REFUSED, note=note[:MAX_NOTE], claim=None, unsure_since=None
             )
-            unsure = f"an answer was lost, then the event was refused: {note}"[:400]
+            unsure = f"an answer was lost, then the event was refused: {note}"[:MAX_NOTE]
             changed[State.UNSURE] += refused.update(state=State.UNSURE, note=unsure, claim=None)
         # If the receiver did not say which events were wrong, send the events again in smaller requests.
         names_events = bool(outcome.accepted or outcome.refused)
@@ -242,31 +244,31 @@ def _release(
     `together` is the maximum number of events in their next request; None does not change it. `never_sent` has
     the primary keys of the deliveries that the receiver certainly did not accept.
     """
-    values: dict[str, object] = {"claim": None, "due_at": due, "note": note[:400]}
+    values: dict[str, object] = {"claim": None, "due_at": due, "note": note[:MAX_NOTE]}
     if together is not None:
         values["together"] = together
     rows.filter(pk__in=never_sent).update(**values, unsure_since=None)
     rows.update(**values)
 
 
-def _pause(receiver: Receiver, claimed: Claimed, failure: PushFailed, now: datetime) -> None:
+def _pause(receiver: Receiver, claimed: ClaimedDeliveries, failure: PushFailed, now: datetime) -> None:
     """Pause the receiver after a failure, and end the claim of the claimed deliveries."""
     reason = str(failure)
     rows = PushDelivery.objects.using(conf.DATABASE).filter(claim=claimed.token, state=State.WAITING)
     with transaction.atomic(using=conf.DATABASE, durable=True):
         state = PushReceiver.lock(conf.DATABASE, receiver.name)
         state.failures += 1
-        pause = min(FIRST_PAUSE * 2 ** min(state.failures - 1, 20), MAX_PAUSE)
+        pause = min(FIRST_PAUSE * 2 ** min(state.failures - 1, _MAX_DOUBLINGS), MAX_PAUSE)
         if failure.after is not None:
             pause = max(timedelta(seconds=failure.after), timedelta(seconds=1))
-        state.paused_until, state.error = now + pause, reason[:300]
+        state.paused_until, state.error = now + pause, reason[:MAX_ERROR]
         state.save(using=conf.DATABASE)
         due, together = now, None
         if failure.suspect:
             # Perhaps one of the events caused the failure. Send all of them later and in smaller requests, so that this
             # event delays fewer other events.
             attempts = max(row.attempts for row in claimed.rows) + 1
-            due += max(min(FIRST_PAUSE * 2 ** min(attempts, 20), 2 * MAX_PAUSE), pause)
+            due += max(min(FIRST_PAUSE * 2 ** min(attempts, _MAX_DOUBLINGS), 2 * MAX_PAUSE), pause)
             together = max(len(claimed.rows) // 2, 1)
         never_sent = claimed.never_sent if isinstance(failure, NoneAccepted) else frozenset()
         _release(rows, never_sent, due, reason, together)

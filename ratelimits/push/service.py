@@ -14,15 +14,17 @@ from ratelimits.reports.rows import Row
 
 #: Maximum pause in seconds, even if the receiver's Retry-After is longer.
 MAX_WAIT = 86_400.0
+#: Maximum lengths of two columns: the note of a delivery, and the last error of a receiver.
+MAX_NOTE, MAX_ERROR = 400, 300
 #: HTTP statuses that refuse a request because of the request's content.
-_ABOUT_CONTENT = frozenset({400, 402, 404, 413, 422})
+_CONTENT_REFUSED = frozenset({400, 402, 404, 413, 422})
 #: After an answer with one of these HTTP statuses, nobody knows whether the request was accepted. The same is true for
 #: all statuses of 500 or more.
-_UNCLEAR = frozenset({408, 409, 425})
+_OUTCOME_UNKNOWN = frozenset({408, 409, 425})
 
 
 class PushFailed(Exception):
-    """A request failed, and the receiver is paused.
+    """Raised if a request failed. The caller then pauses the receiver.
 
     `after` is the receiver's Retry-After in seconds, if the receiver sent one. `suspect` is true if the content of the
     request is perhaps the cause.
@@ -35,11 +37,11 @@ class PushFailed(Exception):
 
 
 class NoneAccepted(PushFailed):
-    """No event of the request was accepted."""
+    """Raised if a request failed and the receiver accepted none of its events."""
 
 
 class OutcomeUnknown(PushFailed):
-    """Nobody knows whether the request was accepted."""
+    """Raised if a request failed and nobody knows whether the receiver accepted its events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class Service(ABC):
     #: Maximum number of events in one request.
     max_events: int
     #: Maximum age of an event that the service accepts; None means any age.
-    oldest: timedelta | None = None
+    max_age: timedelta | None = None
     #: For how many hours the service recognises an event that is sent again; None means for ever.
     remembers: float | None = None
     #: Whether requests need an API key.
@@ -105,11 +107,12 @@ class Service(ABC):
             raise OutcomeUnknown(f"{answer.summary}, but the answer is not from {self.label}: is the URL right?")
         if status == 429:
             raise NoneAccepted(answer.summary, answer.retry_after(), suspect=False)
-        if status in _UNCLEAR or status >= 500:
+        if status in _OUTCOME_UNKNOWN or status >= 500:
             raise OutcomeUnknown(answer.summary, answer.retry_after())
-        refusal = self.refused(answer, event_ids) if status in _ABOUT_CONTENT else None
+        refusal = self.refused(answer, event_ids) if status in _CONTENT_REFUSED else None
         if refusal is None:
             raise NoneAccepted(f"{answer.summary}: are URL and KEY right?", answer.retry_after())
+        # If the service does not say which event was wrong, and there was only one event, this event was wrong.
         if not (refusal.accepted or refusal.refused) and len(event_ids) == 1:
             return PushOutcome(refused={event_ids[0]: refusal.reason})
         return refusal

@@ -15,13 +15,14 @@ from ratelimits.models import PushDelivery, PushReceiver
 from ratelimits.progress import Progress
 from ratelimits.push.plan import rendered
 from ratelimits.push.receivers import Receiver
+from ratelimits.push.service import MAX_NOTE
 from ratelimits.reports.statements import version_rows
 
 State = PushDelivery.State
 #: The states in which a delivery needs a person's decision.
-OPEN = (State.REFUSED, State.UNSURE, State.EXPIRED)
+TO_DECIDE = (State.REFUSED, State.UNSURE, State.EXPIRED)
 #: The states in which a person can settle a delivery.
-_CAN_BE_SETTLED = (*OPEN, State.SKIPPED)
+_CAN_BE_SETTLED = (*TO_DECIDE, State.SKIPPED)
 #: Maximum number of deliveries that one statement writes.
 _CHUNK = 500
 
@@ -50,16 +51,16 @@ def settle(
     now: datetime | None = None,
     progress: Progress | None = None,
 ) -> int:
-    """Settle the deliveries of these lines; return how many were settled.
+    """Settle the deliveries of the lines with these line_ids; return how many were settled.
 
     With AGAIN, an event that the receiver certainly does not have is made again. The new event has the same identity,
-    and the customer that CUSTOMER returns now. A delivery whose account still has no customer does not change.
-    `progress` gets two stages for these deliveries.
+    and the customer that CUSTOMER returns now. If the account of a delivery still has no customer, this delivery does
+    not change. `progress` gets two stages for these deliveries.
 
     Raise NotSettledError, and settle nothing, if the decision does not fit one of the deliveries.
     """
     now = now or timezone.now()
-    note = f"{decision} by {by}: {reason}"[:400]
+    note = f"{decision} by {by}: {reason}"[:MAX_NOTE]
     with transaction.atomic(using=conf.DATABASE, durable=True):
         PushReceiver.lock(conf.DATABASE, receiver.name)
         rows = PushDelivery.objects.using(conf.DATABASE).filter(receiver=receiver.name, line_id__in=lines)
@@ -78,7 +79,7 @@ def settle(
         return rows.update(state=State(decision.value), settled_at=now, note=note)
 
 
-def lines_in(receiver: Receiver, state: str) -> list[str]:
+def line_ids_in(receiver: Receiver, state: str) -> list[str]:
     """Return the line_ids of the receiver's deliveries in a state."""
     rows = PushDelivery.objects.using(conf.DATABASE).filter(receiver=receiver.name, state=state)
     return list(rows.order_by("pk").values_list("line_id", flat=True))

@@ -18,7 +18,7 @@ from ratelimits.models import Account, PushDelivery, PushReceiver, Report
 from ratelimits.progress import Progress
 from ratelimits.push.plan import deliveries, unplanned
 from ratelimits.push.receivers import Receiver
-from ratelimits.push.settle import OPEN
+from ratelimits.push.settle import TO_DECIDE
 
 State = PushDelivery.State
 #: Maximum number of unplanned reports for which `status` checks whether they can be planned. Before the first push,
@@ -51,14 +51,14 @@ class PushStatus:
     paused: datetime | None
     error: str
     #: The deliveries that need a person's decision.
-    open: QuerySet[PushDelivery]
+    to_decide: QuerySet[PushDelivery]
     #: Former names of accounts. CUSTOMER returns no customer for them, so nobody bills their lines.
     former: list[FormerName]
 
     @property
     def needs_a_person(self) -> bool:
         """Return whether some lines are not billed until a person decides."""
-        return bool(self.open or self.failing or self.former)
+        return bool(self.to_decide or self.failing or self.former)
 
 
 def status(receiver: Receiver, now: datetime, progress: Progress | None = None) -> PushStatus:
@@ -76,7 +76,7 @@ def status(receiver: Receiver, now: datetime, progress: Progress | None = None) 
         failing=[(report, why) for report in tried_reports if (why := _failure(receiver, report, now))],
         paused=paused if paused is not None and paused > now else None,
         error=state.error if state is not None else "",
-        open=rows.filter(state__in=OPEN).select_related("report"),
+        to_decide=rows.filter(state__in=TO_DECIDE).select_related("report"),
         former=_former(rows),
     )
 
@@ -97,7 +97,9 @@ def _former(rows: QuerySet[PushDelivery]) -> list[FormerName]:
 
 
 def preview(receiver: Receiver, now: datetime, progress: Progress) -> Iterator[tuple[PushDelivery, bool]]:
-    """Yield each delivery that waits or would be planned, and whether it would be sent now. Write nothing.
+    """Yield each delivery that waits or would be planned, and whether its event would be sent. Write nothing.
+
+    Pauses are ignored: a delivery that would be sent only after a pause counts as sent.
 
     `progress` gets two stages: waiting deliveries, and reports that would be planned.
     """
@@ -126,11 +128,14 @@ def _failure(receiver: Receiver, report: Report, now: datetime) -> str:
 
 
 def _preview_row(receiver: Receiver, row: PushDelivery, now: datetime) -> tuple[PushDelivery, bool]:
-    oldest, retried_for = receiver.service.oldest, receiver.retried_for
-    # In the order of `give_up`: an event whose answer was lost was perhaps accepted, however old it is.
+    """Return a delivery with the state that `send.give_up` would give it, and whether its event would be sent."""
+    label, max_age, retried_for = receiver.service.label, receiver.service.max_age, receiver.retried_for
+    # As in `give_up`, a lost answer comes before the age: the event was perhaps accepted, however old it is.
     if retried_for is not None and row.unsure_since is not None and row.unsure_since <= now - retried_for:
-        row.state, row.note = State.UNSURE, f"perhaps {receiver.service.label} no longer recognises the event"
-    elif oldest is not None and row.happened_at < now - oldest:
-        row.state = State.EXPIRED if row.unsure_since is None else State.UNSURE
-        row.note = f"{receiver.service.label} accepts no event older than {oldest.days} days"
+        row.state, row.note = State.UNSURE, f"an answer was lost, and perhaps {label} no longer recognises the event"
+    elif max_age is not None and row.happened_at < now - max_age:
+        too_old = f"{label} accepts no event older than {max_age.days} days"
+        row.state, row.note = State.EXPIRED, too_old
+        if row.unsure_since is not None:
+            row.state, row.note = State.UNSURE, f"an answer was lost, and {too_old}"
     return row, row.state == State.WAITING

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from ratelimits.posting import HttpAnswer
 from ratelimits.push.service import PushOutcome, Service, read_json
-from ratelimits.reports.exports.billing import STRIPE_OLDEST, stripe_event
+from ratelimits.reports.exports.billing import STRIPE_MAX_AGE, stripe_event
 from ratelimits.reports.rows import Row
 
 #: Start of Stripe's error message for an event with an `identifier` that Stripe has already. This error has no code.
@@ -30,7 +30,7 @@ class Stripe(Service):
     name, label = "stripe", "Stripe"
     url, path = "https://api.stripe.com", "/v1/billing/meter_events"
     max_events = 1
-    oldest = timedelta(microseconds=STRIPE_OLDEST)
+    max_age = timedelta(microseconds=STRIPE_MAX_AGE)
     remembers = 24
 
     def event(self, row: Row, customer: str) -> str:
@@ -57,8 +57,9 @@ class Stripe(Service):
         if not isinstance(error, dict):
             return None
         message, code = str(error.get("message", "")), str(error.get("code") or "")
+        # Stripe's own 404 has this code. Otherwise the URL is wrong.
         if answer.status == 404 and code != "resource_missing":
-            return None  # The URL is wrong.
+            return None
         if message.startswith(_DUPLICATE_ERROR) and event_id in message:
             return PushOutcome(accepted={event_id: "Stripe had the event already"})
         return PushOutcome(refused={event_id: f"{answer.summary}: {code} {message}"})

@@ -32,7 +32,8 @@ from ratelimits.reports.statements import version_rows
 
 #: Maximum number of rows that are read at once.
 _CHUNK = 500
-#: Maximum time from now until a delivery is due, or until the pause of a receiver ends.
+#: Maximum time from now until a delivery is due, or until the pause of a receiver ends. (`send` makes such a delivery
+#: wait for at most 2 * MAX_PAUSE, or for the pause of its receiver.)
 _MAX_DELAY = max(timedelta(seconds=MAX_WAIT), 2 * MAX_PAUSE) + CLAIM
 #: Fields of an event that are allowed to differ, because settings or the version of the app can change.
 _IGNORED = ("source", "dataschema")
@@ -92,6 +93,7 @@ def _service(receiver: str) -> Service | None:
 def _errors(service: Service | None, row: Row, delivery: PushDelivery | None) -> Iterator[str]:
     """Yield the differences between a line and its delivery."""
     if delivery is None:
+        # Whether there is an event does not depend on the customer, so any customer can be used here.
         if service is not None and service.event(row, "somebody"):
             yield f"the line {row.line_id} has something to bill, but no delivery"
         return
@@ -103,10 +105,12 @@ def _errors(service: Service | None, row: Row, delivery: PushDelivery | None) ->
 
 
 def _same(event: str, expected: str) -> bool:
+    """Return whether two events are equal, except for the fields `_IGNORED`."""
     return bool(_compared(event) == _compared(expected))
 
 
 def _compared(event: str) -> Any:
+    """Return the fields of an event without `_IGNORED`. If the event is not a JSON object, return all of it."""
     try:
         content = json.loads(event)
     except (ValueError, RecursionError):
@@ -129,7 +133,7 @@ def _verify_states(using: str) -> Iterator[str]:
         (~Q(state__in=_SETTLED) & Q(settled_at__isnull=False), "is not settled, but has a time of settlement"),
         (~Q(state__in=(State.SKIPPED, State.ELSEWHERE)) & no_customer_or_event, "has no customer or no event"),
         (Q(state=State.SKIPPED) & ~Q(customer="", event=""), "was skipped, but has a customer"),
-        (Q(state=State.UNSURE, unsure_since=None), "was perhaps accepted, but does not say since when"),
+        (Q(state=State.UNSURE, unsure_since=None), "was perhaps accepted, but has no time of the lost answer"),
         (Q(state=State.WAITING, due_at__gt=latest), "waits longer than a delivery can wait"),
         (Q(state=State.WAITING, together__lt=1), "is never sent, because its next request would contain no event"),
     )

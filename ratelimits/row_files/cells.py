@@ -1,6 +1,6 @@
 """Read the cells of a line with the fields of a form.
 
-So a cell accepts the same texts as the field in the admin's form, and gives the same messages.
+So a cell accepts the same texts as the field in the admin's form. The messages are the same too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ class Cells:
         return values, errors
 
     def _with_numbers(self, cells: dict[str, str]) -> dict[str, str]:
-        """Return the cells with numbers in place of a typed rate. Raise ValidationError if it is not valid."""
+        """Return the cells with numbers in place of a typed rate.
+
+        Raise ValidationError if the typed rate is not valid, or if it contradicts the cell `period`.
+        """
+        # Only overrides have these columns.
         names = ("rate", "capacity") if {"rate", "capacity", "period"} <= self._fields.keys() else ()
         for name in (name for name in names if typed_rates.is_rate(cells.get(name, ""))):
             text, other = cells[name], cells.get("period", "")
@@ -65,6 +69,7 @@ class Cells:
             return None
         plan = self._known.plans.get(value)
         if plan is None:
+            # Name at most 20 plans, so that the message stays short.
             slugs = ", ".join(sorted(self._known.plans)[:20]) or "–"
             message = _("There is no plan with the slug “%(slug)s”. These slugs exist: %(known)s.")
             raise ValidationError(message % {"slug": value, "known": slugs})

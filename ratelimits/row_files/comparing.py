@@ -97,17 +97,17 @@ class _Comparison:
             portion[identity] = lines
             count += len(lines)
             if count >= PORTION:
-                yield self._portion(portion)
+                yield self._compared_portion(portion)
                 portion, count = {}, 0
         if portion:
-            yield self._portion(portion)
+            yield self._compared_portion(portion)
 
     def _identity(self, line: SourceLine) -> tuple[str, ...]:
         if line.problem:
             return "", str(line.number)  # No other line has this identity.
         return tuple(line.cells[index].strip() for index in self.identity_columns)
 
-    def _portion(self, groups: dict[tuple[str, ...], list[SourceLine]]) -> list[ComparedLine]:
+    def _compared_portion(self, groups: dict[tuple[str, ...], list[SourceLine]]) -> list[ComparedLine]:
         # The first part of an identity is a key or the identifier of an account.
         stored = self._stored_rows({name for name, *_rest in groups})
         compared = []
@@ -147,6 +147,7 @@ class _Comparison:
 
     def _compared_line(self, name: str, line: SourceLine, stored: list[Any]) -> ComparedLine:
         if line.problem:
+            # The key is not known, because the line has too many or too few cells. So show the line's first characters.
             return ComparedLine(line.number, " ".join(line.cells)[:60], errors=[line.problem])
         compared = ComparedLine(line.number, name)
         cells = dict(zip(self.source.columns, line.cells, strict=True))
@@ -164,9 +165,10 @@ class _Comparison:
         return compared
 
     def _matching(self, values: dict[str, Any], stored: list[Any]) -> list[Any]:
-        """Return the stored rows that a line can mean. There can be several if the line does not give the start.
+        """Return the stored rows that a line can mean. There can be several rows if the line does not give the start.
 
-        If a row has the same start and end as the line, return only this row, even if the row's end has passed.
+        Rows whose end has passed are left out. But if a row has the same start and end as the line, return only this
+        row, even if its end has passed.
         """
         if not self.table.dated:
             return stored
@@ -184,7 +186,7 @@ class _Comparison:
         for name, value in values.items():
             before = getattr(stored, name) if stored is not None else None
             # If the cell has the text that an export writes for the stored value, the value does not change. (A form
-            # could make another value of the same text.)
+            # could read another value from this text.)
             if stored is not None and (value == before or cells.get(name) == written(before)):
                 continue
             setattr(row, name, value)

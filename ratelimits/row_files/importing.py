@@ -20,10 +20,10 @@ from ratelimits.row_files.tables import FileTable
 AfterPortion = Callable[[Sequence[Any], Sequence[Any]], None]
 
 
-class Seen(NamedTuple):
+class SeenEffect(NamedTuple):
     """The effect of a file, as a user has seen it.
 
-    digest   the digest of the `FileDifference` that was shown
+    digest   the digest of the `FileEffect` that was shown
     version  the version of the configuration at that time
     """
 
@@ -47,7 +47,7 @@ class ChangedSinceError(Exception):
 
 
 @dataclass(slots=True)
-class FileDifference:
+class FileEffect:
     """The effect of a file.
 
     version  the version of the configuration before the file was compared
@@ -76,25 +76,25 @@ class FileDifference:
         return self.counts[LineState.NEW] + self.counts[LineState.CHANGED]
 
 
-def differences(table: FileTable, source: Source, using: str) -> tuple[FileDifference, Iterator[ComparedLine]]:
+def effect_of_file(table: FileTable, source: Source, using: str) -> tuple[FileEffect, Iterator[ComparedLine]]:
     """Return the effect of a file, and an iterator over its compared lines. Nothing is written.
 
     The effect is complete only when all lines were read from the iterator.
     """
-    difference = FileDifference(ConfigVersion.read(using)[0])
+    effect = FileEffect(ConfigVersion.read(using)[0])
 
     def lines() -> Iterator[ComparedLine]:
         for portion in compare(table, source, using):
             for line in portion:
-                difference.add(line)
+                effect.add(line)
                 yield line
 
-    return difference, lines()
+    return effect, lines()
 
 
 def import_rows(
-    table: FileTable, source: Source, using: str, seen: Seen, *, good_only: bool, after_portion: AfterPortion
-) -> FileDifference:
+    table: FileTable, source: Source, using: str, seen: SeenEffect, *, good_only: bool, after_portion: AfterPortion
+) -> FileEffect:
     """Write the rows of a file in one edit, and return the effect. `seen` is the effect as the user has seen it.
 
     If `good_only` is true, lines that are wrong are left out. A file that changes nothing makes no new version of the
@@ -104,21 +104,21 @@ def import_rows(
     `good_only` is not set. Raise IntegrityError if the database refuses a row. After an exception, nothing is written.
     """
     with editing(using) as edit:
-        difference = FileDifference(edit.version)
+        effect = FileEffect(edit.version)
         changed_since = []
         for portion in compare(table, source, using):
             for line in portion:
-                difference.add(line)
+                effect.add(line)
                 if line.stored is not None and line.stored.version > seen.version:
                     changed_since.append(line)
             _write(table, portion, using, after_portion)
-        if difference.digest != seen.digest:
+        if effect.digest != seen.digest:
             raise ChangedSinceError(changed_since)
-        if difference.counts[LineState.ERROR] and not good_only:
+        if effect.counts[LineState.ERROR] and not good_only:
             raise NotImportedError
-        if not difference.good:
+        if not effect.good:
             transaction.set_rollback(True, using=using)
-    return difference
+    return effect
 
 
 def _write(table: FileTable, portion: Sequence[ComparedLine], using: str, after_portion: AfterPortion) -> None:

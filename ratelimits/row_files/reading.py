@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from ratelimits.formulas import restored
 from ratelimits.row_files.tables import FileTable
 
-#: Maximum size of a file in bytes, and how many lines it can have below the header.
+#: Maximum size of a file in bytes, and maximum number of its lines below the header.
 MAX_BYTES, MAX_LINES = 10 * 1024 * 1024, 100_000
 #: Separators that spreadsheets write.
 _SEPARATORS = ",;\t"
@@ -119,6 +119,7 @@ def _columns(names: list[str], table: FileTable) -> tuple[str, ...]:
 
 def _line(number: int, cells: list[str], columns: tuple[str, ...]) -> SourceLine:
     if len(cells) == len(columns):
+        # An export changes texts that a spreadsheet would read as formulas. `restored` gives the original texts.
         return SourceLine(number, tuple(map(restored, cells)))
     message = _("This line has %(found)s cells, and the header has %(wanted)s: add or remove separators.")
     return SourceLine(number, tuple(cells), message % {"found": len(cells), "wanted": len(columns)})

@@ -57,7 +57,7 @@ class FileTable:
 
     @property
     def numbers(self) -> set[str]:
-        """Return the columns with numbers and moments. A spreadsheet never reads the texts in them as formulae."""
+        """Return the columns with numbers and moments. No spreadsheet reads the cells of these columns as formulae."""
         return {"valid_from", "valid_until", "capacity", "rate", "period"} & {*self.columns}
 
 
@@ -106,6 +106,9 @@ def written(value: Any) -> str:
 
 
 def lines(table: FileTable, rows: Iterable[Any]) -> Iterator[list[str]]:
-    """Yield the cells of each row. No spreadsheet reads a cell as a formula. An import makes the same rows again."""
+    """Yield the cells of each row, changed so that no spreadsheet reads a cell as a formula.
+
+    An import undoes this change, and makes the same rows again.
+    """
     for row in rows:
         yield [restorable(written(getattr(row, name))) for name in table.columns]

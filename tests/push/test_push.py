@@ -264,8 +264,10 @@ def test_an_event_whose_answer_was_lost_is_not_called_too_old(stripe: Fake) -> N
     days_34 = 24 * 34 - 24 * 23
     assert push("stripe", days_34) == {}
     PushDelivery.objects.update(happened_at=NOW - timedelta(days=35 - 11))
-    ((shown, would_be_sent),) = preview(receiver("stripe"), NOW + timedelta(hours=days_34 + 2), Progress())
-    assert (shown.state, would_be_sent) == ("unsure", False)
+    later = NOW + timedelta(hours=days_34 + 2)
+    [(row, would_be_sent)] = preview(receiver("stripe"), later, Progress())
+    assert (row.state, would_be_sent) == ("unsure", False)
+    assert row.note == "an answer was lost, and Stripe accepts no event older than 35 days"
     assert push("stripe", days_34 + 2) == {"unsure": 1}
 
 

@@ -15,10 +15,10 @@ from ratelimits.row_files import comparing
 from ratelimits.row_files.comparing import LineState
 from ratelimits.row_files.importing import (
     ChangedSinceError,
-    FileDifference,
+    FileEffect,
     NotImportedError,
-    Seen,
-    differences,
+    SeenEffect,
+    effect_of_file,
     import_rows,
 )
 from ratelimits.row_files.reading import Source, read
@@ -39,13 +39,15 @@ def source(*texts: str, model: Any = PlanMembership) -> Source:
     return read("\n".join(texts).encode(), TABLES[model])
 
 
-def seen(file: Source, model: Any = PlanMembership) -> Seen:
-    difference, lines = differences(TABLES[model], file, "default")
+def seen(file: Source, model: Any = PlanMembership) -> SeenEffect:
+    effect, lines = effect_of_file(TABLES[model], file, "default")
     assert list(lines)
-    return Seen(difference.digest, difference.version)
+    return SeenEffect(effect.digest, effect.version)
 
 
-def imported(file: Source, shown: Seen | None = None, *, model: Any = PlanMembership, **options: Any) -> FileDifference:
+def imported(
+    file: Source, shown: SeenEffect | None = None, *, model: Any = PlanMembership, **options: Any
+) -> FileEffect:
     options = {"good_only": False, "after_portion": ignore, **options}
     return import_rows(TABLES[model], file, "default", shown or seen(file, model), **options)
 

@@ -31,10 +31,10 @@ from ratelimits.row_files import tables
 from ratelimits.row_files.comparing import LineState
 from ratelimits.row_files.importing import (
     ChangedSinceError,
-    FileDifference,
+    FileEffect,
     NotImportedError,
-    Seen,
-    differences,
+    SeenEffect,
+    effect_of_file,
     import_rows,
 )
 from ratelimits.row_files.reading import MAX_BYTES, MAX_LINES, BadFileError, Source, read, too_large
@@ -78,9 +78,9 @@ class ConfirmForm(forms.Form):
         self.fields[REASON] = reason_field()
 
     @property
-    def seen(self) -> Seen:
+    def seen(self) -> SeenEffect:
         """Return the effect of the file, as the user has seen it. Use this property only if the form is valid."""
-        return Seen(self.cleaned_data["digest"], self.cleaned_data["version"])
+        return SeenEffect(self.cleaned_data["digest"], self.cleaned_data["version"])
 
 
 class RowFiles(_Base):
@@ -184,7 +184,7 @@ class RowFiles(_Base):
 
     def _difference_page(self, request: HttpRequest, source: Source, form: ConfirmForm | None) -> HttpResponse:
         """Return the page with the differences. `form` is the form that was posted but not accepted, or None."""
-        difference, lines = differences(self._table, source, self._database)
+        effect, lines = effect_of_file(self._table, source, self._database)
         shown_lines = ShownLines(request.GET.get("show", ""), page_of(request.GET.get("page", "")))
         unknown = UnknownKeys()
         for line in lines:
@@ -193,20 +193,19 @@ class RowFiles(_Base):
                 unknown.add(line)
         unknown.finish()
         typed = {} if form is None else {REASON: request.POST.get(REASON), "good_only": request.POST.get("good_only")}
-        initial = {"digest": difference.digest, "version": difference.version, **typed}
+        initial = {"digest": effect.digest, "version": effect.version, **typed}
         return self._page(
             request,
             "ratelimits/admin/import_difference.html",
             form=ConfirmForm(initial=initial),
-            difference=difference,
-            errors=difference.counts[LineState.ERROR],
-            good=difference.good,
-            sections=shown_lines.sections(request.GET["file"], difference.counts),
+            errors=effect.counts[LineState.ERROR],
+            good=effect.good,
+            sections=shown_lines.sections(request.GET["file"], effect.counts),
             unknown=unknown,
             start_url=request.path,
         )
 
-    def _import(self, request: HttpRequest, source: Source, form: ConfirmForm) -> FileDifference | None:
+    def _import(self, request: HttpRequest, source: Source, form: ConfirmForm) -> FileEffect | None:
         """Import a file, and return its effect. If nothing was imported, show the reason and return None."""
         try:
             with recorded_user(request):
@@ -243,7 +242,7 @@ class RowFiles(_Base):
             if rows:
                 LogEntry.objects.log_actions(request.user.pk, rows, flag, [{verb: {}}], single_object=False)
 
-    def _finished(self, request: HttpRequest, imported: FileDifference) -> HttpResponse:
+    def _finished(self, request: HttpRequest, imported: FileEffect) -> HttpResponse:
         """Return a redirect to the list, with a message that has the number of imported rows."""
         if not imported.good:
             self.message_user(request, _("There was nothing to change."), messages.INFO)

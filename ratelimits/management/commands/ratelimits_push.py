@@ -14,7 +14,7 @@ from ratelimits.push import receivers
 from ratelimits.push.plan import plan
 from ratelimits.push.receivers import Receiver
 from ratelimits.push.send import resume, send
-from ratelimits.push.settle import OPEN, NotSettledError, Settlement, lines_in, settle
+from ratelimits.push.settle import TO_DECIDE, NotSettledError, Settlement, line_ids_in, settle
 from ratelimits.push.status import PushStatus, preview, status
 
 #: Maximum number of deliveries that --status names for each receiver and state. The admin lists all deliveries.
@@ -104,8 +104,8 @@ class Command(ExplainedCommand):
                 " customer for both names, then settle these lines with 'again'. Or bill the lines in another way,"
                 " then settle them with 'elsewhere'"
             )
-        for state in OPEN:
-            for row in receiver.open.filter(state=state).order_by("pk")[:_MAX_NAMED]:
+        for state in TO_DECIDE:
+            for row in receiver.to_decide.filter(state=state).order_by("pk")[:_MAX_NAMED]:
                 self.stdout.write(f"  {state} {row.line_id} ({row.report}, {row.overage:,} {row.meter}): {row.note}")
 
     def _preview(self, receiver: Receiver, now: datetime) -> None:
@@ -130,7 +130,7 @@ class Command(ExplainedCommand):
             raise CommandError("--settle needs --by and --reason.")
         if bool(options["line"]) == bool(options["all"]):
             raise CommandError("--settle needs either --line or --all.")
-        lines = options["line"] or lines_in(receiver, options["all"])
+        lines = options["line"] or line_ids_in(receiver, options["all"])
         decision, by, reason = Settlement(options["settle"]), options["by"], options["reason"]
         try:
             with shown(self) as progress:

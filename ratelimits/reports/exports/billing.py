@@ -21,9 +21,9 @@ from ratelimits.reports.periods import SECOND, iso
 from ratelimits.reports.rows import FINAL, VERSION, Row
 
 #: Maximum age (µs) of an event that Stripe accepts.
-STRIPE_OLDEST = 35 * 86_400 * SECOND
-#: Maximum span (µs) between now and the moment of a future event that Stripe accepts.
-STRIPE_NEWEST = 5 * 60 * SECOND
+STRIPE_MAX_AGE = 35 * 86_400 * SECOND
+#: How far in the future (µs) an event can be that Stripe accepts.
+_STRIPE_MAX_AHEAD = 5 * 60 * SECOND
 #: Maximum number of events in one request to Lago.
 LAGO_BATCH = 100
 
@@ -59,7 +59,7 @@ def accepted_by_stripe(rows: Iterable[Row], now: int) -> Iterator[Row]:
     for row in rows:
         if row.overage_quantity and _customer(row, customer_of):
             at = row.charge_period_end - 1
-            if not now - STRIPE_OLDEST <= at <= now + STRIPE_NEWEST:
+            if not now - STRIPE_MAX_AGE <= at <= now + _STRIPE_MAX_AHEAD:
                 raise NotAccepted(
                     f"Stripe accepts no event of {iso(at // SECOND * SECOND)} at {iso(now // SECOND * SECOND)} (line_id"
                     f" {row.line_id}): an event must be at most 35 days old and at most 5 minutes ahead. Send a report"
