@@ -33,7 +33,7 @@ from ratelimits.usage import seal as sealing
 from ratelimits.usage import tally as tallying
 from ratelimits.usage.fence import NotFencedError
 from ratelimits.usage.retention import compact as compacting
-from ratelimits.usage.task_runs import Task, noted
+from ratelimits.usage.task_runs import Task, note_run
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ _SEAL_EXPIRES = 3600
 def seal() -> None:
     """Seal the open batches of all shards."""
     try:
-        with noted(Task.SEAL):
+        with note_run(Task.SEAL):
             sealing.seal()
     except RedisError as error:
         logger.warning("Usage could not be sealed; the next run of the task tries again: %s", error)
@@ -56,7 +56,7 @@ def seal() -> None:
 def drain() -> None:
     """Write all sealed batches to the ledger, and add them to the totals by account and period."""
     try:
-        with noted(Task.DRAIN):
+        with note_run(Task.DRAIN):
             draining.drain()
     except (NotFencedError, RedisError) as error:
         logger.warning("Usage could not be drained; the next run of the task tries again: %s", error)
@@ -67,7 +67,7 @@ def drain() -> None:
 @shared_task(name="ratelimits.finalise", ignore_result=True, acks_late=True)
 def finalise() -> None:
     """Close the billing periods whose usage is complete. Correct the reports of closed periods by new versions."""
-    with noted(Task.FINALISE):
+    with note_run(Task.FINALISE):
         for _closed in closing.finalise_each():
             pass
 

@@ -37,7 +37,7 @@ class LocalLimiter:
         """Charge all limits and return 0. If a limit refuses, charge none, and return the seconds to wait.
 
         After these seconds, all limits would admit the same request. None means that a limit can never admit it. A
-        limit is given as (key, name, algorithm, cost).
+        limit is a tuple (key, name, algorithm, cost).
         """
         now = self.clock()
         with self._lock:

@@ -40,7 +40,7 @@ class BatchOutcome(Enum):
     """The result of applying a batch."""
 
     APPLIED = auto()  # The batch is in the ledger now.
-    KNOWN = auto()  # The batch was in the ledger before.
+    DONE_BEFORE = auto()  # The batch was written to the ledger, or quarantined, before. Nothing was done now.
     DISCARDED = auto()  # The ledger has the same batch with more usage; a gap is declared.
     QUARANTINED = auto()  # The batch is stored for a person's decision, and the shard's watermark is frozen.
     LOST = auto()  # The batch was listed, but disappeared from Redis and was never applied; a gap is declared.
@@ -61,7 +61,7 @@ def apply(
         if state is None:
             return BatchOutcome.BUSY
         crash.reached("drain:locked")
-        in_ledger, archived, quarantined = _earlier(using, packet)
+        in_ledger, archived, quarantined = _find_earlier(using, packet)
         if in_ledger:
             outcome = _apply_again(using, state, packet, fence)
         elif archived:
@@ -72,7 +72,7 @@ def apply(
             outcome = quarantine(using, state, packet, "the ledger has later batches, but not this one")
         else:
             if packet.incarnation != state.incarnation or packet.seq > state.seq:
-                gaps.declare_breaks(using, state, packet, fence, live_runs)
+                gaps.declare_gaps_before(using, state, packet, fence, live_runs)
                 state.run = packet.sealed_run
             insert(using, state, packet, fence)
             _advance(state, packet)
@@ -89,7 +89,7 @@ def _advance(state: ShardState, packet: Packet) -> None:
         state.incarnation, state.seq, state.cum = packet.incarnation, packet.seq, packet.cum
 
 
-def _earlier(using: str, packet: Packet) -> tuple[bool, bool, bool]:
+def _find_earlier(using: str, packet: Packet) -> tuple[bool, bool, bool]:
     """Return three values: whether a batch with this identity is in the ledger, was archived, was quarantined before.
 
     This is one statement instead of three queries of the ORM, because a drain executes it for each batch.
@@ -125,6 +125,7 @@ def _was_missing(using: str, packet: Packet) -> bool:
     spans: list[Any] = list(missing.values_list("pk", "first_seq", "last_seq"))
     for pk, first, last in spans:
         rows = Batch.objects.using(using).filter(seq__gte=first, first_seq__lte=last, **numbering)
+        # How many batches of the gap are in the ledger. A row has several of them if batches were joined.
         in_ledger = sum(min(last, seq) - max(first, start) + 1 for start, seq in rows.values_list("first_seq", "seq"))
         if in_ledger == last - first:  # all batches of the gap but this one
             gaps.change(using, missing.filter(pk=pk), recovered_at=timezone.now())
@@ -134,8 +135,8 @@ def _was_missing(using: str, packet: Packet) -> bool:
 def _apply_again(using: str, state: ShardState, packet: Packet, fence: str) -> BatchOutcome:
     """Return the outcome for a packet that has the identity of a batch in the ledger.
 
-    If both have the same contents, nothing is done. If the packet has less usage, it is discarded. If it has usage that
-    the ledger's batch does not have, it is quarantined.
+    If both have the same contents, do nothing. If the packet has usage that the ledger's batch does not have,
+    quarantine the packet. If the packet only has less usage, discard it.
     """
     rows = Batch.objects.using(using).filter(shard=packet.shard, incarnation=packet.incarnation)
     in_ledger = rows.filter(first_seq__lte=packet.seq, seq__gte=packet.seq).first()
@@ -144,10 +145,10 @@ def _apply_again(using: str, state: ShardState, packet: Packet, fence: str) -> B
         # `parts` has the digest of each joined batch, one after the other.
         first = DIGEST_BYTES * (packet.seq - in_ledger.first_seq)
         if bytes(in_ledger.parts)[first : first + DIGEST_BYTES].hex() == packet.content:
-            return BatchOutcome.KNOWN
+            return BatchOutcome.DONE_BEFORE
         return quarantine(using, state, packet, "a batch that was compacted came again with different contents")
     if in_ledger.content == packet.content:
-        return BatchOutcome.KNOWN
+        return BatchOutcome.DONE_BEFORE
     split = len(SUBJECT)
     ledger_rows = in_ledger.lines().values_list(*SUBJECT, *COUNTERS)
     ledger_counts = {tuple(map(str, row[:split])): row[split:] for row in ledger_rows}
@@ -183,6 +184,7 @@ def quarantine(
     hold the lock of the shard's row, and must save `state`.
     """
     content: Any = [line.decode() for line in packet.lines] if packet else fields
+    # Texts are cut to the lengths of their columns.
     quarantined, _new = QuarantinedBatch.objects.using(using).get_or_create(
         shard=state.shard,
         name=(name or (f"{packet.incarnation}:{packet.seq}" if packet else ""))[:200],
@@ -237,7 +239,7 @@ def insert(using: str, state: ShardState, packet: Packet, fence: str) -> None:
 
 def copy_rows(first: int, batch_id: int, lines: Sequence[bytes]) -> Iterator[bytes]:
     """Return the rows of a batch's lines in the text format of COPY. `first` is the id of the first line."""
-    # `map` needs half the time of a generator.
+    # A row is: id, id of the batch, the canonical line, checksum. `map` needs half the time of a generator.
     row = b"%%d\t%d\t%%b\t%%d\n" % batch_id
     return map(row.__mod__, zip(count(first), lines, map(crc32, lines), strict=False))
 
@@ -245,7 +247,7 @@ def copy_rows(first: int, batch_id: int, lines: Sequence[bytes]) -> Iterator[byt
 def write_lines(using: str, batch: Batch, lines: Sequence[bytes]) -> None:
     """Insert the canonical lines of a batch. Raise ValueError for `LINES_PER_BATCH` lines or more."""
     if len(lines) >= LINES_PER_BATCH:
-        raise ValueError(f"a batch holds fewer than {LINES_PER_BATCH} lines")
+        raise ValueError(f"a batch has fewer than {LINES_PER_BATCH} lines")
     first, batch_id = batch.line_ids()[0], batch.pk
     connection = connections[using]
     table = connection.ops.quote_name(Line._meta.db_table)

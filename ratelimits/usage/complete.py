@@ -48,10 +48,10 @@ def _waiting_batches() -> str:
         sealed, unsealed = _count_batches()
     except (RedisError, Unavailable, OSError) as error:
         return f"the number of batches in Redis is unknown, since Redis does not answer ({error})"
-    return f"{_number(sealed, 'sealed')} and {_number(unsealed, 'open')} wait in Redis"
+    return f"{_batches(sealed, 'sealed')} and {_batches(unsealed, 'open')} wait in Redis"
 
 
-def _number(batches: int, kind: str) -> str:
+def _batches(batches: int, kind: str) -> str:
     return f"{batches} {kind} {'batch' if batches == 1 else 'batches'}"
 
 
@@ -65,6 +65,7 @@ def _count_batches() -> tuple[int, int]:
                 pipeline.llen(server.keyspace.sealed(shard))
                 pipeline.exists(server.keyspace.open(shard))
             replies = pipeline.execute()
+        # The replies to LLEN and to EXISTS alternate.
         counts[0] += sum(replies[::2])
         counts[1] += sum(replies[1::2])
 

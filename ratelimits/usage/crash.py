@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 #: The steps of sealing, draining, tallying and compacting, in this order.
-POINTS = (
+STEPS = (
     "seal:before",
     "seal:after",
     "drain:listed",
@@ -33,7 +33,7 @@ POINTS = (
     "compact:committed",
 )
 #: The steps of closing a billing period.
-CLOSE_POINTS = (
+CLOSE_STEPS = (
     "close:locked",
     "close:report-written",
     "close:lines-written",
@@ -41,8 +41,8 @@ CLOSE_POINTS = (
     "close:marked",
     "close:committed",
 )
-#: The steps of pushing to a billing system.
-PUSH_POINTS = (
+#: The steps of pushing report lines to a billing system.
+PUSH_STEPS = (
     "push:locked",
     "push:lines-planned",
     "push:planned",
@@ -57,8 +57,9 @@ PUSH_POINTS = (
 )
 
 
-def _nothing(point: str) -> None:
+def _do_nothing(step: str) -> None:
     return
 
 
-reached: Callable[[str], None] = _nothing
+#: Called with the name of a step. Tests replace this function.
+reached: Callable[[str], None] = _do_nothing

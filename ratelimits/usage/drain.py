@@ -37,13 +37,13 @@ from ratelimits.usage.process_totals import declare_unreported
 
 logger = logging.getLogger(__name__)
 
-#: How many fields one HSCAN command reads, approximately.
-_SCAN = 2500
+#: About how many fields one HSCAN command reads.
+_FIELDS_PER_SCAN = 2500
 #: How many threads of a drain write at the same time, if the database can lock rows. Each thread has its own
 #: shards. The shards of one thread are called a *lane*.
 _LANES = 2
 #: How many batches are read from Redis in advance, while the database writes an earlier batch.
-_AHEAD = 2
+_BATCHES_AHEAD = 2
 
 
 @dataclass(slots=True)
@@ -156,7 +156,7 @@ def _is_up_to_date(using: str, listed: list[PendingBatches]) -> bool:
     if any(pending.count for pending in listed):
         return False
     states = ShardState.objects.using(using).in_bulk([pending.shard for pending in listed])
-    if any(_differs(using, states[pending.shard], pending) for pending in listed):
+    if any(_has_new_run_or_loss(using, states[pending.shard], pending) for pending in listed):
         return False
     return watermark.are_current(listed, states)
 
@@ -165,7 +165,7 @@ def _declare_losses(
     server: Server, using: str, listed: list[PendingBatches], states: Mapping[int, ShardState], drained: DrainResult
 ) -> None:
     """Declare a restart of the server or a loss of its data, also for shards without a new batch."""
-    changed = [pending for pending in listed if _differs(using, states[pending.shard], pending)]
+    changed = [pending for pending in listed if _has_new_run_or_loss(using, states[pending.shard], pending)]
     if not changed:
         return
     with transaction.atomic(using=using, durable=True):
@@ -176,7 +176,7 @@ def _declare_losses(
             pending = read_again[0] if read_again else None
             if state is None or pending is None or pending.run != before_lock.run:
                 continue
-            if not _differs(using, state, pending):
+            if not _has_new_run_or_loss(using, state, pending):
                 continue
             if pending.incarnation or not pending.count:
                 gaps.declare_loss(using, state, pending, fsync=drained.fsync)
@@ -189,22 +189,23 @@ def _declare_losses(
             state.save(using=using)
 
 
-def _differs(using: str, state: ShardState, pending: PendingBatches) -> bool:
+def _has_new_run_or_loss(using: str, state: ShardState, pending: PendingBatches) -> bool:
+    """Return whether the shard's server is in another run than at the last drain, or has lost usage of the shard."""
     return state.run != pending.run or gaps.is_loss(using, state, pending)
 
 
-class _Read(NamedTuple):
+class _ReadBatch(NamedTuple):
     """The result of reading one batch."""
 
     pending: PendingBatches
     name: str
-    #: The batch, or the error with which reading failed.
+    #: The batch; or the error, if the batch could not be read.
     packet: Packet | Exception
     #: Whether this is the last listed batch of its shard.
-    last: bool
+    is_last: bool
 
 
-def _read(server: Server, pending: PendingBatches, name: str) -> _Read:
+def _read_batch(server: Server, pending: PendingBatches, name: str) -> _ReadBatch:
     result: Packet | Exception
     try:
         client = server.wire.client_of(server.keyspace, pending.shard)
@@ -212,20 +213,20 @@ def _read(server: Server, pending: PendingBatches, name: str) -> _Read:
     except Unreadable as error:
         result = error
     except ResponseError as error:
-        # WRONGTYPE means that the Redis key is not a batch. Other errors pass, such as the error of a busy server.
+        # WRONGTYPE means that the Redis key is not a batch. Other errors are temporary, such as that of a busy server.
         result = Unreadable(str(error)) if str(error).startswith("WRONGTYPE") else error
-    return _Read(pending, name, result, name == pending.batches[-1])
+    return _ReadBatch(pending, name, result, name == pending.batches[-1])
 
 
-def _read_ahead(server: Server, with_batches: list[PendingBatches]) -> Generator[_Read]:
-    """Yield the batches in order. While the database writes one batch, read the next `_AHEAD` batches."""
+def _read_ahead(server: Server, with_batches: list[PendingBatches]) -> Generator[_ReadBatch]:
+    """Yield the batches in order. While the database writes one batch, read the next `_BATCHES_AHEAD` batches."""
     jobs = ((pending, name) for pending in with_batches for name in pending.batches)
     with ThreadPoolExecutor(1, thread_name_prefix="ratelimits-drain") as reader:
-        started = deque(reader.submit(_read, server, *job) for job in islice(jobs, _AHEAD))
+        started = deque(reader.submit(_read_batch, server, *job) for job in islice(jobs, _BATCHES_AHEAD))
         try:
             while started:
                 read = started.popleft().result()
-                started.extend(reader.submit(_read, server, *job) for job in islice(jobs, 1))
+                started.extend(reader.submit(_read_batch, server, *job) for job in islice(jobs, 1))
                 yield read
         finally:
             reader.shutdown(cancel_futures=True)
@@ -264,13 +265,13 @@ def _drain_lane(server: Server, using: str, with_batches: list[PendingBatches], 
         return _drain_shards(server, using, batches, drained)
 
 
-def _drain_shards(server: Server, using: str, batches: Iterable[_Read], drained: DrainResult) -> bool:
+def _drain_shards(server: Server, using: str, batches: Iterable[_ReadBatch], drained: DrainResult) -> bool:
     """Apply the listed batches. Return whether this process should drain further batches."""
-    drained_elsewhere: set[int] = set()
+    busy_shards: set[int] = set()
     more = False
     for read in batches:
         pending, name = read.pending, read.name
-        if pending.shard in drained_elsewhere or pending.shard in drained.refused:
+        if pending.shard in busy_shards or pending.shard in drained.refused:
             continue
         try:
             outcome = _drain_batch(server, using, read, drained)
@@ -280,7 +281,7 @@ def _drain_shards(server: Server, using: str, batches: Iterable[_Read], drained:
         drained.outcomes[outcome] += 1
         if outcome is BatchOutcome.BUSY:
             # Another process drains this shard, and will also drain the other batches of the shard.
-            drained_elsewhere.add(pending.shard)
+            busy_shards.add(pending.shard)
             continue
         try:
             _drop(server, pending.shard, name)
@@ -289,7 +290,7 @@ def _drain_shards(server: Server, using: str, batches: Iterable[_Read], drained:
             continue
         drained.add_progress(1)
         crash.reached("drain:dropped")
-        if read.last:
+        if read.is_last:
             if pending.count > len(pending.batches) or _is_of_earlier_run(read):
                 more = True  # For a batch of an earlier run, the next pass declares the restart.
             else:
@@ -297,11 +298,12 @@ def _drain_shards(server: Server, using: str, batches: Iterable[_Read], drained:
     return more
 
 
-def _is_of_earlier_run(read: _Read) -> bool:
+def _is_of_earlier_run(read: _ReadBatch) -> bool:
+    """Return whether a batch was sealed before the present run of its server."""
     return isinstance(read.packet, Packet) and read.packet.sealed_run != read.pending.run
 
 
-def _drain_batch(server: Server, using: str, read: _Read, drained: DrainResult) -> BatchOutcome:
+def _drain_batch(server: Server, using: str, read: _ReadBatch, drained: DrainResult) -> BatchOutcome:
     pending, name, result, _last = read
     if isinstance(result, ResponseError):
         raise result
@@ -312,7 +314,7 @@ def _drain_batch(server: Server, using: str, read: _Read, drained: DrainResult) 
         outcome = apply(using, result, drained.fsync, wait=False, live_runs=drained.live_runs)
         if outcome is BatchOutcome.APPLIED:
             drained.lines += len(result.lines)
-    if outcome not in (BatchOutcome.APPLIED, BatchOutcome.KNOWN, BatchOutcome.BUSY):
+    if outcome not in (BatchOutcome.APPLIED, BatchOutcome.DONE_BEFORE, BatchOutcome.BUSY):
         logger.error("usage batch %02d:%s was %s", pending.shard, name, outcome.name.lower())
     return outcome
 
@@ -320,7 +322,7 @@ def _drain_batch(server: Server, using: str, read: _Read, drained: DrainResult) 
 def read_fields(client: redis.Redis, key: str) -> Iterable[tuple[bytes, bytes]]:
     """Return the fields of a batch's hash, each once."""
     # HSCAN can return a field twice. Both values are equal, because a sealed batch does not change.
-    fields: dict[bytes, bytes] = dict(client.hscan_iter(key, count=_SCAN))
+    fields: dict[bytes, bytes] = dict(client.hscan_iter(key, count=_FIELDS_PER_SCAN))
     return fields.items()
 
 
@@ -342,11 +344,11 @@ def _handle_unreadable(server: Server, using: str, pending: PendingBatches, name
         if number.isdigit() and (kind == "none" or "~" not in name):
             rows = Batch.objects.using(using).filter(shard=pending.shard, incarnation=incarnation)
             if rows.filter(first_seq__lte=int(number), seq__gte=int(number)).exists():
-                return BatchOutcome.KNOWN
+                return BatchOutcome.DONE_BEFORE
         if kind == "none":
             quarantined = QuarantinedBatch.objects.using(using).filter(shard=pending.shard, name=name[:200])
             if not number.isdigit() or quarantined.exists():
-                return BatchOutcome.KNOWN
+                return BatchOutcome.DONE_BEFORE
             gaps.declare_lost_batch(using, state, incarnation, int(number), until=pending.now)
             state.save(using=using)
             return BatchOutcome.LOST
@@ -367,5 +369,6 @@ def _contents(client: Any, key: str, kind: str) -> dict[str, str]:
 
 
 def _drop(server: Server, shard: int, name: str) -> None:
+    """Delete a batch from Redis."""
     text = scripts.read("drop").text.decode()
     server.wire.client_of(server.keyspace, shard).eval(text, 1, server.keyspace.meta(shard), name)

@@ -37,8 +37,8 @@ MAX_WAIT = 10.0
 _STARTS_WITHIN = 1.3
 #: Seconds between two INFO commands.
 _LOOK_INTERVAL = 0.1
-#: How long the fence's Redis key lives after the last drain, in ms. It lives long, so that it exists already if the
-#: server has no free memory: such a server accepts PEXPIRE, but no new key.
+#: The fence's Redis key expires after this time without a drain, in ms (30 days). The time is long, so that the key
+#: exists already if the server has no free memory: such a server accepts PEXPIRE, but no new key.
 _KEY_TTL = 30 * 86_400_000
 
 
@@ -100,6 +100,7 @@ def _check_run(info: dict[str, Any], run: str) -> None:
 
 
 def _check_server(connection: redis.Redis, run: str) -> dict[str, Any]:
+    """Check that the server is in this run and writes its append-only file. Return the server's INFO."""
     info: dict[str, Any] = connection.info()
     _check_run(info, run)
     if not info.get("aof_enabled"):
@@ -175,6 +176,6 @@ def _may_close_unseen(info: dict[str, Any]) -> bool:
 
 
 def _write_key(connection: redis.Redis, key: str) -> None:
-    # A server that is out of memory accepts PEXPIRE, but refuses SET.
+    # If the server has no free memory, it accepts PEXPIRE, but refuses SET.
     if not connection.pexpire(key, _KEY_TTL):
         connection.set(key, "1", px=_KEY_TTL)

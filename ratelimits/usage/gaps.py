@@ -25,6 +25,7 @@ from ratelimits.usage.packet import CUM_MODULUS, Packet
 from ratelimits.usage.pending import PendingBatches
 
 #: What can be missing after a restart, by fsync policy.
+#: What can be missing after a restart, by the fsync policy of the server.
 _DETAIL = {
     "always": "appendfsync always: no acknowledged usage can be missing",
     "everysec": "appendfsync everysec: usage after the last fsync can be missing, usually of one or two seconds",
@@ -135,17 +136,17 @@ def _first_lost(using: str, state: ShardState, pending: PendingBatches) -> int:
 def declare_loss(using: str, state: ShardState, pending: PendingBatches, *, fsync: str) -> None:
     """Declare a loss that `is_loss` has found: the server's data was wiped or rolled back, or batches are lost."""
     event = f"{state.shard}:{state.incarnation}:{state.seq}"
-    window: dict[str, Any] = {"since": state.watermark or pending.now, "until": pending.now, "fsync": fsync}
+    span: dict[str, Any] = {"since": state.watermark or pending.now, "until": pending.now, "fsync": fsync}
     if _is_wiped(state, pending):
         if not state.incarnation:
             event = f"{state.shard}:first sealed {pending.first_sealed}"
-        declare(using, GapKind.WIPE, event, shard=state.shard, **window)
+        declare(using, GapKind.WIPE, event, shard=state.shard, **span)
         state.incarnation, state.seq, state.cum = "", 0, 0
     elif _is_rolled_back(state, pending):
         detail = f"the server's newest batch is {pending.seq}, the ledger's is {state.seq}"
-        declare(using, GapKind.ROLLBACK, event, shard=state.shard, detail=detail, **window)
+        declare(using, GapKind.ROLLBACK, event, shard=state.shard, detail=detail, **span)
     elif first := _first_lost(using, state, pending):
-        _declare_lost(using, state, pending.incarnation, first, pending.seq, **window)
+        _declare_lost(using, state, pending.incarnation, first, pending.seq, **span)
 
 
 def declare_lost_batch(using: str, state: ShardState, incarnation: str, seq: int, *, until: int) -> None:
@@ -153,15 +154,17 @@ def declare_lost_batch(using: str, state: ShardState, incarnation: str, seq: int
     _declare_lost(using, state, incarnation, seq, seq, since=state.watermark or until, until=until)
 
 
-def _declare_lost(using: str, state: ShardState, incarnation: str, first: int, last: int, **window: Any) -> None:
+def _declare_lost(using: str, state: ShardState, incarnation: str, first: int, last: int, **span: Any) -> None:
     """Declare batches missing. Note in the shard's state that the last of them is the newest batch."""
-    declare_missing(using, state, incarnation, first, last, **window)
+    declare_missing(using, state, incarnation, first, last, **span)
     if incarnation != state.incarnation:
         state.incarnation, state.seq, state.cum = incarnation, last, 0
     state.seq = max(state.seq, last)
 
 
-def declare_breaks(using: str, state: ShardState, packet: Packet, fsync: str, live_runs: Collection[str] = ()) -> int:
+def declare_gaps_before(
+    using: str, state: ShardState, packet: Packet, fsync: str, live_runs: Collection[str] = ()
+) -> int:
     """Declare the gaps between the newest batch in the ledger and the next batch, `packet`. Return how many.
 
     `live_runs` are the runs of the servers that answer now. If the shard's last run is among them, no restart is
@@ -170,7 +173,7 @@ def declare_breaks(using: str, state: ShardState, packet: Packet, fsync: str, li
     if state.run and packet.sealed_run != state.run and state.run not in live_runs:
         until = packet.opened_at if packet.run == packet.sealed_run else packet.sealed_at
         declare_restart(using, state, packet.sealed_run, until=until, fsync=fsync)
-    window: dict[str, Any] = {
+    span: dict[str, Any] = {
         "since": state.watermark or packet.opened_at,
         "until": max(packet.opened_at, state.watermark),
         "fsync": fsync,
@@ -180,7 +183,7 @@ def declare_breaks(using: str, state: ShardState, packet: Packet, fsync: str, li
         lost = (packet.previous_cum - state.cum) % CUM_MODULUS
         if packet.seq > state.seq + 1:
             count += declare_missing(
-                using, state, packet.incarnation, state.seq + 1, packet.seq - 1, units=lost, **window
+                using, state, packet.incarnation, state.seq + 1, packet.seq - 1, units=lost, **span
             )
         elif lost and not _add_to_previous_gap(using, state, lost):
             count += declare(
@@ -189,27 +192,28 @@ def declare_breaks(using: str, state: ShardState, packet: Packet, fsync: str, li
                 f"{state.shard}:{packet.incarnation}:{packet.seq}",
                 shard=state.shard,
                 detail=f"the running sum was {state.cum} in the ledger and {packet.previous_cum} in the batch",
-                **window,
+                **span,
             )
         return count
-    return _declare_incarnation(using, state, packet, window)
+    return _declare_gaps_between_incarnations(using, state, packet, span)
 
 
 def _add_to_previous_gap(using: str, state: ShardState, lost: int) -> int:
-    """Store the lost units in the gap that declares the previous batch missing. Return 0 if there is no such gap.
+    """Store how much is lost in the gap that declares the previous batch missing. Return 0 if there is no such gap.
 
-    The units were unknown when the gap was declared. `lost` is the difference of the running sums.
+    This number was unknown when the gap was declared. `lost` is the difference of the running sums: requests and units
+    together.
     """
     missing = DurabilityGap.objects.using(using).filter(kind=GapKind.MISSING, shard=state.shard, units=None)
     return change(using, missing.filter(incarnation=state.incarnation, last_seq=state.seq), units=lost)
 
 
-def _declare_incarnation(using: str, state: ShardState, packet: Packet, window: dict[str, Any]) -> int:
+def _declare_gaps_between_incarnations(using: str, state: ShardState, packet: Packet, span: dict[str, Any]) -> int:
     """Declare the gaps before a batch, if the newest batch in the ledger has another incarnation. Return how many."""
     count = 0
     follows_incarnation, _colon, number = packet.follows.rpartition(":")
     event = f"{state.shard}:{state.incarnation}:{state.seq}"
-    details: dict[str, Any] = {"shard": state.shard, **window}
+    details: dict[str, Any] = {"shard": state.shard, **span}
     if not state.incarnation:
         pass  # This is the ledger's first batch of the shard.
     elif not packet.follows:
@@ -218,7 +222,7 @@ def _declare_incarnation(using: str, state: ShardState, packet: Packet, window: 
         detail = f"no batch of the incarnation in between was drained: {packet.follows}"
         count += declare(using, GapKind.INCARNATION, event, detail=detail, **details)
     elif int(number) > state.seq:
-        count += declare_missing(using, state, follows_incarnation, state.seq + 1, int(number), **window)
+        count += declare_missing(using, state, follows_incarnation, state.seq + 1, int(number), **span)
     elif int(number) < state.seq:
         detail = f"the server's newest batch was {number}, the ledger's is {state.seq}"
         count += declare(using, GapKind.ROLLBACK, event, detail=detail, **details)
@@ -226,5 +230,5 @@ def _declare_incarnation(using: str, state: ShardState, packet: Packet, window: 
     seq, cum = (rows.values_list("seq", "cum").first() if packet.seq > 1 else None) or (0, 0)
     if packet.seq > seq + 1:
         lost = (packet.previous_cum - cum) % CUM_MODULUS
-        count += declare_missing(using, state, packet.incarnation, seq + 1, packet.seq - 1, units=lost, **window)
+        count += declare_missing(using, state, packet.incarnation, seq + 1, packet.seq - 1, units=lost, **span)
     return count

@@ -18,6 +18,7 @@ from ratelimits.models.ledger import Batch
 
 #: Running sums start again at 0 when they reach this number.
 CUM_MODULUS = 10**15
+#: Maximum of a 64-bit counter.
 _MAX_COUNT = 2**63 - 1
 
 #: Number of bytes of a SHA-256 digest.
@@ -40,7 +41,7 @@ _NUMBERS, _TEXTS = (1, 2, 4, 5), (3, 6, 7)
 #: Characters that decoding or escaping changes. The line feed is not one of them, because `_columns` adds line feeds.
 _SPECIAL = bytes(range(32)).replace(b"\n", b"") + b"%\\"
 #: Maximum number of digits of a 64-bit counter.
-_DIGITS = 19
+_MAX_DIGITS = 19
 #: A canonical line: the subject, and the eight counters of a line.
 _LINE = b"%b" + b"\t%d" * 8
 #: The counters of a line that only has admitted requests, after its first two counters.
@@ -157,12 +158,14 @@ def _columns(names: list[bytes]) -> list[list[bytes]]:
         or b"#" in text
     ):
         invalid = next(name for name in names if name.count(b"|") != 8 or b"\n" in name or b"#" in name)
-        raise Unreadable(f"a field is not kind|bin|period|meter|rule|version|account|key|count: {invalid[:200]!r}")
+        raise Unreadable(
+            f"the name of a field is not kind|bin|period|meter|rule|version|account|key|count: {invalid[:200]!r}"
+        )
     columns = [parts[index::10] for index in range(9)]
     for index in _NUMBERS:
         for number in set(columns[index]):
             if _NUMBER.fullmatch(number) is None:
-                raise Unreadable(f"a field has {number[:40]!r} instead of a number")
+                raise Unreadable(f"the name of a field has {number[:40]!r} instead of a number")
     if not (
         text.isascii()
         and len(text.translate(None, _SPECIAL)) == len(text)
@@ -180,8 +183,8 @@ def _lines(counters: dict[bytes, bytes]) -> tuple[list[bytes], int]:
     if not counters:
         return [], 0
     kinds, bins, periods, meters, rules, versions, accounts, keys, count_kinds = _columns(list(counters))
-    if not all(map(bytes.isdigit, counters.values())) or max(map(len, counters.values())) > _DIGITS:
-        name, value = next(item for item in counters.items() if not item[1].isdigit() or len(item[1]) > _DIGITS)
+    if not all(map(bytes.isdigit, counters.values())) or max(map(len, counters.values())) > _MAX_DIGITS:
+        name, value = next(item for item in counters.items() if not item[1].isdigit() or len(item[1]) > _MAX_DIGITS)
         raise Unreadable(f"the field {name[:200]!r} has the value {value[:40]!r}, which is not a 64-bit whole number")
     counts = list(map(int, counters.values()))
     if max(counts) > _MAX_COUNT:
@@ -191,7 +194,8 @@ def _lines(counters: dict[bytes, bytes]) -> tuple[list[bytes], int]:
         raise Unreadable(f"a field has an unknown kind: {sorted(unknown)[0][:40]!r}")
     subjects = list(map(b"\t".join, zip(accounts, keys, meters, rules, versions, periods, bins, strict=True)))
     if set(starts_and_ends) == {b"a1"} and len(set(subjects)) == len(subjects):
-        # Most batches contain only admitted requests of one unit each.
+        # Most batches contain only admitted requests of one unit each. So each count is a number of requests and also
+        # a number of units. Both are added to the running sum.
         pairs = zip(subjects, counts, strict=True)
         return sorted([b"%b\t%d\t%d%b" % (subject, count, count, _ZEROS) for subject, count in pairs]), 2 * sum(counts)
     rows: dict[bytes, list[int]] = {}
@@ -216,6 +220,7 @@ def _identity(fields: dict[bytes, bytes]) -> tuple[list[str], list[int]]:
     """
     try:
         texts = [fields[name].decode() for name in _MAX_LENGTHS]
+        # The fields for `seq`, `previous_cum`, `cum`, `opened_at` and `sealed_at`.
         raw = [fields[name] for name in (b"#s", b"#p", b"#c", b"#o", b"#t")]
     except KeyError as error:
         raise Unreadable(f"the batch has no field {error.args[0].decode()}") from error

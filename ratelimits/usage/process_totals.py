@@ -30,24 +30,24 @@ if TYPE_CHECKING:
     from ratelimits.quota.process_totals import Totals
 
 #: How many rows one statement writes.
-_CHUNK = 1000
+_ROWS_PER_STATEMENT = 1000
 #: A second in µs.
 _SECOND = 1_000_000
 #: The columns that say what a total is about.
 _SUBJECT = ("bin", "kind", "account", "key", "meter")
 #: The totals of bins that began longer ago than this (s) are added up over all processes. No process writes such old
-#: totals any more.
+#: totals any more. To *fold* totals is to add them up.
 _FOLD_AGE = 86_400
 #: The kinds of totals that are added up over all processes.
 FOLDED = ("admitted", "blocked", "exempt")
 #: The kinds of requests that may be missing from the ledger, each with the kind of gap that is declared.
 _GAPS = {"unanswered": GapKind.UNKNOWN, "unmetered": GapKind.UNMETERED, "unreported": GapKind.UNREPORTED}
 #: Errors that the database or its driver raises if a value cannot be stored.
-_REFUSED = (DataError, ValueError, OverflowError)
+_STORE_ERRORS = (DataError, ValueError, OverflowError)
 #: Within a second after the permits of a prefetch expire, the process sends how many it spent, and the record of the
-#: prefetch is deleted. If the record still exists LATE seconds after the permits expired, the process was killed, or it
+#: prefetch is deleted. If the record still exists LATE_SECONDS after the permits expired, the process was killed, or it
 #: cannot reach Redis.
-LATE = 30
+LATE_SECONDS = 30
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def store(using: str, rows: list[ProcessTotal]) -> None:
         rows = _save(using, rows)
         for kind, account, start in sorted({(row.kind, row.account, row.bin) for row in rows}):
             if kind in _GAPS:
-                _declare(using, kind, account, start)
+                _declare_gap(using, kind, account, start)
 
 
 def _save(using: str, rows: list[ProcessTotal]) -> list[ProcessTotal]:
@@ -92,12 +92,12 @@ def _save(using: str, rows: list[ProcessTotal]) -> list[ProcessTotal]:
         with transaction.atomic(using=using):
             type(rows[0]).objects.using(using).bulk_create(
                 rows,
-                batch_size=_CHUNK,
+                batch_size=_ROWS_PER_STATEMENT,
                 update_conflicts=True,
                 unique_fields=[*_SUBJECT, "process"],
                 update_fields=["requests", "units"],
             )
-    except _REFUSED as error:
+    except _STORE_ERRORS as error:
         if len(rows) == 1:
             logger.error("The database refuses a total of this process: %s: %s", error, _shown(rows[0]))
             return []
@@ -110,7 +110,8 @@ def _shown(row: ProcessTotal) -> str:
     return ascii({name: getattr(row, name) for name in (*_SUBJECT, "requests", "units")})
 
 
-def _declare(using: str, kind: str, account: str, start: int) -> None:
+def _declare_gap(using: str, kind: str, account: str, start: int) -> None:
+    """Declare a gap for the requests of an account in the bin that begins at `start`, or update its numbers."""
     name = account or ANONYMOUS
     gap = _GAPS[kind]
     new = DurabilityGap(
@@ -152,7 +153,7 @@ def declare_unreported(server: Server, shards: Sequence[int], now: int | None = 
         records = {} if isinstance(reply, ResponseError) else _late_records(reply, now)
         if not records:
             continue
-        rows = [_total(name, one) for name, meters in records.items() for one in meters if one.requests > 0]
+        rows = [_unreported_total(name, one) for name, meters in records.items() for one in meters if one.requests > 0]
         if rows:
             # The name of the prefetch is stored in the column `process`. So a prefetch is not declared twice.
             store(conf.DATABASE, rows)
@@ -171,12 +172,12 @@ def _late_records(reply: dict[bytes, bytes], now: int) -> dict[str, list[Uncount
         except ValueError as error:
             logger.error("A record of prefetched permits cannot be read: %r: %s", text[:200], error)
             continue
-        if all(one.until + LATE * _SECOND < now for one in meters):
+        if all(one.until + LATE_SECONDS * _SECOND < now for one in meters):
             records[name.decode(errors="replace")] = meters
     return records
 
 
-def _total(name: str, one: Uncounted) -> ProcessTotal:
+def _unreported_total(name: str, one: Uncounted) -> ProcessTotal:
     return ProcessTotal(
         process=name[:64],
         kind="unreported",
@@ -208,6 +209,6 @@ def fold(now: int) -> int:
             columns = (*_SUBJECT, "requests", "units")
             ProcessTotal.objects.using(using).bulk_create(
                 [ProcessTotal(process="", **dict(zip(columns, row, strict=True))) for row in sums],
-                batch_size=_CHUNK,
+                batch_size=_ROWS_PER_STATEMENT,
             )
     return count

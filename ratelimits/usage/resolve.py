@@ -51,7 +51,7 @@ def accept(using: str, pk: int, who: str) -> str:
         lines = missing_lines(using, quarantined)
         if lines:
             insert(using, state, _packet(quarantined, state, lines), FENCE)
-        return f"accepted by {who}: {len(lines)} lines, {_total(lines)} requests and units"
+        return f"accepted by {who}: {len(lines)} lines, {_sum_of_counters(lines)} requests and units"
 
     return _resolve(using, pk, add)
 
@@ -123,13 +123,14 @@ def _batches_in_ledger(using: str, quarantined: QuarantinedBatch) -> list[Batch]
     accepted_then_archived = archived.filter(incarnation__in=accepted)
     for archive in (drained_then_archived | accepted_then_archived).values_list("archive", flat=True):
         raise UnresolvableError(
-            f"the ledger's batch with this identity is in the archive {archive}: restore it first, or discard this one"
+            f"the ledger's batch with this identity is in the archive {archive}: restore the archive first, or discard"
+            " the quarantined batch"
         )
     batches = [*drained, *rows.filter(incarnation__in=accepted)]
     if any(batch.parts for batch in batches):
         raise UnresolvableError(
-            "the ledger's batch with this identity was joined with others since, so nobody can say what is missing:"
-            " discard this one, and make an adjustment if it had usage"
+            "the ledger's batch with this identity was joined with other batches, so nobody can know what is missing:"
+            " discard the quarantined batch, and make an adjustment if it had usage"
         )
     return batches
 
@@ -139,7 +140,7 @@ def _incarnation(pk: int) -> str:
     return f"quarantine-{pk}"
 
 
-def _total(lines: list[bytes]) -> int:
+def _sum_of_counters(lines: list[bytes]) -> int:
     return sum(int(count) for line in lines for count in values(line)[len(SUBJECT) :])
 
 
@@ -154,7 +155,7 @@ def _packet(quarantined: QuarantinedBatch, state: ShardState, lines: list[bytes]
         incarnation=_incarnation(quarantined.pk),
         seq=1,
         previous_cum=0,
-        cum=_total(lines) % CUM_MODULUS,
+        cum=_sum_of_counters(lines) % CUM_MODULUS,
         opened_at=at,
         sealed_at=at,
         run=state.run,

@@ -49,8 +49,9 @@ def seal() -> list[SealResult]:
             together, clock = shards[first : first + _SHARDS_PER_TRIP], str(time_ns() // 1000)
             with client.pipeline(transaction=False) as pipeline:
                 for shard in together:
-                    incarnation, server_time = secrets.token_hex(12), ""  # used if a new incarnation begins; by TIME
-                    pipeline.eval(text, 1, server.keyspace.meta(shard), incarnation, server_time, clock)
+                    new_incarnation = secrets.token_hex(12)  # its name, if one begins
+                    server_time = ""  # let the script ask the server for its time
+                    pipeline.eval(text, 1, server.keyspace.meta(shard), new_incarnation, server_time, clock)
                 replies.update(zip(together, pipeline.execute(raise_on_error=False), strict=True))
 
     on_each(server, range(server.keyspace.shards), seal_on_server)

@@ -25,13 +25,13 @@ from ratelimits.models.status.totals import (
 )
 from ratelimits.progress import Progress
 
-#: Age in seconds at which totals are deleted, by length of span. One page shows 24 hours, another shows 30 days.
-KEPT = {QUARTER: 25 * HOUR, HOUR: 25 * HOUR, SIX_HOURS: 25 * HOUR, DAY: 31 * DAY, FIVE_DAYS: 31 * DAY}
+#: The age in seconds at which totals are deleted, by the length of their span. One page shows a day, another 30 days.
+MAX_AGES = {QUARTER: 25 * HOUR, HOUR: 25 * HOUR, SIX_HOURS: 25 * HOUR, DAY: 31 * DAY, FIVE_DAYS: 31 * DAY}
 #: The counters of refusals: all but the first, which is the counter of admitted requests.
 _REFUSED = SUMS[1:]
-#: Each entry has a table; the lengths of this table's spans, each with the counters that are added up (the other
-#: counters stay 0); and the columns that say what a total is about. For a quarter of an hour, `KeyTotal` has only
-#: refusals, because few keys are refused.
+#: Each entry has three items. The first is a table. The second has the lengths of this table's spans, each with the
+#: counters that are added up; the other counters stay 0. The third has the columns that say what a total is about.
+#: For a quarter of an hour, `KeyTotal` has only refusals: few keys are refused, so there are few rows.
 _TABLES: tuple[tuple[type[SpanTotal], dict[int, tuple[str, ...]], tuple[str, ...]], ...] = (
     (RuleTotal, {QUARTER: SUMS, DAY: SUMS}, ("rule", "meter")),
     (
@@ -44,7 +44,7 @@ _TABLES: tuple[tuple[type[SpanTotal], dict[int, tuple[str, ...]], tuple[str, ...
 
 def first_start(span: int, now: int) -> int:
     """Return the start (s since 1970 UTC) of the oldest span of this length that is not deleted yet."""
-    return (now - KEPT[span]) // span * span
+    return (now - MAX_AGES[span]) // span * span
 
 
 def add(using: str, ranges: Iterable[tuple[int, int]], now: int) -> None:
@@ -66,7 +66,8 @@ def _add_where(using: str, where: str, values: Sequence[Any], now: int, progress
     for model, span, counters, names in (progress or Progress()).counted("kinds of totals", kinds, len(kinds)):
         table, subject = quote(model._meta.db_table), [quote(name) for name in names]
         set_sums = ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in sums)
-        # Change rows in sorted order. Two transactions then lock rows in the same order, so they cannot deadlock.
+        # The statement changes rows in sorted order. Two transactions then lock rows in the same order, so they cannot
+        # deadlock.
         start = f"{quote('bin')} / {span} * {span}"
         new_sums = [f"SUM({quote(name)})" if name in counters else "0" for name in SUMS]
         statement = (
@@ -83,7 +84,7 @@ def _add_where(using: str, where: str, values: Sequence[Any], now: int, progress
 
 
 def expire(using: str, now: int) -> int:
-    """Delete totals that are too old (see `KEPT`). Return how many. `now` is in seconds since 1970 UTC."""
+    """Delete totals that are too old (see `MAX_AGES`). Return how many. `now` is in seconds since 1970 UTC."""
     count = 0
     for model, spans, _names in _TABLES:
         rows = model._default_manager.using(using)
@@ -99,7 +100,7 @@ def rebuild(using: str, now: int, progress: Progress | None = None) -> None:
     with transaction.atomic(using=using, durable=True):
         states = ShardState.objects.using(using)
         if connections[using].features.has_select_for_update:
-            list(states.select_for_update().order_by("shard"))
+            list(states.select_for_update().order_by("shard"))  # lock all rows
         else:
             states.update(position=F("position"))  # A write as the first statement takes SQLite's write lock at once.
         for model, _spans, _names in _TABLES:

@@ -19,6 +19,7 @@ from ratelimits.models.kept import period_ends
 from ratelimits.progress import Progress
 from ratelimits.usage import crash, span_totals
 
+#: The counters that are added up for each billing period.
 _SUMS = ("admitted_requests", "admitted_units", "denied_requests", "shadow_requests", "refunded_units")
 #: How many batches are added up in one query and one transaction.
 _BATCHES_PER_QUERY = 32
@@ -73,6 +74,7 @@ def _add(using: str, shard: int, batches: list[Batch]) -> None:
     quote = connection.ops.quote_name
     table = quote(PeriodUsage._meta.db_table)
     sums = ", ".join(f"{quote(name)} = {table}.{quote(name)} + excluded.{quote(name)}" for name in _SUMS)
+    # An end of a period that is stored already does not change.
     statement = (
         f"INSERT INTO {table} ({', '.join(map(quote, columns))}) VALUES ({', '.join(['%s'] * len(columns))})"  # noqa: S608
         f" ON CONFLICT (account, period, meter, rule, shard) DO UPDATE SET {sums}, position = excluded.position,"
@@ -82,12 +84,13 @@ def _add(using: str, shard: int, batches: list[Batch]) -> None:
     # Insert in sorted order. The transactions of two shards then lock pages of the index in the same order.
     totals = sorted(rows)
     last_bins: dict[tuple[str, int], int] = {}
+    # With the last bin of a period, `period_ends` finds the end of this period.
     for account, period, *_counts, last_bin in totals:
         last_bins[account, period] = max(last_bin, last_bins.get((account, period), 0))
     ends = period_ends(using, last_bins)
     values = [
-        (account, period, *more, shard, position, ends.get((account, period)))
-        for account, period, *more, _last_bin in totals
+        (account, period, *meter_rule_sums, shard, position, ends.get((account, period)))
+        for account, period, *meter_rule_sums, _last_bin in totals
     ]
     with connection.cursor() as cursor:
         cursor.executemany(statement, values)

@@ -13,13 +13,14 @@ from ratelimits.conf import conf
 from ratelimits.models.status.task_runs import TaskRun
 
 Task = TaskRun.Task
+#: Maximum length of an error's text in the database.
 _MAX_ERROR = 300
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def noted(task: TaskRun.Task) -> Iterator[None]:
+def note_run(task: TaskRun.Task) -> Iterator[None]:
     """Note at the end of the block that the task succeeded. If the block raises an error, note and raise the error."""
     try:
         yield
@@ -31,7 +32,7 @@ def noted(task: TaskRun.Task) -> Iterator[None]:
 
 
 def _write(row: TaskRun, fields: list[str]) -> None:
-    """Write these fields. If the database does not answer, only log this: the task may not need this database."""
+    """Write these fields. If the database does not answer, only log this: perhaps the task does not need it."""
     using = conf.DATABASE
     try:
         with transaction.atomic(using=using):
@@ -39,4 +40,4 @@ def _write(row: TaskRun, fields: list[str]) -> None:
                 [row], update_conflicts=True, unique_fields=["task"], update_fields=fields
             )
     except DatabaseError as error:
-        logger.warning("It could not be noted that the task %s ran: %s", row.task, error)
+        logger.warning("The run of the task %s could not be noted in the database: %s", row.task, error)

@@ -43,6 +43,7 @@ def correct(using: str, shards: Iterable[PendingBatches], states: Mapping[int, S
 
 
 def _needs_correction(state: ShardState, pending: PendingBatches) -> bool:
+    """Return whether the watermark is in the future, or the clock of the shard's server began or ceased to be ahead."""
     return (pending.lead > TOLERANCE) != bool(state.ahead) or is_ahead(state.watermark, pending.clock)
 
 
@@ -53,15 +54,15 @@ def _correct(using: str, state: ShardState, pending: PendingBatches) -> None:
         # While batches wait, the ledger has only the usage from before the moment when the last drained batch was
         # sealed.
         state.watermark = since if pending.count else min(pending.sealed_at, pending.clock)
-        _declare(using, state.shard, since, pending.clock, lead)
+        _declare_clock_gaps(using, state.shard, since, pending.clock, lead)
     if pending.lead <= TOLERANCE:
         if state.ahead:
-            _declare(using, state.shard, state.watermark, pending.clock, state.ahead)
+            _declare_clock_gaps(using, state.shard, state.watermark, pending.clock, state.ahead)
             logger.warning("The clocks of shard %02d's server and of this machine agree again", state.shard)
         state.ahead = 0
     elif not state.ahead:
         state.ahead = pending.lead
-        _declare(using, state.shard, state.watermark, pending.clock, pending.lead)
+        _declare_clock_gaps(using, state.shard, state.watermark, pending.clock, pending.lead)
         logger.error(
             "Shard %02d was sealed at %s by its server's clock, which is %s seconds ahead of the worker's clock: no"
             " billing period is closed until the clocks agree",
@@ -77,7 +78,7 @@ def _sealed_before(using: str, shard: int, clock: int) -> int:
     return rows.values_list("sealed_at", flat=True).first() or 0
 
 
-def _declare(using: str, shard: int, since: int, until: int, lead: int) -> None:
+def _declare_clock_gaps(using: str, shard: int, since: int, until: int, lead: int) -> None:
     """Declare two gaps for usage that was counted at wrong times. The times are up to `lead` µs too late.
 
     One gap covers the true times at which the usage happened. The other gap covers the wrong times at which the usage

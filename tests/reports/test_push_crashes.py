@@ -36,7 +36,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 ACCOUNTS = tuple(f"payer{number}" for number in range(8))
 OCTOBER = at("2026-10-01")
-POINTS = (*crash.CLOSE_POINTS, *crash.PUSH_POINTS)
+POINTS = (*crash.CLOSE_STEPS, *crash.PUSH_STEPS)
 #: How often a receiver fails in each of these ways.
 TROUBLES: tuple[Trouble, ...] = ("lose", "lose", "fail", "drop", (500, {}), (503, {}), (429, {}))
 

@@ -61,8 +61,8 @@ def test_a_celery_worker_killed_at_every_point_loses_and_doubles_nothing(
     worker_environment: dict[str, str], tmp_path: Path, crashes: Callable[[int, int], int], crash_seed: int
 ) -> None:
     # A sample has half of the points, on PostgreSQL the other half. More crashes go through all points in turn.
-    drawn, count = random.Random(crash_seed), crashes(len(crash.POINTS) // 2, 80)
-    turns = [drawn.sample(crash.POINTS, len(crash.POINTS)) for _ in range(-(-count // len(crash.POINTS)))]
+    drawn, count = random.Random(crash_seed), crashes(len(crash.STEPS) // 2, 80)
+    turns = [drawn.sample(crash.STEPS, len(crash.STEPS)) for _ in range(-(-count // len(crash.STEPS)))]
     points = list(chain.from_iterable(turns))
     points = points[-count:] if connection.vendor == "postgresql" else points[:count]
     planned = [f"{'worker' if number % 2 else 'child'} {point}" for number, point in enumerate(points)]

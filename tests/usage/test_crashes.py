@@ -136,11 +136,11 @@ def run(environment: dict[str, str], server: EmbeddedServer, *, seed: int, crash
         f"\n  {others['worker']} of workers, {others['server']} of the server, {others['connection']} connections cut"
         f" from outside; drainers met in {met} batches;\n  {load}"
     )
-    for point in crash.POINTS:
+    for point in crash.STEPS:
         print(f"  {point:26} killed {counted[f'kill {point}']:4}, database cut {counted[f'cut {point}']:4}")
     check_ledger(load)
     if crashes >= 200:
-        assert {line.split()[1] for line in counted} == set(crash.POINTS)
+        assert {line.split()[1] for line in counted} == set(crash.STEPS)
         assert met
         assert others["worker"]
     if not kill_server:

@@ -289,7 +289,7 @@ def drained(redis_client: RawRedis) -> tuple[bytes, dict[bytes, bytes]]:
 
 def test_the_same_batch_again_is_skipped(redis_client: RawRedis, drained: tuple[bytes, dict[bytes, bytes]]) -> None:
     put_back(redis_client, *drained, cum=6, count=3)
-    assert drain().outcomes == {BatchOutcome.KNOWN: 1}
+    assert drain().outcomes == {BatchOutcome.DONE_BEFORE: 1}
     assert units() == 3
     assert kinds() == []
     assert not keys(redis_client, "b:*")

@@ -116,7 +116,7 @@ def test_no_total_is_written_without_its_gap(monkeypatch: pytest.MonkeyPatch) ->
 
     lost = {total("unmetered", key="api_key:1"): (3, 3)}
     with monkeypatch.context() as patched:
-        patched.setattr(totals, "_declare", ends)
+        patched.setattr(totals, "_declare_gap", ends)
         with pytest.raises(KeyboardInterrupt):
             totals.write("p1", lost)
     assert not ProcessTotal.objects.exists()

@@ -93,7 +93,7 @@ def test_a_fork_of_a_joined_batch_is_not_guessed_at(fork: Fork, monkeypatch: pyt
     ShardState.objects.update(watermark=F("watermark") + 2 * compacting.SPAN)
     assert [done.batches for done in compact()] == [2]
     kept = fork(5)
-    with pytest.raises(resolve.UnresolvableError, match="joined with others"):
+    with pytest.raises(resolve.UnresolvableError, match="joined with other batches"):
         resolve.accept("default", kept.pk, "ada")
     assert state().frozen
     resolve.discard("default", kept.pk, "ada")

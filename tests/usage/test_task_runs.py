@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from ratelimits import tasks
 from ratelimits.models import TaskRun
-from ratelimits.usage.task_runs import Task, noted
+from ratelimits.usage.task_runs import Task, note_run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -65,6 +65,6 @@ def test_a_task_succeeds_though_its_run_cannot_be_noted(
         raise DatabaseError("the disk is full")
 
     monkeypatch.setattr(QuerySet, "bulk_create", refuse)
-    with noted(Task.SEAL):
+    with note_run(Task.SEAL):
         pass
-    assert "task seal ran: the disk is full" in caplog.text
+    assert "The run of the task seal could not be noted in the database: the disk is full" in caplog.text

@@ -14,7 +14,7 @@ from ratelimits.usage import span_totals
 from ratelimits.usage.drain import drain
 from ratelimits.usage.fence import NotFencedError
 from ratelimits.usage.tally import tally
-from ratelimits.usage.task_runs import Task, noted
+from ratelimits.usage.task_runs import Task, note_run
 
 
 class Command(ExplainedCommand):
@@ -34,7 +34,7 @@ class Command(ExplainedCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            with noted(Task.DRAIN), shown(self) as progress:
+            with note_run(Task.DRAIN), shown(self) as progress:
                 drained = drain(progress=progress)
         except NotFencedError as error:
             raise CommandError(str(error)) from error

@@ -15,7 +15,7 @@ from ratelimits.reports.closing.close import finalise_each
 from ratelimits.reports.closing.open_periods import NotForcedError, OpenPeriod, force, open_periods, running_count
 from ratelimits.reports.periods import iso
 from ratelimits.usage.tally import tally
-from ratelimits.usage.task_runs import Task, noted
+from ratelimits.usage.task_runs import Task, note_run
 
 
 class Command(ExplainedCommand):
@@ -50,7 +50,7 @@ class Command(ExplainedCommand):
             return
         if not options["open"]:
             # The status page shows when all accounts were finalised. So a run for one account is not recorded.
-            with noted(Task.FINALISE) if options["account"] is None else nullcontext():
+            with note_run(Task.FINALISE) if options["account"] is None else nullcontext():
                 self._finalise(options["account"])
         printed = 0
         for period in open_periods(account=options["account"], over=not options["open"]):

@@ -8,7 +8,7 @@ from redis.exceptions import RedisError
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import plural
 from ratelimits.usage.seal import seal
-from ratelimits.usage.task_runs import Task, noted
+from ratelimits.usage.task_runs import Task, note_run
 
 
 class Command(ExplainedCommand):
@@ -17,7 +17,7 @@ class Command(ExplainedCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            with noted(Task.SEAL):
+            with note_run(Task.SEAL):
                 sealed = seal()
         except RedisError as error:
             raise CommandError(f"Redis does not answer: {error}") from error

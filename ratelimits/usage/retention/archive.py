@@ -31,13 +31,14 @@ from ratelimits.progress import Progress
 from ratelimits.usage.apply import write_lines
 from ratelimits.usage.packet import canonical
 
-#: The first line of each file, with the version of the form of the file.
+#: The first line of each file, with the version of the file format.
 _HEADER = "ratelimits archive 1"
+#: The end of each file's name.
 SUFFIX = ".ratelimits.gz"
-#: The columns of a batch that a file has.
+#: The columns of a batch that a file contains.
 _FIELDS = [field.attname for field in Batch._meta.concrete_fields if field.attname != "id"]
 #: How many lines are read from the database at once.
-_CHUNK = 2000
+_LINES_PER_READ = 2000
 #: Time of day in UTC (s) at which a new date begins in the easternmost time zone.
 _DATE_START = 10 * 3600
 #: Maximum length of a line in a file, in bytes. The row of a batch that was joined from many batches is the longest.
@@ -61,11 +62,12 @@ class PruneResult:
 def prune(using: str, before: int, directory: Path, progress: Progress | None = None) -> Iterator[PruneResult]:
     """Move batches to files if all their usage is in periods that started before `before` (s since 1970 UTC).
 
-    Also delete the process totals of days from which the ledger has no line any more: finalised reports already contain
-    the comparison of these totals with the ledger. `progress` shows how many shards are done. Raise ArchiveError if one
-    of these periods is not finalised. If a call was interrupted at any point, call again.
+    Also delete the process totals of days from which the ledger has no line any more. These totals are not needed,
+    because finalised reports already contain their comparison with the ledger. `progress` shows how many shards are
+    done. Raise ArchiveError if one of these periods is not finalised. If a call was interrupted at any point, call
+    again.
     """
-    _refuse_open(PeriodUsage.objects.using(using).filter(period__lt=before))
+    _require_finalised(PeriodUsage.objects.using(using).filter(period__lt=before))
     directory.mkdir(parents=True, exist_ok=True)
     shards = list(ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True))
     for shard in (progress or Progress()).counted("shards", shards, len(shards)):
@@ -77,7 +79,7 @@ def prune(using: str, before: int, directory: Path, progress: Progress | None = 
         if first_newer is not None:
             old = old.filter(position__lt=first_newer)
         # Check again: perhaps late usage was tallied while earlier shards were written.
-        _refuse_open(PeriodUsage.objects.using(using).filter(period__lt=before, shard=shard))
+        _require_finalised(PeriodUsage.objects.using(using).filter(period__lt=before, shard=shard))
         if old.exists():
             yield _prune_shard(using, shard, list(old), directory)
     oldest_bin = Line.objects.using(using).filter(bin__lt=before).aggregate(first=Min("bin"))["first"]
@@ -85,7 +87,11 @@ def prune(using: str, before: int, directory: Path, progress: Progress | None = 
     ProcessTotal.objects.using(using).filter(kind="admitted", bin__lt=totals_end)._raw_delete(using)
 
 
-def _refuse_open(usage: QuerySet[PeriodUsage]) -> None:
+def _require_finalised(usage: QuerySet[PeriodUsage]) -> None:
+    """Raise ArchiveError if some usage is not in a finalised report.
+
+    `position` is the position of the last batch with this usage. Reports cover the usage up to position `covered`.
+    """
     still_open = usage.filter(Q(covered=None) | Q(position__gt=F("covered"))).order_by("period").first()
     if still_open is not None:
         raise ArchiveError(f"the usage {still_open} is not in a finalised report yet: finalise it first")
@@ -101,6 +107,7 @@ def day_of(seconds: int) -> int:
 
 
 def _prune_shard(using: str, shard: int, batches: list[Batch], directory: Path) -> PruneResult:
+    """Write the batches to a file, read the file again, and delete the batches from the ledger."""
     name = f"{shard:02d}-{batches[0].first_position}-{batches[-1].position}{SUFFIX}"
     path = directory / name
     digest = _write(path, batches)
@@ -163,7 +170,7 @@ def _file_lines(batches: list[Batch]) -> Iterator[bytes]:
         values = {name: getattr(batch, name) for name in _FIELDS}
         values |= {"parts": bytes(batch.parts).hex(), "applied_at": batch.applied_at.isoformat()}
         yield json.dumps(values, sort_keys=True).encode()
-        for row in batch.lines().values_list(*SUBJECT, *COUNTERS).iterator(_CHUNK):
+        for row in batch.lines().values_list(*SUBJECT, *COUNTERS).iterator(_LINES_PER_READ):
             yield canonical(row)
 
 

@@ -26,8 +26,8 @@ from ratelimits.usage.packet import canonical, content_digest, header_of
 
 #: An hour in µs. Batches are joined if they were sealed in the same hour, by the server's clock.
 SPAN = 3_600_000_000
-#: How many batches have their lines added up in one query.
-_CHUNK = 32
+#: The lines of this number of batches are added up in one query.
+_BATCHES_PER_QUERY = 32
 #: Maximum number of batches that are joined in one transaction.
 _MAX_BATCHES = 4096
 
@@ -68,6 +68,7 @@ def _joinable(using: str, shard: int, end: int) -> Iterator[tuple[int, int]]:
     numbers = ("first_position", "position", "first_seq", "seq", "previous_cum", "cum", "sealed_at")
     columns = (*numbers, "incarnation", "fence")
     batches = rows.order_by("position").values_list(*columns, named=True)
+    # The first position of the present sequence (0 before the first batch), and how many batches it has.
     first, length = 0, 1
     last = None
     for batch, following in pairwise(batches.iterator(chunk_size=1000)):
@@ -115,8 +116,8 @@ def _join(using: str, shard: int, first: int, last: int) -> CompactResult | None
 def _summed_lines(using: str, batches: Sequence[Batch]) -> list[bytes]:
     """Return the canonical lines of all these batches. Lines with the same subject are added up."""
     totals: dict[tuple[str | int, ...], list[int]] = {}
-    for start in range(0, len(batches), _CHUNK):
-        ranges = (batch.line_ids() for batch in batches[start : start + _CHUNK])
+    for start in range(0, len(batches), _BATCHES_PER_QUERY):
+        ranges = (batch.line_ids() for batch in batches[start : start + _BATCHES_PER_QUERY])
         condition = reduce(or_, (Q(pk__gte=first, pk__lt=end) for first, end in ranges))
         sums = Line.objects.using(using).filter(condition).values_list(*SUBJECT).order_by()
         for row in sums.annotate(*(Sum(name) for name in COUNTERS)).iterator(chunk_size=2000):

@@ -29,9 +29,10 @@ from ratelimits.usage.retention.compact import signed_text
 from ratelimits.usage.verify.states import verify_states
 
 #: Maximum number of rows that are read at once.
-_CHUNK = 2000
-#: A shard is read again if its batches were joined or archived meanwhile. This is the maximum number of tries.
-_TRIES = 50
+#: How many rows are read from the database at once.
+_ROWS_PER_READ = 2000
+#: Maximum number of times that a shard is read. It is read again if its batches were joined or archived meanwhile.
+_MAX_TRIES = 50
 
 
 def verify_ledger(
@@ -68,7 +69,7 @@ def _verify_strays(using: str) -> Iterator[str]:
     stray = ~Q(batch_id=F("id") / LINES_PER_BATCH) | ~Exists(batch_of_line)
     rows = Line.objects.using(using).filter(stray).order_by("pk")
     for pk, batch, account, key, meter in rows.values_list("pk", "batch_id", "account", "key", "meter").iterator(
-        _CHUNK
+        _ROWS_PER_READ
     ):
         yield (
             f"line {pk} ({account} {key} {meter}) has the primary key of a line of batch row {pk // LINES_PER_BATCH},"
@@ -76,25 +77,25 @@ def _verify_strays(using: str) -> Iterator[str]:
         )
 
 
-class _Replaced(Exception):
+class _BatchReplaced(Exception):
     """Raised if a batch was joined with others, or archived, during its verification."""
 
 
 def _verify_shard(using: str, shard: int, archive: bool, checked: Counter[str]) -> Iterator[str]:
     reported: set[str] = set()
-    for tries_left in range(_TRIES, 0, -1):
+    for tries_left in range(_MAX_TRIES, 0, -1):
         before = checked.copy()
         try:
             for finding in _verify_batches(using, shard, archive, checked):
                 if finding not in reported:
                     reported.add(finding)
                     yield finding
-        except _Replaced:
+        except _BatchReplaced:
             if tries_left > 1:
                 # The numbers are shown while the ledger is verified, so the same Counter is changed back.
                 checked.update({kind: before[kind] - checked[kind] for kind in checked})
                 continue
-            yield f"shard {shard:02d} cannot be verified: in each of {_TRIES} tries batches were deleted meanwhile"
+            yield f"shard {shard:02d} cannot be verified: in each of {_MAX_TRIES} tries batches were deleted meanwhile"
         return
 
 
@@ -112,7 +113,7 @@ def _verify_batches(using: str, shard: int, archive: bool, checked: Counter[str]
             findings += _verify_start(using, batch)
         findings += _verify_numbers(batch, newest)
         if findings and not Batch.objects.using(using).filter(pk=batch.pk).exists():
-            raise _Replaced
+            raise _BatchReplaced
         checked.update({"batches": 1, "ledger lines": batch.line_count, "links of the chains": len(batch.contents())})
         yield from findings
         previous = batch
@@ -120,7 +121,7 @@ def _verify_batches(using: str, shard: int, archive: bool, checked: Counter[str]
 
 def _verify_lines(batch: Batch) -> Iterator[str]:
     digest, total, count = content_digester(header_of(batch)), 0, 0
-    for pk, stored, *row in batch.lines().values_list("pk", "checksum", *SUBJECT, *COUNTERS).iterator(_CHUNK):
+    for pk, stored, *row in batch.lines().values_list("pk", "checksum", *SUBJECT, *COUNTERS).iterator(_ROWS_PER_READ):
         line = canonical(row)
         count += 1
         total += sum(row[len(SUBJECT) :])

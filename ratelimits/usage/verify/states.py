@@ -30,7 +30,7 @@ def verify_states(using: str, shards: Collection[int]) -> Iterator[str]:
         .in_bulk()
     )
     yield from _verify_archived(using, shards)
-    frozen = _frozen(using)
+    unresolved_shards = _unresolved_shards(using)
     for shard in sorted(shards):
         name, state = f"shard {shard:02d}", states.get(shard)
         if state is None:
@@ -38,7 +38,7 @@ def verify_states(using: str, shards: Collection[int]) -> Iterator[str]:
             continue
         yield from _verify_position(name, state)
         # Read the state again: perhaps a batch was quarantined or resolved meanwhile.
-        if state.frozen != (shard in frozen) and _still_differs(using, state):
+        if state.frozen != (shard in unresolved_shards) and _still_differs(using, state):
             yield (
                 f"{name} is frozen, but has no unresolved quarantined batch"
                 if state.frozen
@@ -62,7 +62,7 @@ def _verify_position(name: str, state: Any) -> Iterator[str]:
         yield f"{name} was tallied up to position {state.tallied}, but is at {state.position}"
 
 
-def _frozen(using: str, **filters: int) -> set[int]:
+def _unresolved_shards(using: str, **filters: int) -> set[int]:
     """Return the shards that have an unresolved quarantined batch."""
     unresolved = QuarantinedBatch.objects.using(using).filter(resolved_at=None, **filters)
     return set(unresolved.order_by().values_list("shard", flat=True))
@@ -70,11 +70,13 @@ def _frozen(using: str, **filters: int) -> set[int]:
 
 def _still_differs(using: str, state: ShardState) -> bool:
     read_again = ShardState.objects.using(using).filter(pk=state.pk).first()
-    return read_again is not None and read_again.frozen == state.frozen != bool(_frozen(using, shard=state.shard))
+    if read_again is None or read_again.frozen != state.frozen:
+        return False
+    return state.frozen != bool(_unresolved_shards(using, shard=state.shard))
 
 
 def _clock_was_ahead(using: str, state: ShardState) -> bool:
-    """Return whether a gap that ends after the shard's watermark declares that the server's clock was ahead."""
+    """Return whether a gap declares that the server's clock was ahead about at the shard's watermark, or later."""
     gaps = DurabilityGap.objects.using(using).filter(kind=GapKind.CLOCK, shard=state.shard)
     return gaps.filter(until__gte=state.watermark - TOLERANCE).exists()
 
@@ -117,7 +119,7 @@ def _verify_archived(using: str, shards: Collection[int]) -> Iterator[str]:
         position, digest = 0, ""
         for archived in group:
             if archived.first_position != position + 1 or archived.last_position < archived.first_position:
-                yield f"archived range {archived} does not start after position {position}"
+                yield f"archived range {archived} does not start at position {position + 1}, or ends before its start"
             if archived.previous_digest != digest:
                 yield f"archived range {archived} does not continue the digest of the archived range before"
             position, digest = archived.last_position, archived.digest

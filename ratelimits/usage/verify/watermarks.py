@@ -59,7 +59,7 @@ def _before_watermark(server: Server, watermarks: Mapping[int, int]) -> Iterator
     waiting: list[_WaitingBatch] = []
 
     def read_from_server(client: redis.Redis, shards: list[int]) -> None:
-        waiting.extend(_waiting(server, client, [shard for shard in shards if watermarks.get(shard)]))
+        waiting.extend(_waiting_batches(server, client, [shard for shard in shards if watermarks.get(shard)]))
 
     on_each(server, range(server.keyspace.shards), read_from_server)
     shards = set()
@@ -70,13 +70,14 @@ def _before_watermark(server: Server, watermarks: Mapping[int, int]) -> Iterator
             yield batch
 
 
-def _waiting(server: Server, client: redis.Redis, shards: list[int]) -> Iterator[_WaitingBatch]:
+def _waiting_batches(server: Server, client: redis.Redis, shards: list[int]) -> Iterator[_WaitingBatch]:
     """Yield the open batch and the oldest sealed batches of each shard."""
-    keyspace, oldest = server.keyspace, BATCHES_PER_PASS - 1
-    lists = _replies(client, [("LRANGE", keyspace.sealed(shard), 0, oldest) for shard in shards])
+    keyspace, last_index = server.keyspace, BATCHES_PER_PASS - 1
+    lists = _replies(client, [("LRANGE", keyspace.sealed(shard), 0, last_index) for shard in shards])
     keys = [(shard, keyspace.open(shard)) for shard in shards]
     for shard, names in zip(shards, lists, strict=True):
         keys += [(shard, keyspace.batch(shard, name.decode())) for name in names or ()]
+    # The fields #i, #s and #o of a batch are its incarnation, its number and the moment of its opening.
     identities = _replies(client, [("HMGET", key, "#i", "#s", "#o") for _shard, key in keys])
     for (shard, _key), identity in zip(keys, identities, strict=True):
         incarnation, seq, opened_at = identity or (None, None, None)

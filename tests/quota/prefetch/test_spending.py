@@ -379,7 +379,7 @@ class TestKilled:
         assert (one.requests, one.account, one.key, one.meter, one.cost) == (3, "acme", "api_key:9", "requests", 3)
         server = current_server()
         assert declare_unreported(server, range(64)) == 0
-        later = one.until + (declaring.LATE + 1) * SECOND
+        later = one.until + (declaring.LATE_SECONDS + 1) * SECOND
         assert declare_unreported(server, range(64), later) == 1
         assert declare_unreported(server, range(64), later) == 0
         gap = DurabilityGap.objects.get()

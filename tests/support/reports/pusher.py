@@ -55,7 +55,7 @@ def work(now: datetime, rng: random.Random) -> None:
 def _child(number: int, rng: random.Random) -> None:
     from ratelimits.usage import crash
 
-    points = (*crash.CLOSE_POINTS, *crash.PUSH_POINTS)
+    points = (*crash.CLOSE_STEPS, *crash.PUSH_STEPS)
     die_at(points[number % len(points)], rng.randrange(2), rng)
     impatient()
     logging.disable()  # Do not log accounts and reports that fail because the database connection is cut.

@@ -33,13 +33,13 @@ def _child(number: int, rng: random.Random) -> None:
     from ratelimits.usage.seal import seal
     from ratelimits.usage.tally import tally
 
-    die_at(crash.POINTS[number % len(crash.POINTS)], rng.randrange(4), rng)
+    die_at(crash.STEPS[number % len(crash.STEPS)], rng.randrange(4), rng)
     compact.SPAN = SPAN
     while True:
         try:
             seal()
             outcomes = drain().outcomes
-            os.write(1, b"met\n" * (outcomes[BatchOutcome.BUSY] + outcomes[BatchOutcome.KNOWN]))
+            os.write(1, b"met\n" * (outcomes[BatchOutcome.BUSY] + outcomes[BatchOutcome.DONE_BEFORE]))
             tally()
             list(compact.compact())
         except (RedisError, NotFencedError):

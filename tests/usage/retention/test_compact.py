@@ -121,7 +121,7 @@ def test_a_batch_that_comes_again_after_it_was_compacted_is_known(
     redis_client: redis.Redis, again: tuple[bytes, dict[bytes, bytes]]
 ) -> None:
     put_back(redis_client, *again, cum=2, count=1)
-    assert drain().outcomes == {BatchOutcome.KNOWN: 1}
+    assert drain().outcomes == {BatchOutcome.DONE_BEFORE: 1}
     assert not QuarantinedBatch.objects.exists()
 
 
