@@ -18,7 +18,11 @@ from ratelimits.moving.views import FoundView
 #: written one of the methods itself.
 _METHODS = ("allow_request", "get_cache_key", "get_ident", "get_rate")
 _MODULES = {"rest_framework.throttling", "ratelimits.throttling.by_rates"}
-_PER_KEY = "Counted per API key. If there is no API key: per user. If there is no user: per address."
+_PER_KEY = (
+    "Counted per API key. If there is no API key: per user. If there is no user: per address. So a user with a token"
+    " and a session has two counts; Django REST framework has one. To count them together, let the rule count per user,"
+    " and add a rule per address for anonymous callers: a rule per user does not limit requests without a user."
+)
 
 
 def of_throttles(views: Iterable[FoundView]) -> Iterator[Finding]:

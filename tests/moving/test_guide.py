@@ -15,6 +15,8 @@ from django.http import HttpResponse
 from django.test import RequestFactory
 
 from ratelimits import as_code
+from ratelimits.identity import Identity
+from ratelimits.quota.checking import check
 from tests.support.entry_points import begin_afresh
 from tests.support.fresh import Project
 from tests.support.rows import rule
@@ -268,6 +270,20 @@ class TestSnippets:
         (decorator,) = re.findall(r"in the view: `@(limited\(.+?\))` \|", SECTIONS["django-ratelimit"])
         view = run(f"from ratelimits.decorators import limited\n@{decorator}\ndef view(request): return HttpResponse()")
         assert statuses(view["view"], 2) + statuses(view["view"], 2, "free=1") == [200, 429, 200, 200]
+
+    def test_a_user_with_a_token_and_a_session_has_two_counts_per_key_and_one_per_user(self) -> None:
+        said = "a user with a token and a session has two counts"
+        assert said in SECTIONS["Django REST framework's throttles"]
+        session, token = Identity(user="user:1"), Identity(user="user:1", api_key="api_key:9")
+        rule("key", "sliding_log", capacity=1, period=60, scope="key", key_kind="key")
+        rule("user", "sliding_log", capacity=1, period=60, scope="user", key_kind="user")
+        assert [check(one, "key").allowed for one in (session, token)] == [True, True]
+        assert [check(one, "user").allowed for one in (session, token)] == [True, False]
+
+    def test_a_rule_per_user_does_not_limit_requests_without_a_user(self) -> None:
+        rule("user", "sliding_log", capacity=0, period=60, key_kind="user")
+        assert check(Identity(address="ip:203.0.113.9")).allowed
+        assert not check(Identity(user="user:1", address="ip:203.0.113.9")).allowed
 
     def test_django_smart_ratelimit(self) -> None:
         view = ours("django-smart-ratelimit")["search"]

@@ -207,6 +207,7 @@ class TestThrottles:
             "except_scopes": "early, none, odd, search, unknown, uploads",
         }
         assert finding.where == ("all views by default",)
+        assert "a user with a token and a session has two counts" in finding.notes[0]
         assert finding.notes[-1] == (
             "The rule also limits tests.moving.test_importing.Bursting, tests.moving.test_importing.Files.newest,"
             " tests.moving.test_importing.Spaced. If it should not, give each of these views a throttle_scope, and add"

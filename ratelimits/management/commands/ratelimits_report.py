@@ -14,7 +14,7 @@ from django.db.models import Sum
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.management.help import ExplainedCommand
-from ratelimits.management.plurals import is_or_are
+from ratelimits.management.plurals import is_or_are, plural
 from ratelimits.management.progress import shown
 from ratelimits.management.table import table
 from ratelimits.models import PeriodUsage, Report
@@ -29,6 +29,8 @@ from ratelimits.usage.complete import completeness
 
 #: The format for people. It is only printed: a file cannot have this format.
 TABLE = "table"
+#: Keys of the counts of provisional statements: their periods have ended, or still run.
+_ENDED, _RUNNING = "ended", "running"
 _HEADERS = ("account", "key", "meter", "used", "included", "over", "refused", "from", "status")
 
 
@@ -132,16 +134,24 @@ def _cells(row: Row) -> tuple[object, ...]:
 def _statements_to_write(
     reports: Iterable[Statement], counts: Counter[str], *, final_only: bool
 ) -> Iterator[Statement]:
-    """Yield the statements to write. Add the number of all statements, by status, to `counts`."""
-    for report in reports:
-        counts[report.status] += 1
-        if report.status == FINAL or not final_only:
-            yield report
+    """Yield the statements to write. Add the number of all statements, by status, to `counts`.
+
+    For the provisional statements, `counts` also gets the number of periods that have ended and of those that run.
+    """
+    now = time_ns() // 1000
+    for statement in reports:
+        counts[statement.status] += 1
+        if statement.status == PROVISIONAL and statement.report.period_end > now:
+            counts[_RUNNING] += 1
+        elif statement.status == PROVISIONAL and not statement.unused:
+            counts[_ENDED] += 1
+        if statement.status == FINAL or not final_only:
+            yield statement
 
 
 def _notice(counts: Counter[str], *, final_only: bool) -> str:
     """Return the notice for a month that has provisional reports."""
-    provisional, total = counts[PROVISIONAL], counts.total()
+    provisional, total = counts[PROVISIONAL], counts[PROVISIONAL] + counts[FINAL]
     if final_only:
         text = f"{provisional} of {total} reports {is_or_are(provisional)} left out: not all periods are finalised"
     else:
@@ -149,7 +159,12 @@ def _notice(counts: Counter[str], *, final_only: bool) -> str:
             f"{provisional} of {total} reports {is_or_are(provisional)} provisional and may change: leave out"
             " provisional reports with --final-only"
         )
-    return f"{text}. ratelimits_finalise --open lists the reasons why periods are still open."
+    sentences = [f"{text}."]
+    if running := counts[_RUNNING]:
+        sentences.append(f"{plural(running, 'period')} still {'runs' if running == 1 else 'run'}.")
+    if counts[_ENDED]:
+        sentences.append("ratelimits_finalise --open lists the reasons why periods that have ended are still open.")
+    return " ".join(sentences)
 
 
 def _format(name: str | None, output: str | None) -> Format:

@@ -57,7 +57,15 @@ class Coverage(models.Model):
         blank=True,
         help_text=_("Name of a group of users. The rule then applies only to its members."),
     )
-    key_kind = models.CharField(_("counted per"), max_length=10, choices=KeyKind.choices, default=KeyKind.KEY)
+    key_kind = models.CharField(
+        _("counted per"),
+        max_length=10,
+        choices=KeyKind.choices,
+        default=KeyKind.KEY,
+        help_text=_(
+            "A request without a user is not limited by a rule per user. The same is true of API keys and accounts."
+        ),
+    )
     ipv4_prefix = _prefix_field(
         _("IPv4 prefix"),
         IPV4_PREFIX,

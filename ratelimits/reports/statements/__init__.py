@@ -38,12 +38,16 @@ from ratelimits.reports.terms import RuleBook
 
 @dataclass(frozen=True)
 class Statement:
-    """A report and its rows. The rows can be read only once. `included` is set only for a provisional report."""
+    """A report and its rows. The rows can be read only once. `included` is set only for a provisional report.
+
+    `unused` says that the account has no usage in the period, so the period gets no final report.
+    """
 
     report: Report
     status: str
     rows: Iterable[Row]
     included: Included | None = None
+    unused: bool = False
 
 
 def statements(
@@ -232,7 +236,8 @@ def _unused(using: str, month: str, account: str | None, start: int, end: int, v
     gaps = Gaps.between(using, start, end + MAX_LENGTH)
     for group, period, terms in candidates(using, month, account):
         report = draft(group, period, Included(terms.plan, terms.included), gaps, version)
-        yield Statement(report, PROVISIONAL, (RowMaker(report, PROVISIONAL).from_line(unused_line(report)),))
+        rows = (RowMaker(report, PROVISIONAL).from_line(unused_line(report)),)
+        yield Statement(report, PROVISIONAL, rows, unused=True)
 
 
 def _with_unused(used: Iterator[Statement], unused: Iterator[Statement]) -> Iterator[Statement]:

@@ -12,6 +12,7 @@ from django.contrib.auth import get_user_model
 from django.core.management import CommandError, call_command
 from django.db.models import QuerySet
 
+from ratelimits.management.commands import ratelimits_report
 from ratelimits.models import Account, Adjustment
 from ratelimits.reports.closing.open_periods import open_periods
 from ratelimits.reports.statements import rows, statements
@@ -116,3 +117,32 @@ def test_a_file_of_final_and_provisional_reports_says_so_and_can_be_of_final_one
     assert "1 of 2 reports is left out: not all periods are finalised" in said
     with pytest.raises(CommandError, match="use only one of"):
         report("--final-only", "--all-accounts")
+
+
+@pytest.mark.parametrize(
+    ("today", "said"),
+    [
+        ("2026-10-20", "2 of 2 reports are provisional and may change: {option}. 2 periods still run.\n"),
+        ("2026-11-02", "2 of 2 reports are provisional and may change: {option}. {command}\n"),
+    ],
+)
+def test_the_reasons_of_open_periods_are_listed_only_if_a_period_has_ended(
+    today: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a period that still runs, `ratelimits_finalise --open` has no reason to list."""
+    monkeypatch.setattr(ratelimits_report, "time_ns", lambda: at(today) * 1000)
+    for name in ("acme", "other"):
+        spend(account(name), "2026-10-15", 5)
+    flow()
+    option = "leave out provisional reports with --final-only"
+    command = "ratelimits_finalise --open lists the reasons why periods that have ended are still open."
+    assert report()[1].startswith(said.format(option=option, command=command))
+
+
+def test_an_ended_period_without_usage_is_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ratelimits_report, "time_ns", lambda: at("2026-11-02") * 1000)
+    account()
+    said = report("--all-accounts")[1]
+    assert "1 of 1 reports is provisional" in said
+    assert "ratelimits_finalise" not in said
+    assert "still run" not in said
