@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 
 from ratelimits.reports.exports import DOWNLOADS, FORMATS, Format
 from tests.support.reports.invoices import account, close, spend
-from tests.support.terminal import Terminal
+from tests.support.terminal import Terminal, plain
 from tests.support.usage.traffic import flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -143,7 +143,8 @@ def test_without_rich_a_terminal_is_shown_a_count(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "rich.console", None)
     terminal = Terminal()
     report(output=str(tmp_path / "november.csv"), stderr=terminal.file)
-    assert terminal.read().strip().splitlines()[0] == "lines: 1"
+    # On a busy machine the count is drawn more than once.
+    assert "lines: 1" in [line.strip() for line in plain(terminal.read()).splitlines()]
 
 
 @pytest.mark.usefixtures("_finalised")
