@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from ratelimits.models import Report
 from ratelimits.models.ledger import moment
 from ratelimits.pricing.money import ZERO, plus, written
-from ratelimits.reports.amounts import UnreadableError, meter_amounts, readable
+from ratelimits.reports.amounts import UnreadableError, meter_amounts, unreadable_if_malformed
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.statements.charges import version_charges
 from ratelimits.reports.statements.meter_totals import MeterTotal
@@ -27,7 +27,7 @@ def summary(report: Report) -> str:
     Return "–" for a report without prices.
     """
     try:
-        with readable(report):
+        with unreadable_if_malformed(report):
             rows = format_html_join("", "<div>{}</div>", ((text,) for text in _meter_sentences(report)))
             owed_amounts = report.amounts.get("total", {}) if report.amounts else {}
             totals = format_html_join("", "<div><strong>{}: {} {}</strong></div>", _owed_rows(owed_amounts))

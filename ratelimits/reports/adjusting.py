@@ -30,10 +30,10 @@ def unreported(using: str, **filters: Any) -> QuerySet[Adjustment]:
     return rows.order_by("created_at", "reference")
 
 
-def check(adjustments: Iterable[Adjustment]) -> None:
+def check_sizes(adjustments: Iterable[Adjustment]) -> None:
     """Raise ValueError if an adjustment is larger than the admin form allows.
 
-    A sum of such quantities can be too large for a column of the database.
+    The sum of larger quantities can be too large for a column of the database.
     """
     for adjustment in adjustments:
         if abs(adjustment.quantity) > MAX_PERMITS:
@@ -66,7 +66,7 @@ class NotDecidedError(ValueError):
 def approve(adjustment: Adjustment, by: Any) -> None:
     """Approve a waiting adjustment, so that it counts. `by` is the user who decides.
 
-    Raise NotDecidedError if the user is the adjustment's author, or if it does not wait for approval.
+    Raise NotDecidedError if the user is the adjustment's author, or if the adjustment does not wait for approval.
     """
     _decide(adjustment, by, Adjustment.Approval.APPROVED)
 
@@ -74,7 +74,7 @@ def approve(adjustment: Adjustment, by: Any) -> None:
 def refuse(adjustment: Adjustment, by: Any) -> None:
     """Refuse a waiting adjustment, so that it never counts. `by` is the user who decides.
 
-    Raise NotDecidedError if the user is the adjustment's author, or if it does not wait for approval.
+    Raise NotDecidedError if the user is the adjustment's author, or if the adjustment does not wait for approval.
     """
     _decide(adjustment, by, Adjustment.Approval.REFUSED)
 

@@ -35,7 +35,7 @@ class UnreadableError(ValueError):
 
 
 @contextmanager
-def readable(report: Report) -> Iterator[None]:
+def unreadable_if_malformed(report: Report) -> Iterator[None]:
     """Raise UnreadableError if the code in this context fails because a report's prices or amounts are malformed."""
     try:
         yield
@@ -86,7 +86,8 @@ def recorded_prices(
     report_period = _period_of(report)
     for period in sorted({*periods, report_period}, key=int):
         record = _newest(earlier, "prices", period)
-        if record is None and report.version < 2 and period == report_period:
+        is_first_version = report.version < 2  # A provisional report has version 0.
+        if record is None and is_first_version and period == report_period:
             record = prices_at_end
         if record:
             records[period] = record
@@ -134,6 +135,7 @@ class Totals:
         previous = _newest(self._earlier, "amounts", period)
         quantities: dict[str, BeforeAndAfter] = {}
         for meter in record["meters"]:
+            # The total after the previous version is the total before this version.
             _before_previous, before = previous["quantities"][meter] if previous else (None, None)
             quantities[meter] = [before, (before or 0) + self._added.get((period, meter), 0)]
         return quantities
@@ -146,7 +148,7 @@ class Totals:
         return total
 
 
-def billed(reports: Sequence[Report], start: int) -> tuple[RecordedPrices, Counter[str]]:
+def billed_prices_and_units(reports: Sequence[Report], start: int) -> tuple[RecordedPrices, Counter[str]]:
     """Return a billing period's prices and billed units, by meter; both are empty if the period was not billed.
 
     `start` is the start of the period (µs since 1970 UTC). `reports` are the reports that share a price, oldest first.
@@ -177,7 +179,7 @@ class MeterAmount:
 
 
 def meter_amounts(report: Report) -> Iterator[MeterAmount]:
-    """Yield the amount of each priced meter of a version. Call it within `readable`: stored values can be malformed."""
+    """Yield the amount of each priced meter of a version. Call it in `unreadable_if_malformed`."""
     for period, record in report.prices.get("periods", {}).items():
         quantities = report.amounts["periods"][period]["quantities"]
         for meter, price in prices_of(record).items():

@@ -86,8 +86,7 @@ def billing_periods(
 
     Counted periods that overlap each other become one billing period. This billing period starts with the first of
     them, and ends with the one that was used last. If this billing period would be longer than MAX_LENGTH, the counted
-    period that starts last becomes a billing period of its own. This one starts at the end of the billing period before
-    it.
+    period that starts last becomes a billing period of its own, which starts where the billing period before it ends.
     """
     closed = {period.start: period for period in reported}
     open_: list[BillingPeriod] = []

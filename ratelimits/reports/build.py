@@ -33,11 +33,15 @@ SUMS = ("admitted_requests", "admitted_units", "denied_requests", "refunded_unit
 #: Maximum number of rows that are read or written at once.
 CHUNK = 2000
 
+#: A group of ledger lines: its columns and sums, by name (see `grouped`).
 Group = dict[str, Any]
 
 
 def in_order(using: str, *names: str) -> list[Any]:
-    """Return arguments for `order_by()` that sort by these columns. With them, every database sorts by code points."""
+    """Return arguments for `order_by()` that sort by these columns.
+
+    With these arguments, every database sorts by code points.
+    """
     if connections[using].vendor != "postgresql":
         return list(names)
     return [Collate(name, "C") if name in ("account", "meter", "key") else name for name in names]
@@ -50,8 +54,9 @@ _USED = Q(admitted_requests__gt=0) | Q(admitted_units__gt=0) | Q(denied_requests
 def grouped(condition: Q, *sources: str) -> Iterator[Group]:
     """Yield the groups of the ledger lines that match a condition, sorted by the columns GROUP.
 
-    A group has the values of these columns, the sums of its lines, and the first and the last of their bins and
-    batches. `sources` are the aliases of the databases that contain the lines.
+    A group has the values of these columns, the sums SUMS of its lines, the first and the last bin of its lines, and
+    the first and the last shard and position of their batches. `sources` are the aliases of the databases that contain
+    the lines.
     """
     if len(sources) == 1:
         return _grouped(sources[0], condition)
@@ -96,7 +101,8 @@ def between(since: Mapping[str, int], chain: Mapping[str, int]) -> Q:
         Q(batch__shard=int(shard), batch__position__gt=since.get(shard, 0), batch__position__lte=position)
         for shard, position in sorted(chain.items())
     ]
-    return reduce(or_, shards, Q(pk__in=()))
+    no_lines = Q(pk__in=())
+    return reduce(or_, shards, no_lines)
 
 
 @dataclass(slots=True)
@@ -109,7 +115,7 @@ class Allowance:
     used: dict[str, int] = field(default_factory=dict)
     #: The overage: the units above the included units.
     over: dict[str, int] = field(default_factory=dict)
-    #: The name of the plan; None means the plan of the report.
+    #: The slug of the plan; None means the plan of the report.
     plan: str | None = None
 
     def split(self, meter: str, billable: int) -> tuple[int, int]:
@@ -128,7 +134,7 @@ class Allowance:
 
 
 def unit_of(meter: str) -> str:
-    """Return the unit of a meter."""
+    """Return the unit of a meter: the one in the setting UNITS, otherwise the meter's name."""
     return conf.UNITS.get(meter) or meter
 
 
@@ -160,7 +166,11 @@ def usage_lines(
     allowances: Mapping[int, Allowance],
     lost: Counter[KeyAndMeter] | None = None,
 ) -> Iterator[ReportLine]:
-    """Yield a line for each group, then a line for each key and meter that has lost replies but no group."""
+    """Yield a line for each group, then a line for each key and meter that has lost replies but no group.
+
+    `allowances` has the allowance of each billing period, by the period's start in µs. `lost` has the number of lost
+    replies by key and meter; the entries that belong to a group are removed.
+    """
     lost = Counter() if lost is None else lost
     number = 0
     for number, group in enumerate(groups, 1):
@@ -190,7 +200,7 @@ def _with_line_id(line: ReportLine, *subject: str) -> ReportLine:
 
 
 def _plain_line(report: Report, identity: str = "", key: str = "", meter: str = "") -> ReportLine:
-    """Return a usage line for the whole period with 0 in all quantities. Its number is set when it is written."""
+    """Return a usage line for the whole period with 0 in all quantities. It gets its number when it is written."""
     return ReportLine(
         report=report,
         number=0,

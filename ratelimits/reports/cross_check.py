@@ -54,6 +54,7 @@ def compare_all(
     accounts = list(usage)
     ledger = {account: _requests(rows, start, end) for account, rows in usage.items()}
     rows = ProcessTotal.objects.using(using).filter(account__in=accounts, bin__gte=start, bin__lt=end)
+    # No limit decided requests of these kinds, so the ledger does not have them.
     rows = rows.exclude(kind__in=("blocked", "exempt"))
     # The bins that begin in the first quarter of an hour, and the bins that end in the last one or later.
     at_edge = Q(bin__lt=start + BIN_SECONDS) | Q(bin__gt=end - 2 * BIN_SECONDS)

@@ -12,9 +12,10 @@ from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.models import DurabilityGap
 from ratelimits.reports.periods import iso
 
-#: The word before a gap's units, by kind of gap. "unknown" is for requests whose replies were lost, "unreported" for
-#: prefetched permits of a process that was killed. For these gaps the word is "at-most", because perhaps the
-#: ledger has some of these requests, or a process did not spend some of these permits.
+#: The word before the number of missing units in a gap's text, by kind of gap. "unknown" is for requests whose replies
+#: were lost, "unreported" for prefetched permits of a process that was killed. For these gaps the word is "at-most",
+#: because perhaps the ledger has some of these requests, or the process did not spend some of these permits.
+#: "unmetered" is for requests that a failure policy let through while Redis did not answer.
 _UNITS = {"unknown": "at-most", "unmetered": "unmetered", "unreported": "at-most"}
 
 
@@ -55,6 +56,7 @@ class Gaps:
 
     def text(self, shard: int, account: str, start: int, end: int) -> str:
         """Return the text about gaps for a report of this account, shard and period; "" if there are no gaps."""
+        # A gap without a shard is about all shards, and a gap without an account is about all accounts.
         keys = [(number, name) for number in (None, shard) for name in ("", account or ANONYMOUS)]
         return self._text(tuple(key for key in keys if key in self._groups), start, end)
 

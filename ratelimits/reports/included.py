@@ -29,20 +29,21 @@ from ratelimits.reports.terms.account_book import Records
 class Included:
     """The quantities that a billing period includes, by meter, and the slug of the plan that includes them.
 
-    names   the other names that the account had in the period
-    shared  the part of `names` with which the account shares the included quantities
-    priced  the slug of the plan whose prices apply, and the moment (µs since 1970 UTC) at which it had these prices
+    names         the other names that the account had in the period
+    shared        the names among `names` that use the same included quantities as this name
+    price_source  the slug of the plan whose prices apply, and the moment (µs since 1970 UTC) at which the plan had
+                  these prices
     """
 
     plan: str
     included: Mapping[str, int]
     names: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
-    priced: tuple[str, int] = ("", 0)
+    price_source: tuple[str, int] = ("", 0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Stay:
+class _RowSpan:
     """The span from `since` to `until` (µs since 1970 UTC) in which an account row did not change.
 
     `row` is the primary key of the account row. `plan` is the primary key of its plan; None if it had no plan.
@@ -68,62 +69,64 @@ class IncludedBook:
 
         If `proration` is given, it replaces the setting PRORATION.
         """
-        terms, stays = self._terms.at(name, end - 1), self._stays(name, start, end)
-        unprorated = self._without_proration(name, terms, stays, start, end)
+        terms, spans = self._terms.at(name, end - 1), self._spans(name, start, end)
+        unprorated = self._without_proration(name, terms, spans, start, end)
         if (proration or conf.PRORATION) == "time":
-            return self._with_proration(name, terms, stays, start, end, unprorated)
+            return self._with_proration(name, terms, spans, start, end, unprorated)
         return unprorated
 
-    def _without_proration(self, name: str, terms: Terms, stays: Sequence[_Stay], start: int, end: int) -> Included:
-        source = _source_of_plan(name, terms, stays)
+    def _without_proration(self, name: str, terms: Terms, spans: Sequence[_RowSpan], start: int, end: int) -> Included:
+        """Return the quantities of the plan at the end of the period, or of the last plan before the end."""
+        source = _source_of_plan(name, terms, spans)
         row = _row_of(source)
-        others = {stay.name for stay in stays if row and stay.row == row} - {name}
+        others = {span.name for span in spans if row and span.row == row} - {name}
         names = frozenset(other for other in others if _row_of(self._source_of_plan(other, start, end)) == row)
-        if isinstance(source, _Stay):
+        if isinstance(source, _RowSpan):
             assert source.plan is not None
             plan, included = self._terms.plans.of(source.plan, source.until - 1)
             return Included(plan, included, names, names, (plan, source.until - 1))
         return Included(terms.plan, terms.included, names, names, (terms.plan, end - 1))
 
-    def _source_of_plan(self, name: str, start: int, end: int) -> _Stay | int:
-        return _source_of_plan(name, self._terms.at(name, end - 1), self._stays(name, start, end))
+    def _source_of_plan(self, name: str, start: int, end: int) -> _RowSpan | int:
+        return _source_of_plan(name, self._terms.at(name, end - 1), self._spans(name, start, end))
 
-    def _stays(self, name: str, start: int, end: int) -> list[_Stay]:
-        """Return the stays, within a period, of all account rows that ever had this name.
+    def _spans(self, name: str, start: int, end: int) -> list[_RowSpan]:
+        """Return the spans, within a period, of all account rows that ever had this name.
 
-        They include the stays of such a row under its other names. Return [] if the account's row has not changed since
+        They include the spans of such a row under its other names. Return [] if the account's row has not changed since
         the start of the period.
         """
         accounts = self._terms.accounts
         if accounts.is_unchanged(name, start):
             return []
-        return list(chain.from_iterable(_stays_of(records, start, end) for records in accounts.rows(name)))
+        return list(chain.from_iterable(_row_spans(records, start, end) for records in accounts.rows(name)))
 
     def _with_proration(
-        self, name: str, terms: Terms, stays: Iterable[_Stay], start: int, end: int, unprorated: Included
+        self, name: str, terms: Terms, spans: Iterable[_RowSpan], start: int, end: int, unprorated: Included
     ) -> Included:
         """Return the sum of all plans' shares for each meter, rounded half up."""
-        under_name = sorted((stay for stay in stays if stay.name == name), key=lambda stay: stay.since)
-        all_terms = [(terms.timezone, terms.anchor), *((stay.timezone, stay.anchor) for stay in under_name)]
+        under_name = sorted((span for span in spans if span.name == name), key=lambda span: span.since)
+        all_terms = [(terms.timezone, terms.anchor), *((span.timezone, span.anchor) for span in under_name)]
         month = _month_length(all_terms, start, end)
         sums: dict[str, Fraction] = defaultdict(Fraction)
         plan = terms.plan
-        if not under_name:
+        if not under_name:  # The account's terms did not change in the period.
             for meter, quantity in terms.included.items():
                 sums[meter] += Fraction(quantity * (end - start), month)
-        for stay in under_name:
-            if stay.plan is None:
+        for span in under_name:
+            if span.plan is None:
                 continue
-            slug, included = self._terms.plans.of(stay.plan, stay.until - 1)
+            slug, included = self._terms.plans.of(span.plan, span.until - 1)
             plan = terms.plan or slug
             for meter, quantity in included.items():
-                sums[meter] += Fraction(quantity * (stay.until - stay.since), month)
+                sums[meter] += Fraction(quantity * (span.until - span.since), month)
+        # `int` cuts the fraction off, so adding 1/2 first rounds half up.
         shares = {meter: int(total + Fraction(1, 2)) for meter, total in sums.items()}
-        return Included(plan, shares, unprorated.names, priced=unprorated.priced)
+        return Included(plan, shares, unprorated.names, price_source=unprorated.price_source)
 
 
-def _stays_of(recorded: Records, start: int, end: int) -> Iterator[_Stay]:
-    """Yield the stays of one account row within a period."""
+def _row_spans(recorded: Records, start: int, end: int) -> Iterator[_RowSpan]:
+    """Yield the spans of one account row within a period."""
     records = [state for state in recorded if state.since < end]
     if not records:
         return
@@ -134,24 +137,25 @@ def _stays_of(recorded: Records, start: int, end: int) -> Iterator[_Stay]:
     for record, (since, until) in zip(records, pairwise(moments), strict=True):
         since, until = max(since, start), min(until, end)
         if record.kind != "-" and since < until:
-            yield _Stay(record.row, record.name, since, until, record.plan, record.timezone, record.anchor)
+            yield _RowSpan(record.row, record.name, since, until, record.plan, record.timezone, record.anchor)
 
 
-def _source_of_plan(name: str, terms: Terms, stays: Sequence[_Stay]) -> _Stay | int:
+def _source_of_plan(name: str, terms: Terms, spans: Sequence[_RowSpan]) -> _RowSpan | int:
     """Return where the account's plan comes from.
 
-    If `terms` has a plan, return the primary key of the account row. Otherwise return the last stay with a plan; 0 if
+    If `terms` has a plan, return the primary key of the account row. Otherwise return the last span with a plan; 0 if
     there is none.
     """
     if terms.plan:
         return terms.row
-    rows = {stay.row for stay in stays if stay.name == name}
-    with_plan = (stay for stay in stays if stay.row in rows and stay.plan is not None)
-    return max(with_plan, key=lambda stay: (stay.until, stay.since), default=0)
+    rows = {span.row for span in spans if span.name == name}
+    with_plan = (span for span in spans if span.row in rows and span.plan is not None)
+    return max(with_plan, key=lambda span: (span.until, span.since), default=0)
 
 
-def _row_of(source: _Stay | int) -> int:
-    return source.row if isinstance(source, _Stay) else source
+def _row_of(source: _RowSpan | int) -> int:
+    """Return the primary key of the account row in a result of `_source_of_plan`; 0 if there is none."""
+    return source.row if isinstance(source, _RowSpan) else source
 
 
 def _month_length(terms: Iterable[tuple[str, str]], start: int, end: int) -> int:

@@ -25,7 +25,7 @@ from ratelimits.models.keys import COVERS, key_shard
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.terms import RuleBook
 
-#: The overrides of so many groups are read together.
+#: Number of groups whose overrides are read together.
 _CHUNK = 2000
 #: A number that is larger than every version and every moment.
 _NEVER = 2**62
@@ -43,7 +43,7 @@ class _Override:
     #: The version of the next edit; _NEVER if there is none.
     next_version: int
     #: The moment of the edit that made this state.
-    made: int
+    edited_at: int
     #: In this state, the override is in force from `since` to `until`.
     since: int
     until: int
@@ -56,10 +56,11 @@ class _Override:
         From `next_version` on, a later edit has replaced this state. For usage of a version that is older than this
         state, the state was in force only from the moment of the edit on.
         """
-        since = self.since if self.version <= version else max(self.since, self.made)
+        since = self.since if self.version <= version else max(self.since, self.edited_at)
         return version < self.next_version and since <= at < self.until
 
 
+#: The recorded states of overrides, by key and rule.
 _Overrides = Mapping[tuple[str, str], Sequence[_Override]]
 
 
@@ -88,12 +89,15 @@ class Limits:
         return bool(history.using(self._using).exists())
 
     def _limit(self, group: Mapping[str, Any], overrides: _Overrides) -> str:
+        """Return the limit of a group. `overrides` has the overrides for the keys and accounts of all groups."""
         version = group["version"]
         rule = self._rules.of(group["rule"], version).row
         if rule is None:
             return ""
         kind = group["key"].partition(":")[0]
+        # The kind of the keys by which the rule counted the requests of this group.
         counted_kind = kind if rule.key_kind == "key" else rule.key_kind
+        # An override for a user or an account also covers the API keys of this user or account, and so on.
         for_key, for_account = (
             list(overrides.get((key, rule.name), ())) if counted_kind in COVERS.get(key.partition(":")[0], ()) else []
             for key in (group["key"], f"account:{group['account']}")
@@ -149,8 +153,12 @@ def _single_limit(rule: Any, group: Mapping[str, Any], overrides: Sequence[_Over
     """
     start, end, version = group["first_bin"] * SECOND, (group["last_bin"] + BIN_SECONDS) * SECOND, group["version"]
     edges = {
-        edge for override in overrides for edge in (override.since, override.made, override.until) if start < edge < end
+        edge
+        for override in overrides
+        for edge in (override.since, override.edited_at, override.until)
+        if start < edge < end
     }
+    # By version: the limits that were in force while this was the newest version among the overrides in force.
     limits: dict[int, set[str]] = {}
     for at in {start, *edges}:
         in_force = [override for override in overrides if override.is_in_force(at, version)]
@@ -169,7 +177,10 @@ def _single_limit(rule: Any, group: Mapping[str, Any], overrides: Sequence[_Over
 
 
 def _number(rule: Any, numbers: Mapping[str, Any]) -> str:
-    """Return the capacity as text; the rate if there is no capacity. Ignore `numbers` if the rule cannot have them."""
+    """Return the capacity of a rule as text; its rate if it has no capacity.
+
+    The numbers of an override, `numbers`, replace the rule's numbers. They are ignored if the rule cannot have them.
+    """
     try:
         if not numbers.keys() <= set(fields_of(rule.algorithm)):
             numbers = {}
@@ -204,12 +215,12 @@ def _of_history(using: str, ids: set[int]) -> _Overrides:
         states = list(edits)
         for state, later in zip(states, [*states[1:], None], strict=True):
             if state.history_type == "-":
-                continue
+                continue  # This record says that the override was deleted.
             until = _NEVER if state.valid_until is None else instant(state.valid_until)
             override = _Override(
                 version=state.version,
                 next_version=_NEVER if later is None else later.version,
-                made=state.since,
+                edited_at=state.since,
                 since=0 if state.valid_from is None else instant(state.valid_from),
                 until=until if later is None else min(until, later.since),
                 numbers={

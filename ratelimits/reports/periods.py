@@ -17,6 +17,7 @@ SECOND = 1_000_000
 #: Maximum length of a billing period (µs): two months of 31 days and two more days.
 MAX_LENGTH = 64 * 86_400 * SECOND
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: Matches a month like "2026-11": its year and its number.
 _MONTH = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])")
 
 
@@ -39,6 +40,7 @@ def _first_days(month: str) -> tuple[datetime, datetime]:
         raise ValueError(f"{month!r} is not a month: write it like 2026-11")
     year, number = int(match[1]), int(match[2])
     first = datetime(year, number, 1, tzinfo=UTC)
+    # After month 12 comes month 1 of the next year.
     return first, datetime(year + number // 12, number % 12 + 1, 1, tzinfo=UTC)
 
 
@@ -75,7 +77,7 @@ def month_of(start: int, timezone: str) -> str:
 
 
 def starts_in(month: str, start: int, timezone: str) -> bool:
-    """Return whether a moment, in a time zone, is in a month like "2026-11"."""
+    """Return whether the moment `start` is in a month like "2026-11", by the calendar of a time zone."""
     return month_of(start, timezone) == month
 
 

@@ -17,10 +17,13 @@ from ratelimits.pricing.prices import PricedPart
 from ratelimits.reports.columns import NUMBERS, Column, ColumnKind, count, decimal, moment, quantity, text, version
 from ratelimits.reports.periods import iso
 
+#: The values of the column `status`.
 PROVISIONAL, FINAL = "provisional", "final"
+#: Categories of lines with units.
 USAGE, ADJUSTMENT = "usage", "adjustment"
 #: Categories of charges that have an amount but no units. Only exports with amounts have rows for them.
 FEE, REPRICING, MINIMUM, ROUNDING = "fee", "repricing", "minimum", "rounding"
+#: The charge class of lines that change a finalised period.
 CORRECTION = "correction"
 
 
@@ -33,11 +36,11 @@ def _status(_report: Any, status: str) -> str:
 
 
 def _from_report(name: str) -> Callable[[Any, str], Any]:
+    """Return a function that takes a report and a status, and returns the report's field `name`."""
     return lambda report, _status: getattr(report, name)
 
 
-# This is a tuple, because reports have millions of rows: to make a frozen dataclass with 29 fields takes twenty times
-# as long.
+# Rows are tuples, because reports have millions of rows. To make a frozen dataclass would take twenty times as long.
 class Row(NamedTuple):
     """A row of a report. Its fields are the report's columns, in their order.
 
@@ -220,7 +223,7 @@ VERSION = max(column.since for column in TABLE)
 COLUMNS = Row._fields
 #: Columns whose values are moments.
 MOMENTS = frozenset(column.name for column in TABLE if column.kind is ColumnKind.MOMENT)
-#: Columns whose values are numbers.
+#: Columns whose values are whole numbers.
 WHOLE_NUMBERS = frozenset(column.name for column in TABLE if column.kind in NUMBERS)
 
 
@@ -236,6 +239,7 @@ def names(version: int) -> tuple[str, ...]:
     return tuple(column.name for column in columns(version))
 
 
+#: For each column, the function that writes its values as texts.
 _WRITE: tuple[Callable[[Any], str], ...] = tuple(iso if name in MOMENTS else str for name in COLUMNS)
 
 
@@ -310,9 +314,10 @@ def line_id(report: str, *subject: str | int) -> str:
     parts = [report, *map(str, subject)]
     if not any("\n" in part for part in parts):
         return joined_line_id(report, *subject)
+    # A part contains a line feed, so joined parts could give the same name to two lines.
     # Each part is written with its length, so that different parts never make the same text. This text begins with a
     # line feed. The texts of `joined_line_id` never begin with one, because the name of a report is never empty.
-    return _name("\n" + "".join(f"{len(part)}:{part}" for part in parts))
+    return _hashed("\n" + "".join(f"{len(part)}:{part}" for part in parts))
 
 
 def joined_line_id(report: str, *subject: str | int) -> str:
@@ -320,8 +325,9 @@ def joined_line_id(report: str, *subject: str | int) -> str:
 
     Two lines can have the same name if their subjects contain line feeds.
     """
-    return _name("\n".join([report, *map(str, subject)]))
+    return _hashed("\n".join([report, *map(str, subject)]))
 
 
-def _name(text: str) -> str:
+def _hashed(text: str) -> str:
+    """Return the first half of the text's SHA-256, which is 32 hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -54,7 +54,7 @@ def joined_head(chain: Mapping[str, int], digests: Mapping[ChainPosition, str], 
 def digests_at(positions: Iterable[ChainPosition], *sources: str) -> dict[ChainPosition, str]:
     """Return the digest of the batch at each of these positions. Leave out positions without a batch.
 
-    All positions are read together: the number of queries does not grow with the number of shards, up to 200 shards.
+    All positions are read together. So up to _MAX_POSITIONS shards need no more queries than one shard.
     """
     unread, digests = {(shard, position) for shard, position in positions if position}, dict[ChainPosition, str]()
     for using in sources:
@@ -88,7 +88,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 _GAPS = COLUMNS.index("durability_gap")
 
 
-def head(report: Report) -> list[Any]:
+def own_columns(report: Report) -> list[Any]:
     """Return a report's own columns. They are the first part of the data from which the report's digest is made."""
     return [
         # A report without prices must have the same digest as in versions of this app that had no prices.
@@ -115,7 +115,7 @@ class Digest:
     """Computes the digest of a report. Add its lines in their order."""
 
     def __init__(self, report: Report) -> None:
-        text = json.dumps(head(report), sort_keys=True, separators=(",", ":"))
+        text = json.dumps(own_columns(report), sort_keys=True, separators=(",", ":"))
         self._digest = hashlib.sha256(text.encode())
         # The text about gaps can be long, and it is the same in all lines of a report, so it is encoded only once.
         self._gaps, self._encoded_gaps = "", '""'
@@ -126,6 +126,7 @@ class Digest:
         gaps = texts[_GAPS]
         if gaps != self._gaps:
             self._gaps, self._encoded_gaps = gaps, _encode(gaps)
+        # The result is the JSON list of all texts. `[:-1]` cuts off the bracket that closes the list before the gaps.
         after_gaps = "".join(f",{_encode(text)}" for text in texts[_GAPS + 1 :]) if len(texts) > _GAPS + 1 else ""
         self._digest.update(f"\n{_encode(texts[:_GAPS])[:-1]},{self._encoded_gaps}{after_gaps}]".encode())
 

@@ -20,7 +20,7 @@ from ratelimits import signatures
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment, Report, ReportLine
 from ratelimits.reports import amounts, signing
-from ratelimits.reports.adjusting import check
+from ratelimits.reports.adjusting import check_sizes
 from ratelimits.reports.billing_periods import BillingPeriod
 from ratelimits.reports.build import (
     CHUNK,
@@ -78,7 +78,7 @@ class Closing:
 
         With `only`, write only the first reports of the periods that start at these moments (µs since 1970 UTC).
         """
-        check(self._data.adjustments(self.account))
+        check_sizes(self._data.adjustments(self.account))
         closed = (period for period in self.periods.billing_periods if period.closed)
         late = {period.start: period for period in closed if self._has_late_usage(period)}
         written = []
@@ -150,7 +150,7 @@ class Closing:
     def check(self, period: Period) -> None:
         """Raise ValueError for an invalid price of the period or an invalid adjustment of the account."""
         self.plan_prices(period.start, period.end)
-        check(self._data.adjustments(self.account))
+        check_sizes(self._data.adjustments(self.account))
 
     def _head(self) -> str:
         """Return one digest for the ledger's chains, up to the positions in `self.chain`."""
@@ -362,7 +362,7 @@ class Closing:
 
         Raise ValueError for an invalid price.
         """
-        return self._data.prices.of(*self._included(start, end).priced)
+        return self._data.prices.of(*self._included(start, end).price_source)
 
     def _write(
         self, report: Report, usage: Iterator[ReportLine], adjustments: list[Adjustment], allowance: Allowance

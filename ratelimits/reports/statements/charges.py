@@ -29,8 +29,8 @@ from ratelimits.reports.amounts import (
     billing_period_of,
     priced_together,
     prices_of,
-    readable,
     recorded_prices,
+    unreadable_if_malformed,
 )
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import (
@@ -85,7 +85,7 @@ def version_charges(report: Report) -> Iterator[Charge]:
 
     Raise UnreadableError if the version's prices or amounts cannot be read.
     """
-    with readable(report):
+    with unreadable_if_malformed(report):
         yield from _priced(report, version_lines(report), FINAL)
 
 
@@ -99,7 +99,7 @@ def _provisional(statement: Statement, book: PriceBook, using: str, sharing: lis
     try:
         included = statement.included
         # If the end of the period is in the future, these are the current prices.
-        record = book.of(*included.priced) if included is not None else {}
+        record = book.of(*included.price_source) if included is not None else {}
     except ValueError as error:
         logger.warning("The open period of %r has no amounts: %s", report.account, error)
         record = {}

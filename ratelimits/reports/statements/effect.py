@@ -15,7 +15,7 @@ from ratelimits.conf import conf
 from ratelimits.models import Adjustment, ReportLine
 from ratelimits.pricing.money import ZERO
 from ratelimits.reports.adjusting import start_of
-from ratelimits.reports.amounts import billed, priced_together, rounded_price
+from ratelimits.reports.amounts import billed_prices_and_units, priced_together, rounded_price
 from ratelimits.reports.billing_periods import BillingPeriod
 from ratelimits.reports.build import Allowance
 from ratelimits.reports.closing.account import Closing
@@ -148,7 +148,9 @@ def _final(
     )
     used = (sums["consumed"] or 0) - (sums["refunded"] or 0)
     names = newest.prices.get("names", ())
-    prices, overage = billed(priced_together(using, reports, adjustment.account, names), billing_period.start)
+    prices, overage = billed_prices_and_units(
+        priced_together(using, reports, adjustment.account, names), billing_period.start
+    )
     overage.subtract(allowance.over)
     return _State(used, newest.version, allowance, prices, overage_of_other_names=overage, has_usage_or_report=True)
 
@@ -172,9 +174,9 @@ def _provisional(
             allowance.used[row.meter] = allowance.used.get(row.meter, 0) + row.included_quantity
             allowance.over[row.meter] = allowance.over.get(row.meter, 0) + row.overage_quantity
             used += row.consumed_quantity - row.refunded_quantity if row.meter == meter else 0
-    prices, overage = billed(priced_together(using, (), account, sorted(included.names)), period.start)
+    prices, overage = billed_prices_and_units(priced_together(using, (), account, sorted(included.names)), period.start)
     try:
-        prices = prices or data.prices.of(*included.priced)
+        prices = prices or data.prices.of(*included.price_source)
     except ValueError:
         prices = {}  # The price is invalid; the list of open periods shows the error.
     return _State(

@@ -9,7 +9,7 @@ from django.db.models import Exists, OuterRef, Q
 
 from ratelimits.algorithms.parsing import MAX_PERMITS
 from ratelimits.models import Adjustment, DurabilityGap, GapKind, Report, ReportLine
-from ratelimits.reports.adjusting import check, start_of, unreported
+from ratelimits.reports.adjusting import check_sizes, start_of, unreported
 from ratelimits.reports.build import CHUNK, Allowance, adjustment_line
 from ratelimits.reports.gaps import describe
 from ratelimits.reports.periods import SECOND
@@ -71,7 +71,7 @@ def _verify_sizes(using: str) -> Iterator[str]:
     """Yield an error for each adjustment that is too large for a report. The admin form refuses such adjustments."""
     for adjustment in unreported(using).filter(~Q(quantity__range=(-MAX_PERMITS, MAX_PERMITS))).iterator(CHUNK):
         try:
-            check([adjustment])
+            check_sizes([adjustment])
         except ValueError as error:
             yield f"{error}: {adjustment.account or 'anonymous'} cannot be closed"
 

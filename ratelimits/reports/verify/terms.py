@@ -188,7 +188,7 @@ def _verify_prices(
         included = terms.of(report.account, start, end)
         if included.names:
             continue  # The account had several names. Then the prices of the name that was billed first apply.
-        expected = book.of(*included.priced)
+        expected = book.of(*included.price_source)
         recorded = report.prices.get("periods", {}).get(str(report.period_start // SECOND), {})
         if recorded != expected and _prices_are_known(using, report):
             has, should_have = (", ".join(record.get("meters", ())) or "nothing" for record in (recorded, expected))
