@@ -2,10 +2,10 @@
 
     python -m benchmarks.bounded [--entries 1000000] [--rounds 2] [--binary redis-server] [--out DIR]
 
-A call is measured in two ways: the duration that the server reports, and the processor time of its main thread. Both
-contain all work of the script, and may contain other work, so the smaller one is used. Every round makes the same calls
-on equal states. For each call the smallest time of all rounds is used, because other processes can only make it longer.
-The table shows the longest call and the median of each operation.
+A call is measured in two ways: the duration that the server reports, and the processor time of the server's main
+thread. Both times contain all work of the script, and may contain other work. So the smaller time is used. Every round
+makes the same calls on equal states. For each call the smallest time of all rounds is used, because other processes can
+only make it longer. The table shows the longest call and the median of each operation.
 
 The states are filled by the scripts, entry by entry. While the server frees memory in the background, no call is
 measured, because all calls are slower then.
@@ -32,12 +32,16 @@ if TYPE_CHECKING:
     from ratelimits.engine.server import Server
 
 KEY = "user:1"
+#: One second, in µs.
 SECOND = 1_000_000
+#: Seconds after which an entry ends.
 LIFE = 86_400
 #: Longest time in ms that one call may take.
 BOUND = 2.0
-#: Number of charges of each kind, but never more than the entries. They fill a block and move it.
+#: Number of charges of each kind, but never more than the entries. So many charges fill several of the blocks (of 64
+#: charges) in which a sliding log stores its times.
 CHARGES = 300
+#: Kind of a state -> the fields of its rule, and a function: number of an entry -> cost of the entry.
 KINDS: dict[str, tuple[dict[str, Any], Callable[[int], int]]] = {
     "sliding_log": ({"algorithm": "sliding_log", "period": LIFE}, lambda number: 1),
     "concurrency": ({"algorithm": "concurrency", "lease_ttl": LIFE}, lambda number: 1),
@@ -66,7 +70,7 @@ class State:
 
 
 def fill(server: Server, rule: dict[str, Any], entries: int, costs: Callable[[int], int], start: int) -> State:
-    """Return a state with this number of entries, charged one by one. Its limit admits half as many again."""
+    """Return a state with this number of entries, charged one by one. Its limit has room for half as many more."""
     from ratelimits.engine import algorithm_from_json
     from ratelimits.engine.call import Op
     from ratelimits.engine.program import Term, program
@@ -94,12 +98,12 @@ def operations(state: State) -> Iterator[tuple[str, Callable[[], object]]]:
     free = whole // 2
     leases = state.program.terms[0].algorithm.id == "concurrency"
 
-    def asked(op: Op, cost: int, now: int, number: int = 0) -> object:
+    def decide(op: Op, cost: int, now: int, number: int = 0) -> object:
         lease = f"more-{now}-{number}"
         call = Call(state.program, (KEY,), (cost,), now=now, op=op, lease=lease, version=None)
         return decide_call(state.server, call)
 
-    def given_back(number: int) -> object:
+    def give_back(number: int) -> object:
         receipt = Receipt(
             f"late{number}",
             state.program,
@@ -115,25 +119,25 @@ def operations(state: State) -> Iterator[tuple[str, Callable[[], object]]]:
         call = release_call(receipt) if leases else receipt_call(receipt, (0,), LIFE, whole=True)
         return decide_call(state.server, call._replace(now=last))
 
-    yield "peek", lambda: asked(Op.PEEK, 1, last)
+    yield "peek", lambda: decide(Op.PEEK, 1, last)
     for share in (1, 2, 4):
         wanted = min(whole, free + whole // share)
-        yield f"refusal, 1/{share} must end first", partial(asked, Op.TRY, wanted, last)
+        yield f"refusal, 1/{share} must end first", partial(decide, Op.TRY, wanted, last)
     for number in (0, state.entries // 3, state.entries // 2, state.entries - 1):
-        yield "release" if leases else "refund, late", partial(given_back, number)
+        yield "release" if leases else "refund, late", partial(give_back, number)
     for number in range(min(CHARGES, state.entries)):
-        yield "charge", partial(asked, Op.TRY, 1, last + number, number)
+        yield "charge", partial(decide, Op.TRY, 1, last + number, number)
     half = state.at(state.entries // 2) + LIFE * SECOND
-    yield "peek, half have ended", lambda: asked(Op.PEEK, 1, half)
-    yield "refusal, half have ended", lambda: asked(Op.TRY, whole + free, half)
+    yield "peek, half have ended", lambda: decide(Op.PEEK, 1, half)
+    yield "refusal, half have ended", lambda: decide(Op.TRY, whole + free, half)
     for number in range(min(CHARGES, state.entries)):
-        yield "charge, half have ended", partial(asked, Op.TRY, 1, half + number, number)
+        yield "charge, half have ended", partial(decide, Op.TRY, 1, half + number, number)
     end = half + LIFE * SECOND // 2
-    yield "peek, all but a few have ended", lambda: asked(Op.PEEK, 1, end)
-    yield "charge, all but a few have ended", lambda: asked(Op.TRY, 1, end)
-    yield "peek, all have ended", lambda: asked(Op.PEEK, 1, end + LIFE * SECOND)
-    yield "charge, all have ended", lambda: asked(Op.TRY, 1, end + LIFE * SECOND)
-    yield "reset", lambda: asked(Op.RESET, 0, end + LIFE * SECOND)
+    yield "peek, all but a few have ended", lambda: decide(Op.PEEK, 1, end)
+    yield "charge, all but a few have ended", lambda: decide(Op.TRY, 1, end)
+    yield "peek, all have ended", lambda: decide(Op.PEEK, 1, end + LIFE * SECOND)
+    yield "charge, all have ended", lambda: decide(Op.TRY, 1, end + LIFE * SECOND)
+    yield "reset", lambda: decide(Op.RESET, 0, end + LIFE * SECOND)
 
 
 class Processor:
@@ -143,8 +147,9 @@ class Processor:
         self._file = Path(f"/proc/{process}/task/{process}/schedstat")
 
     def now(self) -> float:
-        """Return the time, after the thread has become idle."""
+        """Return the time, after the thread has become idle: the time no longer changes."""
         before = -1
+        # The first number of the file is the processor time of the thread, in ns.
         while (time_ns := int(self._file.read_text().split()[0])) != before:
             before = time_ns
             time.sleep(0.0005)
@@ -161,18 +166,19 @@ def measured(client: redis.Redis, processor: Processor, state: State) -> list[tu
         client.slowlog_reset()
         before = processor.now()
         call()
-        of_processor = processor.now() - before
+        processor_ms = processor.now() - before
         lasted = max(one["duration"] for one in client.slowlog_get(64) if one["command"].startswith(b"EVALSHA"))
-        out.append((name, min(of_processor, lasted / 1000)))
+        out.append((name, min(processor_ms, lasted / 1000)))  # the slow log has µs
     return out
 
 
 def least(rounds: Sequence[list[tuple[str, float]]]) -> dict[str, list[float]]:
     """Return, for each operation, the smallest time of each call in these rounds."""
     out: dict[str, list[float]] = {}
-    for alike in zip(*rounds, strict=True):
-        assert len({name for name, _took in alike}) == 1
-        out.setdefault(alike[0][0], []).append(min(took for _name, took in alike))
+    # Every round makes the same calls in the same order.
+    for same_call in zip(*rounds, strict=True):
+        (operation,) = {name for name, _took in same_call}
+        out.setdefault(operation, []).append(min(took for _name, took in same_call))
     return out
 
 

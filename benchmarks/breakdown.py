@@ -2,9 +2,10 @@
 
     python -m benchmarks.breakdown
 
-The time of a layer includes the layers below it. All layers are timed in turns on one core, and the table shows what
-each adds. A step is timed alone in a loop, so it is faster than in a request, where other code has used the processor's
-caches. The last table shows functions within a request, without the time of other listed functions that they call.
+The time of a layer includes the layers before it. All layers are timed in turns on one core, and the table shows the
+time that each layer adds. A step is timed alone in a loop. So a step is faster than in a request, where other code has
+used the processor's caches. The last table shows functions within a request, without the time of other listed functions
+that they call.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         about = report.machine(redis_server.url)
         whole, parts = layers(redis_server.url), steps()
         timed = interleaved([*whole, *parts], options.rounds, options.calls)
-        found = inside.watch(in_place.asked("ours"), options.rounds * options.calls)
+        found = inside.watch(in_place.throttle_call("ours"), options.rounds * options.calls)
     run = report.run_json(
         "breakdown",
-        {**about, "load_behind": report.load()},
+        {**about, "load_after": report.load()},
         vars(options),
         [],
         layers=_added([timed[case.name] for case in whole]),
@@ -99,14 +100,14 @@ def layers(url: str) -> list[Case]:
         ("bare", "the bare script instead", lambda: raw.exchange(bare)),
         (
             "script",
-            "the deciding script instead, on the raw socket",
+            "the script of a decision instead, on the raw socket",
             lambda: raw.exchange(command.to_bytes(run_id, new_nonce())),
         ),
-        ("wire", "wire.call: redis-py's connection and parser", lambda: server.wire.call(command, new_nonce())),
-        ("engine", "decide_call: the Decision", lambda: decide_call(server, command.call, command).allowed),
-        ("check", "quota.check: rules, command, policy, the Answer", check),
-        ("wait", "check_and_wait: counting the requests that wait", check_and_wait),
-        ("throttle", "QuotaThrottle: identify, costs, headers", in_place.asked("ours")),
+        ("wire", "wire.call: use redis-py's connection and parser", lambda: server.wire.call(command, new_nonce())),
+        ("engine", "decide_call: make the Decision", lambda: decide_call(server, command.call, command).allowed),
+        ("check", "quota.check: find the rules and the command, make the Answer", check),
+        ("wait", "check_and_wait: count the requests that wait", check_and_wait),
+        ("throttle", "QuotaThrottle: find the caller and the cost, make the headers", in_place.throttle_call("ours")),
     ]
     return [Case(f"layer_{name}", title, "ours", call) for name, title, call in calls]
 
@@ -133,17 +134,19 @@ def steps() -> list[Case]:
     now, quoted = time.time_ns() // 1000, headers.quoted(rule.name)
     command = Command(server.keyspace, ours.call_of(ours.three_limits(), now))
     run_id = run_of(current_server().wire.client)
-    place = (Identity("user:42", None, "account:7", "ip:203.0.113.9"), "three", "GET", False, ("requests", 1))
-    known = {place: 1}
-    equal = (Identity("user:42", None, "account:7", "ip:203.0.113.9"), *place[1:])
+    # The key of a kind of request in the caches of quota: caller, scope, method and costs. The second key is equal to
+    # the first one, but another object.
+    cache_key = (Identity("user:42", None, "account:7", "ip:203.0.113.9"), "three", "GET", False, ("requests", 1))
+    cached = {cache_key: 1}
+    equal_key = (Identity("user:42", None, "account:7", "ip:203.0.113.9"), *cache_key[1:])
     calls: list[tuple[str, Callable[[], object]]] = [
         ("identify(request)", lambda: identify(request)),
-        ("of which address_of(request)", lambda: address_of(request)),
+        ("part of it: address_of(request)", lambda: address_of(request)),
         ("Identity(…)", lambda: Identity("user:42", None, "account:7", "ip:203.0.113.9")),
-        ("a dict look-up by the place of a request: hash and compare an Identity", lambda: known.get(equal)),
+        ("a dict look-up by the key of a request: hash and compare an Identity", lambda: cached.get(equal_key)),
         ("answer.headers()", answer.headers),
         (
-            "of which headers.ratelimit_field()",
+            "part of it: headers.ratelimit_field()",
             lambda: headers.ratelimit_field(quoted, decision.remaining, decision.reset_after),
         ),
         ("answer.binding", lambda: answer.binding),
@@ -160,11 +163,12 @@ def steps() -> list[Case]:
             lambda: Command(server.keyspace, ours.call_of(ours.three_limits(), now, user="43")),
         ),
     ]
-    return [Case(f"step_{title}", title, "ours", _true(call), inner=20) for title, call in calls]
+    return [Case(f"step_{title}", title, "ours", _always_true(call), inner=20) for title, call in calls]
 
 
-def _true(call: Callable[[], object]) -> Callable[[], object]:
-    # The result of a step need not be true. The wrapper takes the time of one call.
+def _always_true(call: Callable[[], object]) -> Callable[[], object]:
+    # A case must return a true value, but a step need not. A tuple with one item is true. The wrapper adds the time of
+    # one function call.
     return lambda: (call(),)
 
 
@@ -175,16 +179,16 @@ def text_of(run: dict[str, Any]) -> str:
     inside = run["inside"]
     functions = [(one["function"], one["calls"], one["own_us"], one["low_us"]) for one in inside["functions"]]
     whole = f"{inside['whole_us']:,.1f} µs a request, {inside['wrapped_us']:,.1f} while watched"
-    gone = [f"Gone, so not watched: {', '.join(inside['gone'])}."] if inside["gone"] else []
+    missing = [f"No longer in the code, so not watched: {', '.join(inside['missing'])}."] if inside["missing"] else []
     return "\n\n".join(
         [
-            report.table(("layer, with all below it", "median µs", "adds µs", "at best µs"), rows),
+            report.table(("layer, with all layers above it", "median µs", "adds µs", "smallest µs"), rows),
             report.table(
-                ("step, by itself", "median µs", "at best µs"),
+                ("step, by itself", "median µs", "smallest µs"),
                 [(one["title"], one["median_us"], one["min_us"]) for one in ordered],
             ),
             report.table((f"function, in place ({whole})", "calls", "own µs", "10th percentile"), functions),
-            *gone,
+            *missing,
         ]
     )
 

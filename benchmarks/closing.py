@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report.Claim(f"a month of {options.accounts:,} accounts closed on {kind}, s", BOUNDS[kind], one["seconds"])
         for kind, one in results.items()
     ]
-    run = report.run_json("closing", {**about, "load_behind": report.load()}, vars(options), claims, results=results)
+    run = report.run_json("closing", {**about, "load_after": report.load()}, vars(options), claims, results=results)
     print(text_of(run))
     report.write(run, options.out)
     return 0
@@ -88,12 +88,13 @@ def fill(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def close(options: argparse.Namespace) -> dict[str, Any]:
-    """Close the month. Return the seconds, the number of reports, and the memory that the process has grown by."""
+    """Close the month. Return the seconds, the number of reports, and the growth of the process's memory."""
     from benchmarks.measured.usage import month
     from ratelimits.models import Report, ShardState
     from ratelimits.reports.closing.close import finalise_each
     from ratelimits.reports.periods import month_in
 
+    # Two hours after the end of the month, in µs: more than GRACE_SECONDS.
     end = month_in(month(), "UTC")[1] + 2 * 3_600_000_000
     ShardState.objects.update(watermark=end)
     start, processor = time.perf_counter(), time.process_time()
@@ -108,7 +109,8 @@ def close(options: argparse.Namespace) -> dict[str, Any]:
         "reports": reports,
         "ms_per_report": round(seconds / reports * 1000, 2),
         "resident_mb": round(max(resident), 1),
-        # Memory is compared with that after the first tenth of the accounts, to see what grows with their number.
+        # Growth since the first tenth of the accounts was closed: it shows whether memory grows with the number of
+        # accounts.
         "grows_mb": round(max(resident) - resident[len(resident) // 10], 1),
     }
 
@@ -124,7 +126,7 @@ def text_of(run: dict[str, Any]) -> str:
         (kind, *(one[name] for name in ("reports", "seconds", "processor_seconds", "resident_mb", "grows_mb")))
         for kind, one in run["results"].items()
     ]
-    heads = ("closing", "reports", "seconds", "of its processor", "resident, MB", "grows by, MB")
+    heads = ("closing", "reports", "seconds", "processor time, s", "resident, MB", "grows by, MB")
     return "\n\n".join([report.table(heads, rows), report.claims_table(run["claims"])])
 
 

@@ -1,9 +1,10 @@
-"""Measure how long a decision takes: in this app, in other packages, and at least (a round trip, a bare script).
+"""Measure how long a decision takes: in this app, in other packages, and in the shortest possible time.
 
     pip install -r benchmarks/requirements.txt
     python -m benchmarks.decide [--out DIR]
 
-Everything is timed in turns on one core, which client and server share. So a time includes all work of both.
+The shortest possible times are those of a round trip and of a bare script. All cases are timed in turns on one core,
+which client and server share. So a time includes all work of client and server.
 """
 
 from __future__ import annotations
@@ -45,41 +46,44 @@ def commands_sent(client: redis.Redis) -> int:
 def latency_claims(ratios: dict[str, dict[str, float]], results: dict[str, Any]) -> list[report.Claim]:
     """Return the promises about single decisions.
 
-    `ratios` has, by two names, how many times the other's time one takes.
+    `ratios[one][other]` is the time of the case `one`, divided by the time of the case `other`.
     """
     claims = [
-        report.Claim(f"decide, {text}, × the bare script", bound, ratios[name][bare])
+        report.Claim(f"time of a decision, {text}, × that of the bare script", bound, ratios[name][bare])
         for name, bare, text, bound in (
             ("engine_one", "bare_one", "one rule", 1.6),
             ("engine_three", "bare_three", "3 rules on one key + metering", 1.6),
             ("engine_kinds", "bare_kinds", "user + account + global + metering", 1.5),
-            ("engine_ten", "bare_three", "10 limits + metering (beside 3 rules)", 2.0),
+            ("engine_ten", "bare_three", "10 limits + metering (bare script: 3 rules)", 2.0),
         )
         if name in ratios and bare in ratios[name]
     ]
     if "engine_three" in ratios:
         claims += [
-            report.Claim(f"times faster than {text}", bound, 1 / ratios["engine_three"][name], least=True)
+            report.Claim(
+                f"{text}: time ÷ our time with 3 rules + metering", bound, 1 / ratios["engine_three"][name], least=True
+            )
             for name, text, bound in (
-                ("drf_one", "DRF's throttle, with our 3 rules + metering", 3),
-                ("drf_three", "three of DRF's, with our 3 rules + metering", 7),
+                ("drf_one", "DRF's throttle", 3),
+                ("drf_three", "three of DRF's throttles", 7),
             )
             if name in results
         ]
     if "engine_one" in ratios:
-        best: dict[str, float] = {}
+        best: dict[str, float] = {}  # by package: the ratio of its fastest algorithm
         for name, one in results.items():
             if one["peer"] and one["peer"] != "djangorestframework":
                 best[one["peer"]] = min(best.get(one["peer"], 1e9), 1 / ratios["engine_one"][name])
         claims += [
-            report.Claim(f"times faster than {peer}, one rule", 1, ratio, least=True) for peer, ratio in best.items()
+            report.Claim(f"{peer}, fastest algorithm: time ÷ our time with one rule", 1, ratio, least=True)
+            for peer, ratio in best.items()
         ]
     for name, text, bound in (
-        ("engine_ahead", "permits taken ahead: a decision", 0.1),
-        ("engine_refused", "deny cache: a refusal in the engine", 0.05),
+        ("engine_ahead", "a decision with prefetched permits", 0.1),
+        ("engine_refused", "a refusal found in the deny cache", 0.05),
         ("check_blocked", "a blocked key in quota", 0.2),
         ("check_blocked_network", "a blocked network in quota", 0.2),
-        ("throttle_refused", "deny cache: a refusal in the throttle", 0.5),
+        ("throttle_refused", "a refusal by the throttle from the deny cache", 0.5),
     ):
         if name in ratios:
             claims.append(report.Claim(f"{text}, × raw PING", bound, ratios[name]["ping"]))
@@ -92,27 +96,33 @@ def in_place_claims(places: dict[str, dict[str, Any]]) -> list[report.Claim]:
     if not {"ours", "ping", "drf_one", "drf_three"} <= adds.keys():
         return []
     return [
-        report.Claim("added to a request, × what a raw PING adds", 3, places["ours"]["times_ping"]),
-        report.Claim("added to a request, × what one DRF throttle adds", 0.6, adds["ours"] / adds["drf_one"]),
-        report.Claim("added to a request, × what three DRF throttles add", 0.24, adds["ours"] / adds["drf_three"]),
+        report.Claim("time added to a request, × the time that a raw PING adds", 3, places["ours"]["times_ping"]),
+        report.Claim(
+            "time added to a request, × the time that one DRF throttle adds", 0.6, adds["ours"] / adds["drf_one"]
+        ),
+        report.Claim(
+            "time added to a request, × the time that three DRF throttles add", 0.24, adds["ours"] / adds["drf_three"]
+        ),
     ]
 
 
 def in_place_targets(places: dict[str, dict[str, Any]]) -> list[report.Claim]:
     """Return the targets for the throttle in a request."""
-    wanted = ("ours", "ours_kinds")
+    measured = ("ours", "ours_kinds")
     return [
-        report.Claim(f"{places[name]['title']}: added to a request, × what a raw PING adds", 2.5, ratio)
-        for name in wanted
+        report.Claim(f"{places[name]['title']}: time added to a request, × the time that a raw PING adds", 2.5, ratio)
+        for name in measured
         if (ratio := places.get(name, {}).get("times_ping")) is not None
     ]
 
 
 def chosen(cases: list[Case], only: str | None, always: str) -> list[Case]:
+    """Return the case named `always`, and the cases whose names contain the text `only` (None: all cases)."""
     return [case for case in cases if only is None or only in case.name or case.name == always]
 
 
 def tell(text: str) -> None:
+    """Print a message on standard error: standard output is for the tables."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -164,20 +174,20 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
         blocked = ours.blocked_sent(options.refusals, client)
     text = f"commands sent to decide {options.refusals:,} blocked requests"
     claims.append(report.Claim(text, 0, blocked["to_decide"]))
-    text = f"each of {options.refusals:,} blocked requests in quota, with its counting, × raw PING"
+    text = f"time of each of {options.refusals:,} blocked requests in quota, with counting it, × raw PING"
     claims.append(report.Claim(text, 0.2, blocked["us_each"] / results["ping"]["median_us"]))
     claims.append(report.Claim(f"commands sent for {options.refusals:,} refusals in a row", 200, sent))
 
     # For throughput, the server has its own core if the machine has two.
-    apart = next((one for one in available if one != core), core)
-    servers.pin(apart)
+    client_core = next((one for one in available if one != core), core)
+    servers.pin(client_core)
     throughput = threads.compare(url, now, options.threads, options.seconds, max(options.rounds // 12, 1))
-    text = f"{options.threads} threads: × what redis-py's pooled client does"
+    text = f"{options.threads} threads: decisions/s, × those of redis-py's pooled client"
     claims.append(report.Claim(text, 1.5, throughput["ratio"], least=True))
     targets = [*in_place_targets(places), report.Claim(text, 3, throughput["ratio"], least=True)]
     return report.run_json(
         "decide",
-        {**about, "load_behind": report.load()},
+        {**about, "load_after": report.load()},
         vars(options),
         claims,
         targets,
@@ -200,8 +210,8 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
 def text_of(run: dict[str, Any]) -> str:
     """Return the run as tables."""
     ratios = run["ratios"]
-    against = {"engine_one": "× our 1 rule", "engine_three": "× our 3", "check_three": "× our check"}
-    columns = [name for name in against if name in ratios]
+    ours_by_name = {"engine_one": "× our 1 rule", "engine_three": "× our 3", "check_three": "× our check"}
+    columns = [name for name in ours_by_name if name in ratios]
     rows = [
         (
             one["title"],
@@ -213,7 +223,7 @@ def text_of(run: dict[str, Any]) -> str:
         )
         for name, one in run["results"].items()
     ]
-    heads = [against[name] for name in columns]
+    heads = [ours_by_name[name] for name in columns]
     out = [report.table(("decision", "", "median µs", "p99 µs", "× PING", *(heads if len(rows) > 1 else ())), rows)]
     rows = [
         (one["title"], one["median_us"], one["p99_us"], one.get("adds_us"), one.get("times_ping"))

@@ -2,8 +2,8 @@
 
     python -m benchmarks.document docs/performance [--page docs/performance.md] [--check]
 
-A table is between `<!-- name -->` and `<!-- /name -->`. If the JSON file of its benchmark is missing, it is not
-changed. With `--check`, the exit status is 1 if a promise does not hold.
+A table of the page stands between `<!-- name -->` and `<!-- /name -->`. A table stays unchanged if the JSON file of its
+benchmark is missing. With `--check`, the exit status is 1 if a promise does not hold.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def machine(runs: dict[str, Run]) -> str:
         packages = ", ".join(f"{package} {version}" for package, version in about["packages"].items())
         where = f"{about['processor']}, {about['cores']} cores"
         rows.append((f"`{name}`", run["at"], where, about["server"], f"Python {about['python']}, {packages}"))
-    return markdown(("run", "at", "machine", "server", "with"), rows)
+    return markdown(("run", "time (UTC)", "machine", "server", "packages"), rows)
 
 
 def promises(runs: dict[str, Run]) -> str:
@@ -49,13 +49,14 @@ def targets(runs: dict[str, Run]) -> str:
 
 
 def _claims(runs: dict[str, Run], kind: str, columns: Sequence[str]) -> str:
+    """Return the table of all promises (`kind` is "claims") or of all targets ("targets")."""
     rows = [
         (one["claim"], one["bound"], float(one["measured"]), "yes" if one["holds"] else "**no**")
         for _name, run in sorted(runs.items())
         for one in run.get(kind, [])
     ]
     if kind == "targets":
-        rows.sort(key=lambda row: row[-1])
+        rows.sort(key=lambda row: row[-1])  # "**no**" comes before "yes"
     return markdown(columns, rows)
 
 
@@ -68,14 +69,15 @@ def decide(runs: dict[str, Run]) -> str:
     """Return the table of all decisions."""
     run = runs["decide"]
     rows = [
-        (one["title"], one["median_us"], one["p99_us"], one["times_ping"], *_against(run, name))
+        (one["title"], one["median_us"], one["p99_us"], one["times_ping"], *_times_ours(run, name))
         for name, one in run["results"].items()
     ]
     heads = ("decision", "median, µs", "p99, µs", "× PING", "× our one rule", "× our 3 rules + metering")
     return markdown(heads, rows)
 
 
-def _against(run: Run, name: str) -> list[float | None]:
+def _times_ours(run: Run, name: str) -> list[float | None]:
+    """Return how many times our time a decision takes: our time with one rule, and with three rules and metering."""
     found = [run["ratios"].get(ours, {}).get(name) for ours in ("engine_one", "engine_three")]
     return [None if ratio is None else 1 / ratio for ratio in found]
 
@@ -124,7 +126,7 @@ def identities(runs: dict[str, Run]) -> str:
     rows = [
         (
             name,
-            *(float(one["grown_mb"][place]) for place in (0, (len(one["grown_mb"]) - 1) // 2, -1)),
+            *(float(one["grown_mb"][index]) for index in (0, (len(one["grown_mb"]) - 1) // 2, -1)),
             one["connections"],
         )
         for name, one in run["phases"].items()
@@ -149,7 +151,7 @@ def layers(runs: dict[str, Run]) -> str:
     rows = [
         (one["title"], one["median_us"], one["adds_us"], one["min_us"]) for one in runs["breakdown"]["layers"].values()
     ]
-    return markdown(("layer (its time includes the layers above it)", "median, µs", "adds, µs", "at best, µs"), rows)
+    return markdown(("layer (its time includes the layers above it)", "median, µs", "adds, µs", "smallest, µs"), rows)
 
 
 def growth(runs: dict[str, Run]) -> str:
@@ -328,7 +330,7 @@ def waiting(runs: dict[str, Run]) -> str:
         for name, one in run["results"].items()
     ]
     processes = f"{run['options']['processes']} processes on one limit"
-    return markdown((processes, "permits", "s", "ideal, s", "× ideal", "Redis commands a permit"), rows)
+    return markdown((processes, "permits", "s", "ideal, s", "× ideal", "Redis commands per permit"), rows)
 
 
 def limited_tasks(runs: dict[str, Run]) -> str:
@@ -344,7 +346,7 @@ def imports(runs: dict[str, Run]) -> str:
 
 
 def twice(runs: dict[str, Run]) -> str:
-    """Return the table of the app's own implementations beside plain ones."""
+    """Return the table of the app's own implementations and of the plain ones with which they are compared."""
     rows = [
         (*PAIRS[name], one["own_us"], one["plain_us"], one["times"]) for name, one in runs["twice"]["results"].items()
     ]
@@ -355,10 +357,10 @@ def throttles(runs: dict[str, Run]) -> str:
     """Return the table of throttles that are compared in pairs."""
     results = runs["pairs.throttles"]["results"]
     rows = [(*THROTTLES[name], one["us"], one["beside_us"], one["times"]) for name, one in results.items()]
-    return markdown(("throttle", "compared with", "µs", "compared with, µs", "times"), rows)
+    return markdown(("throttle", "compared with", "throttle, µs", "compared with, µs", "ratio"), rows)
 
 
-#: By name of the table: the runs that it needs, and the function that makes it.
+#: Name of a table -> the runs that the table needs, and the function that makes the table.
 TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "machine": ((), machine),
     "promises": ((), promises),

@@ -24,7 +24,9 @@ from typing import Any, cast
 from benchmarks.support import load, report, servers
 from ratelimits.embedded import die_with_parent, free_port
 
+#: The view without a limit. All other views are compared with this view.
 BASE = "unlimited"
+#: Maximum number of seconds in which gunicorn must start.
 START_SECONDS = 60.0
 
 
@@ -32,8 +34,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.end_to_end", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=10, help="rounds that every view takes part in")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of each measurement")
-    parser.add_argument("--connections", type=int, default=8, help="clients that ask at the same time")
-    parser.add_argument("--worker-class", default="sync", help="gunicorn's worker; it has one")
+    parser.add_argument("--connections", type=int, default=8, help="clients that send requests at the same time")
+    parser.add_argument("--worker-class", default="sync", help="class of gunicorn's only worker")
     parser.add_argument("--core", type=int, help="the core of gunicorn and the limits' server (default: the last)")
     parser.add_argument("--server", type=servers.binary, help=servers.SERVER_HELP)
     parser.add_argument("--out", type=Path, help="directory for the run's JSON and chart")
@@ -90,14 +92,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         ours.save_rules()
         with gunicorn(core, options.worker_class, environment) as port:
-            apart = next((one for one in available if one != core), core)
-            run = measure(options, redis_server.url, port, apart)
+            client_core = next((one for one in available if one != core), core)
+            run = measure(options, redis_server.url, port, client_core)
     print(text_of(run))
     report.write(run, options.out, {"end_to_end": chart(run)})
     return 0
 
 
-def measure(options: argparse.Namespace, url: str, port: int, apart: int) -> dict[str, Any]:
+def measure(options: argparse.Namespace, url: str, port: int, client_core: int) -> dict[str, Any]:
     """Run all measurements and return them for the JSON file."""
     from benchmarks.support.views import VIEWS
 
@@ -105,14 +107,16 @@ def measure(options: argparse.Namespace, url: str, port: int, apart: int) -> dic
     tool = load.generator()
     if tool != "wrk":
         print("wrk is not installed (apt install wrk): Python clients make the load", file=sys.stderr, flush=True)
-    # The engine alone has no failure policy: a busy machine would make an error of a slow reply.
+    # Leave out the engine alone: it has no failure policy, so on a busy machine a slow reply would be an error.
     wanted = {name: title for name, (title, _view) in VIEWS.items() if name not in ("refused", "engine")}
     found: dict[str, list[float]] = {name: [] for name in wanted}
     order = random.Random(1)
     for number in range(options.rounds):
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
         for name in order.sample(list(wanted), len(wanted)):
-            found[name].append(load.requests_per_second(port, f"/{name}", apart, options.connections, options.seconds))
+            found[name].append(
+                load.requests_per_second(port, f"/{name}", client_core, options.connections, options.seconds)
+            )
     results = {
         name: {
             "title": title,
@@ -124,10 +128,10 @@ def measure(options: argparse.Namespace, url: str, port: int, apart: int) -> dic
     share = cast("float", results["ours"]["share"])
     return report.run_json(
         "end_to_end",
-        {**about, "load_behind": report.load()},
+        {**about, "load_after": report.load()},
         {**vars(options), "generator": tool},
-        [report.Claim("end to end: share of the unlimited requests/s", 0.64, share, least=True)],
-        [report.Claim("end to end: share of the unlimited requests/s", 0.85, share, least=True)],
+        [report.Claim("end to end: requests/s, × requests/s without a limit", 0.64, share, least=True)],
+        [report.Claim("end to end: requests/s, × requests/s without a limit", 0.85, share, least=True)],
         results=results,
     )
 

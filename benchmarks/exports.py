@@ -29,8 +29,10 @@ FORMATS = ("csv", "json", "cloudevents", "cloudevents-ndjson", "xlsx")
 MONTH = "2026-11"
 #: Start and end of the month, in µs since 1970 UTC.
 _START, _END = 1_793_491_200_000_000, 1_796_083_200_000_000
+#: 15 minutes, in µs.
 _BIN = 900_000_000
 _LINES_PER_REPORT = 1000
+#: Number of rows in one INSERT.
 _CHUNK = 2000
 
 
@@ -54,8 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from django.db import connection
 
         connection.close()
-    claims = [report.Claim(f"{name}, peak memory in MB", 200, one["peak_mb"]) for name, one in results.items()]
-    run = report.run_json("exports", {**about, "load_behind": report.load()}, vars(options), claims, results=results)
+    claims = [
+        report.Claim(f"export as {name}, peak memory in MB", 200, one["peak_mb"]) for name, one in results.items()
+    ]
+    run = report.run_json("exports", {**about, "load_after": report.load()}, vars(options), claims, results=results)
     print(text_of(run))
     report.write(run, options.out)
     return 0
@@ -65,7 +69,7 @@ def finalised(count: int) -> None:
     """Write finalised reports of one month with this number of lines in total."""
     from ratelimits.models import Report, ReportLine
 
-    numbers = range(-(-count // _LINES_PER_REPORT))
+    numbers = range(-(-count // _LINES_PER_REPORT))  # rounded up
     Report.objects.bulk_create(
         Report(account=f"account-{number:06d}", period_start=_START, period_end=_END, timezone="UTC", plan="pro")
         for number in numbers
@@ -79,6 +83,7 @@ def _lines(row: Any) -> Iterator[ReportLine]:
     from ratelimits.models import ReportLine
 
     for number in range(1, _LINES_PER_REPORT + 1):
+        # Various quantities and times: the month has 2,880 bins, and each line covers four of them.
         used, start = number * 7919 % 100_000, _START + number % 2876 * _BIN
         included = min(used, 60_000)
         yield ReportLine(
@@ -131,9 +136,9 @@ def export(month: str, form: str) -> dict[str, Any]:
 
 
 def _peak_mb(pid: int) -> float:
-    """Return the peak memory of a process so far.
+    """Return the peak memory of a process so far, in MB.
 
-    getrusage is not used, since it would also count memory of the parent.
+    This function does not use getrusage, which would also count the memory of the parent process.
     """
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()

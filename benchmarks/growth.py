@@ -2,8 +2,9 @@
 
     python -m benchmarks.growth [--out DIR]
 
-Each size runs in its own process with its own database. The processes take turns, block by block. In each round, every
-size is compared with the smallest one (three rules and one key). All servers and processes share one core.
+Live keys are keys whose states are in Redis. Each size runs in its own process with its own database. The processes
+take turns, block by block. In each round, every size is compared with the smallest size (three rules and one key). All
+servers and processes share one core.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _steps(most: int, start: int) -> list[int]:
-    """Return 1,000, 10,000, … and the maximum itself."""
+    """Return `start`, ten times `start` and so on, up to and including `most`."""
     out = []
     while start < most:
         out.append(start)
@@ -60,7 +61,10 @@ def sizes(options: argparse.Namespace) -> list[Size]:
     out += [Size(f"overrides_{n}", f"{n:,} overrides", overrides=n) for n in _steps(overrides, 1_000)]
     out += [Size(f"keys_{n}", f"{n:,} live keys", keys=n) for n in _steps(keys, 1_000)]
     out += [Size(f"spread_{n}", f"requests spread over {n:,} keys", keys=n, spread=n) for n in _steps(keys, 1_000)]
-    out += [Size(f"limits_{n}", f"{n} limits per request", rules=n, limits=n) for n in (1, 2, 5, 10)]
+    out += [
+        Size(f"limits_{n}", f"{n} {'limit' if n == 1 else 'limits'} per request", rules=n, limits=n)
+        for n in (1, 2, 5, 10)
+    ]
     title = f"{rules:,} rules, {overrides:,} overrides, {keys:,} live keys"
     out += [
         Size("all", title, rules=rules, overrides=overrides, keys=keys),
@@ -90,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Process:
-    """A process that times blocks of calls of one size when it is asked to."""
+    """A process for one size. It times a block of calls each time that it reads a number of calls from its input."""
 
     def __init__(self, size: Size, environment: dict[str, str], load: str = "") -> None:
         command = [sys.executable, "-m", "benchmarks.growth", "--process", json.dumps(asdict(size))]
@@ -103,8 +107,8 @@ class Process:
         )
         self.answer = self._read()
 
-    def ask(self, calls: int) -> list[float]:
-        """Return the times of a block of calls, in ns."""
+    def time_block(self, calls: int) -> list[float]:
+        """Let the process make a block of calls. Return their times in ns."""
         assert self._process.stdin is not None
         print(calls, file=self._process.stdin, flush=True)
         times: list[float] = self._read()
@@ -133,11 +137,11 @@ def measure(options: argparse.Namespace, stack: ExitStack, core: int) -> dict[st
     databases: dict[tuple[int, int, int], str] = {}
     environments: dict[str, dict[str, str]] = {}
     for size in wanted:
-        inside = (size.rules, size.overrides, size.limits)
-        if inside not in databases:
-            databases[inside] = stack.enter_context(servers.database("sqlite"))
+        rows = (size.rules, size.overrides, size.limits)
+        if rows not in databases:
+            databases[rows] = stack.enter_context(servers.database("sqlite"))
         environments[size.name] = servers.environment(
-            redis_servers[size.keys], databases[inside], f"g{size.rules}-{size.overrides}-{size.limits}"
+            redis_servers[size.keys], databases[rows], f"g{size.rules}-{size.overrides}-{size.limits}"
         )
     loads = _loads(wanted, environments)
     processes: dict[str, Process] = {}
@@ -150,11 +154,11 @@ def measure(options: argparse.Namespace, stack: ExitStack, core: int) -> dict[st
     for number in range(options.rounds):
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
         for name in order.sample(list(processes), len(processes)):
-            times[name].append(processes[name].ask(options.calls))
+            times[name].append(processes[name].time_block(options.calls))
     results = {size.name: _result(size, times[size.name], times[BASE]) for size in wanted}
     return report.run_json(
         "growth",
-        {**about, "load_behind": report.load()},
+        {**about, "load_after": report.load()},
         vars(options),
         _claims(results, loads),
         results=results,
@@ -191,7 +195,7 @@ def _loads(wanted: list[Size], environments: dict[str, dict[str, str]]) -> list[
 
 def _claims(results: dict[str, dict[str, Any]], loads: list[dict[str, Any]]) -> list[report.Claim]:
     claims = [
-        report.Claim(f"{results[name]['title']}: × 3 rules, 1 key", 1.05, results[name]["times_base"])
+        report.Claim(f"decision with {results[name]['title']}, × 3 rules, 1 key", 1.05, results[name]["times_base"])
         for name in {"all"} & results.keys()
     ]
     if loads:
@@ -211,7 +215,7 @@ def text_of(run: dict[str, Any]) -> str:
     return "\n\n".join(
         [
             report.table(("quota.check, metered", "median µs", "p99 µs", "× 3 rules, 1 key"), rows),
-            report.table(("overrides in the database", "load, s", "process grows by, MB", "held, MB"), loads),
+            report.table(("overrides in the database", "load, s", "process grows by, MB", "in use, MB"), loads),
             report.claims_table(run["claims"]),
         ]
     )

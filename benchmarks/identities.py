@@ -2,8 +2,9 @@
 
     python -m benchmarks.identities [--identities N] [--out DIR]
 
-Each request is by a new user, account and address. In the first phase all requests are admitted. In the second all are
-refused. In the third Redis does not answer, and the local limiter decides.
+Each request comes from a new user, account and address. In the phase "admitted" all requests are admitted. In the phase
+"refused" all requests are refused. In the phase "unavailable" Redis does not answer, and the failure policy "local"
+decides.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import redis
 from benchmarks.support import report, servers
 
 #: Number of times that the memory is measured in each phase.
-LOOKS = 10
+MEASUREMENTS = 10
 #: Maximum growth of the process in MB: until the end of a phase, and from the middle of a phase to its end.
-MOST_MB, MOST_LATER_MB = 350, 40
+MAX_GROWTH_MB, MAX_LATER_GROWTH_MB = 350, 40
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -64,42 +65,44 @@ def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
         ours.row("user", "month", "admitted"),
         ours.row("address", "month", "admitted", "ip"),
         ours.row("all", "month", "refused", "global", capacity=1),
-        ours.row("local", "month", "away", on_failure="local"),
-        ours.row("local-address", "month", "away", "ip", on_failure="local"),
+        ours.row("local", "month", "unavailable", on_failure="local"),
+        ours.row("local-address", "month", "unavailable", "ip", on_failure="local"),
     ]
     with editing("default"):
         Rule.objects.bulk_create(rows)
     checking.check(invented("warm", 0), "admitted", "GET")
     about = report.machine(redis_server.url)
-    gc.freeze()  # the garbage collector need not look at the present objects each time that the memory is measured
+    # So the garbage collector need not look at the present objects each time that the memory is measured.
+    gc.freeze()
     before = resident_mb()
     phases: dict[str, dict[str, Any]] = {}
 
     def phase(name: str, connections: Callable[[], int | None]) -> None:
-        looks = []
-        step = max(options.identities // LOOKS, 1)
+        grown = []  # MB
+        step = max(options.identities // MEASUREMENTS, 1)
         for number in range(options.identities):
             checking.check(invented(name, number), name, "GET")
             if (number + 1) % step == 0:
-                looks.append(round(resident_mb() - before, 1))
-        phases[name] = {"grown_mb": looks, "connections": connections()}
+                grown.append(round(resident_mb() - before, 1))
+        phases[name] = {"grown_mb": grown, "connections": connections()}
 
     with redis.Redis.from_url(redis_server.url) as client:
+        # Connections of other programs. This process has one connection for decisions so far.
         others = len(client.client_list()) - 1
         for name in ("admitted", "refused"):
             phase(name, lambda: len(client.client_list()) - others)
-    with away(redis_server):
-        phase("away", lambda: None)
+    with stopped(redis_server):
+        phase("unavailable", lambda: None)
     current_server().wire.client.close()
     from_memory.denials.clear()
     claims = [
         claim
         for name, one in phases.items()
         for claim in (
-            report.Claim(f"invented identities, {name}: memory grown, MB", MOST_MB, one["grown_mb"][-1]),
+            report.Claim(f"invented identities, {name}: growth of memory, MB", MAX_GROWTH_MB, one["grown_mb"][-1]),
             report.Claim(
-                f"invented identities, {name}: memory grown in the second half, MB",
-                MOST_LATER_MB,
+                f"invented identities, {name}: growth of memory in the second half, MB",
+                MAX_LATER_GROWTH_MB,
                 one["grown_mb"][-1] - one["grown_mb"][(len(one["grown_mb"]) - 1) // 2],
             ),
         )
@@ -108,7 +111,7 @@ def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
         report.Claim("invented identities: connections", 3, max(one["connections"] or 0 for one in phases.values()))
     )
     return report.run_json(
-        "identities", {**about, "load_behind": report.load()}, vars(options), claims, before_mb=before, phases=phases
+        "identities", {**about, "load_after": report.load()}, vars(options), claims, before_mb=before, phases=phases
     )
 
 
@@ -123,7 +126,7 @@ def invented(phase: str, number: int) -> Any:
 
 
 @contextmanager
-def away(redis_server: Any) -> Iterator[None]:
+def stopped(redis_server: Any) -> Iterator[None]:
     """Stop the server, so that the failure policy answers."""
     logging.getLogger("ratelimits").setLevel(logging.CRITICAL)
     redis_server.stop()

@@ -2,8 +2,8 @@
 
     python -m benchmarks.ledger [--lines 5000000] [--out DIR]
 
-Usage is written into Redis as the deciding script does, in portions. Each portion is sealed and drained by one process,
-with `appendfsync everysec`. The report is made by the command that people use, in its own process.
+Usage is written into Redis in portions, in the form in which the script of a decision writes it. One process drains
+each sealed portion, with `appendfsync everysec`. The report is made by the command that people use, in its own process.
 """
 
 from __future__ import annotations
@@ -27,11 +27,9 @@ DATABASES = ("postgres", "sqlite")
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ledger", description=__doc__.splitlines()[0])
-    parser.add_argument("--lines", type=int, default=5_000_000, help="lines that the ledger ends up with")
+    parser.add_argument("--lines", type=int, default=5_000_000, help="lines of the ledger at the end")
     parser.add_argument("--portion", type=int, default=500_000, help="lines that are sealed and drained at a time")
-    parser.add_argument(
-        "--keys", type=int, default=10_000, help="keys that the lines are of; four belong to an account"
-    )
+    parser.add_argument("--keys", type=int, default=10_000, help="keys with usage; each account has four keys")
     parser.add_argument("--database", choices=DATABASES, action="append", help="default: both")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
     parser.add_argument("--process", action="store_true", help=argparse.SUPPRESS)  # for this command itself
@@ -60,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return done.returncode
             results[kind] = json.loads(done.stdout)
     run = report.run_json(
-        "ledger", {**about, "load_behind": report.load()}, vars(options), _claims(results), results=results
+        "ledger", {**about, "load_after": report.load()}, vars(options), _claims(results), results=results
     )
     print(text_of(run))
     report.write(run, options.out)
@@ -68,11 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def work(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure one database."""
+    """Measure the drain and the report with one database."""
     servers.start_django({})
     from django.db import connection
 
-    from benchmarks.measured.usage import fill, floor, month
+    from benchmarks.measured.usage import bare_insert_rate, fill, month
     from ratelimits.models import Line
     from ratelimits.usage.drain import drain
     from ratelimits.usage.tally import tally
@@ -92,7 +90,7 @@ def work(options: argparse.Namespace) -> dict[str, Any]:
         portions.append({"lines": count, "drain_seconds": middle - start, "tally_seconds": end - middle})
         print(f"{done:,} lines: drained {count / (middle - start):,.0f}/s", file=sys.stderr, flush=True)
     assert Line.objects.count() == options.lines
-    bare = floor(min(options.portion, options.lines))
+    bare = bare_insert_rate(min(options.portion, options.lines))
     size = _database_bytes(connection)
     connection.close()
     return {
@@ -117,13 +115,13 @@ def _database_bytes(connection: Any) -> int:
 def _report(month: str) -> dict[str, Any]:
     """Make the report of a month as CSV. Return the seconds, the number of rows, and the peak memory."""
     done = export(month, "csv")
-    return {"rows": done.pop("lines") - 1, **done}
+    return {"rows": done.pop("lines") - 1, **done}  # without the header line
 
 
 def _claims(results: dict[str, Any]) -> list[report.Claim]:
     claims = [
         report.Claim(
-            f"drained to {kind}, lines/s, × a bare insert's",
+            f"drain to {kind}, lines/s, × the lines/s of a bare insert",
             bound,
             results[kind]["drain_lines_per_second"] / results[kind]["bare_insert_lines_per_second"],
             least=True,

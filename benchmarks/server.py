@@ -27,8 +27,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=10, help="rounds that every case takes part in")
     parser.add_argument("--calls", type=int, default=20_000, help="calls of each case in each round")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of each saturation measurement")
-    parser.add_argument("--users", type=int, default=1_000, help="users whose keys are decided on in turn")
-    parser.add_argument("--keys", type=int, default=100_000, help="keys that the memory is measured over")
+    parser.add_argument("--users", type=int, default=1_000, help="users who send requests in turn")
+    parser.add_argument("--keys", type=int, default=100_000, help="number of keys whose memory is measured")
     parser.add_argument("--server", type=servers.binary, help=servers.SERVER_HELP)
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
     return parser.parse_args(argv)
@@ -77,8 +77,9 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
     empty, three = floors.sha_of(floors.EMPTY), Command(server.keyspace, ours.calls(now)["three"][1]).script.sha
     nothing = [resp(b"EVALSHA", empty, b"0")] * options.users
     out["empty"] = "an empty script", list(batched(nothing))
-    told = [batch.replace(three, empty) for batch in out["engine_three"][1]]
-    out["empty_told"] = "an empty script with the arguments of 3 rules on one key + metering", told
+    # Replace the SHA-1 of the script in each command. Keys and arguments stay.
+    with_arguments = [batch.replace(three, empty) for batch in out["engine_three"][1]]
+    out["empty_told"] = "an empty script with the arguments of 3 rules on one key + metering", with_arguments
     users = (Command(server.keyspace, ours.calls(now, str(user))["three"][1]) for user in ids(1))
     packed = (_packed(command.to_bytes(run, new_nonce()), empty) for command in users)
     out["empty_packed"] = "an empty script with these arguments in one string beside the keys", list(batched(packed))
@@ -130,13 +131,13 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
         for name, (title, _made) in batches.items()
     }
     return report.run_json(
-        "server", {**about, "load_behind": report.load()}, vars(options), _claims(results, memory),
+        "server", {**about, "load_after": report.load()}, vars(options), _claims(results, memory),
         results=results, memory=memory,
     )  # fmt: skip
 
 
 def _memory(client: redis.Redis, url: str, name: str, keys: int) -> dict[str, Any]:
-    """Return the bytes of a user's state: of the key itself, and the growth of the server for each of many keys."""
+    """Return two sizes of a user's state in bytes: MEMORY USAGE of its key, and the server's growth for each key."""
     from benchmarks.measured import ours
     from benchmarks.support.pipelines import BATCH, FIRST_ID, Pipeline, batched, for_users, run_of
     from ratelimits.engine.call import shard
@@ -166,7 +167,7 @@ def _memory(client: redis.Redis, url: str, name: str, keys: int) -> dict[str, An
 def _claims(results: dict[str, dict[str, Any]], memory: dict[str, dict[str, Any]]) -> list[report.Claim]:
     claims = [
         report.Claim(
-            f"{text}, all of the server's work, × the bare script's",
+            f"{text}, all of the server's work, × that of the bare script",
             1.6,
             results[f"engine_{name}"]["core_us"] / results[f"bare_{name}"]["core_us"],
         )

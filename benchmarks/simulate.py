@@ -2,7 +2,7 @@
 
     python -m benchmarks.simulate [--lines 100000] [--out DIR]
 
-The trace is one day of a thousand keys, made from a fixed seed. Client and embedded server use all cores.
+The trace is one day of a thousand keys, made from a fixed seed. The command and its embedded server use all cores.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ def chosen(only: str | None) -> list[str]:
 
 def trace(lines: int) -> str:
     """Return the lines of the trace as JSON, each with a moment and a key."""
-    chosen = random.Random(1)
-    moments = sorted(chosen.uniform(1_431_857_100, 1_431_943_500) for _ in range(lines))
-    return "".join(f'{{"at": {at:.6f}, "key": "user:{int(chosen.paretovariate(0.5)) % 1000}"}}\n' for at in moments)
+    draw = random.Random(1)
+    # One day, in seconds since 1970 UTC. A few of the thousand keys make most of the requests.
+    moments = sorted(draw.uniform(1_431_857_100, 1_431_943_500) for _ in range(lines))
+    return "".join(f'{{"at": {at:.6f}, "key": "user:{int(draw.paretovariate(0.5)) % 1000}"}}\n' for at in moments)
 
 
 def seconds(rule: Any, file: Path) -> tuple[float, float]:
-    """Return the duration of the command, and the processor time of its client and its server, in seconds."""
+    """Return the duration of the command, and the processor time of the command and its server, both in seconds."""
     written = file.with_name("rule.json")
     written.write_text(json.dumps(rule))
     command = [sys.executable, "manage.py", "ratelimits_simulate", "--rule", str(written), "--trace", str(file)]
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             elapsed, processor = seconds(RULES[name], file)
             took[name] = {"seconds": round(elapsed, 2), "processor_seconds": round(processor, 2)}
             print(f"{name:20} {elapsed:6.1f} s, of processor time {processor:6.1f} s", flush=True)
-    promised = report.Claim("simulating 100,000 lines under a rule, in s", 10, took["token_bucket"]["seconds"])
+    promised = report.Claim("simulating 100,000 lines with one rule, s", 10, took["token_bucket"]["seconds"])
     report.write(report.run_json("simulate", about, vars(options), [promised], took=took), options.out)
     return 0
 

@@ -23,7 +23,7 @@ from django.conf import settings
 
 from benchmarks.support import report, servers
 
-#: Number of connections of redis.asyncio's pool, a usual number.
+#: Number of connections of redis.asyncio's pool. 50 is a usual number.
 POOL = 50
 #: The compared ways: name and title.
 WAYS = (
@@ -31,7 +31,8 @@ WAYS = (
     ("pooled", f"redis.asyncio, a pool of {POOL}"),
     ("threads", "ours, a thread for each task"),
 )
-#: Number of tasks -> how many times the decisions of redis.asyncio's pool one connection makes.
+#: Promises, largest number first: with at least this number of tasks, this app's one connection makes at least so many
+#: times the decisions per second of redis.asyncio's pool.
 BOUNDS = ((1000, 3), (64, 2))
 
 
@@ -79,17 +80,18 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
             }
             for name, ones in found.items()
         }
-    about = {**about, "load_behind": report.load()}
+    about = {**about, "load_after": report.load()}
     return report.run_json("tasks", about, vars(options), *_claims(results), results=results)
 
 
 def _claims(results: dict[str, dict[str, Any]]) -> tuple[list[report.Claim], list[report.Claim]]:
-    """Return the promises and the targets. A single task cannot share its connection, so it has a target only."""
+    """Return the promises and the targets. A single task shares no connection, so it has only a target."""
     claims: list[report.Claim] = []
     targets: list[report.Claim] = []
     for tasks, ways in results.items():
         bound = next((bound for least, bound in BOUNDS if int(tasks) >= least), 1)
-        text = f"{int(tasks):,} tasks in one loop: × what redis.asyncio's pool does"
+        count = f"{int(tasks):,} {'task' if int(tasks) == 1 else 'tasks'}"
+        text = f"{count} in one event loop: decisions/s, × those of redis.asyncio's pool"
         claim = report.Claim(text, bound, 1 / ways["pooled"]["times_ours"], least=True)
         (claims if bound > 1 else targets).append(claim)
     return claims, targets
@@ -115,7 +117,10 @@ def one_round(tasks: int, seconds: float) -> dict[str, tuple[float, float]]:
 
 
 async def pooled(command: Any, tasks: int, seconds: float) -> tuple[float, float]:
-    """Return a function that sends the same EVALSHA by redis.asyncio's client. Its tasks wait for a free connection."""
+    """Send the same EVALSHA by redis.asyncio's client, whose tasks wait for a free connection.
+
+    Return the decisions per second and the p99 in µs.
+    """
     from benchmarks.measured.threads import parts_of
     from benchmarks.support.pipelines import check
     from ratelimits.engine.call import new_nonce
@@ -128,12 +133,13 @@ async def pooled(command: Any, tasks: int, seconds: float) -> tuple[float, float
     await connection.send_command("INFO")
     run = run_of(await connection.read_response(disable_decoding=True))
     await pool.release(connection)
+    # The arguments are made once. Only the nonce differs from call to call.
     _evalsha, sha, count, *rest = parts_of(command.to_bytes(run, b"NONCE"))
     place, keys = rest.index(b"NONCE"), int(count)
-    before, behind = rest[:place], rest[place + 1 :]
+    before, after = rest[:place], rest[place + 1 :]
 
     async def decide() -> object:
-        check(await client.evalsha(sha.decode(), keys, *before, new_nonce(), *behind))
+        check(await client.evalsha(sha.decode(), keys, *before, new_nonce(), *after))
         return True
 
     try:
@@ -143,7 +149,7 @@ async def pooled(command: Any, tasks: int, seconds: float) -> tuple[float, float
 
 
 async def in_tasks(decide: Callable[[], Awaitable[object]], tasks: int, seconds: float) -> tuple[float, float]:
-    """Run this number of tasks that decide again and again. A refusal ends the run."""
+    """Run tasks that decide again and again. Return decisions per second and the p99 in µs. A refusal ends the run."""
     times: list[int] = []
     await asyncio.gather(*(decide() for _ in range(tasks)))
     clock = time.perf_counter_ns
@@ -165,11 +171,14 @@ async def in_tasks(decide: Callable[[], Awaitable[object]], tasks: int, seconds:
 
 
 def in_threads(decide: Callable[[], object], threads: int, seconds: float) -> tuple[float, float]:
-    """Run this number of threads that decide again and again. A refusal or an error ends the run."""
+    """Run threads that decide again and again. Return the decisions per second and the p99 in µs.
+
+    A refusal or an error ends the run.
+    """
     times: list[list[int]] = [[] for _ in range(threads)]
     errors: list[BaseException] = []
     ready, clock = threading.Barrier(threads + 1), time.perf_counter_ns
-    end = 0
+    end = 0  # ns
 
     def work(mine: list[int]) -> None:
         try:
@@ -189,7 +198,7 @@ def in_threads(decide: Callable[[], object], threads: int, seconds: float) -> tu
     for worker in workers:
         worker.start()
     start = clock()
-    end = start + int((seconds + 3600) * 1e9)
+    end = start + int((seconds + 3600) * 1e9)  # so that no thread ends before the true end is set below
     try:
         ready.wait()
         start = clock()
@@ -204,7 +213,10 @@ def in_threads(decide: Callable[[], object], threads: int, seconds: float) -> tu
 
 
 def rate_and_p99(times: list[int], elapsed: int) -> tuple[float, float]:
-    """Return the number per second, and the time in µs that 99 of 100 did not exceed."""
+    """Return the number of decisions per second, and the time in µs that 99 % of them did not exceed.
+
+    `times` has the time of each decision, and `elapsed` is the time of the whole run, both in ns.
+    """
     ordered = sorted(times)
     return len(ordered) / elapsed * 1e9, ordered[min(int(0.99 * len(ordered)), len(ordered) - 1)] / 1000
 

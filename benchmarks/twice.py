@@ -2,7 +2,7 @@
 
     python -m benchmarks.twice [--out DIR]
 
-Both are timed in the same rounds, on one core. An own implementation that is not clearly faster should be removed.
+Both implementations are timed in the same rounds, on one core. Remove an own implementation that is not clearly faster.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import redis
 from benchmarks.support import report, servers
 from benchmarks.support.timing import Case, Timed, interleaved
 
-#: By name: descriptions of the own implementation and of the plain one.
+#: Name of a pair -> description of the app's own implementation, and of the plain one.
 PAIRS = {
     "reader": ("one reply, read from the socket", "redis-py's connection and parser"),
     "batch": ("a simulated decision's command, built from stored parts", "a whole command each time"),
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         about = report.machine(redis_server.url)
         timed = interleaved(_cases(redis_server.url), options.rounds, options.calls)
     results = {name: _pair(timed[f"{name} own"], timed[f"{name} plain"]) for name in PAIRS}
-    about = {**about, "load_behind": report.load()}
+    about = {**about, "load_after": report.load()}
     run = report.run_json("twice", about, vars(options), [], results=results)
     print(text_of(run))
     report.write(run, options.out)
@@ -93,7 +93,9 @@ def _making() -> dict[str, Callable[[], object]]:
     return {"batch own": lambda: maker.command(Op.TRY, "42", 1, next(moments)), "batch plain": whole}
 
 
-# A decision has three steps that may wait: reading the rules, the server's reply, and the work after it.
+# The functions below stand for a decision, whose three steps may wait: reading the rules, the server's reply, and the
+# work after the reply. In the own way the steps are called one after the other. In the plain way a generator yields
+# them.
 
 
 def _step(number: int) -> int:

@@ -20,8 +20,8 @@ from typing import Any
 from benchmarks import closing
 from benchmarks.support import report, servers
 
-#: How much longer one report may take if there are four times as many reports.
-SLOWER = 1.5
+#: With more reports, the time of one report may be at most this number of times the time with fewer reports.
+MAX_RATIO = 1.5
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -51,16 +51,19 @@ def main(argv: Sequence[str] | None = None) -> int:
                 found = [_process(what, accounts, options, environment) for what in ("fill", "manifest", "verify")]
             results += [{"database": kind, "what": one.pop("what"), "reports": accounts, **one} for one in found[1:]]
     claims = [
-        report.Claim(f"{one['what']} on {one['database']}: time of one report, times that of fewer", SLOWER, ratio)
+        report.Claim(
+            f"{one['what']} on {one['database']}: time of one report, × its time with fewer reports", MAX_RATIO, ratio
+        )
         for one, ratio in _ratios(results)
     ]
-    run = report.run_json("verifying", {**about, "load_behind": report.load()}, vars(options), claims, results=results)
+    run = report.run_json("verifying", {**about, "load_after": report.load()}, vars(options), claims, results=results)
     print(text_of(run))
     report.write(run, options.out)
     return 0
 
 
 def _ratios(results: list[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], float]]:
+    """Yield each result but the first of its database and command, and its time per report relative to the first."""
     first: dict[tuple[str, str], float] = {}
     for one in results:
         before = first.setdefault((one["database"], one["what"]), one["ms_per_report"])

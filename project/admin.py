@@ -24,7 +24,7 @@ class ApiKeyAdmin(InspectedAdmin, Base):
     readonly_fields = ("limit_key", "created_at")
 
     def inspected(self, row: ApiKey) -> tuple[str, str]:
-        """Return the name of this API key in limits, and the account that pays (- for none)."""
+        """Return the key that limits use for this API key, and the account that pays ("-" if there is none)."""
         return row.limit_key, row.account_id or "-"
 
     def has_add_permission(self, request: HttpRequest) -> bool:

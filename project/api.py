@@ -1,4 +1,4 @@
-"""The API of the demo: one endpoint with a fixed cost, and one endpoint whose cost depends on the sent text."""
+"""The API of the demo: endpoints with a fixed cost, with a cost that depends on the text, and with a settled cost."""
 
 from __future__ import annotations
 
@@ -83,8 +83,9 @@ class StreamQuery(serializers.Serializer[dict[str, object]]):
 class StreamView(APIView):
     """Stream the words of a text one by one, as a language model does. A word costs one token.
 
-    The request reserves `max_tokens` before the view begins. When the stream ends, it is settled: it then costs the
-    words that were sent, also if the client has closed the connection before.
+    Before the view begins, the request is charged `max_tokens` tokens. When the stream ends, the view settles the
+    request: the charge becomes the number of words that were sent. This is also true if the client has closed the
+    connection.
     """
 
     throttle_scope = "stream"

@@ -38,13 +38,17 @@ class ApiKeyAuthentication(BaseAuthentication):
 
 
 def account_of(request: HttpRequest | Request) -> str | None:
-    """Return the account of the request's API key, which pays for the request. Return None without an API key."""
+    """Return the account that pays for the request: the account of its API key. Return None without an API key."""
     auth = getattr(request, "auth", None)
     return auth.account_id if isinstance(auth, ApiKey) else None
 
 
 def find_keys(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the limit key and the name of each API key whose name contains the text, or whose id it is (at most 51)."""
+    """Yield the limit key and the name of API keys whose name contains the text, and of the key with this id.
+
+    The inspector lists 50 keys. One more key tells it that there are more.
+    """
+    # A longer number would be too large for an id in the database.
     found = Q(name__icontains=text) | (Q(pk=int(text)) if text.isdecimal() and len(text) < 19 else Q())
     for key in ApiKey.objects.filter(found).order_by("name")[:51]:
         yield key.limit_key, key.name

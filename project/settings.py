@@ -122,10 +122,11 @@ RATELIMITS: dict[str, Any] = {
     "TIMEOUT": float(os.environ.get("RATELIMITS_TIMEOUT", "0.25")),
     "ACCOUNT": "project.authentication.account_of",
     "KEY_SEARCH": "project.authentication.find_keys",
-    # These short intervals make the demo fast. In production, use the defaults. DRAIN_INTERVAL must not be shorter:
-    # on Redis 6.2, a drain waits two seconds for an fsync of the server, and the worker also needs time to seal.
+    # Intervals in seconds. They are short, so that the demo is fast. In production, use the defaults. Do not make
+    # DRAIN_INTERVAL shorter: on Redis 6.2, a drain waits two seconds for an fsync of the server, and the worker also
+    # needs time to seal.
     "SEAL_INTERVAL": 1,
     "DRAIN_INTERVAL": 3,
-    # The demo sets it to 1, so that rules can be tried on its requests.
+    # The command `demo` sets this to 1 (all accounts), so that rules can be tried on its requests.
     "RECORD_SAMPLE": float(os.environ.get("RATELIMITS_RECORD_SAMPLE", "0")),
 }

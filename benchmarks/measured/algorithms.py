@@ -2,13 +2,14 @@
 
     python -m benchmarks.measured.algorithms [--server valkey redis7 redis6] [--rounds 60] [--out DIR]
 
-Also measure whole requests on the server, with reading commands and writing replies: beside the bare script, and
-refusals of 1,000 keys beside admitted requests. So this command prints every ratio that the app aims at on the server.
+Also measure whole requests on the server, with the work to read commands and to write replies. Decisions are compared
+with the bare script, and refusals of 1,000 keys with admitted requests. So this command prints all ratios on the server
+for which docs/performance.md has a target.
 
-All cases of all servers take turns. An algorithm's time is the one that the server reports for EVALSHA (INFO
+All cases of all servers take turns. The time of an algorithm is the time that the server reports for EVALSHA (INFO
 commandstats). The smallest time of all rounds is used, because other processes can only make a call slower. The
-rounds are short, so that in some of them no other process runs. For whole requests, the processor time of the
-server's main thread is used, and the median of the rounds' ratios.
+rounds are short, so that in some of them no other process runs. For whole requests, the benchmark uses the processor
+time of the server's main thread, and the median of the ratios of the rounds.
 """
 
 from __future__ import annotations
@@ -29,22 +30,23 @@ from benchmarks.support import report, servers
 if TYPE_CHECKING:
     from ratelimits.engine.command import Command
 
-_PACED = {"rate": 1_000_000, "period": 1}
+#: A million permits per second: a limit with this rate admits every request of the benchmark.
+_FAST_RATE = {"rate": 1_000_000, "period": 1}
 #: Algorithm -> the numbers with which it admits, and the numbers with which it refuses nearly all requests.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "token_bucket": (_PACED, {"rate": 1, "period": 3600, "capacity": 1}),
-    "gcra": (_PACED, {"rate": 1, "period": 3600, "capacity": 1}),
-    "leaky_bucket": (_PACED, {"rate": 1, "period": 3600, "capacity": 1}),
-    "leaky_bucket_queue": ({**_PACED, "delay_after": 1_000_000}, {"rate": 1, "period": 3600, "capacity": 1}),
+    "token_bucket": (_FAST_RATE, {"rate": 1, "period": 3600, "capacity": 1}),
+    "gcra": (_FAST_RATE, {"rate": 1, "period": 3600, "capacity": 1}),
+    "leaky_bucket": (_FAST_RATE, {"rate": 1, "period": 3600, "capacity": 1}),
+    "leaky_bucket_queue": ({**_FAST_RATE, "delay_after": 1_000_000}, {"rate": 1, "period": 3600, "capacity": 1}),
     "fixed_window": ({"period": 3600}, {"period": 3600, "capacity": 1}),
     "calendar_window": ({"calendar_unit": "month"}, {"calendar_unit": "month", "capacity": 1}),
     "sliding_window": ({"period": 60}, {"period": 3600, "capacity": 1}),
     "sliding_log": ({"period": 60}, {"period": 3600, "capacity": 1}),
-    "smooth_bursty": (_PACED, {"rate": 1, "period": 3600}),
-    "smooth_warming_up": (_PACED, {"rate": 1, "period": 3600}),
+    "smooth_bursty": (_FAST_RATE, {"rate": 1, "period": 3600}),
+    "smooth_warming_up": (_FAST_RATE, {"rate": 1, "period": 3600}),
     "concurrency": ({"lease_ttl": 60}, {"lease_ttl": 3600, "capacity": 1}),
 }
-#: Number of new keys in each round.
+#: Number of keys in each round that make their first request.
 _NEW_KEYS = 100
 
 
@@ -82,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         whole = core_time.measure(urls, options.core_rounds, options.seconds, options.users)
     results = {name: {"algorithms": _ratios(micros[name]), **whole[name]} for name in urls}
     claims, targets = _claims(results[about["server"]])
-    about = {**about, "server": ", ".join(urls), "load_behind": report.load()}
+    about = {**about, "server": ", ".join(urls), "load_after": report.load()}
     run = report.run_json("measured.algorithms", about, vars(options), claims, targets, results=results)
     print(text_of(run))
     report.write(run, options.out)
@@ -103,7 +105,10 @@ def _commands(algorithm: str, numbers: dict[str, Any], shadow: bool = False) -> 
 
 
 def _send(client: redis.Redis, run: str, commands: Sequence[Command], allowed: bool | None) -> float:
-    """Send commands, and return the time of one in µs. Raise AssertionError for another answer than `allowed`."""
+    """Send commands, and return the server's time of one command in µs.
+
+    `allowed` is the expected decision (None: either). Raise AssertionError if a request is decided differently.
+    """
     from ratelimits.engine.call import new_nonce
 
     connection = client.connection_pool.get_connection()
@@ -113,6 +118,7 @@ def _send(client: redis.Redis, run: str, commands: Sequence[Command], allowed: b
         connection.send_packed_command([b"".join(command.to_bytes(run, new_nonce()) for command in portion)])
         for _command in portion:
             reply = connection.read_response()
+            # A reply begins with two 64-bit numbers: 1 if the request was decided, and 1 if it is admitted.
             decided = reply if isinstance(reply, Exception) else struct.unpack_from("<2q", reply)
             assert (decided == (1, allowed)) if allowed is not None else not isinstance(decided, Exception), decided
     client.connection_pool.release(connection)
@@ -177,15 +183,16 @@ def _ratios(micros: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
 
 
 def _claims(server: dict[str, Any]) -> tuple[list[report.Claim], list[report.Claim]]:
-    """Return the promises and the targets of a server."""
+    """Return the promises and the targets about the first server."""
 
     def of_algorithms(name: str) -> report.Claim:
         title, bound = ALGORITHMS[name]
         which, value = largest(server, name)
-        return report.Claim(f"on the server, the largest {title} ({which})", bound, value)
+        return report.Claim(f"on the server, largest ratio of an algorithm: {title} ({which})", bound, value)
 
     def of_requests(name: str) -> report.Claim:
-        return report.Claim(f"the server's core: {COMMANDS[name].text}", COMMANDS[name].bound, server["ratios"][name])
+        text = f"processor time of the server: {COMMANDS[name].text}"
+        return report.Claim(text, COMMANDS[name].bound, server["ratios"][name])
 
     promises = [of_algorithms("refused_of_admitted"), of_algorithms("shadow_of_enforced"), of_requests("refused")]
     targets = [of_algorithms("of_token_bucket"), of_algorithms("first_of_admitted")]
@@ -210,7 +217,7 @@ def text_of(run: dict[str, Any]) -> str:
         ]
         heads = (f"{title} (≤ {bound})" for title, bound in ALGORITHMS.values())
         out.append(report.table((server, "admitted, µs", "refused, µs", *heads), rows))
-    out.append(report.table(("ratio", "aim", *run["results"]), rows_of(run["results"])))
+    out.append(report.table(("ratio", "target", *run["results"]), rows_of(run["results"])))
     return "\n\n".join([*out, report.claims_table(run["claims"]), report.claims_table(run["targets"], "target")])
 
 

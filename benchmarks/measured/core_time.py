@@ -1,4 +1,4 @@
-"""Measure the processor time of the server's core for a decision: the script, reading commands and writing replies."""
+"""Measure the server's processor time for a decision: to run the script, to read the command and to write the reply."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _calls(now: int) -> dict[str, Callable[[str], Call]]:
     return {
         "engine_three": lambda user: ours.calls(now, user)["three"][1],
         "engine_kinds": lambda user: ours.calls(now, user)["kinds"][1],
-        "admitted": lambda user: ours.call_of([("wide", ours.SECOND)], now, user=user),
+        "admitted": lambda user: ours.call_of([("wide", ours.PER_SECOND)], now, user=user),
         "refused": lambda user: ours.call_of([("tight", TIGHT)], now, user=user),
     }
 
@@ -37,7 +37,7 @@ def batches(client: redis.Redis, users: int) -> dict[str, list[bytes]]:
     keyspace, now, run = Keyspace("core", 64), time.time_ns() // 1000, run_of(client)
 
     def ids(number: int) -> range:
-        # Each case has its own users: limits of one key share a state, and other limits in it take time.
+        # Each case has its own users: all limits of one key share a state, and a larger state takes more time.
         return range(FIRST_ID + number * users, FIRST_ID + (number + 1) * users)
 
     out = {}
@@ -51,7 +51,7 @@ def batches(client: redis.Redis, users: int) -> dict[str, list[bytes]]:
 
 
 def measure(urls: dict[str, str], rounds: int, seconds: float, users: int) -> dict[str, dict[str, Any]]:
-    """Return the times in µs and the ratios, by server. All commands of all servers take turns in each round."""
+    """Return the processor times in µs and their ratios, by server. Servers and commands take turns in each round."""
     names = sorted({name for ratio in COMMANDS.values() for name in (ratio.one, ratio.other)})
     times: dict[str, dict[str, list[float]]] = {server: {name: [] for name in names} for server in urls}
     for url in urls.values():
@@ -63,12 +63,13 @@ def measure(urls: dict[str, str], rounds: int, seconds: float, users: int) -> di
                 made = batches(client, users)
             for name in names:
                 allowed = name != "refused"
-                # The first request of a key takes longer, and may be admitted.
+                # First send each command once, untimed: the first request of a key takes longer, and a limit that
+                # refuses admits it.
                 pipeline = Pipeline(url, None)
                 pipeline.send(made[name])
                 pipeline.close()
                 rate, share = per_second(url, made[name], seconds, allowed)
-                times[server][name].append(share / rate * 1e6)
+                times[server][name].append(share / rate * 1e6)  # µs of the core for each command
     return {
         server: {
             "core_us": {name: round(median(some), 3) for name, some in found.items()},

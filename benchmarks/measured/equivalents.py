@@ -1,7 +1,7 @@
-"""The algorithms of other packages, each beside the equivalent algorithm of this app: admitted and refused.
+"""The algorithms of other packages, and the equivalent algorithm of this app for each: admitted and refused.
 
-Each is called as its documentation shows, with limits so high that nothing is refused, and with limits so low that
-nearly everything is refused.
+Each algorithm is called as the documentation of its package shows. It is called with a limit so high that nothing is
+refused, and with a limit so low that nearly everything is refused.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from benchmarks.measured.peers import MANY, missing, steady, user_request
 
 
 class Equivalent(NamedTuple):
-    """An algorithm of another package. `admits` and `refuses` return whether the request was admitted or refused.
+    """An algorithm of another package.
+
+    admits     makes a request that must be admitted, and returns whether it was admitted
+    refuses    makes a request that must be refused, and returns whether it was refused
 
     algorithm  the equivalent algorithm of this app
     peer       the package, named as for pip
-    before     called before each block of calls, to delete a state that grows
+    before     is called before each block of calls, to delete a state that grows
     """
 
     algorithm: str
@@ -63,9 +66,9 @@ def _drf() -> list[Equivalent]:
 
     refuses = _refuses(asks(Full))
     return [
-        Equivalent("sliding_log", "djangorestframework", f"DRF's throttle (list of {held} requests)", admits, refuses)
-        for held in (10, 100)
-        for admits in [asks(steady(held))]
+        Equivalent("sliding_log", "djangorestframework", f"DRF's throttle (list of {length} requests)", admits, refuses)
+        for length in (10, 100)
+        for admits in [asks(steady(length))]
     ]
 
 
@@ -179,7 +182,7 @@ def _smart(url: str) -> list[Equivalent]:
     response = HttpResponse()
 
     def asks(algorithm: str, rate: str, user: int) -> Callable[[], object]:
-        # All rates of a user share one bucket.
+        # This package has only one bucket for each user, whatever the rate is. So each rate needs its own user.
         request = user_request()
         request.user.pk = user
 

@@ -18,6 +18,7 @@ BARE = (Path(__file__).parent / "bare.lua").read_bytes()
 #: A script that does nothing, and answers as if it admitted a request.
 EMPTY = b"return {1, 1}"
 PING = resp(b"PING")
+#: The expected head: a version of the rules and a run, as long as real ones.
 _RUN = b"1 " + b"0" * 40 + b":" + b"0" * 40
 
 
@@ -44,18 +45,28 @@ def sha_of(script: bytes) -> bytes:
 
 
 def bare(heads: int, states: int, each: int, counted: bool, suffix: str = "42") -> bytes:
-    """Return the command that calls the bare script, for this number of states with this number of limits each."""
+    """Return the command that calls the bare script. The head of measured/bare.lua explains the arguments.
+
+    heads    number of heads, each of which the script compares with the expected head
+    states   number of states, each for one key
+    each     number of limits in each state
+    counted  whether the script also counts the request as usage
+    suffix   the id of the user
+    """
     keys = [f"bare:{{{number:02d}}}:head" for number in range(heads)]
     keys += [f"bare:{{00}}:s:{each}:{number}:{suffix}" for number in range(states)]
     keys += ["bare:{00}:open"] if counted else []
+    # Each limit is a bucket: a request fills the bucket by 10 µs, and the bucket has room for 10 s.
     numbers = struct.pack(f"<{2 * states * each}d", *(10.0, 10_000_000.0) * (states * each))
+    # The end of a counter's name: period, meter, rule, version, account, key, and "1" for requests with one unit.
     field = f"|1795262400|requests|3|7|7|user:{suffix}|1" if counted else ""
+    # Formats of Lua's struct: a state has two 7-byte numbers for each limit, the other numbers are doubles.
     formats = b"<" + b"I7I7" * each, b"<" + b"d" * (2 * states * each)
     arguments = [struct.pack("<BBB", heads, states, each), _RUN, numbers, field.encode(), *formats]
     return resp(b"EVALSHA", sha_of(BARE), b"%d" % len(keys), *(key.encode() for key in keys), *arguments)
 
 
-#: Name, title, and the numbers for the bare script: heads, states, limits of each state, whether it counts.
+#: Name, title, and the first four arguments of `bare`.
 SHAPES = (
     ("bare_one", "bare script, one rule", (1, 1, 1, False)),
     ("bare_three", "bare script, 3 rules on one key + metering", (1, 1, 3, True)),
@@ -70,7 +81,7 @@ def load(url: str) -> None:
             client.script_load(script)
 
 
-def _lists(raw: RawSocket, packed: bytes) -> bool:
+def _answers_list(raw: RawSocket, packed: bytes) -> bool:
     """Return whether the server's reply to this command is a list."""
     return raw.exchange(packed)[:1] == b"*"
 
@@ -83,5 +94,5 @@ def cases(url: str) -> list[Case]:
     out = [Case("ping", "raw-socket PING", "floor", lambda: raw.exchange(PING) == b"+PONG\r\n")]
     for name, title, shape in SHAPES:
         packed = bare(*shape)
-        out.append(Case(name, title, "floor", partial(_lists, raw, packed)))
+        out.append(Case(name, title, "floor", partial(_answers_list, raw, packed)))
     return out

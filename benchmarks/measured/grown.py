@@ -1,4 +1,4 @@
-"""The process of one size of benchmarks.growth. It makes the rows and keys, then times blocks when it is asked to."""
+"""The process of one size of benchmarks.growth. It makes rows and keys. Then it times blocks of calls on request."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from typing import Any
 from benchmarks.measured.sizes import Size
 from benchmarks.support import servers
 
-#: Maximum number of different users in the requests of a process. They are made beforehand and used in turns.
-MOST_ASKED = 200_000
+#: Maximum number of different users in the requests of a process. Their names are made before, and used in turns.
+MAX_USERS = 200_000
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def work(size: Size, load: str | None) -> int:
-    """Print that the process is ready. Then answer each number of calls with the times of these calls, in ns."""
+    """Print that the process is ready. Then read numbers of calls, make these calls, and print their times in ns.
+
+    With `load`, only measure the time ("time") or the memory ("memory") to load the overrides.
+    """
     environment = {name: os.environ[name] for name in os.environ if name.startswith("BENCHMARK_")}
     servers.start_django({"DJANGO_SETTINGS_MODULE": "benchmarks.support.settings", **environment})
     make_rows(size)
@@ -53,7 +56,7 @@ def work(size: Size, load: str | None) -> int:
 def make_rows(size: Size) -> None:
     """Make the rules and overrides, unless another process of this size has made them.
 
-    Only some apply to the requests.
+    Only `size.limits` of the rules apply to the timed requests, and no override does.
     """
     from benchmarks.measured import ours
     from ratelimits.models import KeyOverride, Rule
@@ -73,7 +76,7 @@ def make_rows(size: Size) -> None:
 
 
 def make_keys(size: Size) -> None:
-    """Make the live keys of this number of users, unless the server has them."""
+    """Make one live key for each of `size.keys` users, unless the server has these keys."""
     import redis
     from django.conf import settings
 
@@ -89,7 +92,7 @@ def make_keys(size: Size) -> None:
     url, keyspace = str(settings.CACHES["ratelimits"]["LOCATION"]), current_server().keyspace
     first = f"{FIRST_ID}"
     with redis.Redis.from_url(url) as client:
-        # Count only keys of this size's namespace, since sizes share servers.
+        # Look only for a key in the namespace of this size, because several sizes share a server.
         if client.exists(keyspace.state(shard(keyspace, f"user:{first}", first), f"user:{first}")):
             return
         selection = ours.selected("*", ours.someone("42"))
@@ -104,6 +107,7 @@ def make_keys(size: Size) -> None:
 
         client.script_load(Command(keyspace, call_of(first)).script.text)
 
+        # Round the number of users up to whole batches.
         ids = range(FIRST_ID, FIRST_ID + -(-size.keys // BATCH) * BATCH)
         pipeline = Pipeline(url)
         pipeline.send(batched(for_users(current_server().keyspace, run_of(client), call_of, ids)))
@@ -111,15 +115,15 @@ def make_keys(size: Size) -> None:
 
 
 def requests(size: Size) -> Any:
-    """Return a function that makes one request by the next user."""
+    """Return a function that makes one request of the next user."""
     from benchmarks.support.pipelines import FIRST_ID
     from ratelimits.identity import Identity
     from ratelimits.quota import checking
 
     chosen = random.Random(1)
-    count = min(size.spread, MOST_ASKED)
+    count = min(size.spread, MAX_USERS)
     ids = chosen.sample(range(FIRST_ID, FIRST_ID + size.keys), count) if count > 1 else [FIRST_ID]
-    # Copy the texts in random order, so that they are not next to each other in memory either.
+    # Make the texts in random order, so that texts that are used one after the other are not neighbours in memory.
     turns = itertools.cycle([f"{number}" for number in ids])
 
     def ask() -> None:
@@ -141,7 +145,7 @@ def _load_all() -> Any:
     from ratelimits.rules import loader
     from ratelimits.rules.snapshot import MissingRows
 
-    loader.PATIENCE = 600.0  # more time than a request has, since a request reads only one shard
+    loader.PATIENCE = 600.0  # seconds: a request reads only one shard and has less time
     every = frozenset(range(KEY_SHARDS))
     snapshot = asyncio.run(rules._loader.aload(MissingRows(every)))
     snapshot._with(every)
@@ -163,7 +167,7 @@ def load_time() -> dict[str, Any]:
 
 
 def load_memory() -> dict[str, Any]:
-    """Return the memory of Python's objects for the overrides, without memory that the allocator keeps free."""
+    """Return the memory of Python's objects for the overrides, without unused memory of the allocator."""
     from ratelimits import rules
 
     rules.current()

@@ -1,4 +1,4 @@
-"""Time the throttle alone, and whole requests to a trivial view through Django's WSGI handler."""
+"""Time the throttle alone, and whole requests through Django's WSGI handler to a view that does no work."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from benchmarks.support.timing import Case, Timed
 from benchmarks.support.views import VIEWS
 from ratelimits.throttling import QuotaThrottle
 
+#: The view without a limit.
 BASE = "unlimited"
+#: Name of a view -> kind of its case (default: "ours").
 _KINDS = {"ping": "floor", BASE: "floor", "bare": "floor", "drf_one": "peer", "drf_three": "peer"}
 #: The attribute of Django's request in which the app lists the answers that may be refunded.
 _CHARGED = "_ratelimits_charged"
 
 
-def asking(name: str, status: str = "200 OK") -> Callable[[], object]:
+def whole_request(name: str, status: str = "200 OK") -> Callable[[], object]:
     """Return a function that makes a whole request to a view through Django's WSGI handler, in this thread."""
     handler = WSGIHandler()
     environ = {
@@ -60,17 +62,17 @@ def _twice(ask: Callable[[], object]) -> Callable[[], object]:
 
 
 def cases() -> list[Case]:
-    """Return the cases: a whole request to a trivial view with each kind of limit."""
+    """Return the cases: a whole request to each view of benchmarks.support.views."""
     out = []
     for name, (title, _view) in VIEWS.items():
         refused = name == "refused"
-        ask = asking(name, "429 Too Many Requests" if refused else "200 OK")
+        ask = whole_request(name, "429 Too Many Requests" if refused else "200 OK")
         out.append(Case(name, title, _KINDS.get(name, "ours"), ask, before=_twice(ask) if refused else None))
     return out
 
 
 def drf_request(user: int = 42) -> Request:
-    """Return a request by an authenticated user."""
+    """Return a request of Django REST framework by an authenticated user."""
     plain = user_request()
     plain.user.pk = user
     request = Request(plain)
@@ -78,7 +80,7 @@ def drf_request(user: int = 42) -> Request:
     return request
 
 
-def asked(name: str, user: int | None = None) -> Callable[[], object]:
+def throttle_call(name: str, user: int | None = None) -> Callable[[], object]:
     """Return a function that calls the throttle as DRF does: a new instance for each request.
 
     `name` is the name of the view. `user` is the user's id; by default each view has its own user.
@@ -88,7 +90,8 @@ def asked(name: str, user: int | None = None) -> Callable[[], object]:
     attributes = vars(request._request)
 
     def ask() -> object:
-        # All calls use one request. Forget its answer, because a new request has none: otherwise the list grows.
+        # All calls use one request. Delete the list of its answers: a new request has no answers, and the list would
+        # grow.
         attributes.pop(_CHARGED, None)
         return QuotaThrottle().allow_request(request, view)
 
@@ -97,7 +100,7 @@ def asked(name: str, user: int | None = None) -> Callable[[], object]:
 
 def throttle_cases() -> list[Case]:
     """Return the cases of the throttle alone: it admits, or it refuses by the deny cache."""
-    admits, refused = asked("ours"), asked("refused")
+    admits, refused = throttle_call("ours"), throttle_call("refused")
 
     def refuses() -> object:
         return not refused()
@@ -113,7 +116,7 @@ def summary(timed: dict[str, Timed]) -> dict[str, dict[str, Any]]:
     base = timed[BASE]
 
     def added(name: str) -> float:
-        return median(mine - its for mine, its in zip(timed[name].medians, base.medians, strict=True))
+        return median(limited - unlimited for limited, unlimited in zip(timed[name].medians, base.medians, strict=True))
 
     out = {}
     for name, one in timed.items():

@@ -1,7 +1,7 @@
 """Measure the time of single functions within one request.
 
-Functions are wrapped one by one. A function's time excludes the time of other wrapped functions that it calls. The
-wrappers take some time too: the result also has the time of the whole request without them.
+Each function is wrapped in a function that measures its time. This time excludes the time of other wrapped functions
+that it calls. The wrappers take some time too, so the result also has the time of the whole request without wrappers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from functools import wraps
 from statistics import median
 from typing import Any
 
-#: Modules, and names of functions in them, as their callers import them. A missing function is reported and left out.
+#: "module:function", where the module is the one whose code calls the function: there the name is replaced by the
+#: wrapper. A function that no longer exists is reported and left out.
 FUNCTIONS = (
     "ratelimits.throttling.by_rules:QuotaThrottle.allow_request",
     "ratelimits.throttling.by_rules:costs_of",
@@ -47,11 +48,11 @@ _WRAPPER = 130
 
 
 class Watch:
-    """Wraps functions, and stores the own time of each call, in ns."""
+    """Wraps functions. Stores the time of each call in ns, without the time of inner calls of wrapped functions."""
 
     def __init__(self) -> None:
         self.own: dict[str, list[int]] = {}
-        self.gone: list[str] = []
+        self.missing: list[str] = []
         self._inner: list[int] = []
         self._undo: list[tuple[Any, str, Any]] = []
 
@@ -64,7 +65,7 @@ class Watch:
                 holder = getattr(holder, place, None)
             function = getattr(holder, last, None)
             if function is None:
-                self.gone.append(name)
+                self.missing.append(name)
                 continue
             self._undo.append((holder, last, function))
             setattr(holder, last, self._wrapped(name, function))
@@ -117,4 +118,9 @@ def watch(call: Callable[[], object], calls: int) -> dict[str, Any]:
         if times
     ]
     functions.sort(key=lambda one: -one["calls"] * one["own_us"])
-    return {"whole_us": round(alone, 3), "wrapped_us": round(wrapped, 3), "functions": functions, "gone": watching.gone}
+    return {
+        "whole_us": round(alone, 3),
+        "wrapped_us": round(wrapped, 3),
+        "functions": functions,
+        "missing": watching.missing,
+    }

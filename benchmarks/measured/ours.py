@@ -31,22 +31,22 @@ from ratelimits.quota.prefetch import spending
 from ratelimits.quota.prefetch.permits import PrefetchedPermits
 from ratelimits.rules import Selection
 
-SECOND = TokenBucket(capacity=1_000_000, rate=Decimal(100_000), period=Decimal(1))
-HOUR = FixedWindow(capacity=10**9, period=Decimal(3600))
-MONTH = CalendarWindow(capacity=10**11, calendar_unit="month")
-#: Rules per second, per hour and per month.
+PER_SECOND = TokenBucket(capacity=1_000_000, rate=Decimal(100_000), period=Decimal(1))
+PER_HOUR = FixedWindow(capacity=10**9, period=Decimal(3600))
+PER_MONTH = CalendarWindow(capacity=10**11, calendar_unit="month")
+#: The same three limits as fields of a rule.
 _ROWS: dict[str, dict[str, Any]] = {
     "second": {"algorithm": "token_bucket", "capacity": 1_000_000, "rate": 100_000, "period": 1},
     "hour": {"algorithm": "fixed_window", "capacity": 10**9, "period": 3600},
     "month": {"algorithm": "calendar_window", "capacity": 10**11, "calendar_unit": "month"},
 }
-#: Maximum number of requests for which permits are prefetched, and the number of requests that are timed together.
-PREFETCH, AHEAD = 256, 2_000
+#: Maximum number of requests for which permits are prefetched; number of requests that are timed together.
+PREFETCH, TIMED_TOGETHER = 256, 2_000
 CALENDAR = ("hour", "day", "week", "month", "year")
 
 
 def someone(user: str) -> Identity:
-    """Return a user with an account. Each case has its own, because the size of a key's state affects the time."""
+    """Return a user with an account. Each case has its own user, because the size of a key's state affects the time."""
     return Identity(user=f"user:{user}", account=f"account:{user}")
 
 
@@ -57,7 +57,7 @@ BLOCKS = 10_000
 
 
 def row(name: str, like: str, scope: str, key_kind: str = "user", **fields: Any) -> Rule:
-    """Return an unsaved rule with usual numbers."""
+    """Return an unsaved rule with the limit `like` ("second", "hour" or "month"), changed by `fields`."""
     return Rule(name=name, scope=scope, key_kind=key_kind, **{**_ROWS[like], **fields})
 
 
@@ -101,7 +101,7 @@ def save_rules() -> None:
 def ten_limits() -> list[tuple[str, Algorithm]]:
     """Return the limits of the ten rules, without rows."""
     paced = [
-        ("second", SECOND),
+        ("second", PER_SECOND),
         ("minute", TokenBucket(capacity=1_000_000, rate=Decimal(6_000_000), period=Decimal(60))),
     ]
     windows = [(f"window{n}", FixedWindow(capacity=10**9, period=Decimal(n))) for n in (900, 28_800, 1_209_600)]
@@ -110,11 +110,11 @@ def ten_limits() -> list[tuple[str, Algorithm]]:
 
 def three_limits() -> list[tuple[str, Algorithm]]:
     """Return three limits: per second, per hour and per month."""
-    return [("second", SECOND), ("hour", HOUR), ("month", MONTH)]
+    return [("second", PER_SECOND), ("hour", PER_HOUR), ("month", PER_MONTH)]
 
 
 def usage(now: int, user: str) -> engine.Usage:
-    """Return the usage of the cases: one meter, billed by a rule."""
+    """Return the usage of the cases: one meter, billed by the rule with the id 3 and the version 7."""
     return engine.Usage(user, f"user:{user}", (engine.Meter("requests", 3, 7),), boundaries("month", "UTC", None, now))
 
 
@@ -128,20 +128,19 @@ def call_of(
 ) -> Call:
     """Return the call that decides limits (name, algorithm).
 
-    All limits are of one user, or each is of the given key.
+    `keys` has the key of each limit. Without `keys`, all limits belong to the key of `user`.
     """
     owners = tuple(keys) or (f"user:{user}",) * len(limits)
-    places = tuple(dict.fromkeys(owners))
+    different = tuple(dict.fromkeys(owners))
     terms = tuple(
-        Term(algorithm, name, places.index(owner), 0, rule=3, version=7)
+        Term(algorithm, name, different.index(owner), 0, rule=3, version=7)
         for (name, algorithm), owner in zip(limits, owners, strict=True)
     )
-    return Call(program(terms), places, (1,), user, usage(now, user) if counted else None)
+    return Call(program(terms), different, (1,), user, usage(now, user) if counted else None)
 
 
-#: A namespace without a version of the rules.
 def engine_server() -> Server:
-    """Return the server on which the engine's cases decide."""
+    """Return the server for the engine's cases. Nobody publishes a version of the rules in its namespace."""
     return Server(current_server().wire, Keyspace("engine", 64))
 
 
@@ -154,9 +153,9 @@ def deciding(server: Server, call: Call) -> Callable[[], object]:
 def calls(now: int, user: str = "42") -> dict[str, tuple[str, Call]]:
     """Return the engine's cases: name, title and call."""
     kinds = (f"user:{user}", f"account:{user}", "global")
-    three: list[tuple[str, Algorithm]] = [("user", SECOND), ("account", MONTH), ("global", HOUR)]
+    three: list[tuple[str, Algorithm]] = [("user", PER_SECOND), ("account", PER_MONTH), ("global", PER_HOUR)]
     return {
-        "one": ("engine, one rule", call_of([("second", SECOND)], now, counted=False, user=user)),
+        "one": ("engine, one rule", call_of([("second", PER_SECOND)], now, counted=False, user=user)),
         "three": ("engine, 3 rules on one key + metering", call_of(three_limits(), now, user=user)),
         "kinds": ("engine, user + account + global + metering", call_of(three, now, keys=kinds, user=user)),
         "ten": ("engine, 10 limits + metering", call_of(ten_limits(), now, user=user)),
@@ -164,12 +163,15 @@ def calls(now: int, user: str = "42") -> dict[str, tuple[str, Call]]:
 
 
 def uncounted(now: int, name: str, user: str) -> Call:
-    """Return one of these calls without usage, so that it changes only the user's state."""
+    """Return the call `name` of `calls` without usage, so that it changes only the user's state."""
     return calls(now, user)[name][1]._replace(usage=None)
 
 
 def scripts() -> set[bytes]:
-    """Return the scripts that these calls need, with usage and without. A user whose keys share a shard has others."""
+    """Return the scripts that the calls of `calls` need, with and without usage.
+
+    The script also depends on the shards of the keys. So look at many users.
+    """
     keyspace = engine_server().keyspace
     found = set()
     for user in map(str, range(1000)):
@@ -191,8 +193,15 @@ def cases(now: int) -> list[Case]:
     for name, (title, _call) in calls(now).items():
         call = calls(now, f"42-{name}")[name][1]
         out.append(Case(f"engine_{name}", title, "ours", deciding(server, call)))
-    limit = engine.Limit("user:42", SECOND, "public", version=version_in_force())
-    out.append(Case("decide", "engine.decide([limit]), unprepared", "ours", lambda: engine.decide([limit]).allowed))
+    limit = engine.Limit("user:42", PER_SECOND, "public", version=version_in_force())
+    out.append(
+        Case(
+            "decide",
+            "engine.decide([limit]), without a prepared command",
+            "ours",
+            lambda: engine.decide([limit]).allowed,
+        )
+    )
     for scope, label in (
         ("one", "1 rule"),
         ("three", "3 rules"),
@@ -205,8 +214,8 @@ def cases(now: int) -> list[Case]:
 
 
 def engine_ahead(server: Server, now: int) -> Case:
-    """Return a function that spends prefetched permits, and fetches new ones when none are left."""
-    call = call_of([("hour", HOUR)], now, counted=True, user="42-ahead")
+    """Return the case that spends prefetched permits in the engine, and prefetches again when none are left."""
+    call = call_of([("hour", PER_HOUR)], now, counted=True, user="42-ahead")
     permits = PrefetchedPermits(server, call, PREFETCH, 1.0)
 
     def spend() -> object:
@@ -218,13 +227,17 @@ def engine_ahead(server: Server, now: int) -> Case:
         spending.send(permits, taken[1] if taken is not None else None)
         return taken
 
-    return Case("engine_ahead", "engine, one rule + metering, permits taken ahead", "ours", spend, inner=AHEAD)
+    return Case("engine_ahead", "engine, one rule + metering, prefetched permits", "ours", spend, inner=TIMED_TOGETHER)
 
 
 def check_ahead() -> Case:
-    """Return a function that does the same by quota.check."""
+    """Return the case that spends prefetched permits in quota.check."""
     return Case(
-        "check_ahead", "quota.check, 1 rule + metering, permits taken ahead", "ours", checking("ahead"), inner=AHEAD
+        "check_ahead",
+        "quota.check, 1 rule + metering, prefetched permits",
+        "ours",
+        checking("ahead"),
+        inner=TIMED_TOGETHER,
     )
 
 
@@ -235,7 +248,7 @@ def exhaust(identity: Identity = REFUSED) -> None:
 
 
 def check_refusal() -> Case:
-    """Return a function that calls quota.check for a refused key. The deny cache answers most of the calls."""
+    """Return the case that calls quota.check for a refused key. The deny cache answers most of the calls."""
     return Case(
         "check_refused",
         "quota.check, refused",
@@ -247,20 +260,23 @@ def check_refusal() -> Case:
 
 
 def engine_refusal() -> Case:
-    """Return a function that only looks for the refusal in the deny cache."""
+    """Return the case that only looks for a refusal in the deny cache."""
     exhaust()
     answer = quota.check(REFUSED, "refused", "GET")
     assert answer.decision is not None
     cache = DenyCache()
-    place = (REFUSED, "refused", "GET", False, ("requests", 1))
-    cache.keep(place, answer.decision, 3600.0)
-    # Use an equal identity that is another object, as a request does.
-    asked = (someone("43"), *place[1:])
-    return Case("engine_refused", "deny cache, refused", "ours", lambda: cache.repeat(asked), inner=50)
+    cache_key = (REFUSED, "refused", "GET", False, ("requests", 1))
+    cache.keep(cache_key, answer.decision, 3600.0)
+    # Look with an equal identity that is another object, as a request does.
+    equal_key = (someone("43"), *cache_key[1:])
+    return Case("engine_refused", "deny cache, refused", "ours", lambda: cache.repeat(equal_key), inner=50)
 
 
 def refusals_sent(count: int, commands: Callable[[], int]) -> int:
-    """Return how many commands this number of refusals sends. `commands` returns the number that the server has got."""
+    """Return the number of commands that `count` refusals send.
+
+    `commands` returns the number of commands that the server has received so far.
+    """
     exhaust()
     before = commands()
     for _ in range(count):
@@ -298,9 +314,9 @@ def blocked_cases() -> list[Case]:
 
 
 def blocked_sent(count: int, client: redis.Redis) -> dict[str, float]:
-    """Return the number of commands that decide and that count these blocked requests, and the time of each in µs.
+    """Make blocked requests. Return how many commands decide them, how many commands count them, and the time of each.
 
-    The time is processor time of all threads, so it contains the counting.
+    The time of a request is in µs. It is the processor time of all threads, so it contains the counting.
     """
     check = blocked_check()
     check()

@@ -1,8 +1,8 @@
-"""The cases of other packages for the same purpose. Each is called as its documentation shows.
+"""The cases of other packages for the same purpose. Each package is called as its documentation shows.
 
-They do less than this app: they decide one rule that is written in code, and count no usage. Only the usual algorithms
-of a package are measured. All use redis-py with hiredis, as this app does. Their limits are so high that nothing is
-refused.
+The packages do less than this app: they decide one rule that is written in code, and count no usage. Only the usual
+algorithms of a package are measured. All packages use redis-py with hiredis, as this app does. All limits are so high
+that nothing is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rest_framework.throttling import UserRateThrottle
 
 from benchmarks.support.timing import Case
 
-#: The name of each package for pip, and a module that is imported to see whether it is installed.
+#: Name of a package for pip -> a module of the package. If Python finds the module, the package is installed.
 PACKAGES = {
     "limits": "limits",
     "throttled-py": "throttled",
@@ -32,20 +32,22 @@ PACKAGES = {
     "django-ratelimit": "django_ratelimit",
     "django-smart-ratelimit": "django_smart_ratelimit",
 }
+#: A limit that is never reached.
 MANY = 100_000_000
 
 
-def steady(held: int) -> type[UserRateThrottle]:
-    """Return DRF's throttle with a history of constant length.
+def steady(length: int) -> type[UserRateThrottle]:
+    """Return DRF's throttle with a list of requests that always has this length.
 
-    DRF stores a list of the requests of the last minute, and writes the whole list again at each request. So its time
-    depends on the length of the list.
+    DRF stores a list of the requests of the last minute, and writes the whole list again at each request. So the time
+    of a request depends on the length of the list. With the simulated clock of this throttle, the length stays the
+    same.
     """
-    moments = itertools.count(time.time(), 60 / held)
+    moments = itertools.count(time.time(), 60 / length)
 
     class Steady(UserRateThrottle):
-        # More than the list ever contains, also if a moment is rounded, so that no request is refused.
-        rate = f"{held + 2}/m"
+        # The rate is above the length of the list, even if a moment is rounded, so that no request is refused.
+        rate = f"{length + 2}/m"
         scope = f"bench{next(_numbers)}"
 
         @staticmethod
@@ -55,6 +57,7 @@ def steady(held: int) -> type[UserRateThrottle]:
     return Steady
 
 
+#: Numbers for the scopes: each throttle class has its own list of requests.
 _numbers = itertools.count()
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-#: By name of a ratio of algorithms: its title and the largest value that the app aims at.
+#: Ratios of an algorithm's times on the server. Name -> title, and the largest value that the app aims at.
 ALGORITHMS = {
-    "of_token_bucket": ("÷ token bucket", 1.5),
+    "of_token_bucket": ("admitted ÷ token bucket", 1.5),
     "refused_of_admitted": ("refused ÷ admitted", 1.1),
     "first_of_admitted": ("first request of a key ÷ admitted", 1.5),
     "shadow_of_enforced": ("in shadow mode ÷ enforced", 1.1),
@@ -14,7 +14,7 @@ ALGORITHMS = {
 
 
 class Ratio(NamedTuple):
-    """Two kinds of commands whose times are compared, and the largest ratio that the app aims at."""
+    """Two kinds of commands (`one`, `other`) whose times are compared, and the largest ratio that the app aims at."""
 
     text: str
     one: str
@@ -22,7 +22,7 @@ class Ratio(NamedTuple):
     bound: float
 
 
-#: Ratios of all of the server's work: the script, reading commands and writing replies.
+#: Ratios of all of the server's work: to run the script, to read commands and to write replies.
 COMMANDS = {
     "three": Ratio("3 rules on one key + metering ÷ the bare script", "engine_three", "bare_three", 1.10),
     "kinds": Ratio("user + account + global + metering ÷ the bare script", "engine_kinds", "bare_kinds", 1.15),
@@ -41,7 +41,13 @@ def rows_of(results: dict[str, dict[str, Any]]) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for name, (title, bound) in ALGORITHMS.items():
         worst = [largest(server, name) for server in results.values()]
-        rows.append((f"the largest {title}", f"≤ {bound}", *(f"{value:.2f} (`{which}`)" for which, value in worst)))
+        rows.append(
+            (
+                f"largest ratio of an algorithm: {title}",
+                f"≤ {bound}",
+                *(f"{value:.2f} (`{which}`)" for which, value in worst),
+            )
+        )
     for name, ratio in COMMANDS.items():
         rows.append((ratio.text, f"≤ {ratio.bound}", *(server["ratios"][name] for server in results.values())))
     return rows

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 class Size:
     """The numbers of one size.
 
-    `rules` and `overrides` are rows in the database, `keys` are live keys of other users, `limits` are the limits of a
-    request. The requests come from `spread` users in random order; 0: from one user.
+    rules      rows in the database
+    overrides  rows in the database
+    keys       live keys: keys whose states are in Redis
+    limits     limits that apply to each request
+    spread     number of users from whom the requests come, in random order
     """
 
     name: str

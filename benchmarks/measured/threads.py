@@ -1,4 +1,4 @@
-"""Compare, in one process with several threads, this app's connections with redis-py's pooled client."""
+"""Compare this app's connections with redis-py's pooled client, in one process with several threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ratelimits.engine.command import Command
 
 
 def parts_of(packed: bytes) -> list[bytes]:
-    """Return the arguments of a command in RESP."""
+    """Return the arguments of a command that is written in RESP, the protocol of Redis."""
     count, _line, rest = packed[1:].partition(b"\r\n")
     parts = []
     for _ in range(int(count)):
@@ -29,34 +29,34 @@ def parts_of(packed: bytes) -> list[bytes]:
 
 
 def pooled(now: int) -> Callable[[], Callable[[], object]]:
-    """Return a function that makes the same decision by EVALSHA of redis-py's pooled client, as django-redis does."""
+    """Return a factory for the threads. Its function sends the same decision by redis-py's pooled client (EVALSHA)."""
     client: redis.Redis = get_redis_connection("ratelimits")
     server = ours.engine_server()
     call = ours.call_of(ours.three_limits(), now)
     command = Command(server.keyspace, call)
     _evalsha, sha, count, *rest = parts_of(command.to_bytes(run_of(client), b"NONCE"))
     place, keys = rest.index(b"NONCE"), int(count)
-    before, behind = rest[:place], rest[place + 1 :]
+    before, after = rest[:place], rest[place + 1 :]
 
     def ask() -> object:
-        check(client.evalsha(sha.decode(), keys, *before, new_nonce(), *behind))
+        check(client.evalsha(sha.decode(), keys, *before, new_nonce(), *after))
         return True
 
     return lambda: ask
 
 
 def own(now: int) -> Callable[[], Callable[[], object]]:
-    """Return a function that decides the engine's prepared command."""
+    """Return a factory for the threads. Its function decides with a prepared command on this app's connections."""
     server, call = ours.engine_server(), ours.call_of(ours.three_limits(), now)
     return lambda: ours.deciding(server, call)
 
 
 def compare(url: str, now: int, threads: int, seconds: float, rounds: int) -> dict[str, Any]:
-    """Return decisions per second of both, and how busy the cores of the process and of the server were.
+    """Return the decisions per second of both clients, and how busy the cores of the process and of the server were.
 
-    Both are measured in turns. The ratio is the median of the ratios of the rounds.
+    Both clients are measured in turns. The ratio is the median of the ratios of the rounds.
     """
-    # The pooled client sends a command that was made only once.
+    # The pooled client sends a command that was made only once, and such a command is valid in one bin.
     wait_for_bin(2 * rounds * seconds)
     makers = {"ours": own(now), "pooled": pooled(now)}
     found: dict[str, list[_Throughput]] = {name: [] for name in makers}
@@ -88,10 +88,11 @@ class _Throughput(NamedTuple):
 def _throughput(
     client: redis.Redis, make: Callable[[], Callable[[], object]], threads: int, seconds: float
 ) -> _Throughput:
-    start, mine, its = time.perf_counter(), time.process_time(), _server_seconds(client)
+    start, own_seconds, server_seconds = time.perf_counter(), time.process_time(), _server_seconds(client)
     rate = per_second(make, threads, seconds)
     elapsed = time.perf_counter() - start
-    return _Throughput(rate, (time.process_time() - mine) / elapsed, (_server_seconds(client) - its) / elapsed)
+    own_seconds, server_seconds = time.process_time() - own_seconds, _server_seconds(client) - server_seconds
+    return _Throughput(rate, own_seconds / elapsed, server_seconds / elapsed)
 
 
 def _server_seconds(client: redis.Redis) -> float:

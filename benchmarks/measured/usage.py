@@ -1,4 +1,4 @@
-"""Write usage for benchmarks.ledger as the deciding script does, and measure bare inserts."""
+"""Write usage in the form in which the script of a decision writes it. Measure bare inserts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.connection import run_named
 from ratelimits.models import Account, DurabilityGap, GapKind, Line, Plan, PlanInclusion
 
-#: A batch is sealed when it has this number of counters.
+#: Number of counters in each batch, as in the app: the script of a decision seals a batch with this number of fields.
 FIELDS = 5_000
-#: Loaded after batch.lua. KEYS[1] `open`, KEYS[2] `meta`; ARGV[1] run, ARGV[2] nonce, ARGV[3] the keys' prefix, then
-#: counters, each of which counts one request.
+#: A script that fills and seals a batch. It runs after batch.lua in the same script. KEYS[1] is the open batch, and
+#: KEYS[2] the Redis key `meta` of the shard. ARGV[1] is the run, ARGV[2] a nonce, ARGV[3] the prefix of the Redis keys.
+#: All further arguments are names of counters, each of which counts one request.
 _FILL = """
 local open, meta, prefix = KEYS[1], KEYS[2], ARGV[3]
 local time = redis.call('TIME')
@@ -46,15 +47,20 @@ def month() -> str:
 
 
 def _by_shard(first: int, count: int, keys: int, shards: int, per_account: int) -> dict[int, list[str]]:
-    """Return the counters of the lines from `first` on, by shard: bin after bin, with all keys in each bin."""
+    """Return the names of counters, by shard: one for each of `count` lines, beginning with the line `first`.
+
+    The lines go through all keys in one bin, then through all keys in the next bin, and so on.
+    """
     start = int(_first_day().timestamp())
     out: dict[int, list[str]] = {}
     owners = [f"acct-{key // per_account}" for key in range(keys)]
-    place = [(shard_of(f"account:{name}", shards), f"{name}|api_key:{key}|1") for key, name in enumerate(owners)]
+    # The shard of each key, and the end of its counters' names: account, key, and "1" for requests with one unit.
+    endings = [(shard_of(f"account:{name}", shards), f"{name}|api_key:{key}|1") for key, name in enumerate(owners)]
     for number in range(first, first + count):
-        shard, about = place[number % keys]
+        shard, ending = endings[number % keys]
         at = start + number // keys * BIN_SECONDS
-        out.setdefault(shard, []).append(f"a|{at}|{start}|requests|1|1|{about}")
+        # A counter of admitted ("a") requests: bin, period, meter, id of the rule, and version of the rule.
+        out.setdefault(shard, []).append(f"a|{at}|{start}|requests|1|1|{ending}")
     return out
 
 
@@ -78,6 +84,7 @@ def make_accounts(count: int) -> None:
     names = iter(range(count))
     while chunk := list(islice(names, 2_000)):
         Account.objects.bulk_create([Account(identifier=f"acct-{number}", plan=plan) for number in chunk])
+    # Let the rows and their history begin in 1970, so that they apply to last month.
     for model in (Account, Plan, PlanInclusion):
         QuerySet(model).update(since=0)
         model.history.update(since=0)
@@ -100,8 +107,8 @@ def declare_gaps(count: int, start: int, end: int) -> None:
     )
 
 
-def floor(count: int) -> float:
-    """Return the lines per second of bare inserts into a table like the ledger's: COPY, or INSERT of many rows."""
+def bare_insert_rate(count: int) -> float:
+    """Return the lines per second of bare inserts into a copy of the ledger's table, by COPY (PostgreSQL) or INSERT."""
     table, columns = Line._meta.db_table, [field.column for field in Line._meta.concrete_fields]
     with connection.cursor() as cursor:
         names = ", ".join(map(str, columns))

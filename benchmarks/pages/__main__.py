@@ -3,11 +3,11 @@
     python -m benchmarks.pages [--lines 5000000] [--rules 1000] [--overrides 100000] [--keep FOLDER] [--out DIR]
 
 The ledger covers 30 days. All rules apply to every key, each in a scope of its own. The pages are requested by Django's
-test client. At the end, in turns, Redis is replaced by a server that accepts connections and never answers.
+test client. Then some pages are requested again, in turns with Redis and with a server that never answers.
 
 To fill a database takes minutes. With `--keep`, the databases stay in a folder, and the next run with this folder only
-measures. The ledger ends at the moment when it was filled, and the tables are those of that revision. So fill another
-folder after a few hours, or if the models have changed.
+measures. The ledger in this folder ends at the moment when it was filled, and its tables fit the models of that moment.
+So fill another folder after a few hours, or if the models have changed.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             results[kind] = _one(kind, folder.resolve(), options)
     if options.fill_only:
         return 0
-    about["load_behind"] = report.load()
+    about["load_after"] = report.load()
     asked = {name: getattr(options, name) for name in (*_SIZES, "rounds", "database")}
     run = report.run_json("pages", about, asked, _claims(results), results=results)
     print(text_of(run))
@@ -104,7 +104,7 @@ def _process(what: str, options: argparse.Namespace, environment: dict[str, str]
 
 
 def _work(options: argparse.Namespace) -> dict[str, Any]:
-    """Do one step in this process."""
+    """Fill the database or measure the pages, in this process."""
     servers.start_django({}, tables=options.process == "fill")
     if options.process == "fill":
         from benchmarks.pages.filling import Sizes, fill
@@ -116,23 +116,25 @@ def _work(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _claims(results: dict[str, Any]) -> list[report.Claim]:
-    """Return the promises for each table: the page with the longest time must keep them."""
+    """Return the promises for each table of pages. The slowest page of the table must keep them."""
     claims = []
     for kind, result in results.items():
         for table in TABLES.values():
             times = {page.name: result["pages"][page.name]["ms"] for page in table.pages}
             slowest = max(times, key=lambda name: times[name])
-            claims.append(report.Claim(f"{table.about}, on {kind}: {slowest}, ms", table.bound, times[slowest]))
+            claims.append(
+                report.Claim(f"{table.about}, on {kind}: the slowest page ({slowest}), ms", table.bound, times[slowest])
+            )
             hanging = [result["pages"][page.name]["hanging_adds_ms"] for page in table.pages if page.asks]
             if hanging:
-                text = f"{table.about}, on {kind}: a hanging Redis adds at most, s"
+                text = f"{table.about}, on {kind}: most time that a hanging Redis adds, s"
                 claims.append(report.Claim(text, HANGING, max(hanging) / 1000))
     return claims
 
 
 def text_of(run: dict[str, Any]) -> str:
     """Return the run as tables."""
-    heads = ("ms", "slowest, ms", "processor, ms", "of it, queries, ms", "queries", "KB", "hanging Redis adds, ms")
+    heads = ("ms", "slowest, ms", "processor, ms", "time of queries, ms", "queries", "KB", "hanging Redis adds, ms")
     columns = ("ms", "slowest_ms", "processor_ms", "queries_ms", "queries", "kb", "hanging_adds_ms")
     tables = [
         report.table(

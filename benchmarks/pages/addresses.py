@@ -12,7 +12,7 @@ class Page(NamedTuple):
 
     name  its name in the tables
     url   its path and query
-    asks  whether the page asks Redis, so that it is also measured while Redis does not answer
+    asks  whether the page asks Redis. If so, the page is also measured while Redis does not answer
     """
 
     name: str
@@ -23,7 +23,7 @@ class Page(NamedTuple):
 class Table(NamedTuple):
     """A table of docs/performance.md.
 
-    about  the pages in one word or two
+    about  one or two words for these pages
     bound  the promise: the median of each page is at most this number of milliseconds
     """
 

@@ -1,7 +1,7 @@
-"""Fill a database for the benchmark of pages, with few statements that write many rows each.
+"""Fill a database for the benchmark of pages. Each of the few statements writes many rows.
 
 The ledger looks as if it were compacted: each shard has one batch for each hour of 30 days. The lines and the totals
-are right, because the pages read them. The digests and the checksums are not right, because no page verifies them.
+are correct, because the pages read them. The digests and the checksums are not correct, because no page verifies them.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ from ratelimits.models import (
 from ratelimits.models.ledger import LINES_PER_BATCH
 from ratelimits.usage import span_totals
 
-#: The ledger has this number of hours. The last one is the hour in which it is filled.
+#: Number of hours in the ledger. The last of these hours is the present one.
 HOURS = 30 * 24
-#: Number of keys of an account, and number of overrides for each account and each user that has a row.
+#: Number of keys of each account. There is one account for each 4 overrides, and one user for each 10 overrides.
 _PER_ACCOUNT, _OVERRIDES_PER_ACCOUNT, _OVERRIDES_PER_USER = 4, 4, 10
+#: Maximum number of rows in one INSERT.
 _ROWS = 5_000
+#: Microseconds in a second.
 _MICROSECONDS = 1_000_000
 
 
@@ -49,8 +51,8 @@ class Sizes:
     """The size of the database.
 
     lines      lines of the ledger
-    keys       keys with usage, each in several hours of every day; of ten keys, one is also refused, and one more
-               would be refused by a rule in shadow mode
+    keys       keys with usage, each in several hours of every day. Of each ten keys, one is also refused, and another
+               one would be refused by a rule in shadow mode
     rules      rules that bill and refuse, each in a scope of its own
     overrides  overrides, each of another API key
     """
@@ -62,12 +64,12 @@ class Sizes:
 
 
 def fill(sizes: Sizes) -> dict[str, Any]:
-    """Fill an empty database, and return the numbers of rows that follow from its sizes."""
+    """Fill an empty database. Return the numbers of rows of the tables whose sizes are not given."""
     now = int(time.time())
     make_configuration(sizes)
     if connection.vendor == "sqlite":
         with connection.cursor() as cursor:
-            cursor.execute("PRAGMA cache_size = -400000")  # Only for this connection.
+            cursor.execute("PRAGMA cache_size = -400000")  # 400 MB, only for this connection
             cursor.execute("PRAGMA synchronous = OFF")
     _write_lines(sizes, now)
     _write_states(now)
@@ -128,8 +130,9 @@ def _write_lines(sizes: Sizes, now: int) -> None:
         first, end = (sizes.lines * edge // HOURS for edge in (hour, hour + 1))
         start = (first_hour + hour) * 3_600
         batch = f"({hour * shards + 1} + k.shard)"
-        # A key of ten is refused every second time, by another rule than the one that bills it; another key of ten
-        # would be refused by a rule in shadow mode.
+        # The kind of a line: 0 admitted, 8 refused, 9 would be refused in shadow mode. Keys whose number ends with 8
+        # are refused in every second line, by another rule than the rule that bills them. In the same way, a rule in
+        # shadow mode would refuse keys whose number ends with 9.
         kind = f"CASE WHEN n / {sizes.keys} % 2 = 1 AND k.number % 10 >= 8 THEN k.number % 10 ELSE 0 END"
         columns = (
             f"{batch} * {LINES_PER_BATCH} + ROW_NUMBER() OVER (PARTITION BY k.shard ORDER BY k.account, k.name) - 1,"
@@ -137,7 +140,7 @@ def _write_lines(sizes: Sizes, now: int) -> None:
             f" {first_rule} + (k.number + CASE WHEN {kind} > 0 THEN 1 ELSE 0 END) % {sizes.rules}, 1,"
             f" {_month(start)[0]}, {start} + (n - {first}) * 4 / {max(end - first, 1)} * {BIN_SECONDS}"
         )
-        count = "k.number % 97 + 1"
+        count = "k.number % 97 + 1"  # requests of a line: from 1 to 97
         admitted, denied, shadow = (f"CASE WHEN {kind} = {one} THEN {count} ELSE 0 END" for one in (0, 8, 9))
         with connection.cursor() as cursor:
             if end > first:
@@ -228,7 +231,7 @@ def _add_up(now: int) -> None:
 
 
 def declare_outage(keys: int, now: int) -> None:
-    """Write requests that the failure policy let through in an hour of the last day, and declare the gaps."""
+    """Write unmetered requests, which a failure policy admitted in one hour of the last day. Declare their gaps."""
     start = (now - 12 * 3_600) // BIN_SECONDS * BIN_SECONDS
     rows = [
         ProcessTotal(

@@ -1,9 +1,9 @@
-"""Measure how long it takes to compare and import a file of memberships, with how many queries and how much memory.
+"""Measure the time, the queries and the memory that it takes to compare and import a file of memberships.
 
     python -m benchmarks.pages.imports [--lines 100000] [--rows 100000] [--out DIR]
 
-Half of the lines change an existing row, and half add a row. The steps are those of the admin's pages. Each runs in its
-own process, so that its memory can be measured.
+Half of the lines change an existing row, and half add a row. The steps are the same as on the admin's pages. Each step
+runs in its own process, so that the memory of the step can be measured.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MEMORY, QUERIES = 100, 20
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pages.imports", description=__doc__.splitlines()[0])
     parser.add_argument("--lines", type=int, default=100_000, help="lines of the file")
-    parser.add_argument("--rows", type=int, default=100_000, help="memberships that are there")
+    parser.add_argument("--rows", type=int, default=100_000, help="memberships that exist before the import")
     parser.add_argument("--database", choices=DATABASES, action="append", help="default: both")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
     parser.add_argument("--process", choices=("fill", *STEPS), help=argparse.SUPPRESS)  # for this command itself
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _process("fill", options, environment)
             results[kind] = {name: _process(name, options, environment) for name in STEPS}
     run = report.run_json(
-        "pages.imports", {**about, "load_behind": report.load()}, vars(options), _claims(results), results=results
+        "pages.imports", {**about, "load_after": report.load()}, vars(options), _claims(results), results=results
     )
     print(text_of(run))
     report.write(run, options.out)
@@ -82,7 +82,11 @@ def fill(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def step(options: argparse.Namespace) -> dict[str, Any]:
-    """Compare the file, or compare and import it. When it is imported, only the second comparison is timed."""
+    """Compare the file with the database, or also import the file.
+
+    An import compares the file again. So the times and queries of an import are those of the second comparison and of
+    the writes, not of the first comparison.
+    """
     from django.db import connection
 
     from ratelimits.models import PlanMembership

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -20,11 +20,12 @@ from benchmarks.pages.addresses import Page
 
 @dataclass(slots=True)
 class Measured:
-    """The figures of one page. Times are medians in ms, but for `slowest_ms`.
+    """The figures of one page. Times are in ms, and are medians of the rounds unless the line says otherwise.
 
-    processor_ms     processor time of this process, without that of PostgreSQL
+    slowest_ms       the longest time of all rounds
+    processor_ms     processor time of this process; the processor time of PostgreSQL is not included
     queries          number of queries
-    queries_ms       time of these queries in one request
+    queries_ms       time of all queries in one request
     kb               size of the page
     hanging_adds_ms  the time that is added if Redis does not answer; None for a page that does not ask Redis
     """
@@ -39,7 +40,7 @@ class Measured:
 
 
 def measure(pages: Sequence[Page], rounds: int) -> dict[str, Measured]:
-    """Request each page once in each round. Then compare each page that asks Redis with a server that never answers."""
+    """Request each page once in each round. Then time pages that ask Redis, also with a server that never answers."""
     client = Client()
     user, _new = User.objects.get_or_create(username="admin", is_superuser=True, is_staff=True)
     client.force_login(user)
@@ -47,10 +48,10 @@ def measure(pages: Sequence[Page], rounds: int) -> dict[str, Measured]:
     times = _time(client, pages, rounds)
     results = {}
     for page in pages:
-        taken, (number, seconds, size) = times[page.name], counted[page.name]
-        wall, processor = [one[0] for one in taken], [one[1] for one in taken]
+        taken, (number, query_ms, size) = times[page.name], counted[page.name]
+        wall, processor = [one.wall_ms for one in taken], [one.processor_ms for one in taken]
         results[page.name] = Measured(
-            round(median(wall), 1), round(max(wall), 1), round(median(processor), 1), number, round(seconds, 1), size
+            round(median(wall), 1), round(max(wall), 1), round(median(processor), 1), number, round(query_ms, 1), size
         )
     for name, added in _hanging_adds(client, [page for page in pages if page.asks], rounds).items():
         results[name].hanging_adds_ms = round(added, 1)
@@ -58,11 +59,11 @@ def measure(pages: Sequence[Page], rounds: int) -> dict[str, Measured]:
 
 
 def _hanging_adds(client: Client, pages: Sequence[Page], turns: int) -> dict[str, float]:
-    """Return, by page, the time in ms that a server adds if it accepts connections and never answers.
+    """Return, by page, the time in ms that is added if Redis accepts connections and never answers.
 
-    It is the median over the turns. In each turn, the pages are timed with both servers, so that both times have the
-    same load on the machine. After each change of the server, a first request of each page is not timed: it loads the
-    rules and connects.
+    The added time is the median over the turns. Each turn times the pages with the Redis server and with a silent
+    server, so that the load on the machine is the same for both times. After each change of the server, the first
+    request of each page does not count, because it also loads the rules and connects.
     """
     added: dict[str, list[float]] = {page.name: [] for page in pages}
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -75,28 +76,35 @@ def _hanging_adds(client: Client, pages: Sequence[Page], turns: int) -> dict[str
                 _time(client, pages, 1)
                 hanging = _time(client, pages, 1)
             for name, differences in added.items():
-                differences.append(hanging[name][0][0] - answering[name][0][0])
+                differences.append(hanging[name][0].wall_ms - answering[name][0].wall_ms)
     return {name: median(differences) for name, differences in added.items()}
 
 
 def _count(client: Client, url: str) -> tuple[int, float, int]:
     """Return the number of queries of a page, their time in ms, and the size of the page in KB."""
-    _get(client, url)  # After this, templates are compiled and the rules are in memory.
+    _get(client, url)  # this request compiles the templates and loads the rules
     with CaptureQueriesContext(connection) as queries:
         response = _get(client, url)
     seconds = sum(float(query["time"]) for query in queries.captured_queries)
     return len(queries), seconds * 1000, round(len(response.content) / 1024)
 
 
-def _time(client: Client, pages: Sequence[Page], rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Return, by page, the time and the processor time of each request in ms."""
-    times: dict[str, list[tuple[float, float]]] = {page.name: [] for page in pages}
+class _Time(NamedTuple):
+    """The time of one request, and the processor time that this process has used for it."""
+
+    wall_ms: float
+    processor_ms: float
+
+
+def _time(client: Client, pages: Sequence[Page], rounds: int) -> dict[str, list[_Time]]:
+    """Return, by page, the times of each request."""
+    times: dict[str, list[_Time]] = {page.name: [] for page in pages}
     for _round in range(rounds):
         for page in pages:
             start, used = time.perf_counter(), time.process_time()
             _get(client, page.url)
-            ends = time.perf_counter() - start, time.process_time() - used
-            times[page.name].append((ends[0] * 1000, ends[1] * 1000))
+            wall, processor = time.perf_counter() - start, time.process_time() - used
+            times[page.name].append(_Time(wall * 1000, processor * 1000))
     return times
 
 

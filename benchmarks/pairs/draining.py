@@ -1,10 +1,10 @@
-"""Measure the parts of a drain, beside the whole drain and a bare insert of the same lines.
+"""Measure the parts of a drain, the whole drain, and a bare insert of the same lines.
 
     python -m benchmarks.pairs.draining [--rounds 7] [--lines 300000] [--database sqlite]
 
-Each round fills Redis with batches. It times each part for all of these batches, one part after the other in one
-thread, and then the drain of the same batches, which does the parts at the same time. The processor time is that of
-this process, of PostgreSQL and of Redis. It depends less on other programs than the elapsed time does.
+Each round fills Redis with batches. The round first times each part for all of these batches, one part after the other
+in one thread. Then it times the drain of the same batches, which does several parts at the same time. The processor
+times of this process, of PostgreSQL and of Redis depend less on other programs than the elapsed time does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COPIES, COPY, DRAIN = "a COPY and a commit for each batch", "one COPY of all lin
 
 @dataclass(slots=True)
 class Part:
-    """The times of a part, in µs for each line: one of each kind for each round."""
+    """The times of a part in each round, in µs for each line: elapsed time, and processor times of three programs."""
 
     elapsed: list[float] = field(default_factory=list)
     own: list[float] = field(default_factory=list)
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pairs.draining", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--lines", type=int, default=300_000, help="lines of each round")
-    parser.add_argument("--keys", type=int, default=10_000, help="keys that the lines are of")
+    parser.add_argument("--keys", type=int, default=10_000, help="keys with usage")
     parser.add_argument("--database", choices=("postgres", "sqlite"), default="postgres")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
     options = parser.parse_args(argv)
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ratios = [bare / whole for bare, whole in zip(parts[COPY].elapsed, parts[DRAIN].elapsed, strict=True)]
     run = report.run_json(
         "pairs.draining",
-        {**about, "load_behind": report.load()},
+        {**about, "load_after": report.load()},
         vars(options),
         [],
         results=results,
@@ -155,12 +155,19 @@ def _postmaster() -> int | None:
 
 
 def _stat(process: int) -> list[str]:
-    """Return the fields of a process from its state on (see proc(5)). The second is the id of its parent."""
+    """Return the fields of /proc/<pid>/stat from the third field (the state) on, as proc(5) numbers them.
+
+    So index 1 is the id of the parent, and the indexes from 11 to 14 are processor times in ticks: user, system, and
+    both again for ended children.
+    """
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
 
 
 def _processor(process: int | None, *, children: bool = False) -> float:
-    """Return the processor time of a process in seconds. With `children`, add all of its children, also ended ones."""
+    """Return the processor time of a process in seconds.
+
+    With `children`, add the time of all child processes, also of those that have ended.
+    """
     if process is None:
         return 0.0
     user, system, ended_user, ended_system = map(int, _stat(process)[11:15])

@@ -3,7 +3,7 @@
     python -m benchmarks.pairs.importing [--rounds 15] [--out DIR]
 
 Each start is a new process. The time is the processor time until `django.setup()` has ended and the entry points are
-imported. Bytecode files exist already. The starts take turns, so that other work on the machine concerns all of them.
+imported. Bytecode files exist already. The starts take turns, so that other work on the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.support import report, servers
 _DJANGO = [f"django.contrib.{name}" for name in ("admin", "auth", "contenttypes", "sessions", "messages")]
 _DRF = ["rest_framework.views", "rest_framework.throttling"]
 _NEEDED = ["simple_history", "django_redis.cache", "redis.asyncio"]
-#: By name: what starts, its installed apps, and the modules that it imports.
+#: Name of a start -> its description, the installed apps, and the modules that are imported.
 STARTS: dict[str, tuple[str, list[str], list[str]]] = {
     "django": ("Django with its admin", _DJANGO, []),
     "needed": (
@@ -48,7 +48,7 @@ STARTS: dict[str, tuple[str, list[str], list[str]]] = {
         [*_DRF, *_NEEDED, "ratelimits.throttling"],
     ),
 }
-#: By name of a start: the start that it is compared with.
+#: Name of a start -> the name of the start with which it is compared.
 _BEFORE = {"needed": "django", "middleware": "needed", "drf_needed": "drf", "throttles": "drf_needed"}
 _CODE = """
 import importlib, json, sys, time
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rounds = [{name: _start(*start[1:]) for name, start in STARTS.items()} for _round in range(options.rounds + 1)]
     # The first round writes the bytecode files.
     results = {name: _result(name, rounds[1:]) for name in STARTS}
-    about |= {"load_behind": report.load()}
+    about |= {"load_after": report.load()}
     run = report.run_json("pairs.importing", about, vars(options), [], results=results)
     print(text_of(run))
     report.write(run, options.out)

@@ -1,16 +1,16 @@
-"""Measure each algorithm beside its equivalent in other packages: admitted and refused, on the server and in all.
+"""Compare each algorithm with its equivalent in other packages: admitted and refused, on the server and in total.
 
     pip install -r benchmarks/requirements.txt
     python -m benchmarks.pairs.packages [--rounds 20] [--out DIR]
 
 "On the server" is the time that the server reports for all commands that a client sends for one decision (INFO
-commandstats). The smallest time of all rounds is used, because other processes can only make a call slower. "In all" is
-the time of the call, with the work of client and server, which share one core. All cases take turns, and a ratio is the
-median of the ratios of the rounds.
+commandstats). The smallest time of all rounds is used, because other processes can only make a call slower. "In total"
+is the time of the call, with the work of client and server, which share one core. All cases take turns, and a ratio of
+total times is the median of the ratios of the rounds.
 
-This app checks the version of the rules and counts the request as usage in the same command. The other packages do
-neither. So the table also has the time of this app without counting, and the time to compare the version. The bare
-script (measured/bare.lua) decides one rule and counts nothing. Its ratios show what no script can do better.
+This app also compares the version of the rules and counts the request as usage, in the same command. The other packages
+do neither. So the table also has the time of this app without counting, and the time to compare the version. The bare
+script (measured/bare.lua) decides one rule and counts nothing. No script can have smaller ratios than the bare script.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from benchmarks.support.timing import Case, run_block
 if TYPE_CHECKING:
     from benchmarks.measured.equivalents import Equivalent
 
-#: The most that this app aims at: on the server, and in all.
-ON_SERVER, IN_ALL = 1.0, 0.7
+#: The largest ratios (our time divided by the time of the other package) that this app aims at.
+ON_SERVER, IN_TOTAL = 1.0, 0.7
 #: Number of decisions whose commands are listed by MONITOR.
-_LISTED = 20
+_MONITORED = 20
 _KINDS = ("admitted", "refused")
 
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Figures(NamedTuple):
-    """The times of one case in each round, in µs: on the server, and in all."""
+    """The times of one case in each round, in µs: on the server, and in total."""
 
     server: list[float]
     whole: list[float]
@@ -77,7 +77,7 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
     about = report.machine(url, peers.PACKAGES)
     found = equivalents(url.rpartition("/")[0])
     cases = [*ours(sorted({one.algorithm for one in found})), *(case for one in found for case in _cases(one))]
-    # The bare script for one rule, with and without the comparison of the version.
+    # Add the bare script for one rule, with and without a head: with a head, it compares the version of the rules.
     floors.load(url)
     raw = floors.RawSocket(url)
     for name, heads in (("versioned", 1), ("unversioned", 0)):
@@ -88,7 +88,7 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
     version = min(figures["versioned"].server) - min(figures["unversioned"].server)
     results = [_row(one, kind, figures) for one in found for kind in _KINDS]
     claims, targets = _claims(results)
-    about = {**about, "load_behind": report.load()}
+    about = {**about, "load_after": report.load()}
     return report.run_json(
         "pairs.packages", about, vars(options), claims, targets,
         missing=peers.missing(), version_us=round(version, 3), results=results,
@@ -130,7 +130,7 @@ def _name(algorithm: str, kind: str, counted: bool) -> str:
 
 
 def _cases(one: Equivalent) -> list[Case]:
-    # The first requests of a limit that refuses are admitted.
+    # Use up the permits of the limit that refuses, so that it refuses in every timed call.
     for _ in range(20):
         one.refuses()
     return [
@@ -146,20 +146,28 @@ class Commands(NamedTuple):
     called: Counter[str]
 
     def micros(self, stats: Any, calls: int) -> float:
-        """Return the server's time for one decision in µs, from the statistics of this number of decisions."""
+        """Return the server's time for one decision in µs.
+
+        `stats` are the statistics of INFO commandstats after `calls` decisions.
+        """
         total = 0.0
         for name, count in self.sent.items():
-            # A package may also send commands from time to time, in a thread.
+            # The statistics may lack a command: a thread of a package sends it only from time to time. If scripts call
+            # the command too, its total time contains their calls. Then use the time of one call.
             one = stats.get(f"cmdstat_{name}", {"usec": 0, "usec_per_call": 0})
-            total += one["usec_per_call"] * count / _LISTED if name in self.called else one["usec"] / calls
+            total += one["usec_per_call"] * count / _MONITORED if name in self.called else one["usec"] / calls
         return total
 
 
 def commands_of(client: redis.Redis, case: Case) -> Commands:
-    """Return the commands of some decisions. The time of a script contains that of the commands that it calls."""
+    """Return the commands of some decisions, as MONITOR lists them.
+
+    Commands that scripts call are listed apart, because the server's time of a script contains the time of its
+    commands.
+    """
     run_block(case, 1)
     with client.client() as this_client, client.monitor() as monitor:
-        for _ in range(_LISTED):
+        for _ in range(_MONITORED):
             case.call()
         this_client.echo("the end")
         found = Commands(Counter(), Counter())
@@ -219,10 +227,10 @@ def _claims(results: Sequence[dict[str, Any]]) -> tuple[list[report.Claim], list
     for peer in dict.fromkeys(one["peer"] for one in results):
         for kind in _KINDS:
             rows = [one for one in results if (one["peer"], one["kind"]) == (peer, kind)]
-            in_all = max(one["whole_ratio"] for one in rows)
-            text = f"{kind}: the largest ratio of our time to that of {peer}"
-            claims.append(report.Claim(f"{text}, in all", 1, in_all))
-            targets.append(report.Claim(f"{text}, in all", IN_ALL, in_all))
+            in_total = max(one["whole_ratio"] for one in rows)
+            text = f"{kind}: the largest ratio of our time to the time of {peer}"
+            claims.append(report.Claim(f"{text}, in total", 1, in_total))
+            targets.append(report.Claim(f"{text}, in total", IN_TOTAL, in_total))
             on_server = max(one["server_ratio"] for one in rows)
             targets.append(report.Claim(f"{text}, on the server", ON_SERVER, on_server))
     return claims, targets
@@ -231,7 +239,7 @@ def _claims(results: Sequence[dict[str, Any]]) -> tuple[list[report.Claim], list
 def rows_of(run: dict[str, Any]) -> list[tuple[Any, ...]]:
     """Return the rows of the table. A ratio above its target has a star."""
 
-    def shown(ratio: float, bound: float) -> str:
+    def starred(ratio: float, bound: float) -> str:
         return f"{ratio:.2f}{'' if ratio <= bound else ' *'}"
 
     rows: list[tuple[Any, ...]] = [
@@ -241,10 +249,10 @@ def rows_of(run: dict[str, Any]) -> list[tuple[Any, ...]]:
             one["server_us"],
             one["uncounted_us"],
             one["their_server_us"],
-            shown(one["server_ratio"], ON_SERVER),
-            shown(one["uncounted_ratio"], ON_SERVER),
+            starred(one["server_ratio"], ON_SERVER),
+            starred(one["uncounted_ratio"], ON_SERVER),
             one.get("bare_server_ratio"),
-            shown(one["whole_ratio"], IN_ALL),
+            starred(one["whole_ratio"], IN_TOTAL),
             one.get("bare_whole_ratio"),
         )
         for one in run["results"]
@@ -261,8 +269,8 @@ COLUMNS = (
     "ours ÷ theirs, server",
     "without counting ÷ theirs",
     "bare script ÷ theirs, server",
-    "ours ÷ theirs, in all",
-    "bare script ÷ theirs, in all",
+    "ours ÷ theirs, in total",
+    "bare script ÷ theirs, in total",
 )
 
 

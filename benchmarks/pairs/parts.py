@@ -1,11 +1,11 @@
-"""Divide the server's time of a decision into its parts. The script is cut after each part, and all cuts are timed.
+"""Divide the server's time of a decision among the parts of the script. All scripts that end after a part are timed.
 
     python -m benchmarks.pairs.parts [--rounds 100] [--server valkey] [--out DIR]
 
-A script is cut where lua/decide.lua has a numbered comment. A cut script does everything before this comment, then
-returns. All cuts take turns. The time is the one that the server reports for EVALSHA (INFO commandstats). The smallest
-time of all rounds is used, because other processes can only make a call slower. A part's time is the time of its cut,
-minus that of the cut before it.
+A script is cut at the numbered comments of lua/decide.lua: a cut script does everything before the comment, and then
+returns. All cut scripts take turns. Their times are those that the server reports for EVALSHA (INFO commandstats). The
+smallest time of all rounds is used, because other processes can only make a call slower. The time of a part is the time
+of the script that is cut after this part, minus the time of the script that is cut before this part.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from benchmarks.support import report, servers
 if TYPE_CHECKING:
     from ratelimits.engine.command import Command
 
-#: Each part, and the comment of lua/decide.lua with which it begins.
+#: Each part, and the text of lua/decide.lua with which the part begins. Comment 3 is missing here, because its code is
+#: only for receipts.
 PARTS = {
     "read the arguments, the clock and the strings of the states": "local call,",
     "compare the version of the rules": "\n-- 1. ",
@@ -37,9 +38,10 @@ PARTS = {
     "count the request as usage": "\n-- 6. ",
     "make the reply": "\n-- 7. ",
 }
+#: The first and the last row of the table.
 BEGIN, WHOLE = "begin an empty script with these keys and arguments", "the whole script"
-#: Case -> the algorithm, whether it admits, and whether each request is the first one of its key. First requests are
-#: not counted: each would begin a counter.
+#: Case -> the algorithm ("": three rules), whether it admits, and whether each request is the first one of its key.
+#: First requests are not counted as usage, because each of them would also create a counter.
 CASES = {
     "token bucket": ("token_bucket", True, False),
     "fixed window": ("fixed_window", True, False),
@@ -53,8 +55,8 @@ CASES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pairs.parts", description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=100, help="rounds that every cut takes part in")
-    parser.add_argument("--calls", type=int, default=192, help="calls of each cut in each round")
+    parser.add_argument("--rounds", type=int, default=100, help="rounds that every cut script takes part in")
+    parser.add_argument("--calls", type=int, default=192, help="calls of each cut script in each round")
     parser.add_argument("--server", type=servers.binary, help=servers.SERVER_HELP)
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
     options = parser.parse_args(argv)
@@ -64,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         servers.pin(available[-1])
         about = report.machine(server.url)
         results = measure(server.url, options.rounds, options.calls)
-    about = {**about, "load_behind": report.load()}
+    about = {**about, "load_after": report.load()}
     run = report.run_json("pairs.parts", about, vars(options), [], results=results)
     print(report.table(COLUMNS, rows_of(run)))
     report.write(run, options.out)
@@ -87,7 +89,7 @@ def _commands(algorithm: str, admits: bool, counted: bool) -> Callable[[str], Co
 
 
 def cuts(script: str) -> dict[str, str]:
-    """Return, by part, the script cut after this part. The first is an empty script, the last is the whole script."""
+    """Return, by part, the script that ends after this part: first an empty script, at last the whole script."""
     parts = [part for part, comment in PARTS.items() if comment in script]
     out = {BEGIN: "return 1"}
     for part, following in pairwise(parts):
@@ -97,7 +99,7 @@ def cuts(script: str) -> dict[str, str]:
 
 
 class _Server:
-    """A connection to the server, and its run."""
+    """A client of the server, and the run of the server."""
 
     def __init__(self, client: redis.Redis) -> None:
         from benchmarks.support.pipelines import run_of
@@ -149,7 +151,7 @@ def measure(url: str, rounds: int, calls: int) -> dict[str, dict[str, float]]:
 
 
 def _parts(times: dict[str, float]) -> dict[str, float]:
-    """Return the time of each part, from the times of the cuts."""
+    """Return the time of each part in µs, from the times of the cut scripts."""
     before = [0.0, *times.values()]
     parts = {part: round(micros - earlier, 3) for (part, micros), earlier in zip(times.items(), before, strict=False)}
     return {**parts, WHOLE: [*times.values()][-1]}

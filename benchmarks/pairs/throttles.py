@@ -2,7 +2,7 @@
 
     python -m benchmarks.pairs.throttles [--out DIR]
 
-All are timed in turns, on one core, which client and server share.
+All throttles are timed in turns, on one core, which client and server share.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.support import report, servers
 from benchmarks.support.timing import Case, Timed, interleaved
 
-#: By name: the case, the case that it is compared with, and the description of each.
+#: Name of a case -> its description, and the description of the case with which it is compared (named "<name> beside").
 PAIRS = {
     "one": ("a drop-in throttle, 10 requests a minute", "DRF's own throttle"),
     "many": ("a drop-in throttle, 1,000 requests a minute", "DRF's own throttle"),
@@ -27,12 +27,13 @@ PAIRS = {
     "lasting": ("QuotaThrottle, a monthly limit that outlives Redis", "a monthly limit that does not"),
     "noise": ("QuotaThrottle, a monthly limit that does not outlive Redis", "the same limit of another user"),
 }
-#: By pair: the number of throttles of the view, and the number of requests in the last minute that each remembers.
+#: Name of a pair -> the number of throttles of the view, and the number of requests that each throttle has in its
+#: memory.
 _RATED = {"one": (1, 10), "many": (1, 1000), "three": (3, 10)}
-#: How many times the time of DRF's own throttles the drop-in throttles may take.
+#: Promises: the largest ratio of the times of a pair.
 MAX_TIMES = {"one": 1.5, "many": 1.5, "three": 1.0, "lasting": 1.02}
 
-#: By case: whether its monthly limit outlives Redis.
+#: Name of a case -> whether its monthly limit outlives Redis.
 _MONTHS = {"lasting": True, "lasting beside": False, "noise": False, "noise beside": False}
 
 
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, bound in MAX_TIMES.items()
     ]
     run = report.run_json(
-        "pairs.throttles", {**about, "load_behind": report.load()}, vars(options), claims, results=results
+        "pairs.throttles", {**about, "load_after": report.load()}, vars(options), claims, results=results
     )
     print(text_of(run))
     report.write(run, options.out)
@@ -85,8 +86,8 @@ def _rated() -> list[Case]:
 def _asking(base: type[Any], count: int, remembered: int) -> Callable[[], object]:
     """Return a function that asks all throttles of a view, as `APIView.check_throttles` does, with a new request.
 
-    A clock of its own goes on by the same time for each request. So a throttle always remembers the same number of
-    requests: DRF's own throttle writes all of them again at each request.
+    The throttles use a simulated clock, which moves by the same time at each request. So a throttle always remembers
+    the same number of requests. This matters because DRF's own throttle writes all remembered requests at each request.
     """
     from rest_framework.request import Request
     from rest_framework.views import APIView
@@ -130,12 +131,13 @@ def _watched() -> list[Case]:
     from benchmarks.measured import in_place
     from ratelimits.quota.answers import observing
 
-    # Finished spans go nowhere: to send them is the project's choice, and happens in another thread.
+    # No exporter is set, so finished spans are dropped: a project chooses how to send spans, and sends them in another
+    # thread.
     trace.set_tracer_provider(TracerProvider())
     metrics.set_meter_provider(MeterProvider([InMemoryMetricReader()]))
     from ratelimits.telemetry import opentelemetry, prometheus
 
-    ask, cases = in_place.asked("ours"), []
+    ask, cases = in_place.throttle_call("ours"), []
 
     def observed_by(*observers: Callable[[observing.Observation], None]) -> Callable[[], None]:
         def begin() -> None:
@@ -152,7 +154,7 @@ def _watched() -> list[Case]:
 
 
 def _lasting() -> list[Case]:
-    """Return the cases of a monthly limit, alone and in its plan: one outlives Redis, the others do not."""
+    """Return the cases of a monthly limit. Each case has its own user, plan and rule; only one rule outlives Redis."""
     from benchmarks.measured import in_place, ours
     from ratelimits import rules
     from ratelimits.models import Plan, PlanMembership
@@ -166,7 +168,7 @@ def _lasting() -> list[Case]:
         rule.full_clean()
         rule.save()
         # These users have no other rules: no rule names the scope of this view.
-        cases.append(Case(name, name, "ours", in_place.asked("unlimited", number)))
+        cases.append(Case(name, name, "ours", in_place.throttle_call("unlimited", number)))
     rules.forget()
     return cases
 
@@ -174,7 +176,7 @@ def _lasting() -> list[Case]:
 def text_of(run: dict[str, Any]) -> str:
     """Return the run as tables."""
     rows = [(*PAIRS[name], one["us"], one["beside_us"], one["times"]) for name, one in run["results"].items()]
-    table = report.table(("throttle", "compared with", "µs", "compared with, µs", "times"), rows)
+    table = report.table(("throttle", "compared with", "throttle, µs", "compared with, µs", "ratio"), rows)
     return f"{table}\n\n{report.claims_table(run['claims'])}"
 
 

@@ -1,4 +1,4 @@
-"""Make load on a web server: by wrk if it is installed, otherwise by clients in another Python process."""
+"""Make load on a web server: with wrk if wrk is installed, otherwise with clients in another Python process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def generator() -> str:
 
 
 def requests_per_second(port: int, path: str, core: int, connections: int, seconds: float) -> float:
-    """Return the requests per second that the server on this port answers to this number of connections."""
+    """Return the requests per second that a server answers. All connections send requests at the same time."""
     if generator() == "wrk":
         whole = max(round(seconds), 1)
         command = ["wrk", "-t1", f"-c{connections}", f"-d{whole}s", f"http://127.0.0.1:{port}{path}"]
@@ -51,6 +51,7 @@ class _Client:
         self._socket.sendall(self._request)
 
     def _answered(self, ended: bool) -> bool:
+        """Return whether the response is complete. `ended`: the server has closed the connection."""
         head, found, body = self._buffer.partition(b"\r\n\r\n")
         if not found:
             return False
@@ -59,6 +60,7 @@ class _Client:
         length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
         if length is not None:
             return len(body) >= int(length[1])
+        # Without a length, the body ends with the connection or, if it is sent in chunks, with an empty chunk.
         return ended or body.endswith(b"0\r\n\r\n")
 
     def read(self) -> int:

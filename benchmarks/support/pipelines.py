@@ -25,20 +25,23 @@ FIRST_ID = 1_000_000
 
 
 def run_of(client: redis.Redis) -> str:
-    """Return the run of the server. A command with another run would make the script ask for it again."""
+    """Return the run of the server. With another run in a command, the script would ask the server for its run."""
     return run_named(client.info())
 
 
 def wait_for_bin(seconds: float) -> None:
-    """If the present usage bin ends soon, wait for the next one, because prepared commands are for one bin."""
+    """If the usage bin ends within these seconds, wait for the next bin: prepared commands are valid in one bin."""
     left = BIN_SECONDS - time.time() % BIN_SECONDS
     if left < seconds + 1:
         time.sleep(left + 0.1)
 
 
 def check(reply: Any, allowed: bool | None = True) -> None:
-    """Raise AssertionError unless a reply of a decision, or of the bare script, admits (or refuses; None: either)."""
-    # The reply of the bare script is a list.
+    """Raise AssertionError if the request was not decided, or not decided as expected.
+
+    `allowed` is the expected decision: True admits, False refuses, None allows both.
+    """
+    # The reply of the bare script is a list. Both replies begin with two numbers: 1 if decided, and 1 if admitted.
     decided, admitted = reply[:2] if isinstance(reply, list) else read(reply)[:2]
     if decided != 1 or allowed not in (None, bool(admitted)):
         raise AssertionError(f"a decision was answered with {reply}")
@@ -47,7 +50,7 @@ def check(reply: Any, allowed: bool | None = True) -> None:
 class Pipeline:
     """A raw connection that sends batches before it reads the replies.
 
-    Each reply must admit (`allowed` is False: it must refuse; None: either). Otherwise AssertionError is raised.
+    `allowed` is the expected decision of each reply, as in `check`. Another decision raises AssertionError.
     """
 
     def __init__(self, url: str, allowed: bool | None = True) -> None:
@@ -69,7 +72,7 @@ class Pipeline:
                 count -= 1
 
     def send(self, batches: Iterable[bytes], size: int = BATCH, ended: Callable[[], bool] = lambda: False) -> int:
-        """Send batches until this number of commands was sent or the time is over. Return the number of replies."""
+        """Send batches of `size` commands until none is left or `ended` returns True. Return the number of replies."""
         ahead = answered = 0
         for batch in batches:
             self._socket.sendall(batch)
@@ -87,16 +90,17 @@ class Pipeline:
 
 
 def batched(commands: Iterable[bytes], size: int = BATCH) -> Iterator[bytes]:
-    """Return the commands in batches of this size. Leave out the rest."""
+    """Return the commands in batches of this size. Leave out the last commands if they do not fill a batch."""
     commands = iter(commands)
     while len(chunk := list(islice(commands, size))) == size:
         yield b"".join(chunk)
 
 
 def for_users(keyspace: Keyspace, run: str, call_of: Callable[[str], Call], ids: Iterable[int]) -> Iterator[bytes]:
-    """Return the command of each of these users, each with its own account.
+    """Return the command of each of these users. Each user has an account of their own.
 
-    It is made once for each shard, then changed.
+    For speed, one command is made for each shard. For other users of the shard, only the id in this command is
+    replaced.
     """
     templates: dict[int, tuple[bytes, bytes]] = {}
     for number in ids:
@@ -110,7 +114,7 @@ def for_users(keyspace: Keyspace, run: str, call_of: Callable[[str], Call], ids:
 
 
 def per_second(url: str, batches: list[bytes], seconds: float, allowed: bool | None = True) -> tuple[float, float]:
-    """Return the commands per second that one server answers, and how busy its core was."""
+    """Return the commands per second that one server answers, and the used part of the server's core (1: all of it)."""
     pipeline = Pipeline(url, allowed)
     with redis.Redis.from_url(url) as client:
 

@@ -13,6 +13,7 @@ HEADROOM = 0.6
 KEYS_PER_REQUEST = 10
 #: Seconds between two seals. Each seal makes a ledger line for every live key.
 SEAL_INTERVALS = (60, 900)
+#: Quarters of an hour in a day.
 BINS_PER_DAY = 96
 #: Number of shards for each Redis core, so that a cluster can divide them evenly.
 SHARDS_PER_CORE = 16
@@ -21,7 +22,7 @@ LEAST_SHARDS = 64
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The resources for a number of requests per second, each with three rules on its key, metered."""
+    """The resources for a number of requests per second. Each request has three rules on one key, and is metered."""
 
     rate: int
     redis_cores: int
@@ -36,7 +37,7 @@ class Needs:
 def needs(rate: int, runs: dict[str, dict[str, Any]]) -> Needs:
     """Return the resources for a number of requests per second.
 
-    The runs are of benchmarks.server and benchmarks.decide.
+    `runs` must contain the JSON of benchmarks.server and of benchmarks.decide.
     """
     server, adds = runs["server"], runs["decide"]["in_place"]["ours"]["adds_us"]
     # This time was measured with the server on the same core, so subtract the server's part.

@@ -20,7 +20,7 @@ PACKAGES = ("ratelimits", "Django", "djangorestframework", "django-redis", "redi
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A promise about a number: it is at most `bound`, or with `least` at least `bound`."""
+    """A promise or a target: a measured number is at most `bound`. With `least`, it is at least `bound`."""
 
     text: str
     bound: float
@@ -61,7 +61,7 @@ def load() -> list[float]:
 
 
 def machine(url: str, packages: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the machine of a run and its load averages, since other work on the machine makes the numbers worse."""
+    """Return facts about the machine of a run. Its load averages show whether other work has made the numbers worse."""
     with redis.Redis.from_url(url) as client:
         info = client.info("server")
     return {
@@ -84,19 +84,19 @@ def run_json(
     **results: Any,
 ) -> dict[str, Any]:
     """Return a run as JSON data. `claims` are promises. `targets` are aims that may be missed."""
-    told = {name: value for name, value in options.items() if name != "out"}
+    used = {name: value for name, value in options.items() if name != "out"}
     return {
         "benchmark": benchmark,
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": about,
-        "options": {name: str(value) if isinstance(value, Path) else value for name, value in told.items()},
+        "options": {name: str(value) if isinstance(value, Path) else value for name, value in used.items()},
         "claims": [claim.to_json() for claim in claims],
         "targets": [target.to_json() for target in targets],
         **results,
     }
 
 
-def shown(value: Any) -> str:
+def cell_text(value: Any) -> str:
     """Return a table cell as text: a number has three significant digits and commas between thousands."""
     if isinstance(value, bool):
         return "yes" if value else "NO"
@@ -109,7 +109,7 @@ def shown(value: Any) -> str:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Return an aligned table: the first column to the left, all others to the right."""
-    cells = [list(columns), *([shown(value) for value in row] for row in rows)]
+    cells = [list(columns), *([cell_text(value) for value in row] for row in rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
     lines = [
         "  ".join(
@@ -122,7 +122,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Return a table in Markdown."""
-    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *([shown(cell) for cell in row] for row in rows)]
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *([cell_text(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -133,7 +133,7 @@ def claims_table(claims: Sequence[dict[str, Any]], kind: str = "promise") -> str
 
 
 def write(run: dict[str, Any], out: Path | None, charts: dict[str, str] | None = None) -> None:
-    """Write the run's JSON and its charts into a directory. Do nothing if none is given."""
+    """Write the run's JSON and its charts (name -> SVG) into the directory `out`. Do nothing if `out` is None."""
     if out is None:
         return
     out.mkdir(parents=True, exist_ok=True)
@@ -144,11 +144,12 @@ def write(run: dict[str, Any], out: Path | None, charts: dict[str, str] | None =
 
 _COLOURS = {"floor": "#9aa5b1", "ours": "#2563eb", "peer": "#d97706"}
 _FONT = 'font-family="system-ui, sans-serif" font-size="13"'
+#: Pixels of a chart: height of a row, space for the labels, whole width, and space for the title.
 _ROW, _LEFT, _WIDTH, _TOP = 24, 360, 900, 56
 
 
 def bar_chart(title: str, unit: str, bars: Sequence[tuple[str, float, str]]) -> str:
-    """Return horizontal bars as SVG. A bar has a title, a value and a kind: floor, ours or peer."""
+    """Return horizontal bars as SVG. A bar has a label, a value and a kind: floor, ours or peer (see timing.Case)."""
     most = max(value for _label, value, _kind in bars)
     scale = (_WIDTH - _LEFT - 70) / most
     height = _TOP + _ROW * len(bars) + 16
@@ -165,6 +166,6 @@ def bar_chart(title: str, unit: str, bars: Sequence[tuple[str, float, str]]) -> 
         out += [
             f'<text x="{_LEFT - 8}" y="{y + 15}" text-anchor="end" fill="#111827">{escape(label)}</text>',
             f'<rect x="{_LEFT}" y="{y + 3}" width="{width:.1f}" height="{_ROW - 8}" fill="{_COLOURS[kind]}"/>',
-            f'<text x="{_LEFT + width + 6:.1f}" y="{y + 15}" fill="#111827">{shown(float(value))}</text>',
+            f'<text x="{_LEFT + width + 6:.1f}" y="{y + 15}" fill="#111827">{cell_text(float(value))}</text>',
         ]
     return "\n".join([*out, "</svg>"]) + "\n"

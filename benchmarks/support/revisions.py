@@ -1,9 +1,10 @@
-"""Compare this checkout with an earlier revision: run the same benchmark of both in turns, on the same machine.
+"""Compare this checkout with an earlier revision: run a benchmark of both, in turns, on the same machine.
 
     python -m benchmarks.support.revisions REVISION [--benchmark decide] [--turns 5] [--options "--rounds 20"]
 
-Both use the packages that are installed here. Each turn runs both, and the order changes from turn to turn. A number is
-reported as slower only if it was slower in every turn, because other work on the machine may change a single turn.
+Both revisions use the packages that are installed here. Each turn runs both revisions, and their order changes from
+turn to turn. A time is reported as slower only if it was slower in every turn, because other work on the machine may
+change a single turn.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.support.revisions", description=__doc__.splitlines()[0])
     parser.add_argument("revision", help="the commit to compare with")
     parser.add_argument("--benchmark", default="decide", help="a benchmark whose JSON has medians")
-    parser.add_argument("--turns", type=int, default=5, help="how often each of the two runs")
+    parser.add_argument("--turns", type=int, default=5, help="how often each revision runs")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
     parser.add_argument("--options", default="", help="options of the benchmark, in quotes")
     chosen = parser.parse_args(argv)

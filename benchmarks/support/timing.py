@@ -1,7 +1,7 @@
-"""Time calls. Everything that is compared is timed in turns, block by block, in rounds of one run.
+"""Time calls. Cases that are compared are timed in turns, block by block, in rounds of one run.
 
-A round times a block of calls of each case, in random order. A ratio is calculated within a round, where the machine
-was equally busy for all. The median of these ratios is reported.
+A round times a block of calls of each case, in random order. A ratio is calculated within a round, because the machine
+was equally busy for all cases of the round. The median of the ratios of all rounds is reported.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Timed:
         return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
     def ratio(self, other: Timed) -> float:
-        """Return the median of the ratios of two cases in each round."""
-        return median(mine / its for mine, its in zip(self.medians, other.medians, strict=True))
+        """Return this case's time divided by the other case's time: the median of the ratios of the rounds."""
+        return median(one / another for one, another in zip(self.medians, other.medians, strict=True))
 
     def to_json(self) -> dict[str, Any]:
         """Return the times in µs."""
@@ -91,7 +91,7 @@ def _block(case: Case, calls: int) -> list[int]:
 
 
 def run_block(case: Case, calls: int, warm_up: int = WARM_UP) -> list[float]:
-    """Return the times of a block of calls in ns. Before this, make some calls and check their results."""
+    """Make some calls and check their results. Then return the times of a block of calls in ns."""
     if case.before is not None:
         case.before()
     for _ in range(max(warm_up, 1)):
@@ -123,7 +123,7 @@ def interleaved(
 
 
 def per_second(make: Callable[[], Callable[[], object]], threads: int, seconds: float) -> float:
-    """Return the calls per second of this number of threads together. Each thread has its own call."""
+    """Return the calls per second of all threads together. Each thread calls `make` once, and times its result."""
     ready, ended = threading.Barrier(threads + 1), threading.Event()
     counts, errors = [0] * threads, []
 

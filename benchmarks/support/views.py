@@ -1,4 +1,4 @@
-"""A trivial API, once for each kind of limit."""
+"""A view that does no work, once for each kind of limit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PingThrottle(BaseThrottle):
 
 @cache
 def _bare() -> bytes:
-    """Return the command of the bare script for 3 rules and metering. Load the script."""
+    """Load the bare script. Return the command that calls it for 3 rules with metering."""
     floors.load(str(settings.CACHES["ratelimits"]["LOCATION"]))
     return floors.bare(*floors.SHAPES[1][2])
 
@@ -62,7 +62,7 @@ def _decide() -> Callable[[], object]:
 
 
 class EngineThrottle(BaseThrottle):
-    """A throttle that only decides a prepared command: the same limits and the same user each time."""
+    """A throttle that only sends a prepared command: the same limits and the same user each time."""
 
     def allow_request(self, request: Request, view: APIView) -> bool:
         return bool(_decide()())
@@ -82,7 +82,7 @@ def _limited(*throttles: type[BaseThrottle], **attributes: Any) -> type[Unlimite
     return type("Limited", (Unlimited,), {"throttle_classes": list(throttles), **attributes})
 
 
-#: Path, title and view.
+#: Path -> title and view.
 VIEWS: dict[str, tuple[str, type[Unlimited]]] = {
     "unlimited": ("no throttle", Unlimited),
     "ping": ("raw PING", _limited(PingThrottle)),

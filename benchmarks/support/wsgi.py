@@ -1,4 +1,4 @@
-"""The WSGI application of the trivial API, for gunicorn."""
+"""The WSGI application of benchmarks.support.views, for gunicorn."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Let several processes wait for one limit, and measure the time until all have their permits, and the Redis commands.
+"""Let several processes wait for one limit. Measure the time until all have their permits, and count Redis commands.
 
     python -m benchmarks.waiting.outbound [--processes 8] [--permits 1000] [--rate 100] [--out DIR]
 
-The ideal is the time that the limit itself needs: (permits - those granted at once) / rate. For `concurrency`, each
-permit is held for a fixed time, so the ideal is permits * time / capacity. For comparison, the same processes also take
-an element of a Redis list with BLPOP, hold it for this time, and return it with RPUSH.
+The ideal time is the time that the limit itself needs: (permits - permits granted at once) / rate. For `concurrency`,
+each permit is held for a fixed time. So the ideal time is permits * fixed time / capacity. For comparison, the same
+processes also take an element of a Redis list with BLPOP, hold it for the fixed time, and return it with RPUSH.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ import redis
 
 from benchmarks.support import report, servers
 
-#: Numbers that make each algorithm grant `rate` permits per second, at most a few at once.
+#: The algorithms whose limits are measured.
 ALGORITHMS = ("token_bucket", "gcra", "leaky_bucket_queue", "smooth_bursty", "fixed_window", "concurrency")
 #: Seconds for which a permit of `concurrency` is held.
-HELD = 0.05
+HOLD_SECONDS = 0.05
 #: The name of the comparison, and of its Redis list.
 BARE_LIST = "bare_list"
-#: The most seconds relative to the ideal.
+#: Promise: the time relative to the ideal time.
 MAX_TIME = 1.03
-#: The most commands for one permit. A process that waits for `concurrency` asks, waits, and releases.
+#: Promise: Redis commands for one permit. For `concurrency`, a process that must wait needs three: ask, wait, release.
 MAX_COMMANDS = dict.fromkeys(ALGORITHMS, 1.1) | {"concurrency": 3.0}
 
 
@@ -66,9 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, one in results.items()
         if name != BARE_LIST
         for claim in (
-            report.Claim(f"{options.processes} processes on one {name}: time ÷ ideal", MAX_TIME, one["times_ideal"]),
             report.Claim(
-                f"{options.processes} processes on one {name}: Redis commands a permit",
+                f"{options.processes} processes on one {name} limit: time ÷ ideal time", MAX_TIME, one["times_ideal"]
+            ),
+            report.Claim(
+                f"{options.processes} processes on one {name} limit: Redis commands per permit",
                 MAX_COMMANDS[name],
                 one["commands_per_permit"],
             ),
@@ -76,8 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     if {"concurrency", BARE_LIST} <= set(results):
         ratio = results["concurrency"]["seconds"] / results[BARE_LIST]["seconds"]
-        claims.append(report.Claim("concurrency: time ÷ the time with a Redis list", MAX_TIME, round(ratio, 4)))
-    about |= {"load_behind": report.load()}
+        claims.append(report.Claim("concurrency limit: time ÷ the time with a Redis list", MAX_TIME, round(ratio, 4)))
+    about |= {"load_after": report.load()}
     run = report.run_json("waiting.outbound", about, vars(options), claims, results=results)
     print(text_of(run))
     report.write(run, options.out)
@@ -85,14 +87,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def limit(name: str, rate: int) -> dict[str, Any]:
-    """Return the rule of an algorithm, as in a rule file."""
+    """Return a rule of this algorithm, as in a rule file. It grants `rate` permits per second, and only few at once."""
     numbers: dict[str, dict[str, Any]] = {
         "token_bucket": {"capacity": 1, "rate": rate, "period": 1},
         "gcra": {"capacity": 1, "rate": rate, "period": 1},
         "leaky_bucket_queue": {"capacity": 1000, "rate": rate, "period": 1},
         "smooth_bursty": {"rate": rate, "period": 1, "max_burst_seconds": 0},
         "fixed_window": {"capacity": rate, "period": 1, "window_start": "first_hit"},
-        "concurrency": {"capacity": math.ceil(rate * HELD)},
+        "concurrency": {"capacity": math.ceil(rate * HOLD_SECONDS)},
     }
     return {"algorithm": name, **numbers[name]}
 
@@ -102,7 +104,7 @@ def ideal(name: str, permits: int, rate: int) -> float:
     if name == "fixed_window":
         return float(math.ceil(permits / rate) - 1)
     if name in ("concurrency", BARE_LIST):
-        return math.ceil(permits / math.ceil(rate * HELD)) * HELD
+        return math.ceil(permits / math.ceil(rate * HOLD_SECONDS)) * HOLD_SECONDS
     return (permits - 1) / rate
 
 
@@ -114,7 +116,7 @@ def measure(name: str, options: argparse.Namespace, environment: dict[str, str],
             "limit": None if name == BARE_LIST else limit(name, options.rate),
             "url": url,
             "permits": each,
-            "held": HELD if name in ("concurrency", BARE_LIST) else 0,
+            "held": HOLD_SECONDS if name in ("concurrency", BARE_LIST) else 0,
         }
     )
     command = [sys.executable, "-m", "benchmarks.waiting.outbound", "--process", job]
@@ -127,7 +129,7 @@ def measure(name: str, options: argparse.Namespace, environment: dict[str, str],
         assert process.stdout.readline() == "ready\n"
     with redis.Redis.from_url(url) as client:
         if name == BARE_LIST:
-            client.rpush(BARE_LIST, *range(math.ceil(options.rate * HELD)))
+            client.rpush(BARE_LIST, *range(math.ceil(options.rate * HOLD_SECONDS)))
         sent_names = ("blpop", "rpush") if name == BARE_LIST else ("evalsha", "blpop")
         before = commands(client, sent_names)
         for process in processes:
@@ -138,24 +140,24 @@ def measure(name: str, options: argparse.Namespace, environment: dict[str, str],
         sent = commands(client, sent_names) - before
     taken = each * options.processes
     seconds = max(end for _begin, end in spans) - min(begin for begin, _end in spans)
-    least = ideal(name, taken, options.rate)
+    ideal_seconds = ideal(name, taken, options.rate)
     return {
         "permits": taken,
         "seconds": round(seconds, 3),
-        "ideal_seconds": round(least, 3),
-        "times_ideal": round(seconds / least, 4) if least else 1.0,
+        "ideal_seconds": round(ideal_seconds, 3),
+        "times_ideal": round(seconds / ideal_seconds, 4) if ideal_seconds else 1.0,
         "commands_per_permit": round(sent / taken, 3),
     }
 
 
 def commands(client: redis.Redis, names: Sequence[str]) -> int:
-    """Return the number of calls of these commands. A script that calls a command itself counts as a call of it too."""
+    """Return the number of calls of these commands. Calls by scripts are included."""
     stats: Any = client.info("commandstats")
     return sum(int(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"]) for name in names)
 
 
 def take(options: argparse.Namespace) -> None:
-    """Take permits one after another, as one process. Print when it began and when it ended."""
+    """Take permits one after another in this process. Print the times of its begin and of its end."""
     job = json.loads(options.process)
     permit = from_list(job["url"]) if job["limit"] is None else from_limit(job["limit"])
     print("ready", flush=True)
@@ -197,7 +199,7 @@ def from_list(url: str) -> Callable[[], AbstractContextManager[Any]]:
 
 def text_of(run: dict[str, Any]) -> str:
     """Return the tables for the terminal."""
-    heads = ("algorithm", "permits", "s", "ideal, s", "× ideal", "commands a permit")
+    heads = ("algorithm", "permits", "s", "ideal, s", "× ideal", "commands per permit")
     rows = [
         (name, one["permits"], one["seconds"], one["ideal_seconds"], one["times_ideal"], one["commands_per_permit"])
         for name, one in run["results"].items()

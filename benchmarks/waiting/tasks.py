@@ -1,11 +1,12 @@
-"""Let several Celery workers run tasks that share one limit, and kill workers on the way.
+"""Let several Celery workers run tasks that share one limit. Kill some of the workers meanwhile, if --kills is given.
 
     python -m benchmarks.waiting.tasks [--workers 4] [--tasks 1000] [--rate 50] [--out DIR]
     python -m benchmarks.waiting.tasks --kills 10 --tasks 500
 
-The broker is the embedded server, and the limit is a GCRA of capacity 1. "Granted" is the moment that Redis gave to a
-task, by the server's clock. The ideal time is (tasks - 1) / rate, from the first grant to the end of the last task.
-With --kills, workers are killed (SIGKILL) and started again. Their tasks are delivered again after --visibility.
+The broker is the embedded server, and the limit is a GCRA of capacity 1. The "granted" time of a task is the moment at
+which Redis allows the task to run, by the server's clock. The time from the first granted moment to the end of the last
+task is compared with the ideal time, (tasks - 1) / rate. With --kills, workers are killed (SIGKILL) and started again.
+Celery delivers their tasks again after --visibility seconds.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ import redis
 
 from benchmarks.support import report, servers
 
+#: Promises: the time relative to the ideal time, and the broker messages per task.
 MAX_TIME, MAX_MESSAGES = 1.03, 2.1
-#: Seconds after which a run that does not end fails.
-PATIENCE = 120
+#: Maximum number of seconds without progress. Afterwards the run fails.
+STALL_SECONDS = 120
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -55,17 +57,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ["BENCHMARK_VISIBILITY"] = str(options.visibility)
         about = report.machine(redis_server.url, ("celery", "kombu"))
         results = measure(options)
+    which = f"workers killed: {options.kills}"
     claims = [
-        report.Claim(f"most tasks granted in any second (limit {options.rate})", options.rate, results["most_granted"]),
-        report.Claim("retries used", 0, results["retries"]),
-        report.Claim("tasks lost", 0, results["lost"]),
+        report.Claim(
+            f"{which}: most tasks granted in any second (limit {options.rate})", options.rate, results["most_granted"]
+        ),
+        report.Claim(f"{which}: retries used", 0, results["retries"]),
+        report.Claim(f"{which}: tasks lost", 0, results["lost"]),
     ]
     if not options.kills:
         claims += [
-            report.Claim(f"{options.tasks:,} tasks: time ÷ ideal", MAX_TIME, results["times_ideal"]),
-            report.Claim("broker messages a task", MAX_MESSAGES, results["messages_per_task"]),
+            report.Claim(f"{options.tasks:,} tasks: time ÷ ideal time", MAX_TIME, results["times_ideal"]),
+            report.Claim("broker messages per task", MAX_MESSAGES, results["messages_per_task"]),
         ]
-    about |= {"load_behind": report.load()}
+    about |= {"load_after": report.load()}
     name = "waiting.kills" if options.kills else "waiting.tasks"
     run = report.run_json(name, about, vars(options), claims, results=results)
     print(text_of(run))
@@ -74,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Send the tasks, run the workers until every task has run, and return what was noted."""
+    """Send the tasks, run the workers until every task has run, and return the figures of the run."""
     from benchmarks.waiting import worker
     from ratelimits.models import Rule
 
@@ -85,8 +90,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     workers = [_start(number, options.concurrency) for number in range(options.workers)]
     try:
         _wait_for_workers(worker.app, options.workers)
-        names = {worker.sync.delay(number).id for number in range(options.tasks)}
-        _kill(workers, options, names)
+        task_ids = {worker.sync.delay(number).id for number in range(options.tasks)}
+        _kill(workers, options, task_ids)
         runs = _runs(store, options.tasks)
     finally:
         for process in workers:
@@ -102,24 +107,24 @@ def _start(number: int, concurrency: int) -> subprocess.Popen[bytes]:
 
 
 def _wait_for_workers(app: Any, count: int) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + STALL_SECONDS
     while len(app.control.ping(timeout=0.5)) < count:
         if time.monotonic() > deadline:
             raise TimeoutError("the workers do not start")
 
 
-def _kill(workers: list[subprocess.Popen[bytes]], options: argparse.Namespace, names: set[str]) -> None:
-    """Kill workers while tasks run, and start them again. `names` are the ids of all tasks."""
+def _kill(workers: list[subprocess.Popen[bytes]], options: argparse.Namespace, task_ids: set[str]) -> None:
+    """Kill workers while tasks run, and start them again."""
     from benchmarks.waiting.worker import RUNS, results
 
     chosen = random.Random(options.seed)
     for kill in range(options.kills):
-        # At a random moment in this part of the first half of the run.
+        # Divide the first half of the run into parts, one for each kill. Kill at a random moment of the part.
         ran = options.tasks * (kill + chosen.random()) / (options.kills + 1) / 2
         while results.llen(RUNS) < ran:
             time.sleep(0.05)
         number = chosen.randrange(len(workers))
-        _stop_when_noted(workers, names)
+        _stop_when_noted(workers, task_ids)
         os.killpg(workers[number].pid, signal.SIGKILL)
         _signal(workers, signal.SIGCONT)
         workers[number].wait()
@@ -127,24 +132,26 @@ def _kill(workers: list[subprocess.Popen[bytes]], options: argparse.Namespace, n
         workers[number] = _start(number, options.concurrency)
 
 
-def _stop_when_noted(workers: list[subprocess.Popen[bytes]], names: set[str]) -> None:
+def _stop_when_noted(workers: list[subprocess.Popen[bytes]], task_ids: set[str]) -> None:
     """Stop all workers (SIGSTOP) at a moment at which Celery has noted every message that it has taken from the queue.
 
-    Celery takes a message from the queue and notes it in two steps. If a worker is killed between them, Celery with
-    Redis as its broker loses the message, of any task. A worker may be between them for long, if it has taken a message
-    but works on others. This benchmark measures what QuotaTask does with the messages that Celery does not lose.
+    With Redis as its broker, Celery takes a message from the queue in one step, and notes the message in Redis in a
+    second step. If a worker is killed between the two steps, the message is lost, whatever its task is. Much time can
+    pass between the two steps if the worker works on other messages meanwhile. This benchmark measures QuotaTask, so it
+    must not kill a worker between the two steps.
     """
     from benchmarks.waiting.worker import FINISHED, results
 
     broker = redis.Redis.from_url(f"{os.environ['BENCHMARK_REDIS_URL']}/3")
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + STALL_SECONDS
     while time.monotonic() < deadline:
         _stop(workers, broker)
         queued: Any = broker.lrange("celery", 0, -1)
         unacked: Any = broker.hvals("unacked")
         finished: Any = results.smembers(FINISHED)
+        # A noted message is a JSON list whose first item is the message.
         messages = [json.loads(item) for item in queued] + [json.loads(item)[0] for item in unacked]
-        if names <= {message["headers"]["id"] for message in messages} | {name.decode() for name in finished}:
+        if task_ids <= {message["headers"]["id"] for message in messages} | {name.decode() for name in finished}:
             return
         _signal(workers, signal.SIGCONT)
         time.sleep(0.05)
@@ -158,8 +165,8 @@ def _stop(workers: list[subprocess.Popen[bytes]], broker: redis.Redis) -> None:
     for process in [*parents, *(child for parent in parents for child in parent.children(recursive=True))]:
         with suppress(psutil.NoSuchProcess):
             while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
-                time.sleep(0.001)  # the system tells nobody that a process has stopped
-    # In each turn of its loop, the server reads what each connection has sent before.
+                time.sleep(0.001)  # no event says that a process has stopped
+    # In each turn of its loop, the server reads the commands that each connection sent before this turn.
     for _turn in range(3):
         broker.ping()
 
@@ -170,18 +177,18 @@ def _signal(workers: list[subprocess.Popen[bytes]], number: int) -> None:
 
 
 def _runs(store: redis.Redis, tasks: int) -> list[dict[str, Any]]:
-    """Return what the tasks noted, when each has run once; at the latest after PATIENCE without a new one."""
+    """Return all runs when each task has run, or after STALL_SECONDS without a new run."""
     from benchmarks.waiting.worker import RUNS
 
-    seen, since = 0, time.monotonic()
+    count, since = 0, time.monotonic()
     while True:
         items: Any = store.lrange(RUNS, 0, -1)
         runs = [json.loads(item) for item in items]
         if len({run["number"] for run in runs}) == tasks:
             return runs
-        if len(runs) > seen:
-            seen, since = len(runs), time.monotonic()
-        if time.monotonic() - since > PATIENCE:
+        if len(runs) > count:
+            count, since = len(runs), time.monotonic()
+        if time.monotonic() - since > STALL_SECONDS:
             return runs
         time.sleep(0.1)
 
@@ -190,13 +197,14 @@ def summary(runs: list[dict[str, Any]], messages: int, options: argparse.Namespa
     """Return the figures of the runs."""
     granted = sorted(run["granted"] for run in runs)
     ran = sorted(run["ran"] for run in runs)
-    different = len({run["number"] for run in runs})
-    seconds = (ran[-1] - granted[0]) / 1e6
+    different = len({run["number"] for run in runs})  # tasks that have run
+    seconds = (ran[-1] - granted[0]) / 1e6  # both moments are in µs
     ideal = (options.tasks - 1) / options.rate
     return {
         "tasks": options.tasks,
         "lost": options.tasks - different,
         "run_twice": len(runs) - different,
+        # A task that ran twice has the same granted moment in both runs.
         "most_granted": most_in_a_second(sorted({run["granted"] for run in runs})),
         "most_ran": most_in_a_second(ran),
         "seconds": round(seconds, 3),

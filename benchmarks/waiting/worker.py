@@ -1,4 +1,4 @@
-"""The Celery app of benchmarks.waiting.tasks: a limited task that notes when it was granted and when it ran."""
+"""The Celery app of benchmarks.waiting.tasks: a limited task that stores its granted time and the time when it ran."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ django.setup()
 from ratelimits.outbound.celery import HEADER, QuotaTask  # noqa: E402  (needs Django's apps)
 
 URL = os.environ["BENCHMARK_REDIS_URL"]
-#: Redis keys of the results: a list with an item for each run of a task, the number of messages, and a set of
-#: the ids of tasks that have run.
+#: Redis keys of the results: a list with an item for each run of a task, the number of messages, and the set of the ids
+#: of the tasks that have run.
 RUNS, MESSAGES, FINISHED = "runs", "messages", "finished"
 results = redis.Redis.from_url(f"{URL}/4")
 

@@ -21,7 +21,7 @@ from ratelimits.quota.deny_cache import INTERVAL
 
 @dataclass(frozen=True)
 class Row:
-    """The counts of one API key: those of its clients (`seen`), and those of the ledger (all other fields)."""
+    """The counts of one API key: `seen` by its clients, and in the ledger (`admitted`, `denied`, `tokens`)."""
 
     name: str
     seen: Tally
@@ -59,12 +59,13 @@ def compare(keys: list[IssuedKey], tallies: dict[str, Tally]) -> list[Row]:
 
 
 def wait_for_ledger(keys: list[IssuedKey], seconds: float) -> None:
-    """Wait until the ledger contains all usage of these keys, but for at most this number of seconds.
+    """Wait until the ledger contains all usage of these keys, for at most this number of seconds.
 
-    Also wait for the first drain of all other shards. Until then a report says that usage may be missing.
+    Also wait until each shard was drained once. Before that, a report says that usage may be missing.
     """
     now, microseconds = get_redis_connection(conf.CACHE_ALIAS).time()
-    # A process repeats some refusals from memory. It sends the number of these refusals a little later.
+    # A process repeats some refusals from memory, and reports their number to Redis every INTERVAL seconds. So wait for
+    # the usage until two intervals after now, in µs by the clock of Redis.
     moment = now * 1_000_000 + microseconds + int(2 * INTERVAL * 1_000_000)
     shards = {shard_of(key.account, conf.SHARDS) for key in keys}
     complete = ShardState.objects.filter(shard__in=shards, watermark__gte=moment)

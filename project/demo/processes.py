@@ -1,6 +1,7 @@
 """Start and stop the processes of the demo.
 
-Each process has its own session. So Ctrl-C reaches only the demo itself, and the demo stops the processes in order.
+Each process has its own session. So Ctrl-C reaches only the demo itself, and the demo can stop the other processes in
+the right order.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from ratelimits.embedded import die_with_parent
 
+#: Time in which a process may end by itself. Then it is killed.
 STOP_SECONDS = 15.0
 
 

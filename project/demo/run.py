@@ -1,4 +1,4 @@
-"""Run the whole demo."""
+"""Run the demo: make the rows, start the processes, send requests, and compare the counts with the ledger."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from project.demo import compare, processes, seed
 from project.demo.traffic import Client, Tally, Traffic
 
+#: Maximum time until the worker has written all usage to the ledger.
 LEDGER_SECONDS = 60.0
 
 
@@ -42,7 +43,7 @@ def run_demo(options: Options) -> int:
     with ExitStack() as stack:
         web, port = _start_web_server(stack, options.port)
         worker = _start_worker(stack)
-        # Entered last, so its end comes first: from then on, no signal interrupts the stopping of the processes.
+        # This block is entered last, so it ends first. Then no signal can interrupt the stopping of the processes.
         stack.enter_context(_ignore_signals_at_the_end())
         address = f"http://127.0.0.1:{port}"
         console.print(f"Started a web server at {address} and a Celery worker with beat. Both use {settings.REDIS_URL}")
@@ -103,7 +104,7 @@ def _send(console: Console, port: int, keys: list[seed.IssuedKey], options: Opti
 
 def _print_addresses(console: Console, address: str, password: str, keys: list[seed.IssuedKey]) -> None:
     console.print(f"Admin:  {address}/admin/  (user [bold]{seed.STAFF}[/], password [bold]{password}[/])")
-    console.print("Ask the API as one of its users, and see what is left of the quota:")
+    console.print("Send a request with one of the API keys, and see how much of the quota is left:")
     for key in keys:
         console.print(f"  {_curl(key)} -i {address}/api/time/  # {key.name} ({key.plan})", soft_wrap=True)
     console.print(f"  {_curl(keys[0])} {address}/usage/", soft_wrap=True)

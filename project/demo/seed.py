@@ -69,7 +69,7 @@ def seed_rules() -> None:
 
 @transaction.atomic
 def seed_keys() -> list[IssuedKey]:
-    """Make two new accounts and five API keys. So the counts of earlier runs of the demo are under other accounts."""
+    """Make two new accounts and five API keys for this run. So the counts of earlier runs belong to other accounts."""
     run = secrets.token_hex(2)
     plans = {plan.slug: plan for plan in Plan.objects.filter(slug__in=("free", "pro"))}
     issued = []
@@ -80,7 +80,7 @@ def seed_keys() -> list[IssuedKey]:
         for name in names:
             key, secret = ApiKey.objects.issue(name=f"{company} {name}", user=user, account=identifier)
             issued.append(IssuedKey(key.name, key.limit_key, secret, identifier, slug))
-    # One API key has another plan than its account.
+    # The plan of one API key differs from the plan of its account.
     trial = next(key for key in issued if key.name == "globex trial")
     PlanMembership.objects.create(key=trial.key, plan=plans["pro"])
     return [replace(key, plan="pro") if key is trial else key for key in issued]

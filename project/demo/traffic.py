@@ -92,7 +92,7 @@ class Traffic:
 
 
 def _send(connection: http.client.HTTPConnection, secret: str, words: list[str]) -> int | None:
-    """Send one request. Return the status of the response. Return None without a response; do not send it again."""
+    """Send one request and return the status of the response. Without a response, return None and do not send again."""
     headers = {"Authorization": f"Api-Key {secret}", "Accept": "application/json"}
     try:
         if words:

@@ -23,7 +23,8 @@ class Command(BaseCommand):
         "clients' counts with the usage ledger, and prints the report."
     )
 
-    # `handle` calls the system checks only in the process that runs the demo, not in the process that starts Valkey.
+    # Django must not run the system checks by itself: `handle` runs them, but only in the process that runs the demo,
+    # and not in the process that starts Valkey.
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -69,7 +70,7 @@ class Command(BaseCommand):
             except KeyboardInterrupt:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                # Ctrl-C has also reached the other process. But if this process got SIGTERM, the other one did not.
+                # Ctrl-C also reaches the child process, but SIGTERM reaches only this process.
                 child.terminate()
                 return child.wait()
 
