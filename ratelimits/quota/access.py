@@ -72,6 +72,7 @@ def seconds_left(row: AccessRow) -> float | None:
 
 
 def _add_up() -> None:
+    """Move the requests from `_decided` to the two counters."""
     with _lock:
         length = len(_decided)
         counted = Counter(_decided[:length])
@@ -110,6 +111,7 @@ def take() -> list[RefusalCount]:
 
 
 def _usage(account: str | None, key: str, costs: Costs) -> Usage:
+    """Return the usage as which Redis counts blocked requests."""
     assert _snapshot is not None
     try:
         timezone, anchor, kept, periods = _snapshot.billing(account)

@@ -151,7 +151,7 @@ class PreparedCommand(NamedTuple):
     """The command for requests with one identity, one scope and the same costs.
 
     `fetch` contains the command. `permits` are the prefetched permits; None if the rules do not allow prefetching.
-    `costs` never change. `decides` is false if a failure policy decides these requests. Then Redis is only asked
+    `costs` is never changed. `decides` is false if a failure policy decides these requests. Then Redis is only asked
     whether it has newer rules.
     """
 

@@ -87,6 +87,7 @@ def process() -> str:
 
 
 def _forget_all() -> None:
+    """Forget all totals, and make a new lock."""
     global _lock, _forgotten
     _lock, _forgotten = threading.Lock(), 0
     _totals.clear()
@@ -98,6 +99,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def _add(total_key: TotalKey, cost: int, requests: int = 1) -> None:
+    """Add requests that have the same cost to a total. The caller must hold the lock."""
     total = _totals.get(total_key)
     if total is None:
         if len(_totals) >= MAX_UNWRITTEN:

@@ -118,6 +118,7 @@ def _live_runs(server: Server, listing_run: str, states: Iterable[ShardState]) -
 def _drain_server(
     server: Server, using: str, shards: list[int], drained: DrainResult, now: int | None, progress: Progress | None
 ) -> None:
+    """Drain the shards of one server, in passes, until no batch of these shards waits."""
     declare_unreported(server, shards)
     while True:
         listed = read_pending(server, shards, drained.refused, now)
@@ -152,7 +153,7 @@ def _drain_server(
 
 
 def _is_up_to_date(using: str, listed: list[PendingBatches]) -> bool:
-    """Return whether no batch waits, no loss is to be declared, and no watermark is to be moved."""
+    """Return whether nothing is to be done: no batch to apply, no loss to declare, and no watermark to change."""
     if any(pending.count for pending in listed):
         return False
     states = ShardState.objects.using(using).in_bulk([pending.shard for pending in listed])
@@ -180,7 +181,7 @@ def _declare_losses(
                 continue
             if pending.incarnation or not pending.count:
                 gaps.declare_loss(using, state, pending, fsync=drained.fsync)
-            # If batches wait, they were perhaps sealed in earlier runs. Applying them declares each restart.
+            # If batches wait, they were perhaps sealed in earlier runs. Then `apply` declares each restart.
             if state.run != pending.run and not pending.count:
                 run_start = pending.up_since if pending.up_since > state.watermark else pending.now
                 if state.run not in drained.live_runs:

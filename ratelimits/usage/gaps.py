@@ -128,6 +128,7 @@ def _first_lost(using: str, state: ShardState, pending: PendingBatches) -> int:
         newest = max(batches.first() or 0, archived.values_list("last_seq", flat=True).first() or 0)
     if pending.seq <= newest:
         return 0
+    # A name with "~" names a second batch with this identity (see lua/batch.lua).
     name = f"{pending.incarnation}:{pending.seq}"
     quarantined = QuarantinedBatch.objects.using(using).filter(Q(name=name) | Q(name__startswith=f"{name}~"))
     return 0 if quarantined.filter(shard=state.shard).exists() else newest + 1

@@ -57,6 +57,7 @@ def accept(using: str, pk: int, who: str) -> str:
 
 
 def _resolve(using: str, pk: int, decide: Callable[[QuarantinedBatch, ShardState], str]) -> str:
+    """Store the decision that `decide` returns. If no other batch of the shard waits, unfreeze the shard."""
     shard = QuarantinedBatch.objects.using(using).values_list("shard", flat=True).get(pk=pk)
     with transaction.atomic(using=using, durable=True):
         state = ShardState.lock(using, shard)

@@ -1,4 +1,4 @@
-"""Sealing: close the open batches of all shards. A sealed batch does not change any more and can be drained."""
+"""Sealing: end the open batches of all shards. A sealed batch does not change any more and can be drained."""
 
 from __future__ import annotations
 

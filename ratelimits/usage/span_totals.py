@@ -59,6 +59,7 @@ def add(using: str, ranges: Iterable[tuple[int, int]], now: int) -> None:
 
 
 def _add_where(using: str, where: str, values: Sequence[Any], now: int, progress: Progress | None = None) -> None:
+    """Add the lines for which the SQL condition `where` is true to the totals. `values` are its parameters."""
     connection = connections[using]
     quote = connection.ops.quote_name
     lines, sums = quote(Line._meta.db_table), [quote(name) for name in SUMS]

@@ -41,6 +41,7 @@ def tally(progress: Progress | None = None, *, wait: bool = False) -> int:
 
 
 def _tally_shard(using: str, shard: int, *, wait: bool) -> int:
+    """Add the next batches of a shard to the totals. Return how many batches were added."""
     with transaction.atomic(using=using, durable=True):
         state = ShardState.lock(using, shard, wait=wait)
         if state is None or state.tallied >= state.position:

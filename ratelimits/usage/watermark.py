@@ -83,6 +83,8 @@ def _declare_clock_gaps(using: str, shard: int, since: int, until: int, lead: in
 
     One gap covers the true times at which the usage happened. The other gap covers the wrong times at which the usage
     was counted. If the gaps are declared already, extend them to their new ends.
+
+    `since` and `until` are the first and the last true time, in µs since 1970 UTC. `since` is 0 if it is not known.
     """
     late = f"up to {lead // 1_000_000:,} seconds"
     for kind, shift, detail in (

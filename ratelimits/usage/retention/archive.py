@@ -165,6 +165,7 @@ def _write(path: Path, batches: list[Batch]) -> str:
 
 
 def _file_lines(batches: list[Batch]) -> Iterator[bytes]:
+    """Yield the lines of a file, except the last line with the digest. They do not contain the line feed."""
     yield _HEADER.encode()
     for batch in batches:
         values = {name: getattr(batch, name) for name in _FIELDS}
@@ -269,6 +270,7 @@ def restore(using: str, path: Path) -> int:
 
 
 def _insert(using: str, batches: Iterable[tuple[Batch, list[bytes]]]) -> int:
+    """Write batches with their lines to a database. Return the number of batches."""
     count = 0
     for batch, lines in batches:
         batch.pk, applied_at = None, batch.applied_at

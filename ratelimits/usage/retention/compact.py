@@ -94,6 +94,7 @@ def _joinable(using: str, shard: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _join(using: str, shard: int, first: int, last: int) -> CompactResult | None:
+    """Join the batches at the positions `first` to `last`. Return None if another process has joined them."""
     with transaction.atomic(using=using, durable=True):
         ShardState.lock(using, shard)
         crash.reached("compact:locked")

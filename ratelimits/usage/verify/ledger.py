@@ -82,6 +82,7 @@ class _BatchReplaced(Exception):
 
 
 def _verify_shard(using: str, shard: int, archive: bool, checked: Counter[str]) -> Iterator[str]:
+    """Yield each error in a shard once. If a batch was joined or archived meanwhile, read the shard again."""
     reported: set[str] = set()
     for tries_left in range(_MAX_TRIES, 0, -1):
         before = checked.copy()
@@ -183,6 +184,7 @@ def _verify_numbers(batch: Batch, newest: dict[str, tuple[int, int]]) -> Iterato
 
 
 def _verify_start(using: str, batch: Batch) -> Iterator[str]:
+    """Yield an error if the first batch does not continue the archive, or, without an archive, begin the chain."""
     archived = ArchivedRange.objects.using(using).filter(shard=batch.shard).order_by("-last_position").first()
     position, digest = (archived.last_position, archived.digest) if archived is not None else (0, "")
     if batch.first_position != position + 1:
