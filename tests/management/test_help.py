@@ -5,9 +5,11 @@ import re
 import shlex
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from pathlib import Path
 
 import pytest
 from django.core.management import CommandError, call_command, get_commands, load_command_class
+from django.core.management.base import BaseCommand
 from django.db import DatabaseError, connection, transaction
 from django.db.models import Model
 
@@ -22,6 +24,16 @@ def command(name: str) -> ExplainedCommand:
     found = load_command_class("ratelimits", name)
     assert isinstance(found, ExplainedCommand)
     return found
+
+
+def test_the_page_of_exports_lists_every_option_and_format_of_the_report() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "exports" / "index.md").read_text()
+    listed = re.findall(r"^\| `([\w-]+)`", page, re.MULTILINE)
+    parser = command("ratelimits_report").create_parser("manage.py", "ratelimits_report")
+    django = BaseCommand().create_parser("manage.py", "any")
+    options = {*parser._option_string_actions} - {*django._option_string_actions}
+    (formats,) = (action.choices for action in parser._actions if action.dest == "format")
+    assert {*listed} == {*options, *(formats or ())}
 
 
 @pytest.mark.parametrize("name", NAMES)
