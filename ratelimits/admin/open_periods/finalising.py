@@ -17,7 +17,7 @@ from ratelimits.admin.charges import TotalRow, owed, total_rows
 from ratelimits.admin.operate.confirming import CONFIRMED, is_confirmed
 from ratelimits.admin.usage import moment_text, period_text
 from ratelimits.reports.closing.open_periods import open_periods
-from ratelimits.reports.statements.finalising import Outcome, Preview, Subject, finalise_chosen
+from ratelimits.reports.statements.finalising import AccountAndStart, Outcome, Preview, finalise_chosen
 
 #: The permission to finalise periods.
 FINALISE = "ratelimits.finalise"
@@ -127,14 +127,14 @@ def _chosen(request: HttpRequest) -> dict[str, list[int]]:
     return chosen
 
 
-def _subject(text: str) -> Subject | None:
+def _subject(text: str) -> AccountAndStart | None:
     """Return the account and the start of a period from a text of `chosen_value`; None for any other text."""
     start, _colon, account = text.partition(":")
     is_number = start.isascii() and start.isdecimal() and len(start) <= _MAX_DIGITS
     return (account, int(start)) if is_number and "\0" not in account else None
 
 
-def _digests(request: HttpRequest) -> dict[Subject, str]:
+def _digests(request: HttpRequest) -> dict[AccountAndStart, str]:
     """Return the digests of the reports that the page has shown, by period."""
     digests = {}
     for text in request.POST.getlist("shown"):

@@ -80,6 +80,7 @@ class Closing:
         """
         check_sizes(self._data.adjustments(self.account))
         closed = (period for period in self.periods.billing_periods if period.closed)
+        # The closed periods with late usage that is not on a report yet, by their starts.
         late = {period.start: period for period in closed if self._has_late_usage(period)}
         written = []
         for billing_period in self.periods.billing_periods:
@@ -161,10 +162,10 @@ class Closing:
                 return ""  # Verification of the report names the missing batch.
             raise
 
-    def close_one(self, billing_period: BillingPeriod) -> Report:
+    def close_by_force(self, billing_period: BillingPeriod) -> Report:
         """Write the first report of a period, even if usage is missing.
 
-        If a batch is missing in the ledger, the report's `chain_head` is empty.
+        If the ledger does not have a batch at the end of a chain, the report's `chain_head` is empty.
         """
         self._head_may_be_missing = True
         report = self._first_version(
@@ -176,25 +177,25 @@ class Closing:
     def _included(self, start: int, end: int) -> Included:
         return self._data.included(self.account, start, end)
 
-    def _used_by(self, other_names: Iterable[str], start: int, end: int, since: int = 0) -> Counter[str]:
+    def _used_by(self, other_names: Iterable[str], start: int, end: int, after_pk: int = 0) -> Counter[str]:
         """Return the included units that the account's other names have used, by meter.
 
-        Only reports with a primary key above `since` are read.
+        Only reports with a primary key above `after_pk` are read.
         """
         self._writer.flush()
-        lines = ReportLine.objects.using(self._using).filter(report__account__in=other_names, report__gt=since)
+        lines = ReportLine.objects.using(self._using).filter(report__account__in=other_names, report__gt=after_pk)
         lines = lines.filter(usage_period__gte=start // SECOND, usage_period__lt=end // SECOND)
         return Counter(dict(lines.values_list("meter").order_by().annotate(Sum("included_quantity"))))
 
     def _not_used_by_other_names(
-        self, included: Mapping[str, int], billing_period: BillingPeriod, since: int = 0
+        self, included: Mapping[str, int], billing_period: BillingPeriod, after_pk: int = 0
     ) -> dict[str, int]:
         """Return these included quantities minus the units that the account's other names have used.
 
-        Only units on reports with a primary key above `since` are subtracted.
+        Only units on reports with a primary key above `after_pk` are subtracted.
         """
         shared = self._included(billing_period.start, billing_period.end).shared
-        used = self._used_by(shared, billing_period.start, billing_period.end, since) if shared else Counter()
+        used = self._used_by(shared, billing_period.start, billing_period.end, after_pk) if shared else Counter()
         return {meter: quantity - used[meter] for meter, quantity in included.items()}
 
     def _versions(self, start: int) -> list[Report]:
@@ -226,6 +227,7 @@ class Closing:
         return positions
 
     def _has_late_usage(self, billing_period: BillingPeriod) -> bool:
+        """Return whether a closed period has usage after the positions at which its reports end."""
         reported = {start // SECOND: self._reported_until(start) for start in billing_period.members}
         rows = (usage for usage in self._usage if usage.period in reported)
         return any(usage.position > reported[usage.period].get(str(usage.shard), 0) for usage in rows)
@@ -319,8 +321,11 @@ class Closing:
             gaps=self._data.gaps(self.account, shards, period.start, period.end),
         )
 
-    def _reported(self, line_ids: set[str]) -> set[str]:
-        """Return the `line_ids` that are on reports. A line can name a corrected line that is not on a report."""
+    def _line_ids_on_reports(self, line_ids: set[str]) -> set[str]:
+        """Return those of the `line_ids` that are on reports.
+
+        A line can name a corrected line that is not on a report.
+        """
         if not line_ids:
             return set()
         self._writer.flush()
@@ -367,6 +372,7 @@ class Closing:
     def _write(
         self, report: Report, usage: Iterator[ReportLine], adjustments: list[Adjustment], allowance: Allowance
     ) -> Report:
+        """Write a report with these lines and the lines of its adjustments, and return it."""
         lines = chained(usage, (adjustment_line(report, adjustment, allowance) for adjustment in adjustments))
         totals = amounts.Totals(report, self._priced_before(report.prices.get("names", ())))
         digest, number, make = signing.Digest(report), 0, RowMaker(report, FINAL)
@@ -376,7 +382,7 @@ class Closing:
         if not fits_in_chunk:
             self._writer.begin(report)
         while chunk:
-            corrected = self._reported({line.corrects_line_id for line in chunk} - {""})
+            corrected = self._line_ids_on_reports({line.corrects_line_id for line in chunk} - {""})
             for line in chunk:
                 number += 1
                 line.report, line.number = report, number

@@ -14,7 +14,7 @@ from ratelimits.reports.closing.closing_data import ClosingData
 from ratelimits.reports.periods import SECOND, Period, period_at, period_from
 from ratelimits.reports.terms import Terms
 
-#: Minimum length of a complete billing month (µs).
+#: Minimum length of a complete billing month (µs). February has 28 days, and a change of the clocks can shorten it.
 SHORTEST_MONTH = 27 * 86_400 * SECOND
 
 
@@ -81,7 +81,7 @@ class AccountPeriods:
         """Return the billing period of an adjustment whose period starts at `start` (µs); None if there is none yet."""
         return next((period for period in self.billing_periods if _belongs_to(start, period)), None)
 
-    def oldest(self) -> int:
+    def oldest_open_start(self) -> int:
         """Return the start (µs since 1970 UTC) of the oldest period with usage but without a report."""
         usage = self._data.usage(self._account)
         return min((row.period * SECOND for row in usage if row.covered is None), default=0)
@@ -91,15 +91,15 @@ class AccountPeriods:
         terms = self._terms(start, None)
         return period_from(terms.timezone, terms.anchor, start, self._data.terms(self._account, None).kept).end
 
-    def _terms(self, start: int, otherwise: int | None) -> Terms:
+    def _terms(self, start: int, fallback_at: int | None) -> Terms:
         """Return terms of the account by which a billing month starts at `start`.
 
-        If there are no such terms, return the account's terms at the moment `otherwise`; None means now.
+        If there are no such terms, return the account's terms at the moment `fallback_at`; None means now.
         """
         candidates = [self._data.terms(self._account, at) for at in (start, start + SHORTEST_MONTH, None)]
         matching = (terms for terms in candidates if period_at(terms.timezone, terms.anchor, start).start == start)
         try:
-            return next(matching, None) or self._data.terms(self._account, otherwise)
+            return next(matching, None) or self._data.terms(self._account, fallback_at)
         except ValueError:
             if self._lenient:
                 return Terms()

@@ -17,7 +17,7 @@ T = TypeVar("T")
 _MAX_GROUPS = 5000
 #: Maximum number of different period starts in one query, because databases limit the depth of a condition.
 _MAX_STARTS = 50
-#: `SpanCache` also reads the data of this much time (µs) before and after a span. So it can answer for near spans too.
+#: `SpanCache` also reads the data of this much time (µs) before and after a span. So near spans need no further read.
 _MARGIN = 32 * 86_400 * 1_000_000
 
 

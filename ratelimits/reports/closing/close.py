@@ -40,7 +40,7 @@ _NO_STARTS: Starts = {}
 #: Maximum number of accounts of a shard that are closed in one transaction. A drain of this shard waits for the
 #: transaction.
 MAX_TOGETHER = 100
-#: Maximum number of conditions in one statement of `mark`.
+#: Maximum number of conditions in one statement of `mark_as_reported`.
 _MAX_CONDITIONS = 50
 
 
@@ -93,7 +93,8 @@ def finalise_each(
 def ended(now: int) -> Q:
     """Return the condition for usage of periods that have ended, or have perhaps ended, at `now` (µs since 1970 UTC).
 
-    Older rows do not have the end of their period. Such a period ends SHORTEST_MONTH after its start, or later.
+    Rows that an earlier version of this app wrote do not have the end of their period. Such a period has perhaps ended
+    SHORTEST_MONTH after its start.
     """
     return Q(period_end__lte=now // SECOND) | Q(period_end=None, period__lte=(now - SHORTEST_MONTH) // SECOND)
 
@@ -153,7 +154,7 @@ def close_together(
     # Read the shards before the transaction: SQLite can refuse the writes of a transaction whose first statement was a
     # read.
     shards = shards_of(using, names)
-    to_lock = locked_with(using, shards)
+    to_lock = shards_to_lock(using, shards)
     written: list[Report] = []
     with transaction.atomic(using=using, durable=True):
         locked = [ShardState.lock(using, shard) for shard in to_lock]
@@ -164,7 +165,7 @@ def close_together(
             closing = Closing(data, name, shards[name], now, with_new_gaps.get(name, ()), writer)
             written += closing.close(None if only is None else only[name])
         writer.flush()
-        mark(using, written)
+        mark_as_reported(using, written)
         crash.reached("close:marked")
         if check is not None:
             check(written)
@@ -184,11 +185,11 @@ def shards_of(using: str, names: list[str]) -> dict[str, list[int]]:
     return {name: sorted(shards) for name, shards in by_account.items()}
 
 
-def locked_with(using: str, shards: Mapping[str, list[int]]) -> list[int]:
-    """Return the shards to lock for closing these accounts, sorted.
+def shards_to_lock(using: str, shards: Mapping[str, list[int]]) -> list[int]:
+    """Return the shards to lock for closing these accounts, sorted. `shards` has the shards of each account.
 
     An account whose identifier was edited has several names, perhaps in several shards. Its names share one allowance,
-    so periods of two of them must not be closed at the same time. So return the shards of all these names.
+    so periods of two of these names must not be closed at the same time. Therefore return the shards of all names.
     """
     shards_of_accounts = {shard for group in shards.values() for shard in group}
     history: Any = Account.history
@@ -198,13 +199,14 @@ def locked_with(using: str, shards: Mapping[str, list[int]]) -> list[int]:
     return sorted(shards_of_accounts.union(map(home_shard, other_names)))
 
 
-def mark(using: str, reports: list[Report]) -> None:
+def mark_as_reported(using: str, reports: list[Report]) -> None:
     """Store the positions up to which the reports contain usage: in the totals (PeriodUsage), and as marks.
 
     A mark is a row of ChainMark. Compaction does not join a batch before a mark with a batch after the mark.
     """
     mark_ends(using, [report.chain for report in reports])
-    # For each chain (the positions by shard), and for the starts of counted periods: the accounts of the reports.
+    # The accounts of the reports, by the report's chain (its positions by shard) and by the starts of its counted
+    # periods. Usage with the same chain and the same starts is updated together.
     by_chain: dict[tuple[tuple[str, int], ...], dict[tuple[str, ...], list[str]]] = {}
     for report in reports:
         by_chain.setdefault(tuple(report.chain.items()), {}).setdefault(tuple(report.since), []).append(report.account)

@@ -127,7 +127,9 @@ class ClosingData:
         return starts
 
     def chain_head(self, chain: Mapping[str, int]) -> str:
-        """Return one digest for the ledger's chains up to these positions: each must be the `tallied` of its shard.
+        """Return one digest for the ledger's chains up to these positions.
+
+        Each position must be the position of the last tallied batch of its shard.
 
         Raise signing.BrokenChainError if a batch is missing.
         """
@@ -135,6 +137,7 @@ class ClosingData:
 
 
 def _by_account(rows: Any) -> dict[str, list[Any]]:
+    """Return the rows in lists, by account. An account without rows has an empty list."""
     by_account: dict[str, list[Any]] = defaultdict(list)
     for row in rows:
         by_account[row.account].append(row)

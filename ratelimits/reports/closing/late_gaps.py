@@ -58,6 +58,7 @@ class LateGaps:
             self._note(report, (gap for gap in of_shards if gap.shard is None or str(gap.shard) in report.chain))
 
     def _note(self, report: Report, gaps: Iterable[DurabilityGap]) -> None:
+        """Add the period of a report, and its account, for each of these gaps that overlaps the period."""
         for gap in gaps:
             if gap.since < report.period_end and gap.until >= report.period_start:
                 self.starts[report.account].add(report.period_start)
@@ -74,8 +75,8 @@ def _await_closings(using: str) -> None:
     """Wait until the closings that are running now have ended: take the lock of each shard once.
 
     Perhaps a running closing read the gaps before the new gaps were declared, and has not written its reports yet. Then
-    the caller would not find these reports. A gap of a whole shard is declared under the shard's lock, so it needs no
-    waiting.
+    the caller would not find these reports. A gap of a whole shard is declared under the shard's lock, so such a gap
+    needs no waiting.
     """
     for shard in ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True):
         with transaction.atomic(using=using):

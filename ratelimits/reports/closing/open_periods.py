@@ -21,7 +21,7 @@ from ratelimits.reports.adjusting import unreported
 from ratelimits.reports.billing_periods import BillingPeriod
 from ratelimits.reports.closing.account import Closing
 from ratelimits.reports.closing.account_periods import SHORTEST_MONTH
-from ratelimits.reports.closing.close import ended, locked_with, mark, shards_of
+from ratelimits.reports.closing.close import ended, mark_as_reported, shards_of, shards_to_lock
 from ratelimits.reports.closing.closing_data import ClosingData
 from ratelimits.reports.periods import SECOND, Period, iso
 
@@ -64,8 +64,8 @@ def open_periods(
     """Yield the periods that have perhaps ended and have no report, sorted by account.
 
     `now` is in µs since 1970 UTC; the default is the time of this machine. With `account`, yield only the periods of
-    this account. With `running`, also yield periods that have not ended. With `over`, leave out accounts without a
-    period that ended at least GRACE_SECONDS ago: at the end of a month, almost all accounts can be left out.
+    this account. With `running`, also yield periods that have not ended. With `over`, leave out each account
+    that has no period which ended at least GRACE_SECONDS ago. At the end of a month, these are almost all accounts.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
@@ -117,7 +117,7 @@ def _of_account(data: ClosingData, closing: Closing, now: int, *, running: bool)
     except ValueError as error:
         yield OpenPeriod(
             account=closing.account,
-            start=periods.oldest(),
+            start=periods.oldest_open_start(),
             period=None,
             over=True,
             why=gettext("%(error)s: correct the account") % {"error": error},
@@ -129,6 +129,7 @@ def _of_account(data: ClosingData, closing: Closing, now: int, *, running: bool)
 
 
 def _units(data: ClosingData, closing: Closing, billing_period: BillingPeriod) -> dict[str, int]:
+    """Return the billable units of a period so far, by meter. They include adjustments."""
     units: Counter[str] = Counter()
     for row in data.usage(closing.account):
         if row.period * SECOND in billing_period.members:
@@ -176,7 +177,7 @@ def force(account: str, start: int, by: str, reason: str, now: int | None = None
     if not reason.strip():
         raise NotForcedError("give a reason: it is stored in the declared gap")
     shards = shards_of(using, [account])
-    to_lock = locked_with(using, shards)
+    to_lock = shards_to_lock(using, shards)
     with transaction.atomic(using=using, durable=True):
         locked = [ShardState.lock(using, shard) for shard in to_lock]
         states = {state.shard: state for state in locked if state is not None}
@@ -194,12 +195,13 @@ def force(account: str, start: int, by: str, reason: str, now: int | None = None
         )
         # Read the data again, so that the report contains the new gap.
         closing = Closing(ClosingData(using, [account], states), account, shards[account], now)
-        report = closing.close_one(billing_period)
-        mark(using, [report])
+        report = closing.close_by_force(billing_period)
+        mark_as_reported(using, [report])
     return report
 
 
 def _forcible(closing: Closing, start: int, now: int) -> tuple[BillingPeriod, Period]:
+    """Return the open period that starts at `start`. Raise NotForcedError if it cannot be closed."""
     try:
         billing_period = next((period for period in closing.periods.open() if period.start == start), None)
         period = None if billing_period is None else closing.periods.period(billing_period)

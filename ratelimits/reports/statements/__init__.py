@@ -110,6 +110,7 @@ def rows(statements: Iterable[Statement]) -> Iterator[Row]:
 
 
 def _final(using: str, month: str, account: str | None, start: int, end: int) -> Iterator[Statement]:
+    """Yield the statements of closed periods: each has the newest version of a report."""
     reports = Report.objects.using(using).filter(period_start__gte=start, period_start__lt=end)
     if account is not None:
         reports = reports.filter(account=account)
@@ -154,16 +155,18 @@ def version_lines(report: Report) -> Iterator[tuple[Row, str]]:
 def _provisional(
     using: str, month: str, account: str | None, start: int, end: int, version: int
 ) -> Iterator[Statement]:
+    """Yield the statements of open periods. `start` and `end` (µs since 1970 UTC) are those of `month_window`."""
     condition = Q(period__gte=start // SECOND, period__lt=end // SECOND)
     if account is not None:
         condition &= Q(account=account)
     rules = RuleBook(using)
-    latest_end = end + MAX_LENGTH
+    latest_end = end + MAX_LENGTH  # A period that starts in the month ends before this moment.
     accounts = None if account is None else [account]
     gaps, lost_replies = Gaps.between(using, start, latest_end), LostReplies(using, start, latest_end, accounts)
     adjusted = of_open_periods(using, start, end, **({} if account is None else {"account": account}))
     # A period can have adjustments but no usage, so each adjusted period gets a group without usage.
     without_usage = (_group_without_usage(name, period) for name, period in adjusted)
+    # The allowances that several names of an account share, by these names and the start of the billing period.
     shared: dict[tuple[frozenset[str], int], Allowance] = {}
     groups = heapq.merge(Limits(using, rules).of(grouped(condition, using)), without_usage, key=_account_and_period)
     open_groups = _open_groups(using, groups)

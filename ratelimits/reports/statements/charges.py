@@ -171,12 +171,15 @@ def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> It
         currency = record["currency"]
         for category, meter, amount in _other_charges(record, quantities[period]):
             if amount:
-                row = _row(report, status, category, period, meter, record["plan"])
+                row = _row_without_units(report, status, category, period, meter, record["plan"])
                 yield Charge(row, name, currency, (), amount, totals[currency])
 
 
 def _other_charges(record: RecordedPrices, quantities: dict[str, BeforeAndAfter]) -> Iterator[tuple[str, str, Decimal]]:
-    """Yield the category, the meter and the amount of each charge that does not belong to a line."""
+    """Yield the category, the meter and the amount of each charge that does not belong to a line.
+
+    `quantities` has the totals of the period before and after this version, by meter.
+    """
     exact = []
     for meter, price in prices_of(record).items():
         before, after = quantities[meter]
@@ -188,10 +191,11 @@ def _other_charges(record: RecordedPrices, quantities: dict[str, BeforeAndAfter]
 
 
 def _difference(charged: Callable[[int], Decimal], before: int | None, after: int) -> Decimal:
+    """Return the amount for `after` units minus the amount for `before` units; None means that nothing was charged."""
     return minus(charged(after), ZERO if before is None else charged(before))
 
 
-def _row(report: Report, status: str, category: str, period: str, meter: str, plan: str) -> Row:
+def _row_without_units(report: Report, status: str, category: str, period: str, meter: str, plan: str) -> Row:
     """Return a row without units, for a charge that has only an amount."""
     name, start = report_id(report.account, report.period_start), int(period) * SECOND
     is_correction = report.version > 1 or start != report.period_start

@@ -23,7 +23,7 @@ from ratelimits.reports.statements.meter_totals import MeterTotal, meter_totals
 logger = logging.getLogger(__name__)
 
 #: The account and the start (µs since 1970 UTC) of a period.
-Subject = tuple[str, int]
+AccountAndStart = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Preview:
     totals: list[MeterTotal]
 
     @property
-    def subject(self) -> Subject:
+    def subject(self) -> AccountAndStart:
         return self.report.account, self.report.period_start
 
     @property
@@ -61,7 +61,7 @@ class Outcome:
     to_confirm: list[Preview] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
-    def without_report(self, chosen: Mapping[str, Collection[int]]) -> list[Subject]:
+    def without_report(self, chosen: Mapping[str, Collection[int]]) -> list[AccountAndStart]:
         """Return the chosen periods for which no report was made or shown, without those of failed accounts.
 
         Such a period cannot be closed now, or it was closed before.
@@ -81,7 +81,7 @@ class _ChangedError(Exception):
 
 
 def finalise_chosen(
-    chosen: Mapping[str, Collection[int]], shown: Mapping[Subject, str] | None = None, now: int | None = None
+    chosen: Mapping[str, Collection[int]], shown: Mapping[AccountAndStart, str] | None = None, now: int | None = None
 ) -> Outcome:
     """Write the first reports of these open periods, if each report would be as its preview has shown it.
 
@@ -99,10 +99,15 @@ def finalise_chosen(
 def _finalise(
     names: list[str],
     chosen: Mapping[str, Collection[int]],
-    shown: Mapping[Subject, str],
+    shown: Mapping[AccountAndStart, str],
     now: int,
     outcome: Outcome,
 ) -> None:
+    """Finalise the chosen periods of these accounts, and add the result to `outcome`.
+
+    If some reports would differ from what was shown, finalise only the other accounts. If closing fails, try each half
+    of the accounts.
+    """
     using = conf.DATABASE
     previews: list[Preview] = []
 

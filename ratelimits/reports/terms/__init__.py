@@ -43,7 +43,10 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRule:
-    """A rule at a version. `name` is its name for reports. `row` is None if nothing is known about the rule."""
+    """A rule at a version. `name` is its name for reports.
+
+    If nothing is known about the rule, `row` is None, and `name` is "#" and the rule's primary key.
+    """
 
     name: str
     row: Any = None
@@ -101,6 +104,7 @@ class RuleBook:
         if row is None:
             history: Any = Rule.history
             rows = history.using(self._using).filter(id=rule).order_by("-version", "-history_id")
+            # If all records are newer than this version, use the newest record: its name is the best that is known.
             record = rows.filter(version__lte=version).first() or rows.first()
             row = None if record is None else record.instance
         return RecordedRule(f"#{rule}") if row is None else RecordedRule(row.name, row)

@@ -18,7 +18,7 @@ from ratelimits.models.kept import kept_periods
 _COLUMNS = ("id", "identifier", "since", "plan_id", "timezone", "billing_anchor")
 
 
-class State(NamedTuple):
+class AccountState(NamedTuple):
     """The state of an account row from `since` (µs since 1970 UTC) on.
 
     `row` and `plan` are primary keys. If the state is from the row's history, `kind` is "+" (added), "~" (changed) or
@@ -35,7 +35,7 @@ class State(NamedTuple):
 
 
 #: The recorded states of one row, in the order of its edits.
-Records = Sequence[State]
+Records = Sequence[AccountState]
 
 
 class AccountBook:
@@ -43,13 +43,13 @@ class AccountBook:
 
     def __init__(self, using: str, names: Iterable[str]) -> None:
         self._using, self._names = using, set(names)
-        self._rows: dict[str, State] = {}
+        self._rows: dict[str, AccountState] = {}
         self._kept: dict[str, Span] = {}
         self._read(self._names)
 
     def _read(self, names: Collection[str]) -> None:
         rows = Account.objects.using(self._using).filter(identifier__in=names).values_list(*_COLUMNS)
-        self._rows |= {state.name: state for state in (State(*row) for row in rows)}
+        self._rows |= {state.name: state for state in (AccountState(*row) for row in rows)}
         self._kept |= kept_periods(self._using, names)
 
     def kept(self, name: str) -> Span | None:
@@ -61,7 +61,7 @@ class AccountBook:
         row = self._rows.get(name)
         return row is not None and row.since <= since
 
-    def state(self, name: str, at: int | None) -> State | None:
+    def state(self, name: str, at: int | None) -> AccountState | None:
         """Return the state of an account's row at a moment (µs since 1970 UTC; None means now).
 
         Return None if the account had no row.
@@ -97,13 +97,13 @@ class AccountBook:
                 by_name[name].append(records)
         return by_name
 
-    def _records(self, names: Collection[str]) -> dict[int, list[State]]:
+    def _records(self, names: Collection[str]) -> dict[int, list[AccountState]]:
         """Return all recorded states of each row that ever had one of these names, by primary key."""
         history: Any = Account.history
         with_name = history.using(self._using).filter(identifier__in=names)
         records = history.using(self._using).filter(id__in=with_name.values("id")).order_by("version", "history_id")
-        by_row: dict[int, list[State]] = defaultdict(list)
+        by_row: dict[int, list[AccountState]] = defaultdict(list)
         for row in records.values_list(*_COLUMNS, "history_type"):
-            state = State(*row)
+            state = AccountState(*row)
             by_row[state.row].append(state)
         return by_row

@@ -12,8 +12,12 @@ from ratelimits.models import Plan, PlanInclusion
 PlanTerms = tuple[str, Mapping[str, int]]
 
 
-class _Recorded(NamedTuple):
-    """A recorded state of a plan or of one of its included quantities. `text` is the plan's slug or the meter."""
+class _RecordedState(NamedTuple):
+    """A recorded state of a plan or of one of its included quantities, from `since` (µs since 1970 UTC) on.
+
+    `row` is the primary key of the row. `kind` is "+" (added), "~" (changed) or "-" (deleted). `text` is the plan's
+    slug or the meter.
+    """
 
     row: int
     since: int
@@ -36,8 +40,8 @@ class PlanBook:
         plans, inclusions = ([], []) if at is None else self._history(pk)
         if at is None or not plans:
             return self._now(pk)
-        # The records are in the order of their edits, so later ones replace earlier ones.
         plan = next((record for record in reversed(plans) if record.since <= at), None)
+        # The records are in the order of their edits, so a later record of a row replaces an earlier one.
         newest = {record.row: record for record in inclusions if record.since <= at}
         included = {record.text: record.quantity for record in newest.values() if record.kind != "-"}
         return ("" if plan is None or plan.kind == "-" else plan.text), included
@@ -47,13 +51,13 @@ class PlanBook:
         rows = PlanInclusion.objects.using(self._using).filter(plan=pk)
         return slug, dict(rows.values_list("meter", "quantity"))
 
-    def _read_history(self, pk: int) -> tuple[list[_Recorded], list[_Recorded]]:
+    def _read_history(self, pk: int) -> tuple[list[_RecordedState], list[_RecordedState]]:
         columns, order = ("id", "since", "history_type"), ("version", "history_id")
         plans: Any = Plan.history
         plans = plans.using(self._using).filter(id=pk).order_by(*order)
         inclusions: Any = PlanInclusion.history
         inclusions = inclusions.using(self._using).filter(plan_id=pk).order_by(*order)
         return (
-            [_Recorded(*row) for row in plans.values_list(*columns, "slug")],
-            [_Recorded(*row) for row in inclusions.values_list(*columns, "meter", "quantity")],
+            [_RecordedState(*row) for row in plans.values_list(*columns, "slug")],
+            [_RecordedState(*row) for row in inclusions.values_list(*columns, "meter", "quantity")],
         )

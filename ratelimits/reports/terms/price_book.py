@@ -15,7 +15,7 @@ from ratelimits.reports.terms import record_at
 #: number of decimals, and for each meter the price with its id and version.
 RecordedPrices = Mapping[str, Any]
 
-
+#: The currency of a plan without prices, and its number of decimals.
 _NO_CURRENCY = ("", 0)
 
 
@@ -37,7 +37,7 @@ class PriceBook:
         if plan is None:
             return {}
         try:
-            _row, currency_and_digits = self._valid(Plan, plan, _currency)
+            _row, currency_and_digits = self._first_valid(Plan, plan, _currency)
             currency, digits = currency_and_digits or _NO_CURRENCY
         except ValueError as error:
             raise ValueError(f"the currency of plan {slug} is not valid: {error}") from error
@@ -46,7 +46,7 @@ class PriceBook:
         meters = {}
         for stored in sorted(self._rows(plan.id, at), key=lambda row: row.meter):
             try:
-                row, price = self._valid(PlanPrice, stored, PlanPrice.price)
+                row, price = self._first_valid(PlanPrice, stored, PlanPrice.price)
             except ValueError as error:
                 raise ValueError(f"the price of {stored.meter} in plan {slug} is not valid: {error}") from error
             if row is not None:
@@ -55,11 +55,11 @@ class PriceBook:
             return {}
         return {"plan": slug, "currency": currency, "digits": digits, "meters": meters}
 
-    def _valid(self, model: Any, row: Any, read: Callable[[Any], Any]) -> tuple[Any, Any]:
+    def _first_valid(self, model: Any, row: Any, read: Callable[[Any], Any]) -> tuple[Any, Any]:
         """Return a row, and the result of `read` for this row.
 
-        Raw SQL can write an invalid row. Then return its first valid correction with the result; (None, None) if the
-        row was deleted. Raise ValueError if the row was not corrected yet.
+        Raw SQL can write an invalid row. If the row is invalid, return its first valid correction with the result, or
+        (None, None) if the row was deleted. Raise ValueError if the row was not corrected yet.
         """
         try:
             return row, read(row)
