@@ -43,7 +43,7 @@ def in_a_child(do: Callable[[], object]) -> bool:
 def test_a_child_finds_its_rules_whatever_its_parent_was_doing() -> None:
     rule("burst", capacity=2)
     rules.forget()
-    current = rules.current().having(WHO)
+    current = rules.current().with_rows_of(WHO)
     with snapshot._lock:
         assert in_a_child(lambda: current.select("*", "PUT", WHO).rules)
 

@@ -148,7 +148,7 @@ def _load_all() -> Any:
     loader.PATIENCE = 600.0  # seconds: a request reads only one shard and has less time
     every = frozenset(range(KEY_SHARDS))
     snapshot = asyncio.run(rules._loader.aload(MissingRows(every)))
-    snapshot._with(every)
+    snapshot._with_rows(every)
     return snapshot
 
 

@@ -48,7 +48,7 @@ _MAX_DUE = 1000
 State = AlertDelivery.State
 
 
-class Gone(Exception):
+class DestinationGone(Exception):
     """Raised if the channel no longer exists, is not active, or no longer has the address."""
 
     #: No further attempt is made after this failure.
@@ -90,12 +90,12 @@ def _record_failure(delivery: AlertDelivery, failure: Exception, now: datetime) 
     log = logger.error if given_up else logger.warning
     # Quote the alert's text: an account's name can contain a line break, which could forge a line of the log.
     log("%s of alert %r failed, attempt %s: %s", delivery.kind, str(delivery.alert), delivery.attempts, reason)
-    # If a newer attempt has begun meanwhile, only the newer attempt writes its result.
+    # If a newer attempt has begun meanwhile, write nothing: the newer attempt writes its own result.
     rows = AlertDelivery.objects.using(conf.DATABASE).filter(pk=delivery.pk, attempts=delivery.attempts)
     rows.filter(state=State.WAITING).update(
         state=State.FAILED if given_up else State.WAITING,
         due_at=now + pause(delivery.attempts),
-        error=reason[:300],
+        error=reason[:300],  # the length of the column
     )
 
 
@@ -115,13 +115,13 @@ def _send(delivery: AlertDelivery, now: datetime) -> None:
             if isinstance(answer, Exception):
                 raise answer
     elif channel is None or not channel.active:
-        raise Gone("the channel no longer exists or is not active")
+        raise DestinationGone("the channel no longer exists or is not active")
     elif delivery.kind == AlertDelivery.Kind.EMAIL:
         if not channel.email:
-            raise Gone("the channel no longer has an e-mail address")
+            raise DestinationGone("the channel no longer has an e-mail address")
         _backend().send_messages([mail(delivery, channel.email)])
     elif not channel.webhook_url:
-        raise Gone("the channel no longer has a webhook")
+        raise DestinationGone("the channel no longer has a webhook")
     else:
         content = webhook.body(delivery.alert)
         fields = webhook.headers(channel.secret, delivery.pk, int(now.timestamp()), content)

@@ -57,6 +57,7 @@ class _Evaluation:
     """The values that stay the same during one evaluation. Moments are in µs since 1970 UTC."""
 
     using: str
+    #: Percentages, the lowest first.
     thresholds: tuple[int, ...]
     now: int
     #: The moment of the first evaluation. Periods that had ended before this moment get no alerts.
@@ -67,7 +68,8 @@ class _Evaluation:
     rule_names: Mapping[int, str]
 
 
-#: The largest quantity for which an alert exists, by account, period, meter, percent and rule.
+#: The largest quantity for which an alert exists, by account, period, meter, percent and rule. Rule 0 stands for the
+#: plan's included quantity.
 _LargestQuantities = dict[tuple[str, int, str, int, int], int]
 
 
@@ -160,7 +162,7 @@ def _existing(evaluation: _Evaluation, accounts: list[str], oldest: int) -> _Lar
 
 def _add(existing: _LargestQuantities, alert: Alert) -> None:
     """Add the quantity of an alert to `existing`."""
-    # Usage under any rule counts towards the included quantity, so an alert about this quantity names no rule.
+    # Usage under any rule counts towards the included quantity. So an alert about the included quantity names no rule.
     rule = 0 if alert.basis == Alert.Basis.INCLUDED else alert.rule
     subject = alert.account, alert.period, alert.meter, alert.threshold, rule
     existing[subject] = max(existing.get(subject, 0), alert.quantity)

@@ -25,7 +25,7 @@ _MAX_KEYS = 100
 class UsedQuota:
     """A quantity that is 100 percent for an alert, and how many of its units were used.
 
-    `key` is the key that the limit belongs to. It is "" if the quantity belongs to the whole account or to its plan.
+    `key` is the key that the limit belongs to. `key` is "" if the quantity belongs to the whole account or to its plan.
     """
 
     basis: Alert.Basis
@@ -77,16 +77,18 @@ class MonthlyLimits:
         if row is None or row.algorithm is None or row.algorithm.month_at(usage.period.start) is None:
             return
         if row.key_kind == "account":
-            yield from self._quotas(usage, usage.used, Identity(account=f"account:{usage.account}"), "")
+            yield from self._quotas_of(Identity(account=f"account:{usage.account}"), usage, usage.used, "")
         elif row.key_kind in ("key", "api_key", "user"):
             capacity, _length = row.algorithm.quota
             least = min(capacity, self._smallest_override(row.name) or capacity)
             if usage.used * 100 >= least * lowest_percent:
                 for key, used in self._by_key(usage):
-                    yield from self._quotas(usage, used, _identity_of_key(usage.account, key), key)
+                    yield from self._quotas_of(_identity_of_key(usage.account, key), usage, used, key)
 
-    def _quotas(self, usage: AccountUsage, used: int, identity: Identity, key: str) -> Iterator[UsedQuota]:
+    def _quotas_of(self, identity: Identity, usage: AccountUsage, used: int, key: str) -> Iterator[UsedQuota]:
+        """Yield the quota of an identity under the rule of `usage`. `used` is the usage of this identity alone."""
         row = self._snapshot.rows.rules[usage.rule]
+        # If the rule limits only some HTTP methods, any of them finds the rule.
         applied = self._snapshot.applicable(row.scope, min(row.methods, default=""), identity)
         for rule in applied:
             capacity, _length = rule.algorithm.quota
@@ -116,6 +118,7 @@ def _identity_of_key(account: str, key: str) -> Identity:
 
 def _limits_month_of(algorithm: Algorithm, period: Period) -> bool:
     """Return whether an algorithm limits the month of the billing period. Their time zones can differ."""
+    # The middle of the billing period is in the right month in every time zone.
     month = algorithm.month_at((period.start + period.end) // 2)
     if month is None:
         return False

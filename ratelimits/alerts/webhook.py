@@ -49,9 +49,12 @@ def body(alert: Alert) -> bytes:
 
 
 def signature(secret: str, webhook_id: str, timestamp: int, content: bytes) -> str:
-    """Return the signature of a webhook: the HMAC-SHA256 of its id, its timestamp (s since 1970 UTC) and its body."""
-    signed = hmac.digest(secret_key(secret), f"{webhook_id}.{timestamp}.".encode() + content, hashlib.sha256)
-    return f"v1,{b64encode(signed).decode()}"
+    """Return the signature of a webhook: the HMAC-SHA256 of its id, its timestamp (s since 1970 UTC) and its body.
+
+    The prefix "v1" is the name of this method in Standard Webhooks.
+    """
+    digest = hmac.digest(secret_key(secret), f"{webhook_id}.{timestamp}.".encode() + content, hashlib.sha256)
+    return f"v1,{b64encode(digest).decode()}"
 
 
 def headers(secret: str, webhook_id: UUID, timestamp: int, content: bytes) -> dict[str, str]:

@@ -22,7 +22,7 @@ class UsageViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
         # drf-spectacular has replaced the name in `target_class` by the class itself.
         target = cast("type[APIView]", self.target_class)
 
-        class Described(target):  # type: ignore[valid-type, misc]
+        class ViewWithSchema(target):  # type: ignore[valid-type, misc]
             @extend_schema(
                 operation_id="usage",
                 parameters=[UsageQuery],
@@ -39,8 +39,8 @@ class UsageViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
             def get(self, *args: object, **kwargs: object) -> object:
                 return super().get(*args, **kwargs)
 
-        Described.__doc__ = target.__doc__
-        return Described
+        ViewWithSchema.__doc__ = target.__doc__
+        return ViewWithSchema
 
 
 class ReportViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
@@ -51,12 +51,16 @@ class ReportViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
     def view_replacement(self) -> type[APIView]:
         target = cast("type[APIView]", self.target_class)
 
-        class Described(target):  # type: ignore[valid-type, misc]
+        class ViewWithSchema(target):  # type: ignore[valid-type, misc]
             @extend_schema(
                 operation_id="usage_report",
                 parameters=[ReportQuery],
                 responses={
-                    **{(200, form.content_type.partition(";")[0]): OpenApiTypes.BINARY for form in DOWNLOADS.values()},
+                    # For each file format: the status and the content type, without the charset.
+                    **{
+                        (200, file_format.content_type.partition(";")[0]): OpenApiTypes.BINARY
+                        for file_format in DOWNLOADS.values()
+                    },
                     400: OpenApiResponse(OpenApiTypes.OBJECT, "The errors, by parameter."),
                     403: OpenApiResponse(
                         OpenApiTypes.OBJECT,
@@ -68,5 +72,5 @@ class ReportViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
             def get(self, *args: object, **kwargs: object) -> object:
                 return super().get(*args, **kwargs)
 
-        Described.__doc__ = target.__doc__
-        return Described
+        ViewWithSchema.__doc__ = target.__doc__
+        return ViewWithSchema

@@ -33,8 +33,8 @@ logger = bounded(__name__)
 _UNAVAILABLE = Answer(False, retry_after=None, unavailable=True)
 
 
-class _Decided(Exception):
-    """Tells the throttle that a block, an allow or a failure policy has decided the request, so Redis is not asked."""
+class _DecidedWithoutRedis(Exception):
+    """Raised if a block, an allow or a failure policy has decided the request, so that Redis is not asked."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__()
@@ -50,16 +50,17 @@ def _rules_of_scope(scope: str, method: str) -> Choice:
     def choose(snapshot: Snapshot, identity: Identity) -> list[Selection]:
         answer = by_row(commands_by(snapshot), identity)
         if answer is not None:
-            raise _Decided(answer)
+            raise _DecidedWithoutRedis(answer)
         selection = snapshot.select(scope, method, identity)
         if selection.version not in (None, snapshot.version):
-            # The rows about the key are newer than the snapshot. The edit between can be a block, so choose again.
+            # The rows about the key are newer than the snapshot. Perhaps a newer row is a block, so choose again.
             return choose(rules.current(), identity)
         rows = snapshot.rows.rules
+        # A rule with wrong values cannot decide. So its failure policy decides.
         if any(rule.refuses and rows[rule.rule].scope == scope for rule in selection.unreadable):
-            raise _Decided(_UNAVAILABLE)
-        of_scope = (rule for rule in selection.rules if rule.rule in rows and rows[rule.rule].scope == scope)
-        return [replace(selection, rules=tuple(of_scope))]
+            raise _DecidedWithoutRedis(_UNAVAILABLE)
+        rules_of_scope = (rule for rule in selection.rules if rule.rule in rows and rows[rule.rule].scope == scope)
+        return [replace(selection, rules=tuple(rules_of_scope))]
 
     return choose
 
@@ -102,7 +103,7 @@ def _answer(identity: Identity, choose: Choice) -> Answer | None:
     """Return the answer to a request; None if no rule, block or allow applies to it."""
     try:
         prepared, decision = run_uncounted(identity, choose, Op.TRY)
-    except _Decided as decided:
+    except _DecidedWithoutRedis as decided:
         return decided.answer
     except UNAVAILABLE as error:
         logger.error("Redis made no decision, so FAILURE_POLICY decides: %s", error)

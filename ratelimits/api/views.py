@@ -90,10 +90,10 @@ class ReportView(APIView):
         parameters = _parameters(request, ReportQuery)
         identity = _identity(request, parameters, "ratelimits.view_report")
         account, month = identity.account_id or None, parameters["period"]
-        form = parameters["file"]
+        file_format = parameters["file"]
         version = columns_of(month, account=account)
         reports = statements(month, account=account, columns_version=version)
-        return Download(form, lines_for(form, reports), version, f"usage-{month}")
+        return Download(file_format, lines_for(file_format, reports), version, f"usage-{month}")
 
 
 def _parameters(request: Request, serializer_class: type[Query]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Read sums of ledger lines for each window of time: 15 minutes, an hour, a day or a billing period.
 
-Hours and days begin by the local time of a time zone. The database makes the sums, and only the sums for one page are
+Hours and days follow the local time of a time zone. The database makes the sums, and only the sums of one page are
 read.
 """
 
@@ -30,7 +30,8 @@ _SUMS = ("admitted_requests", "admitted_units", "denied_requests", "denied_units
 class PagePosition(NamedTuple):
     """The position of a row in the sorted result.
 
-    `window` is the start of the row's window, in seconds since 1970 UTC.
+    `window` is the start of the row's window, in seconds since 1970 UTC. For a day, `window` is the local midnight,
+    counted as if the local time were UTC.
     """
 
     window: int
@@ -92,7 +93,8 @@ def rows(
 def _is_after(query: WindowQuery, after: PagePosition) -> Q:
     """Return the condition for ledger lines whose row comes after a position."""
     window, account, key, meter = after
-    # This condition is too wide, but it lets the database use an index.
+    # This condition alone would also find earlier rows, but with this condition the database can use an index. `DAY` is
+    # subtracted, because the window of a day is a local midnight, not a moment in UTC.
     wide_condition = Q(period__gte=window) if query.window == "period" else Q(bin__gte=window - DAY)
     return wide_condition & (
         Q(window__gt=window)
@@ -142,12 +144,12 @@ def _window(query: WindowQuery) -> Any:
     if query.window == "15m":
         return F("bin")
     size = HOUR if query.window == "hour" else DAY
-    whens = []
+    cases = []
     for until, offset in _offsets(query):
         local = F("bin") + Value(offset)
         start = local - local % Value(size)
-        whens.append(When(bin__lt=until, then=start if size == DAY else start - Value(offset)))
-    return Case(*whens, output_field=IntegerField())
+        cases.append(When(bin__lt=until, then=start if size == DAY else start - Value(offset)))
+    return Case(*cases, output_field=IntegerField())
 
 
 def _offsets(query: WindowQuery) -> Iterator[tuple[int, int]]:
@@ -166,6 +168,7 @@ def _offsets(query: WindowQuery) -> Iterator[tuple[int, int]]:
     while at < end:
         next_at = min(at + DAY, end)
         if offset(next_at) != current:
+            # Find the bin in which the offset changes: halve the span until it has one bin.
             low, high = at, next_at
             while high - low > BIN_SECONDS:
                 middle = low + (high - low) // (2 * BIN_SECONDS) * BIN_SECONDS

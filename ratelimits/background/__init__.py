@@ -54,7 +54,8 @@ class Background:
         self._woken = False
         self._starting = threading.Lock()
         self._working = threading.Lock()
-        # A SimpleQueue, since a signal handler can call `put` while it interrupts a `put` of its own thread.
+        # `wake` puts None into the queue, and `finish` puts an event. The class must be SimpleQueue, since a signal
+        # handler can call `put` while it interrupts a `put` of its own thread.
         self._orders: queue.SimpleQueue[threading.Event | None] = queue.SimpleQueue()
 
     def start(self) -> None:
@@ -99,6 +100,8 @@ class Background:
     def _run(self) -> None:
         # A child that this thread forks has its own queue and its own thread.
         orders, working = self._orders, self._working
+        # Moments by `time.monotonic`. From `rest_ends`, `wake` can start the work. At `due`, the work starts anyway.
+        # From `log_from`, a failure is logged.
         rest_ends, due, log_from = 0.0, time.monotonic() + self._seconds(), 0.0
         while True:
             finished = None
@@ -138,7 +141,7 @@ def end(seconds: float = END_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     for finished in [background.finish() for background in _all]:
         if finished is not None and not finished.wait(max(deadline - time.monotonic(), 0)):
-            logger.error("The process ends before it has written all that it counted.")
+            logger.error("The process ends before it has written everything that it counted.")
             return
 
 

@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 
 #: SIGINT needs no handler of ours if it raises KeyboardInterrupt, because `atexit` runs afterwards.
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-#: Maximum seconds of the last work before a server's own handler is called. Each request that is served after that
+#: Maximum seconds of the last work before a server's own handler is called. Each request that ends after this work
 #: writes its own counts.
-HELD_UP = 1.0
+MAX_DELAY = 1.0
 
 
 class StopHandler:
@@ -39,9 +39,9 @@ class StopHandler:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if callable(self._before):
-            # The server still answers requests, and each can count something more.
+            # The server still answers requests, and each request can add to the counts.
             self._stopping = True
-            self._try(HELD_UP)
+            self._try(MAX_DELAY)
             self._before(number, frame)
         else:
             self._try()
@@ -58,7 +58,7 @@ class StopHandler:
     def after_request(self, **kwargs: object) -> None:
         """After the process was asked to stop, write the counts of the request that ends."""
         if self._stopping:
-            self._end(HELD_UP)
+            self._end(MAX_DELAY)
 
 
 def watch(end: Callable[..., None]) -> None:

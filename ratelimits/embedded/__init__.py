@@ -15,6 +15,8 @@ from pathlib import Path
 
 #: Maximum seconds until a started server answers.
 START_SECONDS = 20.0
+#: How many characters from the end of a log an error message shows.
+LOG_CHARACTERS = 2000
 #: The option of Linux's prctl by which a process gets a signal when its parent ends.
 _PR_SET_PDEATHSIG = 1
 # The library is loaded at import, since loading a library between fork and exec is unsafe.
@@ -140,6 +142,6 @@ class EmbeddedServer:
 
     def _log_end(self) -> str:
         try:
-            return self._log.read_bytes()[self._log_start :].decode(errors="replace")[-2000:]
+            return self._log.read_bytes()[self._log_start :].decode(errors="replace")[-LOG_CHARACTERS:]
         except OSError as error:
             return f"(no log: {error})"

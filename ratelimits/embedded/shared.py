@@ -23,13 +23,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ratelimits.embedded import START_SECONDS, EmbeddedServer, ServerStartError, answers, valkey_binary
+from ratelimits.embedded import LOG_CHARACTERS, START_SECONDS, EmbeddedServer, ServerStartError, answers, valkey_binary
 
 #: Seconds for which the server continues to run after the last process that used it has ended. A web server that
 #: reloads its code starts again sooner than this, so it finds the server still running.
 LINGER = 60.0
 _LOOK_INTERVAL = 1.0
-#: What a project can do that does not want to install the server.
+#: The advice if a project does not want to install the server.
 _OTHERWISE = (
     "add an alias with BACKEND 'django_redis.cache.RedisCache' to CACHES, and name it in RATELIMITS['CACHE_ALIAS']"
 )
@@ -93,6 +93,7 @@ def _state(directory: Path) -> dict[str, Any]:
 def _start(directory: Path) -> int:
     """Start the keeper, wait until the server answers, and return its port."""
     log = directory / "keeper.log"
+    # The folder that contains the package `ratelimits`, so that the keeper can import it.
     root = str(Path(__file__).resolve().parents[2])
     paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     with log.open("wb") as output:
@@ -107,7 +108,9 @@ def _start(directory: Path) -> int:
     deadline = time.monotonic() + START_SECONDS
     while (port := _running(directory)) is None:
         if keeper.poll() is not None or time.monotonic() > deadline:
-            raise ServerStartError(f"The embedded server did not start:\n{log.read_text(errors='replace')[-2000:]}")
+            raise ServerStartError(
+                f"The embedded server did not start:\n{log.read_text(errors='replace')[-LOG_CHARACTERS:]}"
+            )
         time.sleep(0.02)
     keeper.returncode = 0  # The keeper runs longer than this process. Without this line, Python would warn of this.
     return port

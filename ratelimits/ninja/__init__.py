@@ -73,7 +73,7 @@ def _with_response(operation: Callable[..., Any]) -> tuple[inspect.Signature, st
     The annotation is HttpResponse. To such an argument, django-ninja passes a response whose headers the operation can
     set.
     """
-    # Resolve texts as annotations here. django-ninja would look for their names in this module.
+    # Here, evaluate annotations that are texts. django-ninja would look for the names in these texts in this module.
     signature = inspect.signature(operation, eval_str=True)
     for name, parameter in signature.parameters.items():
         if parameter.annotation is HttpResponse:

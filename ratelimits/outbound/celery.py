@@ -21,16 +21,17 @@ from ratelimits.engine import Mode
 from ratelimits.engine.clock import clock
 from ratelimits.engine.program import Program
 from ratelimits.outbound import driving
-from ratelimits.outbound.deciding import Outbound, Turn, WaitTooLong, typed
+from ratelimits.outbound.deciding import Outbound, Turn, WaitTooLong, algorithm_from_rate
 from ratelimits.outbound.waiting import costs_by_meter
 from ratelimits.quota import finishing
 from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
 from ratelimits.quota.costs import valid_costs
 
-#: The header of a task's message that contains its permit: when the task may run, and for which attempt.
+#: The header of a task's message that contains its permit. The permit says when the task may run (`at`), for which
+#: attempt (`retries`), and the same moment by the server's clock (`granted`).
 HEADER = "ratelimits_permit"
 #: A task that may run within this number of seconds waits in its process. A message would take about as long.
-SHORT = 0.05
+MAX_SHORT_WAIT = 0.05
 
 
 class QuotaTask(Task):  # type: ignore[type-arg]
@@ -67,7 +68,7 @@ class QuotaTask(Task):  # type: ignore[type-arg]
         return self.run(*args, **kwargs)
 
     def _has_permit(self) -> bool:
-        permit = _header(self.request)
+        permit = _permit_in(self.request)
         if permit is None or permit["retries"] != self.request.retries:
             return False
         return bool(time.time() - permit["at"] <= self.quota_grace)
@@ -86,7 +87,7 @@ class QuotaTask(Task):  # type: ignore[type-arg]
                 raise WaitTooLong(self.quota, turn.limit, None, None)
             self._postpone(_pause(turn), None)
         permit = {"at": time.time() + turn.wait, "retries": self.request.retries, "granted": _granted(turn)}
-        if turn.wait > SHORT:
+        if turn.wait > MAX_SHORT_WAIT:
             self._postpone(turn.wait, permit)
         clock.sleep(turn.wait)
         self.request.update({HEADER: permit})
@@ -94,7 +95,7 @@ class QuotaTask(Task):  # type: ignore[type-arg]
     def _outbound(self) -> Outbound:
         if not self.quota:
             raise ImproperlyConfigured(f"{self.name}: name the quota, as in shared_task(base=QuotaTask, quota='crm')")
-        algorithm = typed(self.quota_rate) if isinstance(self.quota_rate, str) else self.quota_rate
+        algorithm = algorithm_from_rate(self.quota_rate) if isinstance(self.quota_rate, str) else self.quota_rate
         return Outbound(self.quota, valid_costs(costs_by_meter(self.quota_cost)), algorithm)
 
     def _postpone(self, seconds: float, permit: dict[str, Any] | None) -> None:
@@ -109,9 +110,9 @@ class QuotaTask(Task):  # type: ignore[type-arg]
         raise Ignore
 
 
-def _header(request: Any) -> dict[str, Any] | None:
-    found: dict[str, Any] | None = getattr(request, HEADER, None) or (request.headers or {}).get(HEADER)
-    return found
+def _permit_in(request: Any) -> dict[str, Any] | None:
+    permit: dict[str, Any] | None = getattr(request, HEADER, None) or (request.headers or {}).get(HEADER)
+    return permit
 
 
 def _granted(turn: Turn) -> int | None:

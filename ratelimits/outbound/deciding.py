@@ -56,7 +56,7 @@ class WaitTooLong(Exception):
     def __init__(self, name: str, limit: str, retry_after: float | None, max_wait: float | None) -> None:
         limited_by = f"the limit {limit!r}" if limit else "its failure policy, because Redis does not answer,"
         within = "" if max_wait is None else f" within {max_wait:g} s"
-        after = "it never can" if retry_after is None else f"it could be granted in {retry_after:.3f} s"
+        after = "it can never be granted" if retry_after is None else f"it could be granted in {retry_after:.3f} s"
         super().__init__(f"{name}: {limited_by} does not grant this call{within}; {after}")
         self.name = name
         self.limit = limit
@@ -160,6 +160,7 @@ class Outbound:
                 if self.algorithm is None:
                     selection = yield SelectRules(self.name, self.identity, newer)
                     prepared = prepare(selection, tuple(self.costs))
+                    # The last attempt names no version, so Redis accepts these rules even if there are newer rules.
                     version = selection.version if attempt <= RELOADS else None
                 # A caller that accepts no wait does not wait for a release either.
                 call = self._call(prepared, version, accepted)._replace(announces=accepted != 0)
@@ -213,10 +214,10 @@ def _turn(decision: Decision) -> Turn:
 
 
 @lru_cache(maxsize=256)
-def typed(rate: str) -> Algorithm:
+def algorithm_from_rate(rate: str) -> Algorithm:
     """Return the limit of a rate such as "3000/min": calls proceed one by one, evenly spaced, in their order.
 
-    So at most 3000 permits are granted in any minute. Raise ValueError for a wrong rate.
+    At this rate, at most 3000 permits are granted in any minute. Raise ValueError for a wrong rate.
     """
     permits, period = typed_rates.rate(rate)
     places = _MAX_PLACES

@@ -36,7 +36,7 @@ def _do(instruction: Any) -> Any:
     match instruction:
         case SelectRules(scope, identity, newer):
             snapshot = rules.current() if newer is None else rules.reload(newer)
-            return snapshot.only(scope, identity)
+            return snapshot.select_exact(scope, identity)
         case DecideCall(call):
             return decide_call(current_server(), call)
         case AwaitRelease(shard, key, seconds):
@@ -51,7 +51,7 @@ async def _ado(instruction: Any) -> Any:
     match instruction:
         case SelectRules(scope, identity, newer):
             snapshot = await rules.acurrent() if newer is None else await rules.areload(newer)
-            return await rules.aonly(snapshot, scope, identity)
+            return await rules.aselect_exact(snapshot, scope, identity)
         case DecideCall(call):
             return await adecide_call(current_server(), call)
         case AwaitRelease(shard, key, seconds):

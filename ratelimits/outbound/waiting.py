@@ -19,7 +19,7 @@ from ratelimits.engine.keys import own_name
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.outbound import driving
-from ratelimits.outbound.deciding import PAUSE, PROJECT, DecideCall, Outbound, Turn, WaitTooLong, typed
+from ratelimits.outbound.deciding import PAUSE, PROJECT, DecideCall, Outbound, Turn, WaitTooLong, algorithm_from_rate
 from ratelimits.outbound.driving import AwaitRelease, Sleep
 from ratelimits.quota import finishing
 from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
@@ -95,7 +95,7 @@ class permits:  # noqa: N801  (used like a function, as `contextlib.suppress` is
         costs = valid_costs(costs_by_meter(cost))
         if rate is not None and len(costs) > 1:
             raise ValueError("a rate given in code has one meter: give the cost as a number")
-        algorithm = typed(rate) if isinstance(rate, str) else rate
+        algorithm = algorithm_from_rate(rate) if isinstance(rate, str) else rate
         self._outbound = Outbound(name, costs, algorithm, identity)
         self._max_wait = max_wait
         self._leased: Receipt | None = None
@@ -192,6 +192,7 @@ def _released(turn: Turn, seconds: float) -> Generator[Any, Any, bytes | None]:
     freed = keyspace.own(shard_id, own_name(storage.own, term.name), key) + storage.optional["freed"]
     try:
         lease: bytes | None = yield AwaitRelease(shard_id, freed, seconds)
+        # The name of a lease contains "~". Without "~", the element only says that the call can ask again.
         if lease is None or b"~" not in lease:
             return None
         if len(call.program.terms) == 1 and call.costs == (1,):

@@ -82,7 +82,7 @@ class Price:
     def parts(self, before: int, quantity: int, total: int) -> list[PricedPart]:
         """Return one part for each unit price of `quantity` units.
 
-        These units follow `before` units, in a period with `total` units.
+        These units come after the first `before` units, in a period with `total` units.
         """
         if self.pricing == VOLUME:
             price = self._tier(total).unit_price

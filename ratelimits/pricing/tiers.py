@@ -56,8 +56,8 @@ def parse(text: str) -> tuple[Tier, ...]:
         if tiers and tiers[-1].up_to is None:
             raise ValueError(f"{quoted} comes after the tier “{MORE}”, which must be the last")
         up_to = _up_to(match["up_to"], quoted)
-        before = (tiers[-1].up_to or 0) if tiers else 0
-        if up_to is not None and up_to <= before:
+        previous_end = (tiers[-1].up_to or 0) if tiers else 0
+        if up_to is not None and up_to <= previous_end:
             raise ValueError(f"{quoted} does not end after the tier before it: sort the tiers by number of units")
         fee = ZERO if match["fee"] is None else price(match["fee"])
         tiers.append(Tier(up_to, price(match["price"]), fee))
@@ -74,8 +74,10 @@ def price(text: str) -> Decimal:
         )
     whole, _point, places = text.partition(".")
     if len(places.rstrip("0")) > PLACES or len(whole.lstrip("0")) + PLACES > DIGITS:
-        before = DIGITS - PLACES
-        raise ValueError(f"“{text}” has too many digits: at most {before} before and {PLACES} after the decimal point")
+        whole_digits = DIGITS - PLACES
+        raise ValueError(
+            f"“{text}” has too many digits: at most {whole_digits} before and {PLACES} after the decimal point"
+        )
     return Decimal(text)
 
 

@@ -44,7 +44,7 @@ def in_sample(owner: str, share: float) -> bool:
 
     `share` (0 to 1) is the share of the accounts and keys that are recorded.
     """
-    return crc32(owner.encode()) < share * 2**32
+    return crc32(owner.encode()) < share * 2**32  # a CRC-32 is a number below 2**32
 
 
 def record(identity: Identity, scope: str, method: str, costs: Mapping[str, int], *, refused: bool) -> None:

@@ -118,7 +118,7 @@ def refused_requests(identity: Identity, starts: Collection[int], seconds: int, 
 def _trim(using: str) -> int:
     """Delete the oldest rows if there are more than `RECORD_ROWS`. Return the number of deleted rows.
 
-    To count the rows would be slow. So take the number of primary keys from the first row to the last one instead.
+    To count the rows would be slow. So take the number of primary keys from the first row to the last row instead.
     """
     rows = RecordedRequest.objects.using(using)
     ends = rows.aggregate(first=Min("pk"), last=Max("pk"))

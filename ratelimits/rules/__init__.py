@@ -32,9 +32,9 @@ __all__ = [
     "UnreadableRule",
     "acurrent",
     "aledger_usage",
-    "aonly",
     "areload",
     "aselect",
+    "aselect_exact",
     "current",
     "forget",
     "in_memory",
@@ -66,12 +66,12 @@ async def aselect(snapshot: Snapshot, scope: str, method: str, identity: Identit
     return snapshot.select(scope, method, identity)
 
 
-async def aonly(snapshot: Snapshot, scope: str, identity: Identity) -> Selection:
-    """Do the same as `snapshot.only`, in async code. First read missing rows about the identity's keys."""
+async def aselect_exact(snapshot: Snapshot, scope: str, identity: Identity) -> Selection:
+    """Do the same as `snapshot.select_exact`, in async code. First read missing rows about the identity's keys."""
     missing = snapshot.missing(identity)
     if missing:
         snapshot = await _loader.aload(missing)
-    return snapshot.only(scope, identity)
+    return snapshot.select_exact(scope, identity)
 
 
 def _forget_after_migrate(using: str, **kwargs: object) -> None:

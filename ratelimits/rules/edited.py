@@ -30,7 +30,7 @@ class EditedRule:
         row = rule_row(rule)
         self._pk = row.pk or NEW
         row = replace(row, pk=self._pk, version=0, edited_at=0, mode="enforce" if row.mode == "off" else row.mode)
-        rows = current.having(*identities).rows
+        rows = current.with_rows_of(*identities).rows
         groups_of_users = rows.groups
         if row.group:
             users = {identity.user for identity in identities if identity.user is not None}

@@ -55,8 +55,8 @@ os.register_at_fork(after_in_child=_forked)
 
 #: Maximum number of Selections that a snapshot caches. When this number is reached, the cache is emptied.
 MAX_SELECTIONS = 4096
-#: Stands in the place of an HTTP method in the cache, for the selections of `Snapshot.only`.
-_ONLY = "only"
+#: Stands in the place of an HTTP method in the cache, for the selections of `Snapshot.select_exact`.
+_EXACT = "exact"
 
 
 _NO_GROUPS: frozenset[str] = frozenset()
@@ -152,7 +152,7 @@ class Snapshot:
         """
         properties = self._properties_of(identity)
         if properties is None:
-            return self.having(identity).select(scope, method, identity)
+            return self.with_rows_of(identity).select(scope, method, identity)
         if scope not in self._scopes:
             scope = "*"
         if method not in self._methods:
@@ -198,7 +198,7 @@ class Snapshot:
             groups = groups_of_user & self._groups
         return present, key_plan, account_plan, changed_at, overrides, groups
 
-    def only(self, scope: str, identity: Identity) -> Selection:
+    def select_exact(self, scope: str, identity: Identity) -> Selection:
         """Return the rules that name exactly this scope, and no HTTP method. Rules for "*" are left out.
 
         Outbound calls and tasks use these rules. They are not requests to the project, so rules for "*" are not meant
@@ -206,8 +206,8 @@ class Snapshot:
         """
         properties = self._properties_of(identity)
         if properties is None:
-            return self.having(identity).only(scope, identity)
-        cache_key = (scope, _ONLY, properties)
+            return self.with_rows_of(identity).select_exact(scope, identity)
+        cache_key = (scope, _EXACT, properties)
         selection = self._selections.get(cache_key)
         if selection is None:
             selection = self._collect(properties, lambda row: row.scope == scope and not row.methods)
@@ -228,7 +228,7 @@ class Snapshot:
         if account is not None:
             shard_facts = self._facts[crc32(account.encode()) % KEY_SHARDS]
             if shard_facts is None:
-                return self._with(frozenset({crc32(account.encode()) % KEY_SHARDS})).billing(account)
+                return self._with_rows(frozenset({crc32(account.encode()) % KEY_SHARDS})).billing(account)
             key_facts = shard_facts.get(account)
             if key_facts is not None:
                 kept = key_facts.kept
@@ -254,11 +254,11 @@ class Snapshot:
             frozenset(user for user in users if user not in known) if self._groups else _NO_GROUPS,
         )
 
-    def having(self, *identities: Identity) -> Snapshot:
+    def with_rows_of(self, *identities: Identity) -> Snapshot:
         """Return this snapshot, or a newer one, with the rows about all keys of the identities."""
-        return self._with(*_shards_and_users(identities))
+        return self._with_rows(*_shards_and_users(identities))
 
-    def _with(self, shards: frozenset[int], users: frozenset[str] = frozenset()) -> Snapshot:
+    def _with_rows(self, shards: frozenset[int], users: frozenset[str] = frozenset()) -> Snapshot:
         """Return this snapshot, or a newer one, with the rows about the keys of these shards and users."""
         missing = self._missing(shards, users)
         if missing:
@@ -305,7 +305,7 @@ class Snapshot:
         """
         properties = self._properties_of(identity)
         if properties is None:
-            return self.having(identity).in_any_scope(identity)
+            return self.with_rows_of(identity).in_any_scope(identity)
         present, *_others = properties
         plan_of_rank = ("", "account", "key")  # the ranks 0, 1 and 2 (see `Chooser.chosen`)
         found = []

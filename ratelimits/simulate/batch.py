@@ -84,11 +84,11 @@ class CommandMaker:
         whole, template.script = whole_command.to_bytes(_RUN, _NONCE), whole_command.script
         template.name, keys, rest = whole.partition(bulks(*self._keys(key)))
         unexpected, nonce_and_run, request = rest.partition(_NONCE_AND_RUN)
-        size, line, request = request.partition(b"\r\n")
+        size, newline, request = request.partition(b"\r\n")
         assert keys
         assert nonce_and_run
         assert not unexpected
-        template.before = nonce_and_run + size + line + request[:_TIMES_AT]
+        template.before = nonce_and_run + size + newline + request[:_TIMES_AT]
         length, times = int(size[1:]), request[_TIMES_AT : _TIMES_AT + _TIMES.size]
         assert times == _TIMES.pack(now, -1)
         template.between = request[_TIMES_AT + _TIMES.size : length - _COST.size]
@@ -118,8 +118,8 @@ def _with_any_run(command: bytes, run: str) -> bytes:
 def replay(server: Server, commands: Sequence[ReadyCommand]) -> list[Reply]:
     """Send commands in one round trip and return their replies, in order.
 
-    Other code must not use the same keys until the replies arrive. Raise Stale if a command's moment is not in the
-    calendar window for which the command was made.
+    Other code must not use the keys of these commands until the replies arrive. Raise Stale if a command's moment is
+    not in the calendar window for which the command was made.
     """
     packed = [partial(_with_any_run, command) for command, _script in commands]
     packed_replies = server.wire.stream(packed, {script for _command, script in commands})
@@ -127,12 +127,13 @@ def replay(server: Server, commands: Sequence[ReadyCommand]) -> list[Reply]:
     replies = [unpack(raw) if len(raw) >= _DECIDED.size else _STALE.unpack_from(raw) for raw in packed_replies]
     for reply in replies:
         if reply[0] != DECIDED:
-            raise Stale(0, reply[1])
+            _stale, server_time = reply[:2]
+            raise Stale(0, server_time)
     return replies
 
 
 def forget(server: Server, keys: Iterable[str]) -> None:
-    """Delete the states with these Redis keys, and the further Redis keys of the same limits."""
+    """Delete the states with these Redis keys, and the further Redis keys of their limits."""
     endings = {"", *(ending for kind in ALGORITHMS.values() for ending in kind.storage.endings.values())}
     deleted = sorted({key + ending for key in keys for ending in endings})
     for start in range(0, len(deleted), 1000):

@@ -41,7 +41,7 @@ _LINES_AT_ONCE = 500
 
 
 class BadLine(ValueError):
-    """A mistake in a line of a trace. The first line has the `number` 1. With 0, the mistake is in the rule."""
+    """A mistake in a line of a trace. The first line has the number 1. The number 0 stands for the rule."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(message)
@@ -79,6 +79,7 @@ def _decimal_or_infinity(text: str) -> Decimal:
 
 
 def _int_or_decimal(text: str) -> int | Decimal:
+    """Return a whole number; a Decimal if the number has more digits than Python allows for an int."""
     try:
         return int(text)
     except ValueError:
@@ -130,9 +131,9 @@ def objects(texts: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
 def _decoded_together(texts: list[bytes]) -> list[Any] | None:
     """Decode several lines together, as one JSON list, because this is faster. Return their values.
 
-    Return None if each line must be decoded alone: if a line is not JSON, or if an item of the list might continue on
-    the next line. If all lines begin with "{" and no line contains "[", no item does this: inside of an item, "{" can
-    follow a comma only in an inner list.
+    Return None if each line must be decoded alone. This is so if a line is not JSON, or if an item of the list might
+    continue on the next line. No item continues if all lines begin with "{" and no line contains "[": inside an item,
+    "{" can follow a comma only in an inner list.
     """
     whole = b",\n".join(texts)
     if b"[" in whole or not all(text.lstrip().startswith(b"{") for text in texts):

@@ -54,6 +54,7 @@ def sandbox(url: str | None = None) -> Iterator[Wire]:
 
 
 def _wire(url: str) -> Wire:
+    # A Wire finds its server by the alias of a cache. So the alias exists only while the Wire is made.
     caches[_ALIAS] = RedisCache(url, {})
     try:
         return Wire(_ALIAS, _TIMEOUT)
@@ -102,7 +103,7 @@ class Replay:
     """Turns the lines of one trace into commands. All rules of the trace make one decision together."""
 
     def __init__(self, rules: Rules, prefix: str = "") -> None:
-        """Begin a replay. `prefix` is a part of its keys. Two replays of a simulator must not have the same prefix."""
+        """Begin a replay. Its keys start with `prefix`. Two replays of a simulator must not have the same prefix."""
         self._prefix = prefix
         self._keys: dict[str, None] = {}
         self._rules = rules
@@ -157,7 +158,7 @@ class Simulator:
 
     def __init__(self, wire: Wire) -> None:
         keyspace = Keyspace(f"simulate-{secrets.token_hex(8)}", 1)
-        # In a cluster, this is the connection to the node that has the only shard.
+        # The keyspace has one shard. In a cluster, use the connection to the node of this shard.
         self._server = Server(wire.wire_of(keyspace, 0), keyspace)
         self._thread: ThreadPoolExecutor | None = None
         self._replays: dict[Replay, None] = {}
@@ -216,12 +217,12 @@ def _outcomes(
 ) -> Iterator[tuple[Replay, TraceLine, LineOutcome]]:
     arrived = replies.result() if isinstance(replies, Future) else replies
     for line_replay, line, command_index, limits_shown in awaited:
-        _, allowed, binding, remaining, retry_after, reset_after, wait = arrived[command_index]
+        _decided, allowed, binding, remaining, retry_after, reset_after, wait = arrived[command_index]
         outcome = LineOutcome(
             line.at,
             allowed == 1,
             wait,
-            limits_shown[binding - 1],
+            limits_shown[binding - 1],  # The position is from 1. If no limit is binding (0), take the last limit.
             remaining,
             None if retry_after < 0 else retry_after,
             reset_after,

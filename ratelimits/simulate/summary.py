@@ -1,4 +1,4 @@
-"""Summarise a simulation in a few lines. They show admitted requests by time, and the busiest keys."""
+"""Summarise a simulation in a few lines: show the admitted requests by time, and the busiest keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BARS = "▁▂▃▄▅▆▇█"
 SLOTS = 60
 #: Lengths that a slot can have, in seconds.
 LENGTHS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400, 604_800)
-#: How many keys the summary shows. It shows those with the most requests.
+#: How many keys the summary shows: the keys with the most requests.
 BUSIEST = 5
 
 
@@ -26,7 +26,7 @@ def spark(counts: list[int], maximum: int = 0) -> str:
     A bar of full height stands for the greatest count, or for `maximum` if this is larger.
     """
     maximum = max(maximum, *counts, 1)
-    return "".join(BARS[(count * 8 - 1) // maximum] if count else " " for count in counts)
+    return "".join(BARS[(count * len(BARS) - 1) // maximum] if count else " " for count in counts)
 
 
 def duration(us: int) -> str:
@@ -43,11 +43,12 @@ class Summary:
 
     def __init__(self) -> None:
         self.admitted = self.refused = self.never_admissible = self.permits = self.longest_wait = 0
+        #: The moments of the first and the last request, in µs.
         self.first: int | None = None
         self.last = 0
         self.requests_by_key: Counter[str] = Counter()
         self.admitted_by_key: Counter[str] = Counter()
-        self.by_second: Counter[int] = Counter()
+        self.admitted_by_second: Counter[int] = Counter()
 
     def add(self, line: TraceLine, outcome: LineOutcome) -> None:
         """Add a line and its outcome."""
@@ -64,19 +65,19 @@ class Summary:
         self.permits += line.cost
         self.admitted_by_key[line.key] += 1
         self.longest_wait = max(self.longest_wait, outcome.wait)
-        self.by_second[line.now // MICROSECONDS] += 1
+        self.admitted_by_second[line.now // MICROSECONDS] += 1
 
     def slots(self) -> list[int]:
         """Return the number of admitted requests in each slot of time, from the first request to the last request."""
         length = self.slot_seconds()
         first = (self.first or 0) // MICROSECONDS // length
         counts = [0] * (self.last // MICROSECONDS // length - first + 1)
-        for second, count in self.by_second.items():
+        for second, count in self.admitted_by_second.items():
             counts[second // length - first] += count
         return counts
 
     def slot_seconds(self) -> int:
-        """Return the length of a slot in seconds: the shortest one with which `SLOTS` slots are enough."""
+        """Return the length of a slot in seconds: the shortest length with which `SLOTS` slots are enough."""
         span = self.last // MICROSECONDS - (self.first or 0) // MICROSECONDS
         long_enough = (length for length in LENGTHS if span < (SLOTS - 1) * length)
         return next(long_enough, span // (SLOTS - 1) + 1)

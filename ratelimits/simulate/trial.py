@@ -1,7 +1,7 @@
 """Try a rule before it is saved. The real scripts show what the rule admits under bursts and under a steady overload.
 
 A *load* is a series of requests: the bursts are one load, and the overload is another one. A load has at most
-`MAX_LINES` requests. The numbers of the rule determine these requests.
+`MAX_LINES` requests. Their moments and costs are calculated from the numbers of the rule.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ class _Load:
 
         If one request ends and another one begins at the same moment, the end comes first.
         """
+        # Each event: its moment, 1 for the begin of a request or 0 for its end, its permits, and its lease.
         events = [(at, 1, cost, str(number)) for number, (at, cost) in enumerate(self.requests)]
         if self.duration:
             events += [(at + self.duration, 0, cost, lease) for at, _begins, cost, lease in events]
@@ -175,6 +176,7 @@ def _loads(algorithm: Algorithm, now: int) -> tuple[_Load, _Load]:
     time_to_cover = max(span, micros(algorithm.suggested_max_wait or Decimal(0)))
     # The length of the longest overload for which MAX_LINES requests are enough, if each takes a tenth of the permits.
     longest = MAX_LINES * max(permits // 10, 1) * span // (_OVERLOAD_FACTOR * permits)
+    # A quarter of HORIZON, so that all moments are before HORIZON. SLOTS, so that each slot has at least 1 µs.
     length = max(min(_REFILLS * time_to_cover, longest, HORIZON // 4), span, SLOTS)
     return _bursts(permits, length, max_cost, duration), _overload(permits, span, length, max_cost, duration)
 
@@ -197,12 +199,12 @@ def _overload(permits: int, span: int, length: int, max_cost: int, duration: int
     return _Load("overload", length, sum(costs), interval, duration, requests)
 
 
-def _cost(permits: int, total: int, lines: int, max_cost: int) -> int:
-    """Return the cost of a request with which `lines` requests are enough for `total` permits.
+def _cost(permits: int, total: int, max_requests: int, max_cost: int) -> int:
+    """Return the cost of a request. With this cost, `max_requests` requests are enough for `total` permits.
 
     If possible, the cost divides the permits of the limit without a remainder.
     """
-    min_cost = max(-(-total // lines), 1)
+    min_cost = max(-(-total // max_requests), 1)  # rounded up
     parts = permits // min_cost
     cost = next((permits // part for part in range(parts, parts // 4, -1) if permits % part == 0), min_cost)
     return max(min(cost, max_cost), 1)
@@ -211,4 +213,4 @@ def _cost(permits: int, total: int, lines: int, max_cost: int) -> int:
 def _costs(permits: int, cost: int) -> list[int]:
     """Return the costs of requests that take these permits together. Only the last cost can be lower than `cost`."""
     count, rest = divmod(permits, cost)
-    return [cost] * count + [rest] * bool(rest)
+    return [cost] * count + ([rest] if rest else [])

@@ -23,8 +23,8 @@ _decisions = _meter.create_counter("ratelimits.decisions", "{decision}", "Decisi
 _shadow = _meter.create_counter("ratelimits.shadow_refusals", "{request}", "Refusals by rules in shadow mode")
 _seconds = _meter.create_histogram("ratelimits.decision.duration", "s", "Time of a decision, without waiting")
 _breaker = _meter.create_up_down_counter("ratelimits.breaker.open", "{process}", "Processes that do not ask Redis")
-#: The numbers that are read when the SDK collects, with their units.
-_READ = {
+#: The metrics that are read when the SDK collects, with their units in the notation UCUM ("By" means bytes).
+_GAUGES = {
     "redis_up": "1",
     "redis_memory_bytes": "By",
     "backlog_batches": "{batch}",
@@ -38,12 +38,12 @@ _READ = {
 
 def _reader(name: str) -> Callable[[CallbackOptions], Iterable[Measured]]:
     def read(options: CallbackOptions) -> Iterable[Measured]:
-        return [Measured(one.value, dict(one.labels)) for one in state.readings() if one.name == name]
+        return [Measured(reading.value, dict(reading.labels)) for reading in state.readings() if reading.name == name]
 
     return read
 
 
-for _metric, _unit in _READ.items():
+for _metric, _unit in _GAUGES.items():
     _meter.create_observable_gauge(f"ratelimits.{_metric}", [_reader(_metric)], _unit)
 
 
@@ -51,7 +51,7 @@ def observe(observation: Observation) -> None:
     """Count one decision, and write its span."""
     attributes = {"ratelimits.rule": observation.rule, "ratelimits.outcome": observation.outcome.value}
     _decisions.add(1, attributes)
-    _seconds.record((observation.ended - observation.started) / 1e9, attributes)
+    _seconds.record((observation.ended - observation.started) / 1e9, attributes)  # from nanoseconds
     for rule in observation.shadow:
         _shadow.add(1, {"ratelimits.rule": rule})
     # The span is written when the decision is known. Spans have the time of day, so convert the monotonic times.

@@ -38,13 +38,14 @@ _breaker = Gauge(
 )
 _openings = Counter("ratelimits_breaker_openings", "How often a process stopped asking Redis", registry=registry)
 _breaker.set(0)
+#: The names of the rules that have their own counter.
 _rules: set[str] = set()
 
 
 def observe(observation: Observation) -> None:
     """Count one decision."""
     _decisions.labels(_label(observation.rule), observation.outcome.value).inc()
-    _seconds.observe((observation.ended - observation.started) / 1e9)
+    _seconds.observe((observation.ended - observation.started) / 1e9)  # from nanoseconds
     for rule in observation.shadow:
         _shadow.labels(_label(rule)).inc()
 
@@ -85,10 +86,10 @@ def exposition() -> bytes:
     If PROMETHEUS_MULTIPROC_DIR is set, as for a web server with several processes, add up the metrics of all
     processes.
     """
-    counted = registry
+    decisions = registry
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-        counted = CollectorRegistry()
-        MultiProcessCollector(counted)  # type: ignore[no-untyped-call]
-    read = CollectorRegistry(auto_describe=False)
-    read.register(_State())
-    return generate_latest(counted) + generate_latest(read)
+        decisions = CollectorRegistry()
+        MultiProcessCollector(decisions)  # type: ignore[no-untyped-call]
+    state_now = CollectorRegistry(auto_describe=False)
+    state_now.register(_State())
+    return generate_latest(decisions) + generate_latest(state_now)

@@ -1,4 +1,4 @@
-"""Read the metrics that do not come from decisions: about Redis, the way of usage to the ledger, and gaps."""
+"""Read the metrics that do not come from decisions: about Redis, gaps, and usage that is not yet in the ledger."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ratelimits.status.redis_state import read_redis
 
 logger = bounded(__name__)
 
-#: Seconds for which the state is kept, so that frequent scrapes do not load the database.
-KEPT = 5.0
+#: Seconds for which the readings are cached, so that frequent scrapes do not load the database.
+CACHE_SECONDS = 5.0
 #: Number of bins whose unmetered and unanswered requests are added up: one day.
 _BINS = 96
 
@@ -34,13 +34,14 @@ class Reading:
     labels: tuple[tuple[str, str], ...] = ()
 
 
-_kept: tuple[float, list[Reading]] = (0.0, [])
+#: The moment until which the cached readings are used (by `time.monotonic`), and these readings.
+_cached: tuple[float, list[Reading]] = (0.0, [])
 
 
 def readings() -> list[Reading]:
     """Return all numbers, except the numbers of a server or database that does not answer."""
-    global _kept
-    until, found = _kept
+    global _cached
+    until, found = _cached
     now = time.monotonic()
     if now >= until:
         found = [*_redis()]
@@ -48,14 +49,14 @@ def readings() -> list[Reading]:
             found += _ledger()
         except (DatabaseError, RedisError) as error:
             logger.warning("The state of the ledger cannot be read: %s", error)
-        _kept = now + KEPT, found
+        _cached = now + CACHE_SECONDS, found
     return found
 
 
 def forget() -> None:
-    """Forget the state, so that the next call of `readings` reads it again."""
-    global _kept
-    _kept = 0.0, []
+    """Empty the cache, so that the next call of `readings` reads everything again."""
+    global _cached
+    _cached = 0.0, []
 
 
 def _redis() -> list[Reading]:
@@ -92,7 +93,7 @@ def _ledger() -> list[Reading]:
         Reading(
             "gaps", "Unrecovered gaps: spans for which usage is perhaps missing", gaps.get(kind, 0), (("kind", kind),)
         )
-        for kind in sorted({*gaps, "restart"})
+        for kind in sorted({*gaps, "restart"})  # Always name one kind, so that the metric exists without gaps too.
     ]
     since = (int(time.time()) // BIN_SECONDS - _BINS) * BIN_SECONDS
     uncounted = dict(

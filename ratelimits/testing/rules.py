@@ -72,6 +72,7 @@ class _Override:
 
     def __init__(self, rule_rows: list[tuple[RuleRow, str]]) -> None:
         self._rule_rows = rule_rows
+        #: The result of the last call.
         self._last: Rows | None = None
 
     def __call__(self, rows: Rows) -> Rows:
@@ -84,7 +85,7 @@ class _Override:
 
 
 def _row(position: int, rule: Mapping[str, Any] | Rule) -> tuple[RuleRow, str]:
-    """Return a rule as a row, and the slug of its plan ("" without a plan). Its position in the list gives its id."""
+    """Return a rule as a row, and the slug of its plan ("" without a plan). `position` gives the primary key."""
     if not isinstance(rule, (Mapping, Rule)):
         raise ValueError(
             f"Rule {position + 1} is {rule!r}: write a list of rules, each a dict such as {_EXAMPLE} or an unsaved Rule"

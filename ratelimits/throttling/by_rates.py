@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _OUTCOMES = "_ratelimits_outcomes"
 
 
-class _Counted(NamedTuple):
+class _KeyAndRate(NamedTuple):
     """What one throttle counts for a request: the cache key, the rate, and the name that clients see.
 
     At most `num_requests` requests are admitted in any `duration` seconds.
@@ -63,14 +63,14 @@ class _Outcome(NamedTuple):
     answer: Answer
 
 
-_Outcomes = dict[_Counted, _Outcome]
+_Outcomes = dict[_KeyAndRate, _Outcome]
 
 
 class SimpleRateThrottle(throttling.SimpleRateThrottle):
     """The base class. `get_cache_key` of a subclass says which requests are counted together.
 
-    `rate` is a text such as "10/s", "100 per day" or "10/5min". The last one means: at most ten requests are admitted
-    in any interval of five minutes. The Redis server's clock decides, unless `timer` is set.
+    `rate` is a text such as "10/s", "100 per day" or "10/5min". "10/5min" means: at most ten requests are admitted in
+    any interval of five minutes. The Redis server's clock decides, unless `timer` is set.
     """
 
     num_requests: int | None = None
@@ -78,9 +78,9 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
     #: A callable that returns the present moment in seconds since 1970 UTC. Tests can set it. If it is None, the Redis
     #: server gives the moment.
     timer: Callable[[], float] | None = None  # type: ignore[assignment]
-    #: Usually None. `_counted_by_all` sets a list, to ask what this throttle counts. Then `allow_request` only adds
-    #: this to the list, and decides nothing.
-    _collected: list[_Counted] | None = None
+    #: Usually None. `_keys_and_rates` sets a list, to ask what this throttle counts. Then `allow_request` only adds its
+    #: cache key and its rate to the list, and decides nothing.
+    _collected: list[_KeyAndRate] | None = None
     _outcome: _Outcome | None = None
 
     if not TYPE_CHECKING:
@@ -125,11 +125,11 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         self.key = self.get_cache_key(request, view)
         if self.key is None:
             return True
-        counted = _Counted(str(self.key), self.num_requests, self.duration, self.scope or type(self).__name__)
+        key_and_rate = _KeyAndRate(str(self.key), self.num_requests, self.duration, self.scope or type(self).__name__)
         if self._collected is not None:
-            self._collected.append(counted)
+            self._collected.append(key_and_rate)
             return True
-        self._outcome = outcome = self._outcome_of(counted, request, view)
+        self._outcome = outcome = self._outcome_of(key_and_rate, request, view)
         if not outcome.self_admits:
             admitted = self.throttle_failure()
             if not admitted and conf.REFUSAL_RESPONSE is not None:
@@ -154,30 +154,30 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
             return None
         return self.duration / (self.num_requests + 1)
 
-    def _outcome_of(self, counted: _Counted, request: Request, view: APIView) -> _Outcome:
+    def _outcome_of(self, key_and_rate: _KeyAndRate, request: Request, view: APIView) -> _Outcome:
         attributes: dict[str, Any] = getattr(request, "__dict__", {})
         outcomes: _Outcomes | None = attributes.get(_OUTCOMES)
         if outcomes is None:
-            together = [counted, *_counted_by_all(request, view)]
-            outcomes = attributes[_OUTCOMES] = self._decide(list(dict.fromkeys(together)), request, view)
-        outcome = outcomes.pop(counted, None)
-        # There is no outcome if this throttle was asked before, or if it did not count the same in `_counted_by_all`.
+            keys_and_rates = [key_and_rate, *_keys_and_rates(request, view)]
+            outcomes = attributes[_OUTCOMES] = self._decide(list(dict.fromkeys(keys_and_rates)), request, view)
+        outcome = outcomes.pop(key_and_rate, None)
+        # There is no outcome if this throttle was asked before, or if it had another key or rate in `_keys_and_rates`.
         # Then decide only this throttle.
-        return outcome if outcome is not None else self._decide([counted], request, view)[counted]
+        return outcome if outcome is not None else self._decide([key_and_rate], request, view)[key_and_rate]
 
-    def _decide(self, together: list[_Counted], request: Request, view: APIView) -> _Outcomes:
-        limits = list(_limits(together))
+    def _decide(self, keys_and_rates: list[_KeyAndRate], request: Request, view: APIView) -> _Outcomes:
+        limits = list(_limits(keys_and_rates))
         answer = check_limits(limits, None if self.timer is None else int(self.timer() * MICROSECONDS))
         if answer.unavailable:
             raise_refusal(getattr(request, "_request", request), answer, view)
         view_headers = getattr(view, "headers", None)
         if view_headers is not None:
-            view_headers.update(_fields(answer, limits, together))
-        return _outcomes(answer, together)
+            view_headers.update(_fields(answer, limits, keys_and_rates))
+        return _outcomes(answer, keys_and_rates)
 
 
 class AnonRateThrottle(throttling.AnonRateThrottle, SimpleRateThrottle):
-    """Limits anonymous clients, each address by itself. The scope is "anon"."""
+    """Limits anonymous clients: each address separately. The scope is "anon"."""
 
 
 class UserRateThrottle(throttling.UserRateThrottle, SimpleRateThrottle):
@@ -188,13 +188,13 @@ class ScopedRateThrottle(throttling.ScopedRateThrottle, SimpleRateThrottle):
     """Limits each user and address under the rate of the view's `throttle_scope`. Without a scope it limits nothing."""
 
 
-def _counted_by_all(request: Request, view: APIView) -> list[_Counted]:
+def _keys_and_rates(request: Request, view: APIView) -> list[_KeyAndRate]:
     """Return what each throttle of a view counts for a request, in the order of the throttles.
 
-    The throttle that asks is among them. Each throttle runs its whole `allow_request`, because subclasses can choose
-    their rate there.
+    The throttle that calls this function is in the list too. Each throttle runs its whole `allow_request`, because
+    subclasses can choose their rate there.
     """
-    collected: list[_Counted] = []
+    collected: list[_KeyAndRate] = []
     get_throttles = getattr(view, "get_throttles", None)
     for throttle in get_throttles() if get_throttles is not None else ():
         if isinstance(throttle, SimpleRateThrottle):
@@ -203,45 +203,45 @@ def _counted_by_all(request: Request, view: APIView) -> list[_Counted]:
     return collected
 
 
-def _limits(together: Iterable[_Counted]) -> Iterator[Limit]:
+def _limits(keys_and_rates: Iterable[_KeyAndRate]) -> Iterator[Limit]:
     """Yield the limits. Raise ImproperlyConfigured for numbers that are not valid."""
     cache_keys = set()
-    for counted in together:
+    for key_and_rate in keys_and_rates:
         try:
-            algorithm = _algorithm(counted.num_requests, counted.duration)
+            algorithm = _algorithm(key_and_rate.num_requests, key_and_rate.duration)
         except ValueError as error:
             raise ImproperlyConfigured(
-                f"The rate of the throttle {shown(counted.name)} is not valid: {error}"
+                f"The rate of the throttle {shown(key_and_rate.name)} is not valid: {error}"
             ) from error
         # A counter belongs to its cache key, and keeps its count if the rate changes. But if a view has several rates
         # with the same cache key, the second rate and each further one have their own counters.
-        name = f"{counted.num_requests}/{counted.duration}" if counted.cache_key in cache_keys else ""
-        cache_keys.add(counted.cache_key)
-        yield Limit(ledger_name(f"throttle:{counted.cache_key}"), algorithm, name)
+        name = f"{key_and_rate.num_requests}/{key_and_rate.duration}" if key_and_rate.cache_key in cache_keys else ""
+        cache_keys.add(key_and_rate.cache_key)
+        yield Limit(ledger_name(f"throttle:{key_and_rate.cache_key}"), algorithm, name)
 
 
-def _outcomes(answer: Answer, together: Sequence[_Counted]) -> _Outcomes:
+def _outcomes(answer: Answer, keys_and_rates: Sequence[_KeyAndRate]) -> _Outcomes:
     if answer.decision is None:  # FAILURE_POLICY admits the request.
-        return {counted: _Outcome(True, True, 0.0, answer) for counted in together}
+        return {key_and_rate: _Outcome(True, True, 0.0, answer) for key_and_rate in keys_and_rates}
     return {
-        counted: _Outcome(
+        key_and_rate: _Outcome(
             standing.allowed,
             answer.allowed,
             standing.reset_after / (standing.remaining + 1) if standing.allowed else answer.retry_after,
             answer,
         )
-        for counted, standing in zip(together, answer.decision.standings, strict=True)
+        for key_and_rate, standing in zip(keys_and_rates, answer.decision.standings, strict=True)
     }
 
 
-def _fields(answer: Answer, limits: Sequence[Limit], together: Sequence[_Counted]) -> dict[str, str]:
+def _fields(answer: Answer, limits: Sequence[Limit], keys_and_rates: Sequence[_KeyAndRate]) -> dict[str, str]:
     """Return the RateLimit fields of the response."""
     decision = answer.decision
     if decision is None or decision.binding is None:
         return {}
-    named = zip(together, limits, strict=True)
-    policies = headers.policies([headers.policy(counted.name, limit.algorithm) for counted, limit in named])
-    name = headers.quoted(together[decision.binding].name)
+    named = zip(keys_and_rates, limits, strict=True)
+    policies = headers.policies([headers.policy(key_and_rate.name, limit.algorithm) for key_and_rate, limit in named])
+    name = headers.quoted(keys_and_rates[decision.binding].name)
     return headers.fields(decision, policies, name, allowed=answer.allowed, retry_after=answer.retry_after)
 
 

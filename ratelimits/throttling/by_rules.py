@@ -124,7 +124,7 @@ class QuotaThrottle(BaseThrottle):
 
 
 def raise_refusal(request: Any, answer: Answer, view: Any) -> None:
-    """Raise the error for a refused request. Do nothing if Django REST framework's own refusal says the same."""
+    """Raise the error for a refused request. Do nothing if Django REST framework's own refusal is right."""
     response = own_refusal(request, answer)
     refused = _error(answer, always=response is not None)
     if refused is None:
@@ -153,5 +153,9 @@ def _answer_with(response: HttpResponseBase, error: APIException, view: Any) -> 
     """Let a view answer this error with this response. Each request has its own view object."""
     if not hasattr(view, "get_exception_handler"):
         return
-    usual = view.get_exception_handler()
-    view.get_exception_handler = lambda: lambda exc, context: response if exc is error else usual(exc, context)
+    usual_handler = view.get_exception_handler()
+
+    def handler(exc: Exception, context: Any) -> Any:
+        return response if exc is error else usual_handler(exc, context)
+
+    view.get_exception_handler = lambda: handler

@@ -59,5 +59,5 @@ def _decide(limits: Sequence[Limit], now: int | None) -> Answer:
 
 def _answer_without_decision() -> Answer:
     if conf.FAILURE_POLICY == "deny":
-        return Answer(False, None, None, 1.0, unavailable=True)
+        return Answer(False, retry_after=1.0, unavailable=True)  # ask clients to wait for a second
     return Answer(True)

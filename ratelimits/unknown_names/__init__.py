@@ -83,16 +83,16 @@ def in_keys(keys: Iterable[str]) -> dict[str, str]:
             named[kind].add(name)
     accounts = set(Account.objects.filter(identifier__in=named["account"]).values_list("identifier", flat=True))
     # Without RATELIMITS["ACCOUNT"], each user is an account too.
-    others = named["account"] - accounts if conf.ACCOUNT is None else set()
-    users = existing_users(named["user"] | others)
+    perhaps_users = named["account"] - accounts if conf.ACCOUNT is None else set()
+    users = existing_users(named["user"] | perhaps_users)
     texts = {
         "user": _("No user has the primary key “%(name)s”, so nobody has the key %(key)s yet."),
         "account": _("No account has the identifier “%(name)s”, so nobody has the key %(key)s yet."),
     }
-    found = {"user": users, "account": accounts | (users & others)}
+    existing = {"user": users, "account": accounts | (users & perhaps_users)}
     return {
         key: texts[kind] % {"name": name, "key": key}
         for kind, names in named.items()
-        for name in sorted(names - found[kind])
+        for name in sorted(names - existing[kind])
         for key in [f"{kind}:{name}"]
     }

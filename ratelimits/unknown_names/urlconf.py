@@ -76,13 +76,14 @@ def _names_in_code() -> _NamesInCode:
 def _scopes_and_costs(patterns: list[URLPattern | URLResolver]) -> Iterator[tuple[Any, ...]]:
     """Yield the scope and the cost of each limited view.
 
-    They are attributes of a view of Django REST framework, or arguments of the decorator.
+    The scope and the cost are attributes of a view of Django REST framework, or arguments of the decorator.
     """
     for pattern in patterns:
         if isinstance(pattern, URLResolver):
             yield from _scopes_and_costs(pattern.url_patterns)
             continue
         view: Any = pattern.callback
+        # The functions to which the project can have applied the decorator.
         decorated = [view]
         view_class = getattr(view, "cls", None) or getattr(view, "view_class", None)
         if view_class is not None:

@@ -39,7 +39,7 @@ from ratelimits.identity import Identity
 from ratelimits.quota import checking
 
 WHO = Identity("user:1", None, None, "ip:203.0.113.9")
-checking.rules.current().having(WHO)
+checking.rules.current().with_rows_of(WHO)
 threading.stack_size(1 << 46)  # as if there were too many: no thread can be started any more
 print([checking.check(WHO).allowed for _ in range(3)])
 """

@@ -103,7 +103,7 @@ def replayed(rule: Rule, trace: Trace) -> list[ReplayedRequest]:
     """
     identities_of_rows = [_identity(row) for row in trace.rows]
     identities = set(identities_of_rows)
-    current = rules.current().having(*identities)
+    current = rules.current().with_rows_of(*identities)
     blocked_or_allowed = {identity for identity in identities if current.access(identity) is not None}
     edited = EditedRule(current, rule, identities)
     lines: list[tuple[Replay, TraceLine]] = []
