@@ -111,7 +111,7 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
     cache_key: tuple[object, ...] = identity, scope, method, at_once
     cache_key = cache_key if costs is ONE_REQUEST else (*cache_key, *costs.items())
     if denials.refusals and cache_key in denials.refusals and (denied := denials.repeat(cache_key)) is not None:
-        return from_memory.repeated(denied)
+        return from_memory.repeated_refusal(denied)
     prepared = None
     try:
         for attempt in _ATTEMPTS:
@@ -179,7 +179,7 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
     cache_key: tuple[object, ...] = identity, scope, method, at_once
     cache_key = cache_key if costs is ONE_REQUEST else (*cache_key, *costs.items())
     if denials.refusals and cache_key in denials.refusals and (denied := denials.repeat(cache_key)) is not None:
-        return from_memory.repeated(denied)
+        return from_memory.repeated_refusal(denied)
     prepared = None
     try:
         for attempt in _ATTEMPTS:

@@ -40,23 +40,23 @@ class StoredRefusal:
 
     since     the moment of the decision, in seconds of the cache's clock
     until     the moment at which the refusal ends, in seconds of the cache's clock
-    payload   any object. A caller of `keep` passes it on to the callers of `repeat`
-    repeated  a list with one item for each repetition that is not counted yet. Appending to a list needs no lock
+    payload   any object that a caller of `keep` wants to pass on to the callers of `repeat`
+    repetitions  a list with one item for each repetition that is not counted yet. Appending to a list needs no lock
     """
 
-    __slots__ = ("decision", "payload", "repeated", "since", "until")
+    __slots__ = ("decision", "payload", "repetitions", "since", "until")
 
     def __init__(self, decision: Decision, payload: Any, since: float, until: float) -> None:
         self.decision = decision
         self.payload = payload
         self.since = since
         self.until = until
-        self.repeated: list[None] = []
+        self.repetitions: list[None] = []
 
     def take_count(self) -> int:
         """Return the number of repetitions since the last call of this method."""
-        count = len(self.repeated)
-        del self.repeated[:count]
+        count = len(self.repetitions)
+        del self.repetitions[:count]
         return count
 
 
@@ -87,7 +87,7 @@ class DenyCache:
         denied = self.refusals.get(cache_key)
         if denied is None or self.clock() >= denied.until:
             return None
-        denied.repeated.append(None)
+        denied.repetitions.append(None)
         return denied
 
     def keep(self, cache_key: Hashable, decision: Decision, seconds: float, payload: Any = None) -> None:

@@ -42,7 +42,7 @@ def _load_version(version: int) -> None:
 sender = Sender(denials, current_server, _load_version, access.take)
 
 
-def repeated(denied: StoredRefusal) -> Answer:
+def repeated_refusal(denied: StoredRefusal) -> Answer:
     """Return the answer of a repeated refusal. Its retry_after is shorter by the seconds since the decision."""
     retry_after = denied.decision.retry_after
     if retry_after is not None:

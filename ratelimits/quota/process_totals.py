@@ -39,8 +39,9 @@ _KEPT_SECONDS = 2 * BIN_SECONDS
 
 
 class TotalKey(NamedTuple):
-    """The name of a total.
+    """The things that a total counts, and the bin in which it counts them.
 
+    account  the account without "account:"; "" for requests without an account
     key  the counted key; "" for the kind "admitted"
     bin  start of the bin (15 minutes), in seconds since 1970 UTC
     """
@@ -68,7 +69,7 @@ _MAX_NEW_ADMISSIONS = 10_000
 #: Length of a bin in µs.
 _BIN = BIN_SECONDS * MICROSECONDS
 #: Totals of bins that began before this moment (seconds since 1970 UTC) were written and forgotten.
-_forgotten = 0
+_forgotten_before = 0
 #: The name of this process, and the id of the process to which this name belongs.
 _process = ""
 _pid = 0
@@ -88,13 +89,13 @@ def process() -> str:
 
 def _forget_all() -> None:
     """Forget all totals, and make a new lock."""
-    global _lock, _forgotten
-    _lock, _forgotten = threading.Lock(), 0
+    global _lock, _forgotten_before
+    _lock, _forgotten_before = threading.Lock(), 0
     _totals.clear()
     _new_admissions.clear()
 
 
-# Make a new lock in a forked child: a thread of its parent perhaps held the old one.
+# Make a new lock in a forked child: perhaps a thread of the parent held the old lock at the fork.
 os.register_at_fork(after_in_child=_forget_all)
 
 
@@ -104,7 +105,7 @@ def _add(total_key: TotalKey, cost: int, requests: int = 1) -> None:
     if total is None:
         if len(_totals) >= MAX_UNWRITTEN:
             if total_key.kind == "admitted":
-                return  # Reports only check that the ledger has at least the counted requests. So this is safe.
+                return  # Reports only check that the ledger has these requests. So a lower total is safe.
             total_key = total_key._replace(account="", key="anonymous")
         total = _totals.setdefault(total_key, [0, 0, 0, 0])
     total[0] += requests
@@ -120,7 +121,7 @@ def add(kind: Kind, account: str, key: str, costs: Mapping[str, int], requests: 
         start = int(time.time()) // BIN_SECONDS * BIN_SECONDS
     with _lock:
         # If the clock steps back, do not count in a bin whose totals were written and forgotten.
-        start = max(start, _forgotten)
+        start = max(start, _forgotten_before)
         for meter, cost in costs.items():
             _add(TotalKey(kind, ledger_name(account), ledger_name(key), ledger_name(meter), start), cost, requests)
 
@@ -172,7 +173,7 @@ def _add_up() -> None:
             group = account, id(costs), now // _BIN
             counts[group] = counts.get(group, 0) + 1
         for (account, costs_id, bin_number), requests in counts.items():
-            start = max(bin_number * BIN_SECONDS, _forgotten)
+            start = max(bin_number * BIN_SECONDS, _forgotten_before)
             owner = (account or "").removeprefix("account:")
             for meter, cost in mappings[costs_id].items():
                 _add(TotalKey("admitted", ledger_name(owner), "", ledger_name(meter), start), cost, requests)
@@ -214,7 +215,7 @@ def write_with(write: Callable[[str, Totals], None]) -> None:
 
 def write() -> None:
     """Write the totals that have grown, and forget written totals of old bins."""
-    global _forgotten
+    global _forgotten_before
     name, grown = process(), _grown()
     if _write is None:
         return
@@ -232,7 +233,7 @@ def write() -> None:
         ]
         for total_key in old_and_written:
             del _totals[total_key]
-            _forgotten = max(_forgotten, total_key.bin + BIN_SECONDS)
+            _forgotten_before = max(_forgotten_before, total_key.bin + BIN_SECONDS)
         if len(_totals) > MAX_WRITTEN:
             _rename()
 

@@ -66,7 +66,8 @@ def run_uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared,
         prepared = prepare(Selection(tuple(applied.values()), version), meters)
         call = _call(prepared, identity, version, op)
         if not applied or prepared.undecidable:
-            # There is nothing to decide. Ask Redis only whether it has newer rules. A call needs at least one key.
+            # There is nothing to decide. Ask Redis only whether it has newer rules. A call without usage needs a key,
+            # because the key says in which shard the call runs.
             call = call._replace(program=program(()), keys=call.keys or (identity.account or GLOBAL_KEY,), op=Op.PEEK)
         try:
             decision = decide_call(current_server(), call)

@@ -183,6 +183,8 @@ def _declare_losses(
                 gaps.declare_loss(using, state, pending, fsync=drained.fsync)
             # If batches wait, they were perhaps sealed in earlier runs. Then `apply` declares each restart.
             if state.run != pending.run and not pending.count:
+                # A replica that replaced the server can have started before the watermark. The time of the replacement
+                # is not known. Then the gap ends now.
                 run_start = pending.up_since if pending.up_since > state.watermark else pending.now
                 if state.run not in drained.live_runs:
                     gaps.declare_restart(using, state, pending.run, until=run_start, fsync=drained.fsync)

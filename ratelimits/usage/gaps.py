@@ -156,7 +156,7 @@ def declare_lost_batch(using: str, state: ShardState, incarnation: str, seq: int
 
 
 def _declare_lost(using: str, state: ShardState, incarnation: str, first: int, last: int, **span: Any) -> None:
-    """Declare batches missing. Note in the shard's state that the last of them is the newest batch."""
+    """Declare batches missing. Note in the shard's state that the last missing batch is the newest batch."""
     declare_missing(using, state, incarnation, first, last, **span)
     if incarnation != state.incarnation:
         state.incarnation, state.seq, state.cum = incarnation, last, 0
@@ -168,8 +168,8 @@ def declare_gaps_before(
 ) -> int:
     """Declare the gaps between the newest batch in the ledger and the next batch, `packet`. Return how many.
 
-    `live_runs` are the runs of the servers that answer now. If the shard's last run is among them, no restart is
-    declared: the shard was only moved to another node.
+    The returned number does not include the gap of a restart. `live_runs` are the runs of the servers that answer now.
+    If the shard's last run is among them, no restart is declared: the shard was only moved to another node.
     """
     if state.run and packet.sealed_run != state.run and state.run not in live_runs:
         until = packet.opened_at if packet.run == packet.sealed_run else packet.sealed_at

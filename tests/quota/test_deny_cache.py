@@ -129,7 +129,7 @@ def test_what_was_looked_up_in_time_is_counted_even_if_it_is_repeated_late() -> 
     assert found is not None
     clock.now += 1.5
     assert [one.requests for one in cache.take()] == [1]
-    found.repeated.append(None)  # as a thread does that was delayed between reading and this
+    found.repetitions.append(None)  # as a thread does that was delayed between reading and this
     assert [one.requests for one in cache.take()] == [1]
     clock.now += 1.0
     assert cache.take() == []

@@ -167,7 +167,7 @@ def test_what_could_not_be_written_is_written_the_next_time() -> None:
 
 def test_a_process_keeps_no_total_that_is_complete_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
     process_totals._forget_all()
-    monkeypatch.setattr(process_totals, "_forgotten", 0)
+    monkeypatch.setattr(process_totals, "_forgotten_before", 0)
     start = int(time.time()) // 900 * 900
     now = start - 3 * 900
     monkeypatch.setattr(time, "time", lambda: now)
