@@ -76,8 +76,8 @@ def fill(server: Server, rule: dict[str, Any], entries: int, costs: Callable[[in
     from ratelimits.engine.program import Term, program
     from ratelimits.simulate.batch import CommandMaker, replay
 
-    room = sum(map(costs, range(entries)))
-    terms = (Term(algorithm_from_json({**rule, "capacity": room + room // 2}), "limit", 0, 0),)
+    taken = sum(map(costs, range(entries)))
+    terms = (Term(algorithm_from_json({**rule, "capacity": taken + taken // 2}), "limit", 0, 0),)
     state = State(server, program(terms), entries, start, costs)
     maker = CommandMaker(server.keyspace, state.program)
     for first in range(0, entries, 1000):
@@ -90,13 +90,14 @@ def fill(server: Server, rule: dict[str, Any], entries: int, costs: Callable[[in
 
 
 def operations(state: State) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Return the calls by name. Their order is important: each finds the state that the call before has left."""
+    """Yield a name and a call for each operation. Make the calls in this order: each call changes the state."""
     from ratelimits.engine.call import Call, Op, Receipt
     from ratelimits.engine.decide import decide_call, receipt_call, release_call
 
-    whole, last = state.capacity, state.at(state.entries)
-    free = whole // 2
-    leases = state.program.terms[0].algorithm.id == "concurrency"
+    # `taken` permits are taken, and `free` permits are left (see `fill`). `last` is the moment after the last entry.
+    taken, last = state.capacity, state.at(state.entries)
+    free = taken // 2
+    has_leases = state.program.terms[0].algorithm.id == "concurrency"
 
     def decide(op: Op, cost: int, now: int, number: int = 0) -> object:
         lease = f"more-{now}-{number}"
@@ -116,22 +117,25 @@ def operations(state: State) -> Iterator[tuple[str, Callable[[], object]]]:
             0,
             f".request-{number}",
         )
-        call = release_call(receipt) if leases else receipt_call(receipt, (0,), LIFE, whole=True)
+        call = release_call(receipt) if has_leases else receipt_call(receipt, (0,), LIFE, whole=True)
         return decide_call(state.server, call._replace(now=last))
 
     yield "peek", lambda: decide(Op.PEEK, 1, last)
     for share in (1, 2, 4):
-        wanted = min(whole, free + whole // share)
+        # So many permits are granted only after a part of the entries has ended.
+        wanted = min(taken, free + taken // share)
         yield f"refusal, 1/{share} must end first", partial(decide, Op.TRY, wanted, last)
     for number in (0, state.entries // 3, state.entries // 2, state.entries - 1):
-        yield "release" if leases else "refund, late", partial(give_back, number)
+        yield "release" if has_leases else "refund, late", partial(give_back, number)
     for number in range(min(CHARGES, state.entries)):
         yield "charge", partial(decide, Op.TRY, 1, last + number, number)
+    # At the moment `half`, half of the entries have ended.
     half = state.at(state.entries // 2) + LIFE * SECOND
     yield "peek, half have ended", lambda: decide(Op.PEEK, 1, half)
-    yield "refusal, half have ended", lambda: decide(Op.TRY, whole + free, half)
+    yield "refusal, half have ended", lambda: decide(Op.TRY, taken + free, half)
     for number in range(min(CHARGES, state.entries)):
         yield "charge, half have ended", partial(decide, Op.TRY, 1, half + number, number)
+    # At the moment `end`, only the charges at `half` have not ended.
     end = half + LIFE * SECOND // 2
     yield "peek, all but a few have ended", lambda: decide(Op.PEEK, 1, end)
     yield "charge, all but a few have ended", lambda: decide(Op.TRY, 1, end)
@@ -196,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from ratelimits.engine.server import Server
         from ratelimits.simulate import sandbox
 
-        about = report.machine(running.url)
+        machine_info = report.machine(running.url)
         processor = Processor(running.process.pid)
         with sandbox(running.url) as wire, redis.Redis.from_url(running.url) as client:
             began = time.time_ns() // 1000 - options.entries * 1000
@@ -221,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"the longest call took {longest:.3f} ms")
     report.write(
         report.run_json(
-            "bounded", about, {"entries": options.entries, "rounds": options.rounds}, [promised], kinds=kinds
+            "bounded", machine_info, {"entries": options.entries, "rounds": options.rounds}, [promised], kinds=kinds
         ),
         options.out,
     )

@@ -37,13 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         ours.save_rules()
         servers.pin(core)
-        about = report.machine(redis_server.url)
+        machine_info = report.machine(redis_server.url)
         whole, parts = layers(redis_server.url), steps()
         timed = interleaved([*whole, *parts], options.rounds, options.calls)
         found = inside.watch(in_place.throttle_call("ours"), options.rounds * options.calls)
     run = report.run_json(
         "breakdown",
-        {**about, "load_after": report.load()},
+        {**machine_info, "load_after": report.load()},
         vars(options),
         [],
         layers=_added([timed[case.name] for case in whole]),
@@ -58,10 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _added(timed: list[Timed]) -> dict[str, dict[str, Any]]:
     """Return each layer and the time that it adds to the layer before: the median of the differences in the rounds."""
     out, before = {}, None
-    for one in timed:
-        adds = one.medians if before is None else [a - b for a, b in zip(one.medians, before.medians, strict=True)]
-        out[one.case.name] = {**one.to_json(), "adds_us": round(median(adds) / 1000, 3)}
-        before = one
+    for result in timed:
+        adds = (
+            result.medians if before is None else [a - b for a, b in zip(result.medians, before.medians, strict=True)]
+        )
+        out[result.case.name] = {**result.to_json(), "adds_us": round(median(adds) / 1000, 3)}
+        before = result
     return out
 
 
@@ -174,10 +176,14 @@ def _always_true(call: Callable[[], object]) -> Callable[[], object]:
 
 def text_of(run: dict[str, Any]) -> str:
     """Return the run as tables."""
-    rows = [(one["title"], one["median_us"], one["adds_us"], one["min_us"]) for one in run["layers"].values()]
-    ordered = sorted(run["steps"].values(), key=lambda one: -one["median_us"])
+    rows = [
+        (result["title"], result["median_us"], result["adds_us"], result["min_us"]) for result in run["layers"].values()
+    ]
+    ordered = sorted(run["steps"].values(), key=lambda result: -result["median_us"])
     inside = run["inside"]
-    functions = [(one["function"], one["calls"], one["own_us"], one["low_us"]) for one in inside["functions"]]
+    functions = [
+        (result["function"], result["calls"], result["own_us"], result["low_us"]) for result in inside["functions"]
+    ]
     whole = f"{inside['whole_us']:,.1f} µs a request, {inside['wrapped_us']:,.1f} while watched"
     missing = [f"No longer in the code, so not watched: {', '.join(inside['missing'])}."] if inside["missing"] else []
     return "\n\n".join(
@@ -185,7 +191,7 @@ def text_of(run: dict[str, Any]) -> str:
             report.table(("layer, with all layers above it", "median µs", "adds µs", "smallest µs"), rows),
             report.table(
                 ("step, by itself", "median µs", "smallest µs"),
-                [(one["title"], one["median_us"], one["min_us"]) for one in ordered],
+                [(result["title"], result["median_us"], result["min_us"]) for result in ordered],
             ),
             report.table((f"function, in place ({whole})", "calls", "own µs", "10th percentile"), functions),
             *missing,

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps({"fill": fill, "close": close}[options.process](options)))
         return 0
     with servers.redis_server(None) as redis_server:
-        about = report.machine(redis_server.url, ("psycopg",))
+        machine_info = report.machine(redis_server.url, ("psycopg",))
     results = {}
     for kind in options.database or DATABASES:
         with servers.redis_server(None) as redis_server, servers.database(kind) as url:
@@ -52,10 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             _process("fill", options, environment)
             results[kind] = _process("close", options, environment)
     claims = [
-        report.Claim(f"a month of {options.accounts:,} accounts closed on {kind}, s", BOUNDS[kind], one["seconds"])
-        for kind, one in results.items()
+        report.Claim(f"a month of {options.accounts:,} accounts closed on {kind}, s", BOUNDS[kind], result["seconds"])
+        for kind, result in results.items()
     ]
-    run = report.run_json("closing", {**about, "load_after": report.load()}, vars(options), claims, results=results)
+    run = report.run_json(
+        "closing", {**machine_info, "load_after": report.load()}, vars(options), claims, results=results
+    )
     print(text_of(run))
     report.write(run, options.out)
     return 0
@@ -123,8 +125,8 @@ def _resident_mb() -> float:
 def text_of(run: dict[str, Any]) -> str:
     """Return the run as tables."""
     rows = [
-        (kind, *(one[name] for name in ("reports", "seconds", "processor_seconds", "resident_mb", "grows_mb")))
-        for kind, one in run["results"].items()
+        (kind, *(result[name] for name in ("reports", "seconds", "processor_seconds", "resident_mb", "grows_mb")))
+        for kind, result in run["results"].items()
     ]
     heads = ("closing", "reports", "seconds", "processor time, s", "resident, MB", "grows by, MB")
     return "\n\n".join([report.table(heads, rows), report.claims_table(run["claims"])])

@@ -40,7 +40,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def commands_sent(client: redis.Redis) -> int:
     """Return the number of scripts that clients have called so far."""
     stats: Any = client.info("commandstats")
-    return sum(one["calls"] for name, one in stats.items() if name in ("cmdstat_evalsha", "cmdstat_eval"))
+    return sum(result["calls"] for name, result in stats.items() if name in ("cmdstat_evalsha", "cmdstat_eval"))
 
 
 def latency_claims(ratios: dict[str, dict[str, float]], results: dict[str, Any]) -> list[report.Claim]:
@@ -71,9 +71,9 @@ def latency_claims(ratios: dict[str, dict[str, float]], results: dict[str, Any])
         ]
     if "engine_one" in ratios:
         best: dict[str, float] = {}  # by package: the ratio of its fastest algorithm
-        for name, one in results.items():
-            if one["peer"] and one["peer"] != "djangorestframework":
-                best[one["peer"]] = min(best.get(one["peer"], 1e9), 1 / ratios["engine_one"][name])
+        for name, result in results.items():
+            if result["peer"] and result["peer"] != "djangorestframework":
+                best[result["peer"]] = min(best.get(result["peer"], 1e9), 1 / ratios["engine_one"][name])
         claims += [
             report.Claim(f"{peer}, fastest algorithm: time ÷ our time with one rule", 1, ratio, least=True)
             for peer, ratio in best.items()
@@ -92,7 +92,7 @@ def latency_claims(ratios: dict[str, dict[str, float]], results: dict[str, Any])
 
 def in_place_claims(places: dict[str, dict[str, Any]]) -> list[report.Claim]:
     """Return the promises about the throttle in a request."""
-    adds = {name: one["adds_us"] for name, one in places.items() if "adds_us" in one}
+    adds = {name: result["adds_us"] for name, result in places.items() if "adds_us" in result}
     if not {"ours", "ping", "drf_one", "drf_three"} <= adds.keys():
         return []
     return [
@@ -145,7 +145,7 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
     from benchmarks.measured import floors, in_place, ours, peers, threads
 
     plain_url, now = url.rpartition("/")[0], time.time_ns() // 1000
-    about = report.machine(url, peers.PACKAGES)
+    machine_info = report.machine(url, peers.PACKAGES)
     absent = peers.missing()
     for name in absent:
         tell(f"{name} is not installed and left out: pip install -r benchmarks/requirements.txt")
@@ -159,8 +159,10 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
     cases = [*floors.cases(url), *ours.cases(now), *in_place.throttle_cases(), *peers.cases(plain_url)]
     cases = chosen(cases, options.only, "ping")
     timed = interleaved(cases, options.rounds, options.calls, progress=progress)
-    ratios = {name: {other: one.ratio(timed[other]) for other in timed} for name, one in timed.items()}
-    results = {name: {**one.to_json(), "times_ping": round(ratios[name]["ping"], 3)} for name, one in timed.items()}
+    ratios = {name: {other: result.ratio(timed[other]) for other in timed} for name, result in timed.items()}
+    results = {
+        name: {**result.to_json(), "times_ping": round(ratios[name]["ping"], 3)} for name, result in timed.items()
+    }
     beside_deny_cache = {
         name: round(ratios[name]["check_refused"], 2)
         for name in ("check_blocked", "check_blocked_network")
@@ -179,7 +181,7 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
     claims.append(report.Claim(f"commands sent for {options.refusals:,} refusals in a row", 200, sent))
 
     # For throughput, the server has its own core if the machine has two.
-    client_core = next((one for one in available if one != core), core)
+    client_core = next((other for other in available if other != core), core)
     servers.pin(client_core)
     throughput = threads.compare(url, now, options.threads, options.seconds, max(options.rounds // 12, 1))
     text = f"{options.threads} threads: decisions/s, × those of redis-py's pooled client"
@@ -187,7 +189,7 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
     targets = [*in_place_targets(places), report.Claim(text, 3, throughput["ratio"], least=True)]
     return report.run_json(
         "decide",
-        {**about, "load_after": report.load()},
+        {**machine_info, "load_after": report.load()},
         vars(options),
         claims,
         targets,
@@ -197,8 +199,8 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
             ours_name: {
                 name: round(ratio, 3) for name, ratio in ratios[ours_name].items() if results[name]["kind"] != "ours"
             }
-            for ours_name, one in results.items()
-            if one["kind"] == "ours"
+            for ours_name, result in results.items()
+            if result["kind"] == "ours"
         },
         in_place=places,
         refusals={"refusals": options.refusals, "commands": sent},
@@ -214,20 +216,20 @@ def text_of(run: dict[str, Any]) -> str:
     columns = [name for name in ours_by_name if name in ratios]
     rows = [
         (
-            one["title"],
-            one["kind"],
-            one["median_us"],
-            one["p99_us"],
-            one["times_ping"],
-            *(None if one["kind"] == "ours" else 1 / ratios[column][name] for column in columns),
+            result["title"],
+            result["kind"],
+            result["median_us"],
+            result["p99_us"],
+            result["times_ping"],
+            *(None if result["kind"] == "ours" else 1 / ratios[column][name] for column in columns),
         )
-        for name, one in run["results"].items()
+        for name, result in run["results"].items()
     ]
     heads = [ours_by_name[name] for name in columns]
     out = [report.table(("decision", "", "median µs", "p99 µs", "× PING", *(heads if len(rows) > 1 else ())), rows)]
     rows = [
-        (one["title"], one["median_us"], one["p99_us"], one.get("adds_us"), one.get("times_ping"))
-        for one in run["in_place"].values()
+        (result["title"], result["median_us"], result["p99_us"], result.get("adds_us"), result.get("times_ping"))
+        for result in run["in_place"].values()
     ]
     out.append(report.table(("request, in place", "median µs", "p99 µs", "adds µs", "adds × PING"), rows))
     both = run["throughput"]
@@ -265,8 +267,8 @@ def text_of(run: dict[str, Any]) -> str:
 
 def chart(run: dict[str, Any]) -> str:
     """Return all decisions for the chart, as multiples of a raw PING."""
-    ordered = sorted(run["results"].values(), key=lambda one: one["times_ping"])
-    bars = [(one["title"], one["times_ping"], one["kind"]) for one in ordered]
+    ordered = sorted(run["results"].values(), key=lambda result: result["times_ping"])
+    bars = [(result["title"], result["times_ping"], result["kind"]) for result in ordered]
     return report.bar_chart(
         "One decision, client and server on one core", "multiples of a raw-socket PING; the median of all rounds", bars
     )

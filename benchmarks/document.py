@@ -31,10 +31,12 @@ def machine(runs: dict[str, Run]) -> str:
     """Return the machine and the packages of each run."""
     rows = []
     for name, run in sorted(runs.items()):
-        about = run["machine"]
-        packages = ", ".join(f"{package} {version}" for package, version in about["packages"].items())
-        where = f"{about['processor']}, {about['cores']} cores"
-        rows.append((f"`{name}`", run["at"], where, about["server"], f"Python {about['python']}, {packages}"))
+        machine_info = run["machine"]
+        packages = ", ".join(f"{package} {version}" for package, version in machine_info["packages"].items())
+        where = f"{machine_info['processor']}, {machine_info['cores']} cores"
+        rows.append(
+            (f"`{name}`", run["at"], where, machine_info["server"], f"Python {machine_info['python']}, {packages}")
+        )
     return markdown(("run", "time (UTC)", "machine", "server", "packages"), rows)
 
 
@@ -51,9 +53,9 @@ def targets(runs: dict[str, Run]) -> str:
 def _claims(runs: dict[str, Run], kind: str, columns: Sequence[str]) -> str:
     """Return the table of all promises (`kind` is "claims") or of all targets ("targets")."""
     rows = [
-        (one["claim"], one["bound"], float(one["measured"]), "yes" if one["holds"] else "**no**")
+        (claim["claim"], claim["bound"], float(claim["measured"]), "yes" if claim["holds"] else "**no**")
         for _name, run in sorted(runs.items())
-        for one in run.get(kind, [])
+        for claim in run.get(kind, [])
     ]
     if kind == "targets":
         rows.sort(key=lambda row: row[-1])  # "**no**" comes before "yes"
@@ -62,15 +64,15 @@ def _claims(runs: dict[str, Run], kind: str, columns: Sequence[str]) -> str:
 
 def broken(runs: dict[str, Run]) -> list[str]:
     """Return the promises that do not hold."""
-    return [one["claim"] for _name, run in sorted(runs.items()) for one in run["claims"] if not one["holds"]]
+    return [claim["claim"] for _name, run in sorted(runs.items()) for claim in run["claims"] if not claim["holds"]]
 
 
 def decide(runs: dict[str, Run]) -> str:
     """Return the table of all decisions."""
     run = runs["decide"]
     rows = [
-        (one["title"], one["median_us"], one["p99_us"], one["times_ping"], *_times_ours(run, name))
-        for name, one in run["results"].items()
+        (result["title"], result["median_us"], result["p99_us"], result["times_ping"], *_times_ours(run, name))
+        for name, result in run["results"].items()
     ]
     heads = ("decision", "median, µs", "p99, µs", "× PING", "× our one rule", "× our 3 rules + metering")
     return markdown(heads, rows)
@@ -85,8 +87,8 @@ def _times_ours(run: Run, name: str) -> list[float | None]:
 def in_place(runs: dict[str, Run]) -> str:
     """Return the table of the time that each kind of limit adds to a request."""
     rows = [
-        (one["title"], one["median_us"], one["p99_us"], one.get("adds_us"), one.get("times_ping"))
-        for one in runs["decide"]["in_place"].values()
+        (result["title"], result["median_us"], result["p99_us"], result.get("adds_us"), result.get("times_ping"))
+        for result in runs["decide"]["in_place"].values()
     ]
     return markdown(("request", "median, µs", "p99, µs", "adds, µs", "adds × PING"), rows)
 
@@ -126,10 +128,10 @@ def identities(runs: dict[str, Run]) -> str:
     rows = [
         (
             name,
-            *(float(one["grown_mb"][index]) for index in (0, (len(one["grown_mb"]) - 1) // 2, -1)),
-            one["connections"],
+            *(float(result["grown_mb"][index]) for index in (0, (len(result["grown_mb"]) - 1) // 2, -1)),
+            result["connections"],
         )
-        for name, one in run["phases"].items()
+        for name, result in run["phases"].items()
     ]
     heads = (
         f"{int(run['options']['identities']):,} requests, each from a new user",
@@ -142,14 +144,15 @@ def identities(runs: dict[str, Run]) -> str:
 def end_to_end(runs: dict[str, Run]) -> str:
     """Return the table of requests per second behind gunicorn."""
     run = runs["end_to_end"]
-    rows = [(one["title"], one["requests_per_second"], one["share"]) for one in run["results"].values()]
+    rows = [(result["title"], result["requests_per_second"], result["share"]) for result in run["results"].values()]
     return markdown((f"view (load by {run['options']['generator']})", "requests/s", "× unlimited"), rows)
 
 
 def layers(runs: dict[str, Run]) -> str:
     """Return the table of the time that each layer of a request adds."""
     rows = [
-        (one["title"], one["median_us"], one["adds_us"], one["min_us"]) for one in runs["breakdown"]["layers"].values()
+        (result["title"], result["median_us"], result["adds_us"], result["min_us"])
+        for result in runs["breakdown"]["layers"].values()
     ]
     return markdown(("layer (its time includes the layers above it)", "median, µs", "adds, µs", "smallest, µs"), rows)
 
@@ -157,14 +160,18 @@ def layers(runs: dict[str, Run]) -> str:
 def growth(runs: dict[str, Run]) -> str:
     """Return the table of decisions with many rules, overrides and keys."""
     rows = [
-        (one["title"], one["median_us"], one["p99_us"], one["times_base"]) for one in runs["growth"]["results"].values()
+        (result["title"], result["median_us"], result["p99_us"], result["times_base"])
+        for result in runs["growth"]["results"].values()
     ]
     return markdown(("size", "median, µs", "p99, µs", "× 3 rules, 1 key"), rows)
 
 
 def loads(runs: dict[str, Run]) -> str:
     """Return the table of the time to read overrides."""
-    rows = [(one["overrides"], one["seconds"], one["resident_mb"], one["held_mb"]) for one in runs["growth"]["loads"]]
+    rows = [
+        (result["overrides"], result["seconds"], result["resident_mb"], result["held_mb"])
+        for result in runs["growth"]["loads"]
+    ]
     return markdown(
         ("overrides", "seconds", "growth of the process, MB", "part of this growth that is in use, MB"), rows
     )
@@ -176,15 +183,15 @@ def ledger(runs: dict[str, Run]) -> str:
     rows = [
         (
             {"postgres": "PostgreSQL", "sqlite": "SQLite"}[kind],
-            one["drain_lines_per_second"],
-            one["tally_lines_per_second"],
-            one["bare_insert_lines_per_second"],
-            one["bytes_per_line"],
-            float(one["report"]["seconds"]),
-            one["report"]["rows"],
-            one["report"]["peak_mb"],
+            result["drain_lines_per_second"],
+            result["tally_lines_per_second"],
+            result["bare_insert_lines_per_second"],
+            result["bytes_per_line"],
+            float(result["report"]["seconds"]),
+            result["report"]["rows"],
+            result["report"]["peak_mb"],
         )
-        for kind, one in run["results"].items()
+        for kind, result in run["results"].items()
     ]
     heads = ("database", "drain, lines/s", "tally, lines/s", "bare insert, lines/s", "bytes per line")
     over = f"report over {int(run['options']['lines']):,} lines, s"
@@ -202,7 +209,7 @@ def _pages(table: str) -> Callable[[dict[str, Run]], str]:
 
     def make(runs: dict[str, Run]) -> str:
         run = runs["pages"]
-        results = [(names[kind], one["pages"]) for kind, one in run["results"].items()]
+        results = [(names[kind], result["pages"]) for kind, result in run["results"].items()]
         heads = [
             f"{head}, {database}" if database else head
             for head, database in (
@@ -233,13 +240,13 @@ def closing(runs: dict[str, Run]) -> str:
     rows = [
         (
             {"postgres": "PostgreSQL", "sqlite": "SQLite"}[kind],
-            one["reports"],
-            float(one["seconds"]),
-            float(one["processor_seconds"]),
-            one["resident_mb"],
-            one["grows_mb"],
+            result["reports"],
+            float(result["seconds"]),
+            float(result["processor_seconds"]),
+            result["resident_mb"],
+            result["grows_mb"],
         )
-        for kind, one in run["results"].items()
+        for kind, result in run["results"].items()
     ]
     heads = (
         "database",
@@ -256,14 +263,14 @@ def verifying(runs: dict[str, Run]) -> str:
     """Return the table of a month's manifest and verification."""
     rows = [
         (
-            {"postgres": "PostgreSQL", "sqlite": "SQLite"}[one["database"]],
-            f"`ratelimits_{one['what']}`",
-            one["reports"],
-            float(one["seconds"]),
-            float(one["ms_per_report"]),
-            float(one["grows_mb"]),
+            {"postgres": "PostgreSQL", "sqlite": "SQLite"}[result["database"]],
+            f"`ratelimits_{result['what']}`",
+            result["reports"],
+            float(result["seconds"]),
+            float(result["ms_per_report"]),
+            float(result["grows_mb"]),
         )
-        for one in runs["verifying"]["results"]
+        for result in runs["verifying"]["results"]
     ]
     return markdown(("database", "command", "reports", "seconds", "ms per report", "growth of the process, MB"), rows)
 
@@ -273,8 +280,14 @@ def exports(runs: dict[str, Run]) -> str:
     run = runs["exports"]
     rows = int(run["options"]["rows"])
     table = [
-        (f"`{name}`", float(one["seconds"]), round(rows / one["seconds"]), one["bytes"] / 1e6, one["peak_mb"])
-        for name, one in run["results"].items()
+        (
+            f"`{name}`",
+            float(result["seconds"]),
+            round(rows / result["seconds"]),
+            result["bytes"] / 1e6,
+            result["peak_mb"],
+        )
+        for name, result in run["results"].items()
     ]
     return markdown(("format", f"{rows:,} rows, s", "rows/s", "file, MB", "peak memory, MB"), table)
 
@@ -284,16 +297,16 @@ def capacity(runs: dict[str, Run]) -> str:
     needed = [plan.needs(rate, runs) for rate in plan.RATES]
     rows = [
         (
-            f"{one.rate:,}",
-            one.redis_cores,
-            one.shards,
-            one.web_cores,
-            f"{one.keys:,}",
-            f"{one.memory_gb:,.1f} GB",
-            *(f"{lines:,.0f}" for lines in one.lines_per_second),
-            one.compacted_per_day,
+            f"{result.rate:,}",
+            result.redis_cores,
+            result.shards,
+            result.web_cores,
+            f"{result.keys:,}",
+            f"{result.memory_gb:,.1f} GB",
+            *(f"{lines:,.0f}" for lines in result.lines_per_second),
+            result.compacted_per_day,
         )
-        for one in needed
+        for result in needed
     ]
     intervals = [f"lines/s, sealed every {seconds} s" for seconds in plan.SEAL_INTERVALS]
     return markdown(
@@ -321,13 +334,13 @@ def waiting(runs: dict[str, Run]) -> str:
     rows = [
         (
             "a Redis list, for comparison" if name == "bare_list" else f"`{name}`",
-            one["permits"],
-            one["seconds"],
-            one["ideal_seconds"],
-            one["times_ideal"],
-            one["commands_per_permit"],
+            result["permits"],
+            result["seconds"],
+            result["ideal_seconds"],
+            result["times_ideal"],
+            result["commands_per_permit"],
         )
-        for name, one in run["results"].items()
+        for name, result in run["results"].items()
     ]
     processes = f"{run['options']['processes']} processes on one limit"
     return markdown((processes, "permits", "s", "ideal, s", "× ideal", "Redis commands per permit"), rows)
@@ -336,7 +349,7 @@ def waiting(runs: dict[str, Run]) -> str:
 def limited_tasks(runs: dict[str, Run]) -> str:
     """Return the table of Celery workers that share one limit."""
     both = [runs["waiting.tasks"]["results"], runs["waiting.kills"]["results"]]
-    rows = [(name.replace("_", " "), *(one[name] for one in both)) for name in both[0]]
+    rows = [(name.replace("_", " "), *(result[name] for result in both)) for name in both[0]]
     return markdown(("workers that share one limit", "undisturbed", "ten killed"), rows)
 
 
@@ -348,7 +361,8 @@ def imports(runs: dict[str, Run]) -> str:
 def twice(runs: dict[str, Run]) -> str:
     """Return the table of the app's own implementations and of the plain ones with which they are compared."""
     rows = [
-        (*PAIRS[name], one["own_us"], one["plain_us"], one["times"]) for name, one in runs["twice"]["results"].items()
+        (*PAIRS[name], result["own_us"], result["plain_us"], result["times"])
+        for name, result in runs["twice"]["results"].items()
     ]
     return markdown(("own way", "plain way", "own, µs", "plain, µs", "plain ÷ own"), rows)
 
@@ -356,7 +370,7 @@ def twice(runs: dict[str, Run]) -> str:
 def throttles(runs: dict[str, Run]) -> str:
     """Return the table of throttles that are compared in pairs."""
     results = runs["pairs.throttles"]["results"]
-    rows = [(*THROTTLES[name], one["us"], one["beside_us"], one["times"]) for name, one in results.items()]
+    rows = [(*THROTTLES[name], result["us"], result["beside_us"], result["times"]) for name, result in results.items()]
     return markdown(("throttle", "compared with", "throttle, µs", "compared with, µs", "ratio"), rows)
 
 

@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         ours.save_rules()
         with gunicorn(core, options.worker_class, environment) as port:
-            client_core = next((one for one in available if one != core), core)
+            client_core = next((other for other in available if other != core), core)
             run = measure(options, redis_server.url, port, client_core)
     print(text_of(run))
     report.write(run, options.out, {"end_to_end": chart(run)})
@@ -103,7 +103,7 @@ def measure(options: argparse.Namespace, url: str, port: int, client_core: int) 
     """Run all measurements and return them for the JSON file."""
     from benchmarks.support.views import VIEWS
 
-    about = report.machine(url, ("gunicorn",))
+    machine_info = report.machine(url, ("gunicorn",))
     tool = load.generator()
     if tool != "wrk":
         print("wrk is not installed (apt install wrk): Python clients make the load", file=sys.stderr, flush=True)
@@ -128,7 +128,7 @@ def measure(options: argparse.Namespace, url: str, port: int, client_core: int) 
     share = cast("float", results["ours"]["share"])
     return report.run_json(
         "end_to_end",
-        {**about, "load_after": report.load()},
+        {**machine_info, "load_after": report.load()},
         {**vars(options), "generator": tool},
         [report.Claim("end to end: requests/s, × requests/s without a limit", 0.64, share, least=True)],
         [report.Claim("end to end: requests/s, × requests/s without a limit", 0.85, share, least=True)],
@@ -138,7 +138,7 @@ def measure(options: argparse.Namespace, url: str, port: int, client_core: int) 
 
 def text_of(run: dict[str, Any]) -> str:
     """Return the run as tables."""
-    rows = [(one["title"], one["requests_per_second"], one["share"]) for one in run["results"].values()]
+    rows = [(result["title"], result["requests_per_second"], result["share"]) for result in run["results"].values()]
     heads = (f"gunicorn, one worker; load by {run['options']['generator']}", "requests/s", "× unlimited")
     return "\n\n".join([report.table(heads, rows), report.claims_table([*run["claims"], *run["targets"]])])
 
@@ -146,7 +146,10 @@ def text_of(run: dict[str, Any]) -> str:
 def chart(run: dict[str, Any]) -> str:
     """Return the requests per second of each view for the chart."""
     kinds = {"unlimited": "floor", "ping": "floor", "bare": "floor", "drf_one": "peer", "drf_three": "peer"}
-    bars = [(one["title"], one["requests_per_second"], kinds.get(name, "ours")) for name, one in run["results"].items()]
+    bars = [
+        (result["title"], result["requests_per_second"], kinds.get(name, "ours"))
+        for name, result in run["results"].items()
+    ]
     return report.bar_chart("A trivial view behind gunicorn", "requests per second; one worker, one core", bars)
 
 

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results: dict[str, dict[str, Any]] = {}
     with servers.redis_server(None) as redis_server, servers.database(options.database) as url:
         servers.start_django(servers.environment(redis_server, url))
-        about = report.machine(redis_server.url, ("psycopg", "XlsxWriter"))
+        machine_info = report.machine(redis_server.url, ("psycopg", "XlsxWriter"))
         began = time.perf_counter()
         finalised(options.rows)
         print(f"{options.rows:,} rows made in {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
@@ -57,9 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         connection.close()
     claims = [
-        report.Claim(f"export as {name}, peak memory in MB", 200, one["peak_mb"]) for name, one in results.items()
+        report.Claim(f"export as {name}, peak memory in MB", 200, result["peak_mb"]) for name, result in results.items()
     ]
-    run = report.run_json("exports", {**about, "load_after": report.load()}, vars(options), claims, results=results)
+    run = report.run_json(
+        "exports", {**machine_info, "load_after": report.load()}, vars(options), claims, results=results
+    )
     print(text_of(run))
     report.write(run, options.out)
     return 0
@@ -150,8 +152,8 @@ def _peak_mb(pid: int) -> float:
 def text_of(run: dict[str, Any]) -> str:
     """Return the run as tables."""
     rows = [
-        (name, run["options"]["rows"] / one["seconds"], one["seconds"], one["peak_mb"], one["bytes"] / 1e6)
-        for name, one in run["results"].items()
+        (name, run["options"]["rows"] / result["seconds"], result["seconds"], result["peak_mb"], result["bytes"] / 1e6)
+        for name, result in run["results"].items()
     ]
     heads = (f"{int(run['options']['rows']):,} rows", "rows/s", "seconds", "peak memory, MB", "file, MB")
     return "\n\n".join([report.table(heads, rows), report.claims_table(run["claims"])])

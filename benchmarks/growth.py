@@ -133,7 +133,7 @@ def measure(options: argparse.Namespace, stack: ExitStack, core: int) -> dict[st
     wanted = sizes(options)
     # Sizes with the same number of live keys share a server, and sizes with the same rows share a database.
     redis_servers = {keys: stack.enter_context(servers.redis_server(core)) for keys in sorted({s.keys for s in wanted})}
-    about = report.machine(redis_servers[1].url)
+    machine_info = report.machine(redis_servers[1].url)
     databases: dict[tuple[int, int, int], str] = {}
     environments: dict[str, dict[str, str]] = {}
     for size in wanted:
@@ -158,7 +158,7 @@ def measure(options: argparse.Namespace, stack: ExitStack, core: int) -> dict[st
     results = {size.name: _result(size, times[size.name], times[BASE]) for size in wanted}
     return report.run_json(
         "growth",
-        {**about, "load_after": report.load()},
+        {**machine_info, "load_after": report.load()},
         vars(options),
         _claims(results, loads),
         results=results,
@@ -167,7 +167,7 @@ def measure(options: argparse.Namespace, stack: ExitStack, core: int) -> dict[st
 
 
 def _result(size: Size, times: list[list[float]], base: list[list[float]]) -> dict[str, Any]:
-    ordered = sorted(one for block in times for one in block)
+    ordered = sorted(ns for block in times for ns in block)
     ratio = median(median(mine) / median(its) for mine, its in zip(times, base, strict=True))
     return {
         **asdict(size),
@@ -200,18 +200,23 @@ def _claims(results: dict[str, dict[str, Any]], loads: list[dict[str, Any]]) -> 
     ]
     if loads:
         last = loads[-1]
-        about = f"loading {last['overrides']:,} overrides"
+        text = f"loading {last['overrides']:,} overrides"
         claims += [
-            report.Claim(f"{about}, seconds", 1, last["seconds"]),
-            report.Claim(f"{about}, MB per process", 40, last["resident_mb"]),
+            report.Claim(f"{text}, seconds", 1, last["seconds"]),
+            report.Claim(f"{text}, MB per process", 40, last["resident_mb"]),
         ]
     return claims
 
 
 def text_of(run: dict[str, Any]) -> str:
     """Return the run as tables."""
-    rows = [(one["title"], one["median_us"], one["p99_us"], one["times_base"]) for one in run["results"].values()]
-    loads = [(one["overrides"], one["seconds"], one["resident_mb"], one["held_mb"]) for one in run["loads"]]
+    rows = [
+        (result["title"], result["median_us"], result["p99_us"], result["times_base"])
+        for result in run["results"].values()
+    ]
+    loads = [
+        (result["overrides"], result["seconds"], result["resident_mb"], result["held_mb"]) for result in run["loads"]
+    ]
     return "\n\n".join(
         [
             report.table(("quota.check, metered", "median µs", "p99 µs", "× 3 rules, 1 key"), rows),

@@ -71,7 +71,7 @@ def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
     with editing("default"):
         Rule.objects.bulk_create(rows)
     checking.check(invented("warm", 0), "admitted", "GET")
-    about = report.machine(redis_server.url)
+    machine_info = report.machine(redis_server.url)
     # So the garbage collector need not look at the present objects each time that the memory is measured.
     gc.freeze()
     before = resident_mb()
@@ -97,21 +97,28 @@ def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
     from_memory.denials.clear()
     claims = [
         claim
-        for name, one in phases.items()
+        for name, result in phases.items()
         for claim in (
-            report.Claim(f"invented identities, {name}: growth of memory, MB", MAX_GROWTH_MB, one["grown_mb"][-1]),
+            report.Claim(f"invented identities, {name}: growth of memory, MB", MAX_GROWTH_MB, result["grown_mb"][-1]),
             report.Claim(
                 f"invented identities, {name}: growth of memory in the second half, MB",
                 MAX_LATER_GROWTH_MB,
-                one["grown_mb"][-1] - one["grown_mb"][(len(one["grown_mb"]) - 1) // 2],
+                result["grown_mb"][-1] - result["grown_mb"][(len(result["grown_mb"]) - 1) // 2],
             ),
         )
     ]
     claims.append(
-        report.Claim("invented identities: connections", 3, max(one["connections"] or 0 for one in phases.values()))
+        report.Claim(
+            "invented identities: connections", 3, max(result["connections"] or 0 for result in phases.values())
+        )
     )
     return report.run_json(
-        "identities", {**about, "load_after": report.load()}, vars(options), claims, before_mb=before, phases=phases
+        "identities",
+        {**machine_info, "load_after": report.load()},
+        vars(options),
+        claims,
+        before_mb=before,
+        phases=phases,
     )
 
 
@@ -140,11 +147,11 @@ def text_of(run: dict[str, Any]) -> str:
     """Return the run as tables."""
     identities = int(run["options"]["identities"])
     rows = [
-        (name, one["grown_mb"][0], one["grown_mb"][(len(one["grown_mb"]) - 1) // 2], one["grown_mb"][-1])
-        for name, one in run["phases"].items()
+        (name, result["grown_mb"][0], result["grown_mb"][(len(result["grown_mb"]) - 1) // 2], result["grown_mb"][-1])
+        for name, result in run["phases"].items()
     ]
     heads = (f"{identities:,} invented identities", "MB after a tenth", "after half", "after all")
-    connections = max(one["connections"] or 0 for one in run["phases"].values())
+    connections = max(result["connections"] or 0 for result in run["phases"].values())
     return "\n\n".join(
         [
             report.table(heads, rows),

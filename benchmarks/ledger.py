@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(work(options)))
         return 0
     with servers.redis_server(None) as redis_server:
-        about = report.machine(redis_server.url, ("psycopg",))
+        machine_info = report.machine(redis_server.url, ("psycopg",))
     results = {}
     for kind in options.database or DATABASES:
         print(f"{kind}: {options.lines:,} lines", file=sys.stderr, flush=True)
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return done.returncode
             results[kind] = json.loads(done.stdout)
     run = report.run_json(
-        "ledger", {**about, "load_after": report.load()}, vars(options), _claims(results), results=results
+        "ledger", {**machine_info, "load_after": report.load()}, vars(options), _claims(results), results=results
     )
     print(text_of(run))
     report.write(run, options.out)
@@ -94,11 +94,11 @@ def work(options: argparse.Namespace) -> dict[str, Any]:
     size = _database_bytes(connection)
     connection.close()
     return {
-        "drain_lines_per_second": round(median(one["lines"] / one["drain_seconds"] for one in portions)),
-        "tally_lines_per_second": round(median(one["lines"] / one["tally_seconds"] for one in portions)),
+        "drain_lines_per_second": round(median(result["lines"] / result["drain_seconds"] for result in portions)),
+        "tally_lines_per_second": round(median(result["lines"] / result["tally_seconds"] for result in portions)),
         "bare_insert_lines_per_second": round(bare),
         "bytes_per_line": round(size / options.lines),
-        "portions": [{name: round(value, 3) for name, value in one.items()} for one in portions],
+        "portions": [{name: round(value, 3) for name, value in result.items()} for result in portions],
         "report": _report(month()),
     }
 
@@ -130,8 +130,8 @@ def _claims(results: dict[str, Any]) -> list[report.Claim]:
         if kind in results
     ]
     return claims + [
-        report.Claim(f"report on {kind}, peak memory in MB", 200, one["report"]["peak_mb"])
-        for kind, one in results.items()
+        report.Claim(f"report on {kind}, peak memory in MB", 200, result["report"]["peak_mb"])
+        for kind, result in results.items()
     ]
 
 
@@ -140,16 +140,16 @@ def text_of(run: dict[str, Any]) -> str:
     rows = [
         (
             kind,
-            one["drain_lines_per_second"],
-            one["tally_lines_per_second"],
-            one["bare_insert_lines_per_second"],
-            one["bytes_per_line"],
+            result["drain_lines_per_second"],
+            result["tally_lines_per_second"],
+            result["bare_insert_lines_per_second"],
+            result["bytes_per_line"],
         )
-        for kind, one in run["results"].items()
+        for kind, result in run["results"].items()
     ]
     reports = [
-        (kind, one["report"]["rows"], float(one["report"]["seconds"]), one["report"]["peak_mb"])
-        for kind, one in run["results"].items()
+        (kind, result["report"]["rows"], float(result["report"]["seconds"]), result["report"]["peak_mb"])
+        for kind, result in run["results"].items()
     ]
     heads = ("ledger", "drain, lines/s", "tally, lines/s", "bare insert, lines/s", "bytes per line")
     title = f"report over {int(run['options']['lines']):,} lines, as CSV"

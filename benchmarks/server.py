@@ -100,7 +100,7 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
     """Run all measurements and return them for the JSON file."""
     from benchmarks.support.pipelines import BATCH, Pipeline, per_second, wait_for_bin
 
-    about = report.machine(url)
+    machine_info = report.machine(url)
     batches = _batches(options, url)
     micros: dict[str, list[float]] = {name: [] for name in batches}
     rates: dict[str, list[tuple[float, float]]] = {name: [] for name in batches}
@@ -131,7 +131,7 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
         for name, (title, _made) in batches.items()
     }
     return report.run_json(
-        "server", {**about, "load_after": report.load()}, vars(options), _claims(results, memory),
+        "server", {**machine_info, "load_after": report.load()}, vars(options), _claims(results, memory),
         results=results, memory=memory,
     )  # fmt: skip
 
@@ -180,10 +180,19 @@ def _claims(results: dict[str, dict[str, Any]], memory: dict[str, dict[str, Any]
 def text_of(run: dict[str, Any]) -> str:
     """Return the run as tables."""
     rows = [
-        (one["title"], one["usec_per_call"], one["core_us"], one["per_second"], f"{one['core_used']:.0%}")
-        for one in run["results"].values()
+        (
+            result["title"],
+            result["usec_per_call"],
+            result["core_us"],
+            result["per_second"],
+            f"{result['core_used']:.0%}",
+        )
+        for result in run["results"].values()
     ]
-    memory = [(one["title"], one["keys"], one["memory_usage"], one["growth_per_key"]) for one in run["memory"].values()]
+    memory = [
+        (result["title"], result["keys"], result["memory_usage"], result["growth_per_key"])
+        for result in run["memory"].values()
+    ]
     return "\n\n".join(
         [
             report.table(("on the server", "µs per call", "µs with I/O", "decisions/s", "of the core"), rows),

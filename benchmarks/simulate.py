@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
     options = parser.parse_args(argv)
     with servers.redis_server(servers.cores()[0]) as server:
-        about = report.machine(server.url)
+        machine_info = report.machine(server.url)
     took: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "trace.jsonl"
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             took[name] = {"seconds": round(elapsed, 2), "processor_seconds": round(processor, 2)}
             print(f"{name:20} {elapsed:6.1f} s, of processor time {processor:6.1f} s", flush=True)
     promised = report.Claim("simulating 100,000 lines with one rule, s", 10, took["token_bucket"]["seconds"])
-    report.write(report.run_json("simulate", about, vars(options), [promised], took=took), options.out)
+    report.write(report.run_json("simulate", machine_info, vars(options), [promised], took=took), options.out)
     return 0
 
 

@@ -61,7 +61,7 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
     """Run all measurements and return them for the JSON file."""
     from benchmarks.support.pipelines import wait_for_bin
 
-    about = report.machine(url)
+    machine_info = report.machine(url)
     results: dict[str, dict[str, Any]] = {}
     for tasks in options.tasks:
         # The pooled client sends a command that was made only once.
@@ -80,8 +80,8 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
             }
             for name, ones in found.items()
         }
-    about = {**about, "load_after": report.load()}
-    return report.run_json("tasks", about, vars(options), *_claims(results), results=results)
+    machine_info = {**machine_info, "load_after": report.load()}
+    return report.run_json("tasks", machine_info, vars(options), *_claims(results), results=results)
 
 
 def _claims(results: dict[str, dict[str, Any]]) -> tuple[list[report.Claim], list[report.Claim]]:
@@ -98,7 +98,7 @@ def _claims(results: dict[str, dict[str, Any]]) -> tuple[list[report.Claim], lis
 
 
 def one_round(tasks: int, seconds: float) -> dict[str, tuple[float, float]]:
-    """Return the decisions per second and the p99 in µs, of each way."""
+    """Measure each way once. Return, by name of the way, the decisions per second and the p99 in µs."""
     from benchmarks.measured import ours
     from ratelimits.engine.command import Command
     from ratelimits.engine.decide import adecide_call, decide_call

@@ -37,11 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     with servers.redis_server(core) as redis_server, servers.database("sqlite") as database:
         servers.start_django(servers.environment(redis_server, database), tables=False)
         servers.pin(core)
-        about = report.machine(redis_server.url)
+        machine_info = report.machine(redis_server.url)
         timed = interleaved(_cases(redis_server.url), options.rounds, options.calls)
     results = {name: _pair(timed[f"{name} own"], timed[f"{name} plain"]) for name in PAIRS}
-    about = {**about, "load_after": report.load()}
-    run = report.run_json("twice", about, vars(options), [], results=results)
+    machine_info = {**machine_info, "load_after": report.load()}
+    run = report.run_json("twice", machine_info, vars(options), [], results=results)
     print(text_of(run))
     report.write(run, options.out)
     return 0

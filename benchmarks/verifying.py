@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps({"fill": fill, "manifest": manifest, "verify": verify}[options.process](options)))
         return 0
     with servers.redis_server(None) as redis_server:
-        about = report.machine(redis_server.url, ("psycopg",))
+        machine_info = report.machine(redis_server.url, ("psycopg",))
     results: list[dict[str, Any]] = []
     for kind in options.database or closing.DATABASES:
         for accounts in options.accounts:
@@ -49,14 +49,20 @@ def main(argv: Sequence[str] | None = None) -> int:
                 environment = {**os.environ, **servers.environment(redis_server, url)}
                 print(f"{kind}: {accounts:,} accounts", file=sys.stderr, flush=True)
                 found = [_process(what, accounts, options, environment) for what in ("fill", "manifest", "verify")]
-            results += [{"database": kind, "what": one.pop("what"), "reports": accounts, **one} for one in found[1:]]
+            results += [
+                {"database": kind, "what": result.pop("what"), "reports": accounts, **result} for result in found[1:]
+            ]
     claims = [
         report.Claim(
-            f"{one['what']} on {one['database']}: time of one report, × its time with fewer reports", MAX_RATIO, ratio
+            f"{result['what']} on {result['database']}: time of one report, × its time with fewer reports",
+            MAX_RATIO,
+            ratio,
         )
-        for one, ratio in _ratios(results)
+        for result, ratio in _ratios(results)
     ]
-    run = report.run_json("verifying", {**about, "load_after": report.load()}, vars(options), claims, results=results)
+    run = report.run_json(
+        "verifying", {**machine_info, "load_after": report.load()}, vars(options), claims, results=results
+    )
     print(text_of(run))
     report.write(run, options.out)
     return 0
@@ -65,10 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _ratios(results: list[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], float]]:
     """Yield each result but the first of its database and command, and its time per report relative to the first."""
     first: dict[tuple[str, str], float] = {}
-    for one in results:
-        before = first.setdefault((one["database"], one["what"]), one["ms_per_report"])
-        if before != one["ms_per_report"]:
-            yield one, round(one["ms_per_report"] / before, 2)
+    for result in results:
+        before = first.setdefault((result["database"], result["what"]), result["ms_per_report"])
+        if before != result["ms_per_report"]:
+            yield result, round(result["ms_per_report"] / before, 2)
 
 
 def _process(what: str, accounts: int, options: argparse.Namespace, environment: dict[str, str]) -> dict[str, Any]:
@@ -133,7 +139,7 @@ def text_of(run: dict[str, Any]) -> str:
     """Return the run as tables."""
     heads = ("database", "what", "reports", "seconds", "ms per report", "grows by, MB")
     names = ("database", "what", "reports", "seconds", "ms_per_report", "grows_mb")
-    rows = [tuple(one[name] for name in names) for one in run["results"]]
+    rows = [tuple(result[name] for name in names) for result in run["results"]]
     return "\n\n".join([report.table(heads, rows), report.claims_table(run["claims"])])
 
 

@@ -79,13 +79,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         from benchmarks.measured import core_time
 
         urls = {report.machine(server.url)["server"]: server.url for server in running.values()}
-        about = report.machine(first.url)
+        machine_info = report.machine(first.url)
         micros = _measure(urls, options.rounds, options.calls)
         whole = core_time.measure(urls, options.core_rounds, options.seconds, options.users)
     results = {name: {"algorithms": _ratios(micros[name]), **whole[name]} for name in urls}
-    claims, targets = _claims(results[about["server"]])
-    about = {**about, "server": ", ".join(urls), "load_after": report.load()}
-    run = report.run_json("measured.algorithms", about, vars(options), claims, targets, results=results)
+    claims, targets = _claims(results[machine_info["server"]])
+    machine_info = {**machine_info, "server": ", ".join(urls), "load_after": report.load()}
+    run = report.run_json("measured.algorithms", machine_info, vars(options), claims, targets, results=results)
     print(text_of(run))
     report.write(run, options.out)
     return 0

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(_work(options)))
         return 0
     with servers.redis_server(None) as redis_server:
-        about = report.machine(redis_server.url, ("psycopg",))
+        machine_info = report.machine(redis_server.url, ("psycopg",))
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="ratelimits-benchmark-") as temporary:
         for kind in options.database or DATABASES:
@@ -67,9 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             results[kind] = _one(kind, folder.resolve(), options)
     if options.fill_only:
         return 0
-    about["load_after"] = report.load()
+    machine_info["load_after"] = report.load()
     asked = {name: getattr(options, name) for name in (*_SIZES, "rounds", "database")}
-    run = report.run_json("pages", about, asked, _claims(results), results=results)
+    run = report.run_json("pages", machine_info, asked, _claims(results), results=results)
     print(text_of(run))
     report.write(run, options.out)
     return 0

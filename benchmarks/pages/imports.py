@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(fill(options) if options.process == "fill" else step(options)))
         return 0
     with servers.redis_server(None) as redis_server:
-        about = report.machine(redis_server.url, ("psycopg",))
+        machine_info = report.machine(redis_server.url, ("psycopg",))
     results: dict[str, dict[str, Any]] = {}
     for kind in options.database or DATABASES:
         print(f"{kind}: {options.lines:,} lines", file=sys.stderr, flush=True)
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _process("fill", options, environment)
             results[kind] = {name: _process(name, options, environment) for name in STEPS}
     run = report.run_json(
-        "pages.imports", {**about, "load_after": report.load()}, vars(options), _claims(results), results=results
+        "pages.imports", {**machine_info, "load_after": report.load()}, vars(options), _claims(results), results=results
     )
     print(text_of(run))
     report.write(run, options.out)
@@ -134,10 +134,10 @@ def _claims(results: dict[str, dict[str, Any]]) -> list[report.Claim]:
     return [
         claim
         for kind, steps in results.items()
-        for name, one in steps.items()
+        for name, result in steps.items()
         for claim in (
-            report.Claim(f"{name}, on {kind}: memory, MB", MEMORY, one["memory_mb"]),
-            report.Claim(f"{name}, on {kind}: queries for 500 lines", QUERIES, one["queries_per_500"]),
+            report.Claim(f"{name}, on {kind}: memory, MB", MEMORY, result["memory_mb"]),
+            report.Claim(f"{name}, on {kind}: queries for 500 lines", QUERIES, result["queries_per_500"]),
         )
     ]
 
@@ -147,9 +147,9 @@ def text_of(run: dict[str, Any]) -> str:
     heads = ("step", "s", "queries for 500 lines", "memory, MB")
     columns = ("seconds", "queries_per_500", "memory_mb")
     rows = [
-        (f"{name}, on {kind}", *(one[column] for column in columns))
+        (f"{name}, on {kind}", *(result[column] for column in columns))
         for kind, steps in run["results"].items()
-        for name, one in steps.items()
+        for name, result in steps.items()
     ]
     return "\n\n".join([report.table(heads, rows), report.claims_table(run["claims"])])
 

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     with servers.redis_server(None) as redis_server, servers.database(options.database) as url:
         servers.start_django(servers.environment(redis_server, url))
-        about = report.machine(redis_server.url, ("psycopg",))
+        machine_info = report.machine(redis_server.url, ("psycopg",))
         parts = measure(options.rounds, options.lines, options.keys, redis_server.process.pid)
         from django.db import connection
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ratios = [bare / whole for bare, whole in zip(parts[COPY].elapsed, parts[DRAIN].elapsed, strict=True)]
     run = report.run_json(
         "pairs.draining",
-        {**about, "load_after": report.load()},
+        {**machine_info, "load_after": report.load()},
         vars(options),
         [],
         results=results,

@@ -73,12 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
     options = parser.parse_args(argv)
     with servers.redis_server(None) as redis_server:
-        about = report.machine(redis_server.url, ("django-simple-history",))
+        machine_info = report.machine(redis_server.url, ("django-simple-history",))
     rounds = [{name: _start(*start[1:]) for name, start in STARTS.items()} for _round in range(options.rounds + 1)]
     # The first round writes the bytecode files.
     results = {name: _result(name, rounds[1:]) for name in STARTS}
-    about |= {"load_after": report.load()}
-    run = report.run_json("pairs.importing", about, vars(options), [], results=results)
+    machine_info |= {"load_after": report.load()}
+    run = report.run_json("pairs.importing", machine_info, vars(options), [], results=results)
     print(text_of(run))
     report.write(run, options.out)
     return 0

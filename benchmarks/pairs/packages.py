@@ -74,7 +74,7 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
     from benchmarks.measured import floors, peers
     from benchmarks.measured.equivalents import equivalents
 
-    about = report.machine(url, peers.PACKAGES)
+    machine_info = report.machine(url, peers.PACKAGES)
     found = equivalents(url.rpartition("/")[0])
     cases = [*ours(sorted({one.algorithm for one in found})), *(case for one in found for case in _cases(one))]
     # Add the bare script for one rule, with and without a head: with a head, it compares the version of the rules.
@@ -88,9 +88,9 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
     version = min(figures["versioned"].server) - min(figures["unversioned"].server)
     results = [_row(one, kind, figures) for one in found for kind in _KINDS]
     claims, targets = _claims(results)
-    about = {**about, "load_after": report.load()}
+    machine_info = {**machine_info, "load_after": report.load()}
     return report.run_json(
-        "pairs.packages", about, vars(options), claims, targets,
+        "pairs.packages", machine_info, vars(options), claims, targets,
         missing=peers.missing(), version_us=round(version, 3), results=results,
     )  # fmt: skip
 
@@ -201,21 +201,21 @@ def timed(client: redis.Redis, cases: Sequence[Case], rounds: int, calls: int) -
 
 
 def _row(one: Equivalent, kind: str, figures: dict[str, Figures]) -> dict[str, Any]:
-    mine, bare = (figures[_name(one.algorithm, kind, counted)] for counted in (True, False))
+    counted, uncounted = (figures[_name(one.algorithm, kind, is_counted)] for is_counted in (True, False))
     theirs, script = figures[f"{one.title}, {kind}"], figures["versioned"]
     return {
         "algorithm": one.algorithm,
         "peer": one.peer,
         "title": one.title,
         "kind": kind,
-        "server_us": round(min(mine.server), 3),
-        "uncounted_us": round(min(bare.server), 3),
+        "server_us": round(min(counted.server), 3),
+        "uncounted_us": round(min(uncounted.server), 3),
         "their_server_us": round(min(theirs.server), 3),
-        "server_ratio": round(min(mine.server) / min(theirs.server), 3),
-        "uncounted_ratio": round(min(bare.server) / min(theirs.server), 3),
-        "whole_us": round(median(mine.whole), 3),
+        "server_ratio": round(min(counted.server) / min(theirs.server), 3),
+        "uncounted_ratio": round(min(uncounted.server) / min(theirs.server), 3),
+        "whole_us": round(median(counted.whole), 3),
         "their_whole_us": round(median(theirs.whole), 3),
-        "whole_ratio": round(median(a / b for a, b in zip(mine.whole, theirs.whole, strict=True)), 3),
+        "whole_ratio": round(median(a / b for a, b in zip(counted.whole, theirs.whole, strict=True)), 3),
         "bare_server_ratio": round(min(script.server) / min(theirs.server), 3),
         "bare_whole_ratio": round(median(a / b for a, b in zip(script.whole, theirs.whole, strict=True)), 3),
     }

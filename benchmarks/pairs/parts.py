@@ -64,10 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     with servers.redis_server(available[0], options.server) as server, servers.database("sqlite") as database:
         servers.start_django(servers.environment(server, database), tables=False)
         servers.pin(available[-1])
-        about = report.machine(server.url)
+        machine_info = report.machine(server.url)
         results = measure(server.url, options.rounds, options.calls)
-    about = {**about, "load_after": report.load()}
-    run = report.run_json("pairs.parts", about, vars(options), [], results=results)
+    machine_info = {**machine_info, "load_after": report.load()}
+    run = report.run_json("pairs.parts", machine_info, vars(options), [], results=results)
     print(report.table(COLUMNS, rows_of(run)))
     report.write(run, options.out)
     return 0
@@ -138,12 +138,13 @@ def measure(url: str, rounds: int, calls: int) -> dict[str, dict[str, float]]:
         for case, (algorithm, admits, first) in CASES.items():
             make = _commands(algorithm, admits, not first)
             one = make(f"{next(users)}")
-            made[case] = make, one, {part: server.load(cut) for part, cut in cuts(one.script.text.decode()).items()}
-            times[case] = dict.fromkeys(made[case][-1], float("inf"))
+            shas = {part: server.load(cut) for part, cut in cuts(one.script.text.decode()).items()}
+            made[case] = make, one, shas
+            times[case] = dict.fromkeys(shas, float("inf"))
         for _round in range(rounds):
             for case, (_algorithm, _admits, first) in CASES.items():
                 make, one, shas = made[case]
-                server.micros([one] * 2, one.script.sha)
+                server.micros([one] * 2, one.script.sha)  # untimed: a limit that refuses admits its first request
                 for part in order.sample(list(shas), len(shas)):
                     commands = [make(f"{next(users)}") for _ in range(calls)] if first else [one] * calls
                     times[case][part] = min(times[case][part], server.micros(commands, shas[part]))

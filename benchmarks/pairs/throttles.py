@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         ours.save_rules()
         servers.pin(core)
-        about = report.machine(redis_server.url, ("prometheus-client", "opentelemetry-sdk"))
+        machine_info = report.machine(redis_server.url, ("prometheus-client", "opentelemetry-sdk"))
         timed = interleaved([*_rated(), *_watched(), *_lasting()], options.rounds, options.calls)
     results = {name: _pair(timed[name], timed[f"{name} beside"]) for name in PAIRS}
     claims = [
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, bound in MAX_TIMES.items()
     ]
     run = report.run_json(
-        "pairs.throttles", {**about, "load_after": report.load()}, vars(options), claims, results=results
+        "pairs.throttles", {**machine_info, "load_after": report.load()}, vars(options), claims, results=results
     )
     print(text_of(run))
     report.write(run, options.out)

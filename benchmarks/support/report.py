@@ -77,7 +77,7 @@ def machine(url: str, packages: Iterable[str] = ()) -> dict[str, Any]:
 
 def run_json(
     benchmark: str,
-    about: dict[str, Any],
+    machine_info: dict[str, Any],
     options: dict[str, Any],
     claims: Sequence[Claim],
     targets: Sequence[Claim] = (),
@@ -88,7 +88,7 @@ def run_json(
     return {
         "benchmark": benchmark,
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": about,
+        "machine": machine_info,
         "options": {name: str(value) if isinstance(value, Path) else value for name, value in used.items()},
         "claims": [claim.to_json() for claim in claims],
         "targets": [target.to_json() for target in targets],

@@ -14,8 +14,8 @@ Run = dict[str, Any]
 def server(runs: dict[str, Run]) -> str:
     """Return the table of the server's work for a decision."""
     rows = [
-        (one["title"], one["usec_per_call"], one["core_us"], one["per_second"])
-        for one in runs["server"]["results"].values()
+        (result["title"], result["usec_per_call"], result["core_us"], result["per_second"])
+        for result in runs["server"]["results"].values()
     ]
     return markdown(("decision", "script, µs", "all of the server's work, µs", "decisions/s of one core"), rows)
 
@@ -23,8 +23,13 @@ def server(runs: dict[str, Run]) -> str:
 def memory(runs: dict[str, Run]) -> str:
     """Return the table of bytes per key."""
     rows = [
-        (one["title"], one["memory_usage"], float(one["growth_per_key"]), f"{one['growth_per_key']:,.0f} MB")
-        for one in runs["server"]["memory"].values()
+        (
+            result["title"],
+            result["memory_usage"],
+            float(result["growth_per_key"]),
+            f"{result['growth_per_key']:,.0f} MB",
+        )
+        for result in runs["server"]["memory"].values()
     ]
     heads = ("state of one user", "`MEMORY USAGE`, bytes", "growth per key, bytes", "per 1,000,000 keys")
     return markdown(heads, rows)
@@ -34,8 +39,8 @@ def algorithms(runs: dict[str, Run]) -> str:
     """Return the table of the algorithms on the first server."""
     server = next(iter(runs["measured.algorithms"]["results"].values()))
     rows = [
-        (f"`{name}`", one["admitted_us"], *(one[ratio] for ratio in ratios.ALGORITHMS))
-        for name, one in server["algorithms"].items()
+        (f"`{name}`", result["admitted_us"], *(result[ratio] for ratio in ratios.ALGORITHMS))
+        for name, result in server["algorithms"].items()
     ]
     return markdown(("algorithm", "admitted, µs", *(title for title, _bound in ratios.ALGORITHMS.values())), rows)
 

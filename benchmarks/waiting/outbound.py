@@ -56,31 +56,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     with servers.redis_server(None) as redis_server, servers.database("sqlite") as url:
         environment = servers.environment(redis_server, url)
-        about = report.machine(redis_server.url)
+        machine_info = report.machine(redis_server.url)
         results = {
             name: measure(name, options, {**os.environ, **environment}, redis_server.url)
             for name in options.algorithm or (*ALGORITHMS, BARE_LIST)
         }
     claims = [
         claim
-        for name, one in results.items()
+        for name, result in results.items()
         if name != BARE_LIST
         for claim in (
             report.Claim(
-                f"{options.processes} processes on one {name} limit: time ÷ ideal time", MAX_TIME, one["times_ideal"]
+                f"{options.processes} processes on one {name} limit: time ÷ ideal time", MAX_TIME, result["times_ideal"]
             ),
             report.Claim(
                 f"{options.processes} processes on one {name} limit: Redis commands per permit",
                 MAX_COMMANDS[name],
-                one["commands_per_permit"],
+                result["commands_per_permit"],
             ),
         )
     ]
     if {"concurrency", BARE_LIST} <= set(results):
         ratio = results["concurrency"]["seconds"] / results[BARE_LIST]["seconds"]
         claims.append(report.Claim("concurrency limit: time ÷ the time with a Redis list", MAX_TIME, round(ratio, 4)))
-    about |= {"load_after": report.load()}
-    run = report.run_json("waiting.outbound", about, vars(options), claims, results=results)
+    machine_info |= {"load_after": report.load()}
+    run = report.run_json("waiting.outbound", machine_info, vars(options), claims, results=results)
     print(text_of(run))
     report.write(run, options.out)
     return 0
@@ -201,8 +201,15 @@ def text_of(run: dict[str, Any]) -> str:
     """Return the tables for the terminal."""
     heads = ("algorithm", "permits", "s", "ideal, s", "× ideal", "commands per permit")
     rows = [
-        (name, one["permits"], one["seconds"], one["ideal_seconds"], one["times_ideal"], one["commands_per_permit"])
-        for name, one in run["results"].items()
+        (
+            name,
+            result["permits"],
+            result["seconds"],
+            result["ideal_seconds"],
+            result["times_ideal"],
+            result["commands_per_permit"],
+        )
+        for name, result in run["results"].items()
     ]
     return "\n".join([report.table(heads, rows), "", report.claims_table(run["claims"])])
 

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with servers.redis_server(None) as redis_server, servers.database("sqlite") as url:
         servers.start_django(servers.environment(redis_server, url))
         os.environ["BENCHMARK_VISIBILITY"] = str(options.visibility)
-        about = report.machine(redis_server.url, ("celery", "kombu"))
+        machine_info = report.machine(redis_server.url, ("celery", "kombu"))
         results = measure(options)
     which = f"workers killed: {options.kills}"
     claims = [
@@ -70,9 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             report.Claim(f"{options.tasks:,} tasks: time ÷ ideal time", MAX_TIME, results["times_ideal"]),
             report.Claim("broker messages per task", MAX_MESSAGES, results["messages_per_task"]),
         ]
-    about |= {"load_after": report.load()}
+    machine_info |= {"load_after": report.load()}
     name = "waiting.kills" if options.kills else "waiting.tasks"
-    run = report.run_json(name, about, vars(options), claims, results=results)
+    run = report.run_json(name, machine_info, vars(options), claims, results=results)
     print(text_of(run))
     report.write(run, options.out)
     return 0
