@@ -19,7 +19,7 @@ from django.utils.timezone import now
 
 from ratelimits.models import Report
 from ratelimits.reports.exports import Format, installed
-from ratelimits.reports.exports.download import Download
+from ratelimits.reports.exports.download import ReportDownload
 from ratelimits.reports.rows import FINAL, report_id
 from ratelimits.reports.statements import columns_of, newest_columns, statement, statements, versions
 from ratelimits.reports.statements.charges import lines_for
@@ -71,7 +71,7 @@ class ReportDownloads(_Base):
             raise Http404(f"there is no report {pk}")
         name = f"{report_id(report.account, report.period_start)}.v{report.version}"
         file_format = _format(request)
-        return Download(
+        return ReportDownload(
             file_format, lines_for(file_format, [statement(report)]), newest_columns(versions(report)), name
         )
 
@@ -94,7 +94,7 @@ class ReportDownloads(_Base):
             selected = (statement for statement in selected if statement.status == FINAL)
             name += "-final"
         file_format = _format(request)
-        return Download(file_format, lines_for(file_format, selected), columns_version, name)
+        return ReportDownload(file_format, lines_for(file_format, selected), columns_version, name)
 
 
 def _format(request: HttpRequest) -> Format:

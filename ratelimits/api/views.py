@@ -29,7 +29,7 @@ from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import Identity, identify
 from ratelimits.models.ledger import moment
 from ratelimits.quota.standings import UNAVAILABLE, standings
-from ratelimits.reports.exports.download import Download
+from ratelimits.reports.exports.download import ReportDownload
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.present import MeterUse, present_usage
 from ratelimits.reports.statements import columns_of, statements
@@ -93,7 +93,7 @@ class ReportView(APIView):
         file_format = parameters["file"]
         version = columns_of(month, account=account)
         reports = statements(month, account=account, columns_version=version)
-        return Download(file_format, lines_for(file_format, reports), version, f"usage-{month}")
+        return ReportDownload(file_format, lines_for(file_format, reports), version, f"usage-{month}")
 
 
 def _parameters(request: Request, serializer_class: type[Query]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from ratelimits.conf import conf
 from ratelimits.models import PushDelivery, PushedReport, PushReceiver, Report
 from ratelimits.progress import Progress
 from ratelimits.push.receivers import Receiver
-from ratelimits.reports.exports.billing import second
+from ratelimits.reports.exports.billing import last_second
 from ratelimits.reports.periods import SECOND, moment, month_of, month_window
 from ratelimits.reports.rows import Row
 from ratelimits.reports.statements import version_rows
@@ -138,7 +138,7 @@ def _delivery(receiver: Receiver, report: Report, row: Row, now: datetime) -> Pu
         meter=row.meter,
         overage=row.overage_quantity,
         event=event if customer else "",
-        happened_at=moment(second(row) * SECOND),
+        happened_at=moment(last_second(row) * SECOND),
         state=State.WAITING if customer else State.SKIPPED,
         together=receiver.service.max_events,
         due_at=now,

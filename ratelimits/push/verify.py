@@ -25,7 +25,7 @@ from ratelimits.models.ledger import moment
 from ratelimits.push.receivers import SERVICES
 from ratelimits.push.send import CLAIM, MAX_PAUSE
 from ratelimits.push.service import MAX_WAIT, Service
-from ratelimits.reports.exports.billing import second
+from ratelimits.reports.exports.billing import last_second
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import Row
 from ratelimits.reports.statements import version_rows
@@ -97,7 +97,7 @@ def _errors(service: Service | None, row: Row, delivery: PushDelivery | None) ->
         if service is not None and service.event(row, "somebody"):
             yield f"the line {row.line_id} has something to bill, but no delivery"
         return
-    expected = row.meter, row.overage_quantity, moment(second(row) * SECOND)
+    expected = row.meter, row.overage_quantity, moment(last_second(row) * SECOND)
     if (delivery.meter, delivery.overage, delivery.happened_at) != expected:
         yield f"the delivery of line {row.line_id} has another meter, overage or moment than the line"
     if delivery.event and service is not None and not _same(delivery.event, service.event(row, delivery.customer)):

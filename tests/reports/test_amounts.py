@@ -449,7 +449,7 @@ def test_a_price_that_was_changed_on_a_report_is_named() -> None:
         prices["periods"][period]["meters"]["requests"]["tiers"] = "more: 0.01"
 
     found = tampered(report, "prices", cheaper)
-    assert "its head or its lines do not match its digest" in found
+    assert "its own columns or its lines do not match its digest" in found
     assert "its price of requests has tiers 'more: 0.01', but the configuration's version" in found
     assert "has 'more: 0.1' for requests" in found
 
@@ -465,7 +465,7 @@ def test_a_price_that_was_changed_on_a_report_is_named() -> None:
         ("amounts", dict.clear, "its amounts are none, but its lines and prices give 0.20 EUR"),
         ("amounts", lambda value: value.update(total=3), "its prices or amounts do not have the form"),
         ("prices", dict.clear, "its amounts are 0.20 EUR, but its lines and prices give none"),
-        ("prices", lambda value: value.update(account_name="x"), "its head or its lines do not match"),
+        ("prices", lambda value: value.update(account_name="x"), "its own columns or its lines do not match"),
     ],
 )
 def test_changed_amounts_and_prices_are_named(field: str, change: Any, sentence: str) -> None:

@@ -19,7 +19,7 @@ from ratelimits.management.progress import shown
 from ratelimits.management.table import table
 from ratelimits.models import PeriodUsage, Report
 from ratelimits.reports.amounts import UnreadableError
-from ratelimits.reports.exports import FORMATS, Format, named
+from ratelimits.reports.exports import FORMATS, Format, format_of_file
 from ratelimits.reports.exports.billing import NotAccepted
 from ratelimits.reports.periods import SECOND, month_window
 from ratelimits.reports.rows import FINAL, PROVISIONAL, Row
@@ -171,7 +171,7 @@ def _format(name: str | None, output: str | None) -> Format:
     if name == TABLE:
         raise CommandError("A table is only printed: choose another format for a file.")
     if name is None:
-        return named(Path(output or "").name) or FORMATS["csv"]
+        return format_of_file(Path(output or "").name) or FORMATS["csv"]
     return FORMATS[name]
 
 

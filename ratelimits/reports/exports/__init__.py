@@ -15,7 +15,7 @@ from typing import Any
 from ratelimits.reports.exports import amounts, billing, cloudevents, csv, focus, json, xlsx
 from ratelimits.reports.rows import VERSION, Row
 
-__all__ = ["DOWNLOADS", "FORMATS", "Format", "installed", "named"]
+__all__ = ["DOWNLOADS", "FORMATS", "Format", "format_of_file", "installed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Format:
     accepted: Callable[[Iterable[Row], int], Iterator[Row]] | None = None
     #: Whether people are allowed to download files of this format. If false, only the command ratelimits_report writes
     #: them.
-    downloaded: bool = True
+    downloadable: bool = True
     #: Whether the format has amounts. Then its `stream` takes charges instead of rows.
     priced: bool = False
 
@@ -119,15 +119,15 @@ FORMATS = {
             "application/x-ndjson",
             billing.stripe,
             accepted=billing.accepted_by_stripe,
-            downloaded=False,
+            downloadable=False,
         ),
         Format(
-            "lago", "Lago batches of events", ".lago.ndjson", "application/x-ndjson", billing.lago, downloaded=False
+            "lago", "Lago batches of events", ".lago.ndjson", "application/x-ndjson", billing.lago, downloadable=False
         ),
     )
 }
 #: The formats that people are allowed to download, by name.
-DOWNLOADS = {name: file_format for name, file_format in FORMATS.items() if file_format.downloaded}
+DOWNLOADS = {name: file_format for name, file_format in FORMATS.items() if file_format.downloadable}
 
 
 def installed() -> list[Format]:
@@ -135,7 +135,7 @@ def installed() -> list[Format]:
     return [file_format for file_format in DOWNLOADS.values() if not file_format.missing]
 
 
-def named(file: str) -> Format | None:
+def format_of_file(file: str) -> Format | None:
     """Return the format of a file with this name; None if there is none.
 
     If several suffixes fit, the longest one decides.

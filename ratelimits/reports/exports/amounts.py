@@ -22,6 +22,7 @@ _COLUMNS_WITHOUT_TEXT = WHOLE_NUMBERS | MOMENTS | {"unit_price", "amount", "repo
 #: The end of a line of JSON, with places for the values of the columns `MONEY`.
 _END = "".join(f',"{name}":%s' for name in MONEY) + "}"
 
+#: Returns the JSON Schema of the documents that `json_stream` writes.
 schema = priced_schema
 
 

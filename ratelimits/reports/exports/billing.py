@@ -50,7 +50,7 @@ def stripe_event(row: Row, customer: str) -> str:
     """Return the meter event for a report line as JSON; "" if the line has no overage."""
     if not row.overage_quantity:
         return ""
-    return _STRIPE % (text(row.meter), text(customer), row.overage_quantity, text(row.line_id), second(row))
+    return _STRIPE % (text(row.meter), text(customer), row.overage_quantity, text(row.line_id), last_second(row))
 
 
 def accepted_by_stripe(rows: Iterable[Row], now: int) -> Iterator[Row]:
@@ -85,7 +85,7 @@ def lago_event(row: Row, customer: str) -> str:
     if not any(quantities):
         return ""
     identities, properties = map(text, (row.line_id, customer, row.meter)), map(text, (row.key, row.rule, row.plan))
-    return _LAGO % (*identities, second(row), *quantities, *properties)
+    return _LAGO % (*identities, last_second(row), *quantities, *properties)
 
 
 def _billed(rows: Iterable[Row]) -> Iterator[tuple[Row, str]]:
@@ -106,6 +106,6 @@ def _cached_customer_function() -> Callable[[str], str | None]:
     return lru_cache(maxsize=4096)(conf.BILLING_CUSTOMER or str)
 
 
-def second(row: Row) -> int:
+def last_second(row: Row) -> int:
     """Return the last second (since 1970 UTC) of a line's charge period. The end itself belongs to the next period."""
     return (row.charge_period_end - 1) // SECOND

@@ -12,7 +12,7 @@ from ratelimits.reports.periods import SECOND, iso
 Writer = Callable[[Any], str]
 
 #: Maximum length of a cell, in UTF-16 code units.
-CELL = 32_767
+MAX_CELL = 32_767
 #: What stands at the end of a text that was cut.
 _CUT = " … (cut: the CSV has all of it)"
 #: Spreadsheets keep 15 digits of a number. A longer number is written as text.
@@ -36,7 +36,7 @@ def text(value: str) -> str:
     """Write a text. An empty text gives no cell."""
     if not value:
         return ""
-    if len(value) * 2 > CELL:  # A character has at most two code units, so a shorter text fits.
+    if len(value) * 2 > MAX_CELL:  # A character has at most two code units, so a shorter text fits.
         value = _fitting(value)
     if _SUSPECT.search(value):
         value = _escaped(value)
@@ -46,6 +46,7 @@ def text(value: str) -> str:
 
 def _escaped(value: str) -> str:
     value = _NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", value)
+    # _x005F_ is the code of "_". So a spreadsheet shows a text such as "_x000D_" as it is, and does not decode it.
     value = _CODE.sub(r"_x005F\1", value)
     value = _CONTROL.sub(lambda found: f"_x{ord(found[0]):04X}_", value)
     return value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -54,9 +55,9 @@ def _escaped(value: str) -> str:
 def _fitting(value: str) -> str:
     """Return the text. If it does not fit in a cell, return its beginning, with a note that it was cut."""
     units = value.encode("utf-16-le", "surrogatepass")
-    if len(units) <= 2 * CELL:
+    if len(units) <= 2 * MAX_CELL:
         return value
-    return units[: 2 * (CELL - len(_CUT))].decode("utf-16-le", "ignore") + _CUT
+    return units[: 2 * (MAX_CELL - len(_CUT))].decode("utf-16-le", "ignore") + _CUT
 
 
 def number(value: int) -> str:

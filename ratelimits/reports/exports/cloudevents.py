@@ -23,6 +23,7 @@ from ratelimits.reports.rows import FINAL, VERSION, Row
 FINAL_LINE = "ratelimits.report.line.v1"
 PROVISIONAL_LINE = "ratelimits.report.provisional-line.v1"
 
+#: The event as a template, because an encoder would take many times as long.
 _EVENT = (
     '{"specversion":"1.0","id":%s,"source":%s,"type":"%s","subject":%s,"time":"%s","datacontenttype":"application/json",'
     '"dataschema":"%s#/$defs/line","data":%s}'
@@ -56,6 +57,7 @@ def event(row: Row, sender: str, subject: str) -> str:
     """Return the event of a report line as JSON. `sender` is the `source` as a JSON text."""
     data, event_id, kind = line(row), row.line_id, FINAL_LINE
     if row.status != FINAL:
+        # The digest of the line's content makes a new `id` when the line changes. 16 of its hexadecimal digits suffice.
         event_id, kind = f"{event_id}-{hashlib.sha256(data.encode()).hexdigest()[:16]}", PROVISIONAL_LINE
     # This is the last moment of the charge period. The end itself belongs to the next period.
     time = iso(row.charge_period_end - 1)

@@ -40,7 +40,7 @@ _TEXTS = [index for index, column in enumerate(TABLE) if column.kind is ColumnKi
 _NUMBERS = [index for index, column in enumerate(TABLE) if column.kind in NUMBERS or column.kind is ColumnKind.DECIMAL]
 
 
-class _Line:
+class _ReturningFile:
     """A file for `csv.writer`. Its `write` returns the line, so that `writerow` returns the line too."""
 
     def write(self, text: str) -> str:
@@ -69,6 +69,7 @@ def cells(rows: Iterable[Row], version: int) -> Iterator[list[str]]:
 
 @lru_cache(maxsize=4096)
 def _marked_as_text(text: str) -> str:
+    """Put an apostrophe before a text that a spreadsheet would misread."""
     return f"'{text}" if _MISREAD.fullmatch(text) else text
 
 
@@ -89,7 +90,7 @@ def lines(columns: Sequence[str], no_texts: Collection[str], rows: Iterable[list
     text_columns, commas = [index for index, name in enumerate(columns) if name not in no_texts], len(columns) - 1
     # The writer quotes each value that contains a character of the line terminator. With CR LF, it also quotes values
     # with a single CR. This is needed, because some readers take a single CR as the end of a line.
-    write = csv.writer(_Line(), lineterminator="\r\n").writerow
+    write = csv.writer(_ReturningFile(), lineterminator="\r\n").writerow
     yield _with_line_feed(write(columns))
     for values in rows:
         line = ",".join(values)

@@ -34,7 +34,7 @@ class FileDownload(StreamingHttpResponse):
             yield chunk
 
 
-class Download(FileDownload):
+class ReportDownload(FileDownload):
     """A response with a file of report rows. `rows` and `version` are the arguments of the format's `stream`."""
 
     def __init__(self, file_format: Format, rows: Iterable[Any], version: int, stem: str) -> None:

@@ -18,6 +18,7 @@ from ratelimits.reports.periods import iso
 from ratelimits.reports.rows import ADJUSTMENT, FEE, MINIMUM, REPRICING, ROUNDING, VERSION, Charge
 
 _PURCHASE, _USAGE, _ADJUSTMENT = "Purchase", "Usage", "Adjustment"
+#: The texts in the column ChargeDescription, by category of the charge.
 _DESCRIPTIONS = {
     FEE: "{meter}: fees of plan {plan}",
     REPRICING: "{meter}: units billed before, at the price of another tier",
@@ -27,7 +28,8 @@ _DESCRIPTIONS = {
 }
 
 #: For each column, the function that returns its value. The function takes a charge, and a part of its units with one
-#: unit price. The part is None if the charge has no units, such as a fee.
+#: unit price. The part is None if the charge has no units, such as a fee. FOCUS allows other columns if their names
+#: begin with "x_": these columns are the app's own.
 _COLUMNS: Mapping[str, Callable[[Charge, PricedPart | None], str]] = {
     "BilledCost": lambda charge, part: _cost(charge, part),
     "BillingAccountId": lambda charge, _part: charge.row.account,
@@ -67,7 +69,9 @@ _COLUMNS: Mapping[str, Callable[[Charge, PricedPart | None], str]] = {
     "x_Plan": lambda charge, _part: charge.row.plan,
 }
 COLUMNS = tuple(_COLUMNS)
+#: The functions that return a row's values, in the order of the columns.
 _VALUES = tuple(_COLUMNS.values())
+#: Columns that never contain a formula, because their values are not texts.
 _COLUMNS_WITHOUT_TEXT = frozenset(
     {
         *("BilledCost", "ContractedCost", "EffectiveCost", "ListCost", "ContractedUnitPrice", "ListUnitPrice"),
@@ -96,11 +100,11 @@ def _parts(charge: Charge) -> Iterator[PricedPart | None]:
         yield None
         return
     if row.included_quantity:
-        yield PricedPart(row.included_quantity, ZERO, ZERO)
+        yield PricedPart(row.included_quantity, unit_price=ZERO, amount=ZERO)
     if charge.amount is not None:
         yield from charge.parts
     elif row.overage_quantity:
-        yield PricedPart(row.overage_quantity, ZERO, ZERO)
+        yield PricedPart(row.overage_quantity, unit_price=ZERO, amount=ZERO)
 
 
 def _cost(charge: Charge, part: PricedPart | None) -> str:
@@ -146,6 +150,7 @@ def _description(charge: Charge, part: PricedPart | None) -> str:
 
 
 def _sku_price(charge: Charge, part: PricedPart | None) -> str:
+    """Return the name of the price: plan, meter and unit price. Without units: plan, meter and category."""
     if not charge.row.meter:
         return ""
     price = _unit_price(charge, part) if part is not None else charge.row.charge_category

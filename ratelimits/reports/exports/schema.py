@@ -11,6 +11,7 @@ from typing import Any
 from ratelimits.reports.columns import Column, ColumnKind
 from ratelimits.reports.rows import VERSION, columns
 
+#: The schema of a column's values, by the column's kind.
 _OF_KIND = {
     ColumnKind.TEXT: {"$ref": "#/$defs/text"},
     ColumnKind.MOMENT: {"$ref": "#/$defs/moment"},
@@ -19,6 +20,7 @@ _OF_KIND = {
     ColumnKind.VERSION: {"$ref": "#/$defs/count"},
     ColumnKind.DECIMAL: {"$ref": "#/$defs/text"},
 }
+#: The `$defs` of both schemas, without the line.
 _DEFINED: dict[str, Any] = {
     "text": {"type": "string"},
     "line_id": {"type": "string", "pattern": "^[0-9a-f]{32}$"},

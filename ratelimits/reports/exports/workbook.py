@@ -26,7 +26,8 @@ SHEET_ROWS = 1_048_576
 LINE_HEIGHT, _MAX_HEIGHT = 15, 409
 #: The creation date in every file, so that equal rows give equal bytes: the first day that ZIP supports.
 _CREATED = datetime(1980, 1, 1)  # noqa: DTZ001
-#: The date and the permissions of each file in the workbook, which is a ZIP file.
+#: The date and the permissions of each file in the workbook, which is a ZIP file. The upper 16 bits of the permissions
+#: are those of Unix: a regular file that only its owner can read and write.
 _DATE, _PERMISSIONS = (1980, 1, 31, 0, 0, 0), 0o100600 << 16
 
 _CELL = {"valign": "top", "indent": 1}
@@ -34,6 +35,7 @@ _HEADER = _CELL | {"bold": True, "bottom": 1, "bg_color": "#E8EEF4"}
 #: How many styles XlsxWriter numbers before the styles of columns: the default style, and two styles of headers (one is
 #: aligned left, and one is aligned right).
 _STYLES_BEFORE = 3
+#: Matches each `<col>` element of a sheet's XML, with the number of the column's style.
 _STYLE_OF_COLUMN = re.compile(rb'<col [^>]*style="(\d+)"')
 
 
@@ -182,8 +184,9 @@ class _Sheet:
         sheet.repeat_rows(0)
         sheet.set_landscape()
         sheet.set_paper(9)  # A4
+        # Margins are in inches.
         sheet.set_margins(left=0.3, right=0.3, top=0.4, bottom=0.6)
-        sheet.fit_to_pages(table.pages_across, 0)
+        sheet.fit_to_pages(table.pages_across, 0)  # 0: any number of pages from top to bottom
         if table.pages_across > 1:
             sheet.repeat_columns(table.repeated)
             sheet.print_across()
@@ -192,7 +195,7 @@ class _Sheet:
         sheet.print_area(0, 0, self.rows, len(table.columns) - 1)
 
     def copy(self, frame: bytes, entry: ZipInfo, target: ZipFile) -> None:
-        """Write the sheet that XlsxWriter made, with the rows, to the workbook."""
+        """Write the sheet to the workbook: `frame`, which is the XML that XlsxWriter made, with the rows in it."""
         if [int(number) for number in _STYLE_OF_COLUMN.findall(frame)] != self._table.styles:
             raise RuntimeError("This version of XlsxWriter numbers styles in another way.")
         end = frame.index(b"</sheetData>")

@@ -69,20 +69,20 @@ def _streamed(items: Iterable[Any], fill: Callable[..., None]) -> Iterator[bytes
 
 
 def _fill(book: Workbook, rows: Iterable[Row], version: int) -> None:
-    report = _report(book, names(version))
+    report = _report_sheet(book, names(version))
     totals = SheetTable(book, "Totals", [_column(name) for name in (*_SUBJECT, *_SUMMED)])
     for total in _totals(rows, report):
         totals.add(total)
 
 
 def _fill_with_amounts(book: Workbook, charges: Iterable[Charge], version: int) -> None:
-    report = _report(book, (*names(version), *MONEY))
+    report = _report_sheet(book, (*names(version), *MONEY))
     totals = SheetTable(book, "Totals", [_column(name) for name in (*_SUBJECT_WITH_AMOUNTS, "amount")])
     for total in _owed(charges, report):
         totals.add(total)
 
 
-def _report(book: Workbook, names: Iterable[str]) -> SheetTable:
+def _report_sheet(book: Workbook, names: Iterable[str]) -> SheetTable:
     columns = [_column(name) for name in names]
     return SheetTable(book, "Report", columns, pages_across=_PAGES_ACROSS, repeated=_ON_EVERY_PAGE)
 
@@ -139,7 +139,7 @@ def _height(text: str) -> int:
     """Return the height, in points, of a row with a wrapped text.
 
     The file must contain the height, because some programs do not compute it. `workbook` writes at most 409 points,
-    because Excel allows only these, so the end of a very long text is not needed.
+    because Excel allows only these. 64 lines are higher than this, so a longer text need not be wrapped.
     """
     return LINE_HEIGHT * len(wrap(text[: 64 * _GAP_WIDTH], _GAP_WIDTH, break_on_hyphens=False))
 
@@ -148,6 +148,7 @@ def _column(name: str) -> SheetColumn:
     column = _COLUMNS_BY_NAME.get(name) or Column(ColumnKind.TEXT, "", name=name)
     width = column.width or max(len(name) + 4, 11)  # The button of the filter needs 4 characters.
     if column.kind is ColumnKind.MOMENT:
+        # A moment has 20 characters.
         return SheetColumn(name, cells.moment, max(width, 22), Style("left", 'yyyy-mm-dd"T"hh:mm:ss"Z"'))
     if column.kind is ColumnKind.DECIMAL:
         return SheetColumn(name, cells.decimal, width, Style("right", "General"))

@@ -20,7 +20,7 @@ from ratelimits.reports.verify.report import has_readable_positions
 from ratelimits.usage.watermark import TOLERANCE
 
 #: If a gap of one of these kinds is declared, batches can be late or can have wrong times.
-_EXPLAIN = (
+_EXPLAINING_KINDS = (
     *(GapKind.RESTART, GapKind.INCARNATION, GapKind.MISSING, GapKind.ROLLBACK),
     *(GapKind.WIPE, GapKind.SUM, GapKind.FORK, GapKind.CLOCK),
 )
@@ -91,6 +91,7 @@ def _late_batches(using: str, source: str, shard: int, ends: list[_ReportEnd]) -
     # Leave out batches that were accepted from quarantine: their `opened_at` was set when they were accepted.
     batches = batches.exclude(incarnation__startswith="quarantine-").order_by("first_position")
     columns = ("shard", "incarnation", "seq", "first_position", "opened_at", "sealed_at")
+    # `passed` counts the ends before the current batch. Of these, `latest` is the one with the latest period.
     first_error, more, passed, latest = "", 0, 0, ends[0]
     for batch in batches.only(*columns).iterator(CHUNK):
         while passed < len(ends) and ends[passed].position < batch.first_position:
@@ -112,5 +113,5 @@ def _late_batches(using: str, source: str, shard: int, ends: list[_ReportEnd]) -
 
 def _is_explained(using: str, shard: int, since: int, until: int) -> bool:
     """Return whether a declared gap of the shard overlaps the time between two moments (µs since 1970 UTC)."""
-    gaps = DurabilityGap.objects.using(using).filter(Q(shard=shard) | Q(shard=None), kind__in=_EXPLAIN)
+    gaps = DurabilityGap.objects.using(using).filter(Q(shard=shard) | Q(shard=None), kind__in=_EXPLAINING_KINDS)
     return gaps.filter(since__lte=max(since, until), until__gte=min(since, until)).exists()

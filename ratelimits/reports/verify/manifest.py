@@ -227,6 +227,7 @@ def compare(
             return
     sections = _sections(using, month, columns, progress)
     for section, entry_name in _ENTRY_NAMES.items():
+        # The digests of the section's entries, by name: in the manifest, and in the database now.
         listed, current = manifest[section], sections[section]
         for name in sorted(listed.keys() | current.keys()):
             checked["entries of manifests"] += 1
@@ -273,7 +274,7 @@ def _compare_history(
                 " (ratelimits_reload records this change as an edit)"
             )
     written = datetime.fromisoformat(manifest["written_at"]) - _MAX_TRANSACTION
-    for record in manifest_sections.dated_back(using, listed, int(written.timestamp()) * SECOND):
+    for record in manifest_sections.backdated_records(using, listed, int(written.timestamp()) * SECOND):
         yield f"the history of {record} has an edit from before the manifest of {month} that the manifest does not list"
 
 
@@ -288,6 +289,7 @@ def _heads(using: str, manifest: dict[str, Any], sources: tuple[str, ...], equal
 
     Skip batches in missing archives. Count the equal digests in `equal`.
     """
+    # The head of a shard is the digest of its newest batch.
     for shard, (position, head) in sorted(manifest["shards"].items(), key=lambda item: int(item[0])):
         digest = _digest_at(sources, int(shard), position) if position else head
         if digest == head:

@@ -254,7 +254,7 @@ def newer_than_history(using: str, listed: Mapping[str, dict[str, Any]]) -> dict
     return digests
 
 
-def dated_back(using: str, listed: dict[str, Any], since: int) -> Iterator[str]:
+def backdated_records(using: str, listed: dict[str, Any], since: int) -> Iterator[str]:
     """Yield the names of records that were added after a manifest, but are dated before `since` (µs)."""
     for model in MODELS:
         records: Any = model.history.using(using)
@@ -272,7 +272,11 @@ def _quarantined(using: str, start: int, end: int) -> QuerySet[Any]:
 
 
 def _may_overlap(fields: Any, start: int, end: int) -> bool:
-    """Return whether a batch overlaps a span of time. A batch that cannot be read can have usage of any time."""
+    """Return whether a batch overlaps a span of time. A batch that cannot be read can have usage of any time.
+
+    `fields` are the fields of the batch's hash. The field "#o" is the moment at which the batch was opened, and "#t" is
+    the moment at which it was sealed (µs since 1970 UTC).
+    """
     try:
         opened_at, sealed_at = int(fields["#o"]), int(fields["#t"])
         return opened_at < end and sealed_at >= start

@@ -80,13 +80,14 @@ class ReportVerifier:
             yield f"report {report}: it contains values that closing never writes, so it cannot be verified: {error!r}"
 
     def _digest(self, report: Report) -> Iterator[str]:
+        """Yield the errors in the digest, the number of lines, the signature, and the previous digest of a report."""
         digest, count = signing.Digest(report), 0
         for row in version_rows(report):
             digest.add(row)
             count += 1
         self._checked["report lines"] += count
         if digest.hexdigest() != report.digest:
-            yield "its head or its lines do not match its digest"
+            yield "its own columns or its lines do not match its digest"
         if count != report.line_count:
             yield f"it was finalised with {report.line_count} lines, but has {count}"
         if error := signatures.error_of(report.digest, report.signature):
@@ -102,6 +103,7 @@ class ReportVerifier:
         return rows.filter(version=report.version - 1).values_list("digest", flat=True).first()
 
     def _usage(self, report: Report) -> Iterator[str]:
+        """Compare the report with the ledger: first the digests of the chains, then the lines."""
         if not has_readable_positions(report):
             yield "the positions at which its usage starts and ends cannot be read"
             return
@@ -133,9 +135,9 @@ class ReportVerifier:
         return ""
 
     def _lines(self, report: Report) -> Iterator[str]:
-        """Yield the first difference in a line. Then later lines are not compared.
+        """Yield the first difference in a line, and no later differences.
 
-        The lines of a meter share one allowance. So if one line is wrong, later lines can differ too.
+        The lines of a meter share one allowance. So if one line is wrong, later lines can differ only because of it.
         """
         finding = next(self._differences(report, ReportAllowances(self._using, report)), "")
         # An earlier version of this app used the allowance of the report's period for all lines. So there is no error

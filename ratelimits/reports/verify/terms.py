@@ -81,6 +81,7 @@ def _months(using: str, names: Collection[str]) -> dict[str, _Months]:
         if first.history_type != "+" or first.history_change_reason in ADOPTION_REASONS:
             group.since = max(group.since, first.since)
     for account in Account.objects.using(using).filter(identifier__in=related).exclude(pk__in=with_history):
+        # All terms of this account are unknown: 2**63 is later than every moment.
         months[related[account.identifier]].since = 2**63
     return {name: months[related[name]] for name in names}
 
@@ -109,8 +110,10 @@ def _related(using: str, names: Collection[str]) -> dict[str, frozenset[str]]:
 
 @lru_cache(maxsize=16_384)
 def _starts(timezone: str, anchor: str, at: int) -> bool:
+    """Return whether a billing month with this time zone and anchor day starts at a moment."""
     try:
-        return boundaries("month", timezone, anchor or None, at)[1] == at
+        _previous, start, _next, _after_next = boundaries("month", timezone, anchor or None, at)
+        return start == at
     except (ValueError, OverflowError):
         return False
 
@@ -232,6 +235,7 @@ def _verify_kept(using: str) -> Iterator[str]:
 
 
 def _when(at: int) -> str:
+    """Return a moment (µs since 1970 UTC) as text, even if it is outside the calendar."""
     try:
         return iso(at)
     except OverflowError:

@@ -127,31 +127,36 @@ class _Account:
         self._using, self.name = using, name
         self.usage: dict[tuple[Any, ...], PeriodUsage] = {}
         self._tallied, self._archived = tallied, archived
+        #: For each total: the sums of its ledger lines, and the newest position with such lines.
         self._lines: dict[tuple[Any, ...], tuple[list[int], int]] = {}
         #: By counted period (s) and shard: the position up to which the newest report contains the usage.
         self._covered: dict[tuple[int, int], int] = {}
         #: By counted period (s, as text): the positions up to which the reports contain the usage. `add_report` adds
         #: one report after another.
         self._chains: dict[str, dict[str, int]] = {}
-        self._jumps: list[str] = []
+        #: An error for each report that does not begin where the report before it ends.
+        self._discontinuities: list[str] = []
         #: By billing period (s): its end (s) on its report, and the starts of the counted periods on that report.
         self._ends: dict[int, tuple[int, set[int]]] = {}
 
     def add_lines(self, row: dict[str, Any]) -> None:
+        """Add the sums of some ledger lines (see `_sums`)."""
         key = (row["period"], row["meter"], row["rule"], row["batch__shard"])
         sums, newest = self._lines.get(key, ([0] * len(_SUMMED), 0))
         added = [count + row[name] for count, name in zip(sums, _SUMMED, strict=True)]
         self._lines[key] = added, max(newest, row["newest"])
 
     def add_usage(self, row: PeriodUsage) -> None:
+        """Add a total."""
         self.usage[row.period, row.meter, row.rule, row.shard] = row
 
     def add_report(self, report: Report) -> None:
+        """Add a report. Reports must be added in the order in which they were finalised."""
         if not has_readable_positions(report):
             return  # verify/report.py names the error.
         for period, since in report.since.items():
             if since != self._chains.get(period, {}):
-                self._jumps.append(
+                self._discontinuities.append(
                     f"report {report} does not continue the usage from {_when(int(period))} where the report before it"
                     " ends: some usage is on no report, or on two"
                 )
@@ -170,7 +175,7 @@ class _Account:
         """Return a sentence for each error."""
         keys = sorted(self._lines.keys() | self.usage.keys())
         compared = (finding for key in keys for finding in self._compared(*key))
-        return [*self._jumps, *compared, *self._different_ends(), *self._impossible_ends()]
+        return [*self._discontinuities, *compared, *self._different_ends(), *self._impossible_ends()]
 
     def _impossible_ends(self) -> Iterator[str]:
         """Yield an error for each total with an impossible end. Its period would be closed too late, or never."""
@@ -208,6 +213,7 @@ class _Account:
         return {period_ends(self._using, {key: used}).get(key) for used in (period, last)}
 
     def _compared(self, period: int, meter: str, rule: int, shard: int) -> Iterator[str]:
+        """Yield the errors of one total: compare it with the ledger's lines and with the reports."""
         sums, newest = self._lines.get((period, meter, rule, shard), ([0] * len(_SUMMED), 0))
         total = self.usage.get((period, meter, rule, shard))
         payer = self.name or "anonymous"

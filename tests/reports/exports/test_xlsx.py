@@ -98,7 +98,7 @@ def test_a_text_too_long_for_a_cell_says_that_it_was_cut() -> None:
     assert line_of(sheet, 2)["durability_gap"].value == fits
     cut = line_of(sheet, 3)["durability_gap"].value
     assert cut.endswith("😀 … (cut: the CSV has all of it)")
-    assert len(cut.encode("utf-16-le")) // 2 in (cells.CELL - 1, cells.CELL)
+    assert len(cut.encode("utf-16-le")) // 2 in (cells.MAX_CELL - 1, cells.MAX_CELL)
 
 
 def test_what_a_sheet_has_no_room_for_goes_on_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
