@@ -81,7 +81,7 @@ def drain(now: int | None = None, progress: Progress | None = None) -> DrainResu
     redis.exceptions.RedisError if a server does not answer, or if it refuses a shard. If a server refused a shard, all
     other shards were drained. After any error, the next drain writes the batches that are not in the ledger yet.
     """
-    server, using, drained = current_server(), conf.DATABASE, DrainResult()
+    server, using, result = current_server(), conf.DATABASE, DrainResult()
     shards = range(server.keyspace.shards)
     if ShardState.objects.using(using).filter(shard__in=shards).count() < len(shards):
         ShardState.objects.using(using).bulk_create(
@@ -91,14 +91,14 @@ def drain(now: int | None = None, progress: Progress | None = None) -> DrainResu
         on_each(
             server,
             shards,
-            lambda _client, server_shards: _drain_server(server, using, server_shards, drained, now, progress),
+            lambda _client, server_shards: _drain_server(server, using, server_shards, result, now, progress),
         )
     finally:
-        for shard, error in drained.refused.items():
+        for shard, error in result.refused.items():
             logger.warning("usage of shard %02d could not be drained; the next drain tries again: %s", shard, error)
-    for error in drained.refused.values():
+    for error in result.refused.values():
         raise error
-    return drained
+    return result
 
 
 def _live_runs(server: Server, listing_run: str, states: Iterable[ShardState]) -> set[str]:
@@ -116,16 +116,16 @@ def _live_runs(server: Server, listing_run: str, states: Iterable[ShardState]) -
 
 
 def _drain_server(
-    server: Server, using: str, shards: list[int], drained: DrainResult, now: int | None, progress: Progress | None
+    server: Server, using: str, shards: list[int], result: DrainResult, now: int | None, progress: Progress | None
 ) -> None:
     """Drain the shards of one server, in passes, until no batch of these shards waits."""
     declare_unreported(server, shards)
     while True:
-        listed = read_pending(server, shards, drained.refused, now)
+        listed = read_pending(server, shards, result.refused, now)
         if not listed:
             return
         if progress is not None:
-            drained.add_progress = progress.counter("batches", sum(pending.count for pending in listed))
+            result.add_progress = progress.counter("batches", sum(pending.count for pending in listed))
             progress = None
         crash.reached("drain:listed")
         if len({pending.run for pending in listed}) > 1:
@@ -135,18 +135,18 @@ def _drain_server(
         ShardState.objects.using(using).filter(shard__in=shards, run="").update(run=listed[0].run)
         if _is_up_to_date(using, listed):
             # Nothing is written, so there is nothing to wait for. Most drains of an idle server end here.
-            drained.fsync = check_server(server, listed[0].run, listed[0].shard)
+            result.fsync = check_server(server, listed[0].run, listed[0].shard)
             return
-        drained.fsync = fence(server, listed[0].run, shard=listed[0].shard)
+        result.fsync = fence(server, listed[0].run, shard=listed[0].shard)
         crash.reached("drain:fenced")
         states = ShardState.objects.using(using).in_bulk([pending.shard for pending in listed])
-        drained.live_runs = _live_runs(server, listed[0].run, states.values())
-        _declare_losses(server, using, listed, states, drained)
+        result.live_runs = _live_runs(server, listed[0].run, states.values())
+        _declare_losses(server, using, listed, states, result)
         watermark.correct(using, listed, states)
         with_batches = [pending for pending in listed if pending.batches]
         # Start at a random shard, so that processes that drain at the same time rarely wait for each other.
         start = random.randrange(len(with_batches)) if with_batches else 0  # noqa: S311
-        more = _drain_lanes(server, using, with_batches[start:] + with_batches[:start], drained)
+        more = _drain_lanes(server, using, with_batches[start:] + with_batches[:start], result)
         watermark.advance_idle(using, [pending for pending in listed if not pending.count])
         if not more:
             return
@@ -163,7 +163,7 @@ def _is_up_to_date(using: str, listed: list[PendingBatches]) -> bool:
 
 
 def _declare_losses(
-    server: Server, using: str, listed: list[PendingBatches], states: Mapping[int, ShardState], drained: DrainResult
+    server: Server, using: str, listed: list[PendingBatches], states: Mapping[int, ShardState], result: DrainResult
 ) -> None:
     """Declare a restart of the server or a loss of its data, also for shards without a new batch."""
     changed = [pending for pending in listed if _has_new_run_or_loss(using, states[pending.shard], pending)]
@@ -173,21 +173,21 @@ def _declare_losses(
         for before_lock in changed:
             state = ShardState.lock(using, before_lock.shard)
             # Read again under the lock: perhaps another process has drained the shard meanwhile.
-            read_again = read_pending(server, [before_lock.shard], drained.refused)
+            read_again = read_pending(server, [before_lock.shard], result.refused)
             pending = read_again[0] if read_again else None
             if state is None or pending is None or pending.run != before_lock.run:
                 continue
             if not _has_new_run_or_loss(using, state, pending):
                 continue
             if pending.incarnation or not pending.count:
-                gaps.declare_loss(using, state, pending, fsync=drained.fsync)
+                gaps.declare_loss(using, state, pending, fsync=result.fsync)
             # If batches wait, they were perhaps sealed in earlier runs. Then `apply` declares each restart.
             if state.run != pending.run and not pending.count:
                 # A replica that replaced the server can have started before the watermark. The time of the replacement
                 # is not known. Then the gap ends now.
                 run_start = pending.up_since if pending.up_since > state.watermark else pending.now
-                if state.run not in drained.live_runs:
-                    gaps.declare_restart(using, state, pending.run, until=run_start, fsync=drained.fsync)
+                if state.run not in result.live_runs:
+                    gaps.declare_restart(using, state, pending.run, until=run_start, fsync=result.fsync)
                 state.run = pending.run
             state.save(using=using)
 
@@ -209,16 +209,16 @@ class _ReadBatch(NamedTuple):
 
 
 def _read_batch(server: Server, pending: PendingBatches, name: str) -> _ReadBatch:
-    result: Packet | Exception
+    packet_or_error: Packet | Exception
     try:
         client = server.wire.client_of(server.keyspace, pending.shard)
-        result = packet(pending.shard, read_fields(client, server.keyspace.batch(pending.shard, name)))
+        packet_or_error = packet(pending.shard, read_fields(client, server.keyspace.batch(pending.shard, name)))
     except Unreadable as error:
-        result = error
+        packet_or_error = error
     except ResponseError as error:
         # WRONGTYPE means that the Redis key is not a batch. Other errors are temporary, such as that of a busy server.
-        result = Unreadable(str(error)) if str(error).startswith("WRONGTYPE") else error
-    return _ReadBatch(pending, name, result, name == pending.batches[-1])
+        packet_or_error = Unreadable(str(error)) if str(error).startswith("WRONGTYPE") else error
+    return _ReadBatch(pending, name, packet_or_error, name == pending.batches[-1])
 
 
 def _read_ahead(server: Server, with_batches: list[PendingBatches]) -> Generator[_ReadBatch]:
@@ -235,16 +235,16 @@ def _read_ahead(server: Server, with_batches: list[PendingBatches]) -> Generator
             reader.shutdown(cancel_futures=True)
 
 
-def _drain_lanes(server: Server, using: str, with_batches: list[PendingBatches], drained: DrainResult) -> bool:
+def _drain_lanes(server: Server, using: str, with_batches: list[PendingBatches], result: DrainResult) -> bool:
     """Drain several shards at the same time if the database allows this. Return whether more batches wait."""
     connection = connections[using]
     # The connections of other threads would not see the writes of an open transaction, such as the one of a test.
     parallel = connection.features.has_select_for_update and not connection.in_atomic_block
     count = min(_LANES if parallel else 1, len(with_batches))
     if count < 2:
-        return _drain_lane(server, using, with_batches, drained)
+        return _drain_lane(server, using, with_batches, result)
     lanes = [
-        DrainResult(fsync=drained.fsync, live_runs=drained.live_runs, add_progress=drained.add_progress)
+        DrainResult(fsync=result.fsync, live_runs=result.live_runs, add_progress=result.add_progress)
         for _index in range(count)
     ]
 
@@ -257,31 +257,31 @@ def _drain_lanes(server: Server, using: str, with_batches: list[PendingBatches],
     with ThreadPoolExecutor(count, thread_name_prefix="ratelimits-lane") as pool:
         more = list(pool.map(drain_lane, range(count)))
     for lane in lanes:
-        drained.outcomes += lane.outcomes
-        drained.lines += lane.lines
-        drained.refused |= lane.refused
+        result.outcomes += lane.outcomes
+        result.lines += lane.lines
+        result.refused |= lane.refused
     return any(more)
 
 
-def _drain_lane(server: Server, using: str, with_batches: list[PendingBatches], drained: DrainResult) -> bool:
+def _drain_lane(server: Server, using: str, with_batches: list[PendingBatches], result: DrainResult) -> bool:
     with closing(_read_ahead(server, with_batches)) as batches:
-        return _drain_shards(server, using, batches, drained)
+        return _drain_shards(server, using, batches, result)
 
 
-def _drain_shards(server: Server, using: str, batches: Iterable[_ReadBatch], drained: DrainResult) -> bool:
+def _drain_shards(server: Server, using: str, batches: Iterable[_ReadBatch], result: DrainResult) -> bool:
     """Apply the listed batches. Return whether this process should drain further batches."""
     busy_shards: set[int] = set()
     more = False
     for read in batches:
         pending, name = read.pending, read.name
-        if pending.shard in busy_shards or pending.shard in drained.refused:
+        if pending.shard in busy_shards or pending.shard in result.refused:
             continue
         try:
-            outcome = _drain_batch(server, using, read, drained)
+            outcome = _drain_batch(server, using, read, result)
         except ResponseError as error:
-            drained.refused[pending.shard] = error
+            result.refused[pending.shard] = error
             continue
-        drained.outcomes[outcome] += 1
+        result.outcomes[outcome] += 1
         if outcome is BatchOutcome.BUSY:
             # Another process drains this shard, and will also drain the other batches of the shard.
             busy_shards.add(pending.shard)
@@ -289,9 +289,9 @@ def _drain_shards(server: Server, using: str, batches: Iterable[_ReadBatch], dra
         try:
             _drop(server, pending.shard, name)
         except ResponseError as error:
-            drained.refused[pending.shard] = error
+            result.refused[pending.shard] = error
             continue
-        drained.add_progress(1)
+        result.add_progress(1)
         crash.reached("drain:dropped")
         if read.is_last:
             if pending.count > len(pending.batches) or _is_of_earlier_run(read):
@@ -306,17 +306,18 @@ def _is_of_earlier_run(read: _ReadBatch) -> bool:
     return isinstance(read.packet, Packet) and read.packet.sealed_run != read.pending.run
 
 
-def _drain_batch(server: Server, using: str, read: _ReadBatch, drained: DrainResult) -> BatchOutcome:
-    pending, name, result, _last = read
-    if isinstance(result, ResponseError):
-        raise result
-    if isinstance(result, Exception):
-        outcome = _handle_unreadable(server, using, pending, name, str(result))
+def _drain_batch(server: Server, using: str, read: _ReadBatch, result: DrainResult) -> BatchOutcome:
+    """Write a batch to the ledger. If it could not be read, quarantine it or declare its loss. Return the outcome."""
+    pending, name, packet_or_error, _is_last = read
+    if isinstance(packet_or_error, ResponseError):
+        raise packet_or_error
+    if isinstance(packet_or_error, Exception):
+        outcome = _handle_unreadable(server, using, pending, name, str(packet_or_error))
     else:
         crash.reached("drain:read")
-        outcome = apply(using, result, drained.fsync, wait=False, live_runs=drained.live_runs)
+        outcome = apply(using, packet_or_error, result.fsync, wait=False, live_runs=result.live_runs)
         if outcome is BatchOutcome.APPLIED:
-            drained.lines += len(result.lines)
+            result.lines += len(packet_or_error.lines)
     if outcome not in (BatchOutcome.APPLIED, BatchOutcome.DONE_BEFORE, BatchOutcome.BUSY):
         logger.error("usage batch %02d:%s was %s", pending.shard, name, outcome.name.lower())
     return outcome

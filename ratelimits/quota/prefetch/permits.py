@@ -153,6 +153,11 @@ class UnsentCounts(NamedTuple):
     new: Prefetch | None
     items: tuple[tuple[Prefetch, Spent], ...]
 
+    @property
+    def receipt(self) -> Receipt:
+        """Return the receipt of one of these prefetches. All of them are of one shard."""
+        return self.new.receipt if self.new is not None else self.items[0][0].receipt
+
 
 class PrefetchedPermits:
     """The prefetched permits of this process for one kind of request. `call` decides and counts one such request.

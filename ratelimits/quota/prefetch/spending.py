@@ -90,10 +90,9 @@ def _command(unsent: Sequence[UnsentCounts]) -> CountSpent:
     All counts must be of one shard. Only the first of them is allowed to have a new prefetch.
     """
     server, new = unsent[0].permits.server, unsent[0].new
-    receipt = (new or unsent[0].items[0][0]).receipt
     spent = [spent for counts in unsent for _prefetch, spent in counts.items]
     recorded = (new.receipt.nonce, new.record()) if new is not None else None
-    return CountSpent(server.keyspace, shard_of_receipt(server.keyspace, receipt), spent, recorded)
+    return CountSpent(server.keyspace, shard_of_receipt(server.keyspace, unsent[0].receipt), spent, recorded)
 
 
 def _fail(unsent: Sequence[UnsentCounts], error: BaseException) -> None:
@@ -158,8 +157,7 @@ def _send_all(unfinished: Sequence[Prefetch], *, everything: bool) -> bool:
     for permits in dict.fromkeys(prefetch.permits for prefetch in unfinished):
         counts = permits.begin_sending(everything=everything)
         if counts is not None:
-            receipt = (counts.new or counts.items[0][0]).receipt
-            shard = shard_of_receipt(permits.server.keyspace, receipt)
+            shard = shard_of_receipt(permits.server.keyspace, counts.receipt)
             # Counts with a new prefetch are sent in a command of their own.
             groups.setdefault((permits.server, shard, id(counts) if counts.new else 0), []).append(counts)
     answers = True
