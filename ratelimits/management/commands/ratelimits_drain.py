@@ -11,6 +11,7 @@ from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import plural
 from ratelimits.management.progress import shown
 from ratelimits.usage import span_totals
+from ratelimits.usage.apply import BatchOutcome
 from ratelimits.usage.drain import drain
 from ratelimits.usage.fence import NotFencedError
 from ratelimits.usage.tally import tally
@@ -42,8 +43,9 @@ class Command(ExplainedCommand):
             raise CommandError(f"Redis does not answer: {error}") from error
         batches, lines = plural(drained.batches, "batch", "batches"), plural(drained.lines, "line")
         self.stdout.write(f"Drained {batches}, {lines} (appendfsync {drained.fsync}).")
+        # Name only the outcomes that a person may have to look into.
         for outcome, count in drained.outcomes.items():
-            if outcome.name not in ("APPLIED", "KNOWN"):
+            if outcome not in (BatchOutcome.APPLIED, BatchOutcome.DONE_BEFORE):
                 self.stdout.write(self.style.WARNING(f"{outcome.name.lower()}: {count}"))
         if options["rebuild_totals"]:
             with shown(self) as progress:

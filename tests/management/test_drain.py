@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from collections import Counter
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+
+from ratelimits.management.commands import ratelimits_drain
+from ratelimits.usage.apply import BatchOutcome
+from ratelimits.usage.drain import DrainResult
+
+
+@pytest.mark.django_db
+def test_only_batches_that_did_not_reach_the_ledger_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = Counter(dict.fromkeys(BatchOutcome, 1))
+    drained = DrainResult(outcomes, lines=5, fsync="always")
+
+    def drain(**_options: Any) -> DrainResult:
+        return drained
+
+    monkeypatch.setattr(ratelimits_drain, "drain", drain)
+    out = StringIO()
+    call_command("ratelimits_drain", stdout=out)
+    assert out.getvalue().splitlines() == [
+        "Drained 1 batch, 5 lines (appendfsync always).",
+        "discarded: 1",
+        "quarantined: 1",
+        "lost: 1",
+        "busy: 1",
+    ]
