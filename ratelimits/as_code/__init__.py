@@ -37,6 +37,7 @@ __all__ = [
     "to_text",
 ]
 
+#: The fields of a price that are written only if they are not 0.
 _FEES = ("flat_fee", "minimum")
 #: If the entry of a plan does not have these fields, `load` does not change the plan's currency and prices. So an old
 #: file without prices deletes no prices.
@@ -283,11 +284,12 @@ def _messages(error: ValidationError, rule: Rule | None = None) -> list[str]:
     """Return a text for each error, with its field. If the field of `rule` has choices, the text lists them."""
     lines = []
     for field, errors in error.error_dict.items():
-        for one in errors:
-            if one.code == "invalid_choice" and rule is not None:
+        for field_error in errors:
+            if field_error.code == "invalid_choice" and rule is not None:
                 column: Any = Rule._meta.get_field(field)
                 choices = ", ".join(value for value, _label in column.flatchoices if value)
                 lines.append(f"{field} must be one of {choices}, not “{printable(getattr(rule, field))}”")
             else:
-                lines += one.messages if field == NON_FIELD_ERRORS else [f"{field}: {text}" for text in one.messages]
+                prefix = "" if field == NON_FIELD_ERRORS else f"{field}: "
+                lines += [f"{prefix}{text}" for text in field_error.messages]
     return lines

@@ -9,7 +9,15 @@ from typing import Any
 from ratelimits.algorithms import typed_rates
 from ratelimits.algorithms.limits import ALGORITHMS, DEFAULT_ALGORITHM, fields_of
 from ratelimits.algorithms.typed_rules import with_numbers
-from ratelimits.as_code.types import RULE, as_json, decoded, is_text, plan_type_problems, printable, rule_type_problems
+from ratelimits.as_code.types import (
+    RULE,
+    as_json,
+    decode_json,
+    is_text,
+    plan_type_problems,
+    printable,
+    rule_type_problems,
+)
 
 #: The fields of a rule that are not parameters of its algorithm, with their defaults. A field that has its default is
 #: not written to the document.
@@ -64,7 +72,7 @@ def parse(raw: bytes) -> Document:
     Raise RefusedError if the document is not valid. The error lists all problems, each with its place.
     """
     try:
-        document = decoded(raw)
+        document = decode_json(raw)
     except ValueError as error:
         raise RefusedError([str(error)]) from error
     if not isinstance(document, dict) or document.keys() - {"plans", "rules"}:
@@ -121,7 +129,7 @@ def _completed(entry: Any) -> tuple[Any, list[str]]:
     """Return the entry of a rule with an algorithm, and with numbers in place of a typed rate; and its problems.
 
     If the typed rate is not valid, return the entry without the rate, so that `_rule_problems` can read the other
-    fields. Return other values as they are: `_rule_problems` reports them.
+    fields. Return an entry that is not an object unchanged: `_rule_problems` reports it.
     """
     if not isinstance(entry, dict):
         return entry, []

@@ -12,6 +12,8 @@ from ratelimits.algorithms.parsing import MAX_PERMITS
 
 #: A message shows at most this many characters of a value. A longer value is cut.
 _MAX_SHOWN = 60
+#: Maximum number of digits of a number. A database would round a number with more digits.
+_MAX_DIGITS = 40
 
 
 class FieldType(NamedTuple):
@@ -39,12 +41,11 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    # A database would round a number with more digits than 40.
     return _is_whole(value) or (
         type(value) is Decimal
         and value.is_finite()
         and abs(value) <= MAX_PERMITS
-        and len(value.as_tuple().digits) <= 40
+        and len(value.as_tuple().digits) <= _MAX_DIGITS
     )
 
 
@@ -172,7 +173,7 @@ def printable(text: str) -> str:
     return text if text.isprintable() else as_json(text)
 
 
-def decoded(raw: bytes) -> Any:
+def decode_json(raw: bytes) -> Any:
     """Return the value of a JSON text in UTF-8, with exact decimals.
 
     Raise ValueError if the text is not such JSON. In most cases the message says which line is wrong.

@@ -59,6 +59,7 @@ def check_rates(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
 def _wrong_rates(throttle: Any) -> Iterator[checks.Error]:
     for scope, rate in (throttle.THROTTLE_RATES or {}).items():
         try:
+            # Call no `__init__`: it would need a rate for the scope of this class.
             throttle.parse_rate(object.__new__(throttle), rate)
         except ImproperlyConfigured as error:
             _name, _colon, hint = str(error).partition(": ")
@@ -77,8 +78,9 @@ def check_middleware(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> 
     return [
         checks.Warning(
             f"MIDDLEWARE has no QuotaMiddleware, but requests are decided: {reason}.",
-            hint="Add 'ratelimits.middleware.QuotaMiddleware' after AuthenticationMiddleware. Without it PATHS are not"
-            " limited, server errors are billed, and leases of interrupted requests last until lease_ttl.",
+            hint="Add 'ratelimits.middleware.QuotaMiddleware' after AuthenticationMiddleware. Without this middleware,"
+            " PATHS are not limited, server errors are billed, and leases of interrupted requests last until"
+            " lease_ttl.",
             id="ratelimits.W002",
         )
     ]

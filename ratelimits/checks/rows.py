@@ -100,6 +100,7 @@ def _accounts(using: str) -> Iterator[checks.CheckMessage]:
 
 
 def _crowding(using: str) -> Iterator[checks.CheckMessage]:
+    """Yield an error if more than MAX_LIMITS rules could apply to one request."""
     crowd = too_many(Rule.objects.using(using))
     if crowd is not None:
         yield checks.Error(

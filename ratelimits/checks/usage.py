@@ -62,6 +62,7 @@ def _check_worker() -> Iterator[checks.CheckMessage]:
     states = ShardState.objects.using(conf.DATABASE).filter(shard__lt=conf.SHARDS)
     ahead = states.filter(ahead__gt=0).order_by("-ahead").values_list("ahead", flat=True).first()
     if ahead:
+        # `ahead` is in microseconds, like the watermark below.
         yield checks.Warning(
             f"The Redis server's clock is {ahead // 1_000_000:,} seconds ahead of the worker's clock: no billing"
             " period is closed, and perhaps usage is counted at wrong times.",
@@ -76,7 +77,7 @@ def _check_worker() -> Iterator[checks.CheckMessage]:
         return
     since = f"since {moment(newest):%Y-%m-%d %H:%M} UTC" if newest else "yet"
     yield checks.Warning(
-        f"Rules bill, but no usage was sealed and drained {since}: it waits in Redis.",
+        f"Rules bill, but no usage was sealed and drained {since}: new usage waits in Redis.",
         hint="Run a Celery worker with beat for the tasks ratelimits.tasks.seal and drain, or run the commands"
         " ratelimits_seal and ratelimits_drain every minute.",
         id="ratelimits.W032",

@@ -71,6 +71,8 @@ def _is_callable(value: Any) -> bool:
 
 _CALLABLE = SettingRule("a callable, the dotted path of a callable, or None.", _is_callable)
 _FLAG = SettingRule("True or False.", lambda value: isinstance(value, bool))
+#: The options of a path, each with a function that returns whether a value is valid. Only the scope "*" has a star, and
+#: no scope has a space, a colon or a comma.
 _PATH_OPTIONS: dict[str, Callable[[Any], bool]] = {
     "scope": lambda value: _is_text(value) and re.fullmatch(r"\*|[^\s:,*]+", value) is not None,
     "cost": lambda value: isinstance(value, int | dict) or callable(value),
@@ -124,6 +126,8 @@ _THRESHOLDS = SettingRule(
 
 #: The kinds of billing systems, by name. The value says whether this kind needs a key.
 PUSH_FORMATS = {"stripe": True, "lago": True, "openmeter": False}
+#: The options of a billing system, each with a function that returns whether a value is valid. SINCE is a month such as
+#: "2026-11". URL contains only visible ASCII characters, but no "?" and no "@".
 _PUSH_OPTIONS: dict[str, Callable[[Any], bool]] = {
     "FORMAT": lambda value: isinstance(value, str),
     "KEY": lambda value: _is_text(value) and value.isascii(),

@@ -34,8 +34,8 @@ class _Display(NamedTuple):
 def shown(command: BaseCommand, *, alone: bool = False) -> Iterator[Progress]:
     """Yield a Progress. If standard error is a terminal, show the progress there until the block ends.
 
-    What the command writes meanwhile appears above the progress. If `alone` is true, show nothing if standard output is
-    a terminal too: this is for commands that write data to standard output.
+    Text that the command writes meanwhile appears above the progress. If `alone` is true and standard output is a
+    terminal too, show nothing: `alone` is for commands that write data to standard output.
     """
     progress = Progress()
     if not command.stderr.isatty() or (alone and command.stdout.isatty()):
@@ -130,22 +130,23 @@ def _bars(terminal: IO[str], *, no_color: bool) -> AbstractContextManager[_Displ
 def _line(terminal: IO[str]) -> Iterator[_Display]:
     """Show the current stage in one line."""
     lock = threading.Lock()
-    shown = ""
+    shown_text = ""
 
     def write(text: str) -> None:
-        nonlocal shown
+        nonlocal shown_text
         # First write spaces over the rest of a longer old text.
-        terminal.write(f"\r{text:<{len(shown)}}\r{text}")
+        terminal.write(f"\r{text:<{len(shown_text)}}\r{text}")
         terminal.flush()
-        shown = text
+        shown_text = text
 
     def draw(stages: Sequence[Stage], last: bool) -> None:
         with lock:
             if stages:
                 write(_text(stages[-1], last=last))
-                terminal.write("\n" * last)
+                if last:
+                    terminal.write("\n")
 
-    class Above:
+    class FileAbove:
         def __init__(self, file: IO[str]) -> None:
             self._file = file
 
@@ -158,7 +159,7 @@ def _line(terminal: IO[str]) -> Iterator[_Display]:
                 self._file.write(text)
                 self._file.flush()
 
-    yield _Display(draw, Above)
+    yield _Display(draw, FileAbove)
 
 
 def _text(stage: Stage, *, last: bool) -> str:

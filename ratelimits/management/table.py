@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
-#: This many first rows decide how wide the columns are. So a table of any length needs little memory.
+#: Only this number of rows at the start decides how wide the columns are. So a table of any length needs little memory.
 _MEASURED_ROWS = 200
 
 
@@ -38,4 +38,5 @@ def _line(row: Sequence[object], widths: Sequence[int], numbers: Sequence[bool])
 def _text(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
+    # `ascii` adds quotation marks, and the slice removes them.
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value))

@@ -98,7 +98,8 @@ def _keep_periods(sender: Any, before: Sequence[Account], after: Sequence[Accoun
         for name in chunk:
             span = latest_periods.get(name) or latest_periods.get(old_names.get(name, ""))
             if span is not None:
-                values = {"start": span[0], "end": span[1], "version": edit.version}
+                start, end = span
+                values = {"start": start, "end": end, "version": edit.version}
                 KeptPeriod.objects.using(edit.using).update_or_create(
                     account=name, defaults={**values, "shard": key_shard(f"account:{name}")}
                 )
@@ -112,8 +113,9 @@ def _latest_periods(using: str, names: set[str], terms: dict[str, _Terms]) -> di
         if stored_end is not None:
             end = stored_end * _SECOND
         else:
-            end = _period(terms.get(name, _DEFAULT_TERMS), None, start * _SECOND)[1]
-        if name not in latest or end > latest[name][1]:
+            _start, end = _period(terms.get(name, _DEFAULT_TERMS), None, start * _SECOND)
+        _latest_start, latest_end = latest.get(name, (0, 0))
+        if end > latest_end:
             latest[name] = start * _SECOND, end
     return latest
 

@@ -94,9 +94,11 @@ def derived_shard(values: Mapping[str, Any], name: str, prefix: str = "") -> dic
     return {"shard": key_shard(prefix + values[name])}
 
 
-#: The separator before another key in the same text: a comma, a semicolon, a slash, a vertical bar or white space.
+#: The separator before another key in the same text: a comma, a semicolon, a slash, a vertical bar or white space. The
+#: next key must begin with a kind and a colon.
 _NEXT_KEY = re.compile(rf"[\s,;|/]\s*(?=(?:{'|'.join(COVERS)}|global):)")
-#: The spelling of ids, by the kind of key. An account's id is a name that the project chose, so it can contain spaces.
+#: The spelling of ids, by the kind of key. (The characters \x00 to \x1f are control characters.) An account's id is a
+#: name that the project chose. So it can contain spaces, but not at its start or end.
 _IDS = {
     "api_key": re.compile(r"[^\s,;\x00-\x1f]+"),
     "user": re.compile(r"[^\s,;\x00-\x1f]+"),

@@ -182,7 +182,7 @@ def _raise_above(using: str, in_force: int) -> None:
 
 def publish_on_commit(using: str) -> None:
     """Publish the version once the transaction is committed."""
-    # The second item of a hook is its callback.
+    # A hook is a tuple. Its second item is the callback.
     callbacks = (hook[1] for hook in reversed(connections[using].run_on_commit))
     publisher = next((item for item in callbacks if isinstance(item, _Publisher)), None) or _Publisher(using)
     # Register the callback at every edit: a rollback to a savepoint removes the callbacks registered after it.

@@ -59,8 +59,9 @@ def _scope(decorated: _DecoratedFunction, *, with_app: bool) -> str:
     If several modules have a view with this name, each of these views needs a different scope. Then `with_app` adds the
     name of the app to the name of the view.
     """
-    app = decorated.module.removesuffix(".views").rpartition(".")[2]
+    _package, _dot, app = decorated.module.removesuffix(".views").rpartition(".")
     name = f"{app}-{decorated.short_name}" if with_app else decorated.short_name
+    # Replace the characters that a scope cannot have.
     return re.sub(r"[\s:,*]+", "-", decorated.decorator.get("group") or name)
 
 
@@ -115,6 +116,7 @@ def _finding(decorated: _DecoratedFunction, scope: str, view_key: str) -> Findin
         return Finding(found, (name,), None, (note,))
     if not own_key and str(key) not in _KINDS:
         return Finding(found, (name,), None, ("django-ratelimit does not know this key.",))
+    # A rate is a text such as "5/m" or a tuple. Any other text is the path of a function that calculates the rate.
     if not isinstance(rate, (str, tuple)) or (isinstance(rate, str) and not re.match(r"[0-9]+/", rate)):
         note = "The rate is calculated for each request. Write a rule with the usual rate, and plans or overrides."
         return Finding(found, (name,), None, (note if rate is not None else "It has no rate, so it limits nothing.",))

@@ -129,6 +129,7 @@ def _with_rate(throttle: type[Any], scope: str, where: tuple[str, ...]) -> Findi
     if not is_scope(scope):
         return Finding(found, where, None, ("A rule cannot name this scope: it has a space, a comma, a colon or *.",))
     try:
+        # Call no `__init__`: it would need a rate for the scope of this class.
         requests, seconds = throttle.parse_rate(object.__new__(throttle), rate)
         capacity, period = int(requests), float(seconds)
     except (ImproperlyConfigured, ValueError, KeyError, TypeError, IndexError) as error:

@@ -40,7 +40,8 @@ class AccessRow(NamedTuple):
     valid_until: int
 
 
-#: The networks of IPv4 or of IPv6: by the number of bits after the prefix, and then by the prefix as a number.
+#: The networks of IPv4 or of IPv6. The keys of the outer dict are the numbers of bits after the prefix (8 for an IPv4
+#: network /24). The keys of the inner dicts are the prefixes as numbers.
 _Networks = dict[int, dict[int, tuple[AccessRow, ...]]]
 
 
@@ -63,8 +64,10 @@ class AccessIndex:
             try:
                 self._put(row)
             except (OSError, ValueError) as error:
-                logger.error("Block or allow %s is not in force: %s is not a key or network: %s", *row[:2], error)
-        self._order()
+                logger.error(
+                    "Block or allow %s is not in force: %s is not a key or network: %s", row.pk, row.target, error
+                )
+        self._sort()
 
     def __bool__(self) -> bool:
         return bool(self._by_pk)
@@ -115,7 +118,7 @@ class AccessIndex:
         bits = size - int(length)
         return networks.setdefault(bits, {}), int.from_bytes(inet_pton(family, text), "big") >> bits
 
-    def _order(self) -> None:
+    def _sort(self) -> None:
         """Sort the networks, the smallest first, and note when rows come into force."""
         self._v4, self._v6 = dict(sorted(self._v4.items())), dict(sorted(self._v6.items()))
         self._starts = sorted({row.valid_from for row in self._by_pk.values()} - {0})
@@ -169,6 +172,7 @@ class AccessIndex:
         return None
 
 
+#: The index if there is neither a block nor an allow.
 NO_ACCESS = AccessIndex()
 
 

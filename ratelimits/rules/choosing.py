@@ -52,8 +52,9 @@ class Chooser:
             if row.mode != "enforce" or not covers(row, scope, method) or not applies_to_caller(row, present, groups):
                 continue
             if kind is not None or row.key_kind not in COUNTED:
-                rule = self._apply(row, kind or GLOBAL_KEY, [], [], 0)
-                found += [rule] if rule is not None else []
+                rule = self._apply(row, kind or GLOBAL_KEY, overrides=[], deletions=[], changed_at=0)
+                if rule is not None:
+                    found.append(rule)
         return found
 
     def chosen(
@@ -89,7 +90,8 @@ class Chooser:
     ) -> AppliedRule | UnreadableRule | None:
         """Return the rule with the numbers and the mode of its overrides.
 
-        Return None for a rule that is off, and for a rule in shadow mode that is not valid.
+        Return None for a rule that is off, and for a rule in shadow mode that is not valid. `deletions` has a
+        version and a moment for each deletion.
         """
         mode = next((override.mode for override in overrides if override.mode), row.mode)
         if mode == "off":

@@ -33,7 +33,7 @@ class KeyFacts(NamedTuple):
 class Facts:
     """The KeyFacts of the keys of one shard, valid from `now` until `until` (µs since 1970 UTC).
 
-    Here a shard is a part of all keys. The rows about its keys are read together.
+    Here a shard is a part of all keys. The rows about the keys of one shard are read together.
     """
 
     __slots__ = ("_facts_by_key", "_now", "_rows", "until")
@@ -63,6 +63,7 @@ class Facts:
         changes = [rows.deleted_at.get(key, 0), *(account.edited_at for account in accounts)]
         times = [(row.edited_at, row.valid_from, row.valid_until) for row in overrides]
         times += [(row.edited_at, row.valid_from, row.valid_until) for row in memberships]
+        # The limits of the key also changed when the validity of a row began or ended.
         for edited_at, *edges in times:
             changes += edited_at, *(edge for edge in edges if 0 < edge <= now)
         in_force: dict[str, OverrideRow] = {}

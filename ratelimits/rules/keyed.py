@@ -97,8 +97,9 @@ def read(using: str, shards: Collection[int], above: int | None = None) -> dict[
     stored: dict[Any, Any] = {}
 
     def once(value: _T) -> _T:
-        same: _T = stored.setdefault(value, value)
-        return same
+        """Return the first value that is equal to this one, so that equal values are stored only once."""
+        first: _T = stored.setdefault(value, value)
+        return first
 
     moments = "valid_from", "valid_until", "version", "since"
     overrides: dict[int, dict[str, tuple[OverrideRow, ...]]] = {}

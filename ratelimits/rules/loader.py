@@ -1,7 +1,7 @@
 """Read the rules from the database, in a separate thread with a separate connection.
 
-The connection of a request cannot be used. A request can be in a transaction. There the process could read old rules,
-or an edit that is not committed yet.
+The connection of a request cannot be used, because a request can be in a transaction. In this transaction, the process
+could read old rules, or an edit that is not committed yet.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Loader:
         self._refreshes = True
         #: The rules that a test uses instead of the rules in the database; None outside such a test.
         self._override: Override | None = None
-        #: The number of versions that this process had published when the rules were read. Used only with an override.
+        #: The number of versions that this process had published when the rules were read. It is used only with an
+        #: override.
         self._publications = 0
         self._current: Snapshot | None = None
         self._refresh_at = 0
@@ -195,13 +196,16 @@ class Loader:
         )
 
     def _interval(self) -> int:
+        """Return the time (µs) until the rules are read again."""
         # A test can set its own clock, and this clock can jump. A jump must not start a refresh, because the thread
         # would use the test's connection.
-        return int(conf.RELOAD_INTERVAL * 1_000_000) if self._refreshes else 2**62
+        never = 2**62
+        return int(conf.RELOAD_INTERVAL * 1_000_000) if self._refreshes else never
 
     def _submit(self, job: Callable[[T], R], argument: T) -> Future[R]:
         if self._pid != os.getpid():
             self._begin()  # a forked child has no threads
+        # A reload without a minimum version has the argument None. It asks the database even soon after a failure.
         if self._failure is not None and argument is not None:
             failed_at, message = self._failure
             if self._clock() - failed_at < _PAUSE:

@@ -57,7 +57,8 @@ def applies_to_caller(row: RuleRow, present: int, groups: frozenset[str]) -> boo
         return True
     if row.group and row.group not in groups:
         return False
-    return row.callers == "everyone" or (row.callers == "authenticated") == bool(present & (USER | API_KEY))
+    is_authenticated = bool(present & (USER | API_KEY))
+    return row.callers == "everyone" or (row.callers == "authenticated") == is_authenticated
 
 
 def counted_kind(row: RuleRow, present: int) -> str | None:
@@ -114,7 +115,8 @@ def let_one_bill(applied: list[tuple[int, AppliedRule]]) -> tuple[AppliedRule, .
     bills.
     """
     billing: dict[tuple[str, str], AppliedRule] = {}
-    for _rank, rule in sorted(applied, key=lambda ranked: -ranked[0]):
+    # The highest rank first. Rules of the same rank keep their order.
+    for _rank, rule in sorted(applied, key=lambda rank_and_rule: rank_and_rule[0], reverse=True):
         if rule.bills:
             billing.setdefault((rule.key_kind, rule.meter), rule)
     return tuple(

@@ -1,4 +1,4 @@
-"""Read the rules at one version into frozen rows. The first time read all rows, later only changed rows.
+"""Read the rules at one version into frozen rows. At first, read all rows. Later, read only changed rows.
 
 Rules, plans, blocks and allows are always read. Rows about single keys (overrides, memberships, accounts) are read for
 a whole shard of keys at a time. So a key without rows needs no query of its own.
@@ -83,7 +83,8 @@ class RuleRow:
         return algorithm_from_json({**self.parameters, **changes})
 
 
-#: By (id of the plan, name of the rule): the version and the moment of the last deletion of a rule with both.
+#: By (id of the plan, name of the rule): the version and the moment (µs since 1970 UTC) of the last deletion of
+#: such a rule.
 DeletedAt = Mapping[tuple[int, str], tuple[int, int]]
 
 

@@ -248,10 +248,10 @@ class Snapshot:
         return self._missing(*_shards_and_users([identity]))
 
     def _missing(self, shards: Collection[int], users: Collection[str]) -> MissingRows:
-        known = self.rows.groups
+        groups_read = self.rows.groups
         return MissingRows(
             frozenset(shard for shard in shards if self.rows.shards[shard] is None),
-            frozenset(user for user in users if user not in known) if self._groups else _NO_GROUPS,
+            frozenset(user for user in users if user not in groups_read) if self._groups else _NO_GROUPS,
         )
 
     def with_rows_of(self, *identities: Identity) -> Snapshot:
@@ -322,7 +322,8 @@ class Snapshot:
         This is for failure policies while the rows about the identity's keys cannot be read. It needs no such rows.
         """
         present = sum(bit for bit, key in _keys_of(identity) if key is not None)
-        present += 0 if identity.view_key is None else VIEW_KEY
+        if identity.view_key is not None:
+            present += VIEW_KEY
         return self._chooser.possible(scope, method, present)
 
     def log_once(self, message: str) -> None:

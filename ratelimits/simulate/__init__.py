@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ratelimits.simulate.lines import BadLine, Reader, Rules, TraceLine, decoded, objects, read_rules
+from ratelimits.simulate.lines import BadLine, Reader, Rules, TraceLine, decode_json, json_lines, read_rules
 from ratelimits.simulate.replay import LineOutcome, Replay, Simulator, sandbox
 from ratelimits.simulate.summary import Summary
 
@@ -15,8 +15,8 @@ __all__ = [
     "Simulator",
     "Summary",
     "TraceLine",
-    "decoded",
-    "objects",
+    "decode_json",
+    "json_lines",
     "read_rules",
     "sandbox",
 ]

@@ -91,7 +91,7 @@ _JSON = json.JSONDecoder(parse_float=Decimal, parse_constant=Decimal)
 _LENIENT = json.JSONDecoder(parse_float=_decimal_or_infinity, parse_int=_int_or_decimal, parse_constant=Decimal)
 
 
-def decoded(text: bytes) -> Any:
+def decode_json(text: bytes) -> Any:
     """Return the value of a JSON text in UTF-8, with exact decimals. Raise ValueError that says where a mistake is."""
     try:
         json_text = text.decode()
@@ -109,7 +109,7 @@ def decoded(text: bytes) -> Any:
         raise ValueError("the line is nested too deeply") from error
 
 
-def objects(texts: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
+def json_lines(texts: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
     """Yield the number (from 1) and the value of each line that is not blank.
 
     For a line that is not JSON, the value is a ValueError.
@@ -122,7 +122,7 @@ def objects(texts: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
             continue
         for number, text in group:
             try:
-                data = decoded(text)
+                data = decode_json(text)
             except ValueError as error:
                 data = error
             yield number, data

@@ -31,7 +31,7 @@ from ratelimits.pricing import tiers
 from ratelimits.reports.verify import manifest, manifest_sections
 from ratelimits.row_files.reading import BadFileError, read
 from ratelimits.row_files.tables import TABLES
-from ratelimits.simulate.lines import Reader, decoded, objects, read_rules
+from ratelimits.simulate.lines import Reader, decode_json, json_lines, read_rules
 from ratelimits.usage.packet import Unreadable, packet, unescaped, values
 from ratelimits.usage.retention import archive
 from tests.support.servers import memory_folder
@@ -66,7 +66,7 @@ def _text(data: bytes) -> str:
 
 def _trace(data: bytes) -> None:
     reader = Reader(read_rules(_RULE))
-    for _number, value in objects(data.split(b"\n")):
+    for _number, value in json_lines(data.split(b"\n")):
         reader.line(value)
 
 
@@ -152,7 +152,7 @@ TARGETS = (
     ),
     Target(
         "a rule file",
-        lambda data: read_rules(decoded(data)),
+        lambda data: read_rules(decode_json(data)),
         (ValueError,),
         (
             json.dumps(_RULE).encode(),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ratelimits.engine.call import Op
-from ratelimits.simulate import Reader, decoded, objects, read_rules
+from ratelimits.simulate import Reader, decode_json, json_lines, read_rules
 
 BUCKET = {"algorithm": "token_bucket", "capacity": 10, "rate": 5, "period": 1}
 SLOW = {"algorithm": "smooth_bursty", "rate": Decimal("0.000001"), "period": 1}
@@ -36,7 +36,7 @@ def read(line: Any, rule: Any = BUCKET) -> Any:
     ],
 )
 def test_a_moment_is_read_as_a_decimal_to_the_nearest_microsecond(text: str, now: int) -> None:
-    line = read(decoded(b'{"at": %s}' % text.encode()))
+    line = read(decode_json(b'{"at": %s}' % text.encode()))
     assert line.now == now
 
 
@@ -122,7 +122,7 @@ def test_a_changed_rule_is_what_later_lines_are_read_against() -> None:
 )
 def test_what_is_no_json_says_where(text: bytes, message: str) -> None:
     with pytest.raises(ValueError) as raised:
-        decoded(text)
+        decode_json(text)
     assert message in str(raised.value)
 
 
@@ -138,7 +138,7 @@ def test_what_is_no_json_says_where(text: bytes, message: str) -> None:
 )
 def test_a_number_that_no_json_has_is_the_line_s_own_mistake(text: bytes, message: str) -> None:
     with pytest.raises(ValueError) as raised:
-        read(decoded(text))
+        read(decode_json(text))
     assert message in str(raised.value)
 
 
@@ -153,10 +153,10 @@ def test_lines_decoded_together_are_those_decoded_one_by_one() -> None:
         [b'{"at": 1}', b"\xff", b'{"at": NaN}', b"7"],
     ]
     for lines in lots:
-        for (number, found), line in zip(objects(lines), filter(None, lines), strict=True):
+        for (number, found), line in zip(json_lines(lines), filter(None, lines), strict=True):
             assert lines[number - 1] is line
             try:
-                expected = repr(decoded(line))
+                expected = repr(decode_json(line))
             except ValueError as error:
                 expected = repr(error)
             assert repr(found) == expected
@@ -167,4 +167,4 @@ def test_rules_are_one_or_several() -> None:
     assert len(read_rules([BUCKET, SLOW])) == 2
     with pytest.raises(ValueError, match="at least one rule"):
         read_rules([])
-    assert read_rules(decoded(json.dumps(BUCKET).encode())) == read_rules(BUCKET)
+    assert read_rules(decode_json(json.dumps(BUCKET).encode())) == read_rules(BUCKET)

@@ -29,7 +29,7 @@ from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import identify
 from ratelimits.models import Access, ProcessTotal
-from ratelimits.models.access.targets import addresses
+from ratelimits.models.access.targets import address_count
 from ratelimits.models.history import MAX_REASON
 from ratelimits.rules.access import AccessIndex, of_model
 from ratelimits.status.key_owners import no_effect_text
@@ -208,7 +208,7 @@ def consequences(request: HttpRequest, row: Access, names: Sequence[str] = ()) -
     """
     blocks = row.effect == Access.Effect.BLOCK
     target = f"{row.target} ({', '.join(names)})" if names else row.target
-    count, values = addresses(row.target), {"target": target, "status": row.status}
+    count, values = address_count(row.target), {"target": target, "status": row.status}
     if blocks:
         sentences = [_("Every request of %(target)s is refused with %(status)s, whatever the rules say.") % values]
     else:

@@ -19,8 +19,9 @@ def _months_ago(months: int) -> str:
     """Return the month that was `months` months ago, such as "2026-01". Raise ValueError if `months` is below 1."""
     if months < 1:
         raise ValueError("keep at least one month, such as --keep 1")
-    number = now().year * 12 + now().month - 1 - months
-    return f"{number // 12:04d}-{number % 12 + 1:02d}"
+    months_since_year_0 = now().year * 12 + now().month - 1 - months
+    year, month_index = divmod(months_since_year_0, 12)
+    return f"{year:04d}-{month_index + 1:02d}"
 
 
 class Command(ExplainedCommand):

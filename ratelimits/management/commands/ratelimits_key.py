@@ -95,7 +95,7 @@ class Command(ExplainedCommand):
         try:
             getattr(self, f"_{options['command']}")(options)
         except ValidationError as error:
-            raise CommandError("\n".join(_lines(error))) from error
+            raise CommandError("\n".join(_messages(error))) from error
         except NothingDoneError as error:
             raise CommandError(str(error)) from error
         except (*UNAVAILABLE, TimeoutError, DatabaseError) as error:
@@ -134,7 +134,7 @@ class Command(ExplainedCommand):
             reason=options["reason"],
             valid_from=options["begins"],
             valid_until=options["until"],
-            status=options.get("status", 403),
+            status=options.get("status", 403),  # `allow` has neither --status nor --message.
             message=options.get("message", ""),
         )
         row.full_clean()
@@ -240,7 +240,8 @@ def _author(options: dict[str, Any]) -> Any:
     return user
 
 
-def _lines(error: ValidationError) -> list[str]:
+def _messages(error: ValidationError) -> list[str]:
+    """Return a text for each error, with its field."""
     if not hasattr(error, "error_dict"):
         return list(error.messages)
     return [

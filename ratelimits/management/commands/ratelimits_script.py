@@ -14,7 +14,7 @@ from ratelimits.engine.command import Command as EngineCommand
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Term, program
 from ratelimits.management.help import ExplainedCommand
-from ratelimits.simulate import decoded, read_rules
+from ratelimits.simulate import decode_json, read_rules
 
 
 class Command(ExplainedCommand):
@@ -37,7 +37,7 @@ class Command(ExplainedCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            rules = read_rules(decoded(Path(options["rule"]).read_bytes()))
+            rules = read_rules(decode_json(Path(options["rule"]).read_bytes()))
         except OSError as error:
             raise CommandError(f"{options['rule']}: {error.strerror}", returncode=2) from error
         except ValueError as error:
@@ -46,6 +46,7 @@ class Command(ExplainedCommand):
         if count < 0:
             raise CommandError("--meters must be 0 or more", returncode=2)
         terms = tuple(Term(rule, f"{number}", 0, 0) for number, rule in enumerate(rules))
+        # The text of the script does not depend on the four billing periods, so they are 0 here.
         usage = Usage("", "user:1", (Meter("requests"),) * count, (0, 0, 0, 0)) if count else None
         call = Call(program(terms), ("user:1",), (1,) * max(count, 1), usage=usage)
         script = EngineCommand(Keyspace("ratelimits", 1), call).script

@@ -28,14 +28,16 @@ from ratelimits.simulate import (
     Simulator,
     Summary,
     TraceLine,
-    decoded,
-    objects,
+    decode_json,
+    json_lines,
     read_rules,
     sandbox,
 )
 
 #: Exit status after a line that cannot be read, and for wrong arguments.
 BAD_INPUT = 2
+#: Number of results that are printed at once, and of finished replays whose states are deleted at once.
+_RESULTS_AT_ONCE, _REPLAYS_AT_ONCE = 1000, 500
 
 
 class Command(ExplainedCommand):
@@ -105,17 +107,17 @@ class Command(ExplainedCommand):
     def _trace(self, stack: ExitStack, rule: str, trace: Iterable[bytes], summarise: bool) -> None:
         with _opened(rule) as file:
             try:
-                rules = read_rules(decoded(file.read()))
+                rules = read_rules(decode_json(file.read()))
             except ValueError as error:
                 self._fail(f"{rule}: {error}")
-        replay = _Replay(rules, objects(trace))
+        replay = _Replay(rules, json_lines(trace))
         outcomes = stack.enter_context(Simulator(stack.enter_context(sandbox()))).run(replay.lines())
         if summarise:
             summary = Summary()
             for _, line, outcome in outcomes:
                 summary.add(line, outcome)
         else:
-            while chunk := [outcome.json() for _, _, outcome in islice(outcomes, 1000)]:
+            while chunk := [outcome.json() for _, _, outcome in islice(outcomes, _RESULTS_AT_ONCE)]:
                 self.stdout.write("\n".join(chunk))
         if replay.error is not None:
             self.stdout.flush()
@@ -146,7 +148,7 @@ class Command(ExplainedCommand):
             self.stdout.write(replay.as_json())
             failed += replay.error is not None
             finished_replays.append(replay)
-            if len(finished_replays) >= 500:
+            if len(finished_replays) >= _REPLAYS_AT_ONCE:
                 simulator.forget(finished_replays)
                 finished_replays = []
         if failed:
@@ -162,20 +164,20 @@ class _Replay(Replay):
     """A replay of the lines of a trace, up to the first bad line. `error` is about the bad line."""
 
     def __init__(
-        self, rules: Rules, objects: Iterable[tuple[int, Any]], prefix: str = "", error: BadLine | None = None
+        self, rules: Rules, numbered_lines: Iterable[tuple[int, Any]], prefix: str = "", error: BadLine | None = None
     ) -> None:
         super().__init__(rules, prefix)
         self.error = error
         self.results: list[str] = []
         self._reader = Reader(rules)
-        self._objects = objects
+        self._numbered_lines = numbered_lines
         self._line_count = 0
         self._all_read = False
 
     def lines(self) -> Iterator[tuple[_Replay, TraceLine]]:
         """Yield the lines up to the first bad line."""
         to_line = self._reader.line
-        for number, data in self._objects:
+        for number, data in self._numbered_lines:
             try:
                 line = to_line(data)
             except ValueError as error:
@@ -200,7 +202,7 @@ class _Replay(Replay):
 
 def _parse_replay(text: bytes, prefix: str) -> _Replay:
     try:
-        data = decoded(text)
+        data = decode_json(text)
         if not isinstance(data, dict) or set(data) != {"rule", "trace"} or not isinstance(data["trace"], list):
             raise ValueError('a replay must be an object {"rule": {…} or […], "trace": [{…}, …]}')
         return _Replay(read_rules(data["rule"]), enumerate(data["trace"], 1), prefix)
@@ -234,6 +236,7 @@ def _stoppable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    # By convention, the exit status of a process that a signal ends is 128 plus the number of the signal.
     previous_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield

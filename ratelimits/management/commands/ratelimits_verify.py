@@ -91,6 +91,7 @@ def _printable(sentence: str) -> str:
 
     The sentence can contain a name with such characters. They could hide other lines, or look like other lines.
     """
+    # `ascii` adds quotation marks, and the slice removes them.
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in sentence)
 
 

@@ -45,7 +45,7 @@ def validate_target(text: str) -> None:
     canonical(text)
 
 
-def addresses(target: str) -> int | None:
+def address_count(target: str) -> int | None:
     """Return the number of addresses in a target, or None for a key that is not an address.
 
     For IPv6, return the number of /64 networks instead.
@@ -60,7 +60,7 @@ def _network_target(name: str) -> str:
     """Return the target for an address or a network. Raise ValueError if the text is neither."""
     network = ip_network(name, strict=False)
     if isinstance(network, IPv6Network) and network.subnet_of(_IPV4_MAPPED):
-        # The IPv4 address is the last 32 of the 128 bits.
+        # The IPv4 address is the last 32 of the 128 bits. So the IPv4 prefix is 96 bits shorter.
         network = IPv4Network((int(network.network_address) & 0xFFFFFFFF, network.prefixlen - 96))
         name = str(network)
     if isinstance(network, IPv6Network) and network.prefixlen > NARROWEST_V6:

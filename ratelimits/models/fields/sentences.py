@@ -75,7 +75,7 @@ def _cached(
 ) -> str:
     """Return a sentence in the current language, from a cache. To translate the sentences of 1,000 rules takes long.
 
-    `callers` has the arguments of `_of_callers`.
+    `callers` has the arguments of `_of_callers`. `_language` is only a part of the cache's key.
     """
     parts = [_("nothing passes")] if algorithm.admits_nothing else list(algorithm.sentence(_WORDS, unit))
     if algorithm.may_wait and max_wait and not algorithm.admits_nothing:

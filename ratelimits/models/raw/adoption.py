@@ -71,7 +71,7 @@ def difference_from_history(model: type[Versioned], using: str) -> HistoryDiffer
 def with_newest_record(model: type[Versioned], using: str) -> Any:
     """Return the rows of a model. Each row has two more columns, `recorded` and `recorded_since`.
 
-    They are the columns `version` and `since` of the row's newest history record.
+    The two columns have the `version` and the `since` of the row's newest history record.
     """
     records: models.QuerySet[Any] = model.history.using(using)
     newest = records.filter(id=OuterRef("pk")).order_by("-version", "-history_id")

@@ -1,6 +1,6 @@
 """Give a version and a history record to rows that `loaddata`, or other code, loads from a fixture.
 
-Django saves such rows without a call of the app's `save`, which would do this.
+For other rows, the app's `save` does this. But Django saves the rows of a fixture without a call of this `save`.
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ class Crowd(NamedTuple):
 
 
 class _Row(NamedTuple):
+    """The columns of a rule that say to which requests the rule applies. `plan` is 0 for a default rule."""
+
     name: str
     plan: int
     meter: str
@@ -94,9 +96,9 @@ def _applies(row: _Row, scope: str, method: str, callers: str) -> bool:
 
 
 def _scopes_with_head_rule(rows: list[_Row]) -> set[tuple[str, str]]:
-    """Return each (scope, meter) with a default rule that names HEAD.
+    """Return each (scope, meter) for which a default rule names HEAD.
 
-    In this scope, rules for this meter that name GET do not cover HEAD.
+    Another rule with this scope and meter that names GET, but not HEAD, then does not cover HEAD.
     """
     replaced_names = {row.name for row in rows if row.plan}
     head_rules = (row for row in rows if row.enforced and not row.plan and "HEAD" in row.methods)

@@ -171,7 +171,7 @@ def _crowding_errors(rule: Rule, rules: QuerySet[Rule]) -> Errors:
 
 
 def _billing_errors(rule: Rule, rules: QuerySet[Rule]) -> Errors:
-    """Return an error if another rule that can apply to the same requests bills the same kind of key and meter."""
+    """Return an error if another rule bills the same kind of key and meter, and can apply to the same requests."""
     if not rule.bills:
         return {}
     billing = rules.filter(bills=True, key_kind=rule.key_kind, meter=rule.meter)
@@ -232,8 +232,8 @@ def check_override(override: KeyOverride, overrides: QuerySet[KeyOverride], rule
 def check_numbers(override: KeyOverride, rules: QuerySet[Rule]) -> None:
     """Raise ValidationError if the numbers of an override are not valid.
 
-    They are not valid if no rule has the override's name, if one of the rules with this name cannot use the numbers, or
-    if the override changes nothing.
+    The numbers are not valid if no rule has the name `override.rule`, if one of the rules with this name cannot use the
+    numbers, or if the override changes nothing.
     """
     names = rules.order_by().values_list("name", flat=True).distinct()
     check_numbers_under(override, list(rules.filter(name=override.rule)), names)
@@ -242,7 +242,7 @@ def check_numbers(override: KeyOverride, rules: QuerySet[Rule]) -> None:
 def check_numbers_under(override: KeyOverride, rules: Sequence[Rule], all_names: Iterable[str]) -> None:
     """Do the same as `check_numbers`, without a query.
 
-    `rules` are the rules that have the override's name. `all_names` are the names of all rules, for the message.
+    `rules` are the rules with the name `override.rule`. `all_names` are the names of all rules, for the message.
     """
     changes = override.changes()
     if not changes and not override.mode:

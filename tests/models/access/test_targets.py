@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from django.core.exceptions import ValidationError
 
-from ratelimits.models.access.targets import addresses, canonical
+from ratelimits.models.access.targets import address_count, canonical
 
 
 @pytest.mark.parametrize(
@@ -53,4 +53,4 @@ def test_what_is_no_target_is_refused_with_what_to_write(typed: str, said: str) 
     [("ip:203.0.113.9", 1), ("ip:203.0.113.0/24", 256), ("ip:2001:db8::/32", 2**32), ("user:1", None)],
 )
 def test_a_network_has_so_many_addresses(target: str, count: int | None) -> None:
-    assert addresses(target) == count
+    assert address_count(target) == count
