@@ -77,11 +77,12 @@ def _account_of(key: str) -> str:
     accounts = sorted(totals.order_by().values_list("account", flat=True).distinct()[:_MAX_NAMED])
     if not accounts:
         text = _(
-            "The account of %(key)s is not known: it has no usage in the last days. Name the account, or %(none)s."
+            "The account of %(key)s is not known: this key has no usage in the last days."
+            " Name the account, or %(none)s."
         )
-        raise UnknownAccountError(text % {"key": key, "none": _("%s if it has none") % NO_ACCOUNT})
+        raise UnknownAccountError(text % {"key": key, "none": _("%s if the key has none") % NO_ACCOUNT})
     if len(accounts) > 1:
-        text = _("%(key)s was used by several accounts (%(accounts)s): name the one that you mean.")
+        text = _("%(key)s was used by several accounts (%(accounts)s): name the account that you mean.")
         raise UnknownAccountError(text % {"key": key, "accounts": ", ".join(accounts)}, accounts)
     return accounts[0]
 
