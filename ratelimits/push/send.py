@@ -176,8 +176,8 @@ def _exchange(receiver: Receiver, claimed: ClaimedDeliveries) -> PushOutcome:
         with connection:
             crash.reached("push:connected")
             # If this process was stopped for a long time, perhaps its claim has ended and another process has sent the
-            # events. If the receiver has already forgotten these events, it would accept them a second time. So send
-            # nothing in the second half of the claim: the request itself takes time.
+            # events. If the receiver has already forgotten these events, the receiver would accept them a second time.
+            # So send nothing in the second half of the claim: the request itself takes time.
             if not 0 <= time() - claimed.claimed_at < CLAIM.total_seconds() / 2:
                 raise NoneAccepted("connecting took too long", suspect=False)
             answer = connection.post(content, fields)

@@ -1,6 +1,6 @@
 """The state of a receiver: its deliveries by state, its unplanned reports, and what needs a person's decision.
 
-A report is unplanned for a receiver if it must be pushed, but its lines are not in the delivery ledger yet.
+A report is unplanned for a receiver if the report must be pushed, but its lines are not in the delivery ledger yet.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Verify the delivery ledger.
 
-Each report line with something to bill must have one delivery with the same values. A delivery that waits must not have
-values because of which it would never be sent. Only the billing system knows which events it accepted. So the state of
-a delivery is compared only with the other columns of its row.
+Each report line with something to bill must have one delivery with the same values. The values of a waiting delivery
+must not prevent it from being sent. Only the billing system knows which events it accepted. So the state of a delivery
+is compared only with the other columns of its row.
 """
 
 from __future__ import annotations

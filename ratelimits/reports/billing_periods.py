@@ -1,9 +1,9 @@
 """Find the billing periods of an account. They never overlap, and all usage belongs to one of them.
 
-Each ledger line stores under which period its usage was counted: this is its *counted period*. Most counted periods are
-billing periods. But counted periods can overlap. This happens if raw SQL changed the account's time zone or anchor day
-(the day of the month on which its periods start). It also happens if an edit changed the time zone or the anchor day
-while some usage was not in the ledger yet. Counted periods that overlap are one billing period.
+Each ledger line stores under which period its usage was counted: this is the line's *counted period*. Most counted
+periods are billing periods. But counted periods can overlap. They overlap if raw SQL changed the account's time zone or
+anchor day (the day of the month on which its periods start). They also overlap if an edit changed the time zone or the
+anchor day while some usage was not in the ledger yet. Counted periods that overlap are one billing period.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def billing_periods(
 
     Counted periods that overlap each other become one billing period. This billing period starts with the first of
     them, and ends with the one that was used last. If this billing period would be longer than MAX_LENGTH, the counted
-    period that starts last becomes a billing period of its own, which starts where the billing period before it ends.
+    period that starts last becomes another billing period. The other billing period starts where the first one ends.
     """
     closed = {period.start: period for period in reported}
     open_: list[BillingPeriod] = []

@@ -54,9 +54,9 @@ _USED = Q(admitted_requests__gt=0) | Q(admitted_units__gt=0) | Q(denied_requests
 def grouped(condition: Q, *sources: str) -> Iterator[Group]:
     """Yield the groups of the ledger lines that match a condition, sorted by the columns GROUP.
 
-    A group has the values of these columns, the sums SUMS of its lines, the first and the last bin of its lines, and
-    the first and the last shard and position of their batches. `sources` are the aliases of the databases that contain
-    the lines.
+    A group has the values of these columns and the sums of the columns SUMS. It also has the first and the last bin of
+    its lines, and the first and the last shard and position of their batches. `sources` are the aliases of the
+    databases that contain the lines.
     """
     if len(sources) == 1:
         return _grouped(sources[0], condition)
@@ -200,7 +200,10 @@ def _with_line_id(line: ReportLine, *subject: str) -> ReportLine:
 
 
 def _plain_line(report: Report, identity: str = "", key: str = "", meter: str = "") -> ReportLine:
-    """Return a usage line for the whole period with 0 in all quantities. It gets its number when it is written."""
+    """Return a usage line for the whole period, with 0 in all quantities.
+
+    The number of the line is set when the line is written.
+    """
     return ReportLine(
         report=report,
         number=0,

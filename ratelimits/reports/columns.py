@@ -38,8 +38,9 @@ class Column:
     finalised report keeps the columns that existed when it was finalised. Its digest and its exports have only these
     columns.
 
-    The values of a column have one of three sources: the stored line's field with the column's name, the function
-    `from_report` (called with a report and a status), or the function `from_line` (called with a line's stored fields).
+    The values of a column have one of three sources. `from_report` is a function of a report and its status.
+    `from_line` is a function of a line's stored fields. Without these functions, the value is the stored line's field
+    with the column's name.
     """
 
     kind: ColumnKind

@@ -93,8 +93,8 @@ class IncludedBook:
     def _spans(self, name: str, start: int, end: int) -> list[_RowSpan]:
         """Return the spans, within a period, of all account rows that ever had this name.
 
-        They include the spans of such a row under its other names. Return [] if the account's row has not changed since
-        the start of the period.
+        The result includes the spans in which such a row had another name. Return [] if the account's row has not
+        changed since the start of the period.
         """
         accounts = self._terms.accounts
         if accounts.is_unchanged(name, start):

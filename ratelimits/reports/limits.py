@@ -105,8 +105,8 @@ class Limits:
         unnamed_kinds = _unnamed_kinds(kind, counted_kind)
         if unnamed_kinds and self._first_unnamed(rule.name, unnamed_kinds) <= version:
             # There were overrides for keys that the line does not name. The line's version is the newest version among
-            # the rule and the overrides that applied. So if exactly one of these overrides has this version, and if
-            # neither the rule nor an override of a named key has it, then this override applied.
+            # the rule and the overrides that applied. So one of them has this version. If only one override for an
+            # unnamed key can be the one with this version, this override applied. Otherwise the limit is not known.
             unnamed = self._unnamed_edits(rule.name, unnamed_kinds, version)
             named_versions = (override.version for override in (*for_key, *for_account))
             if len(unnamed) != 1 or version in (rule.version, *named_versions):

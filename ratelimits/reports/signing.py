@@ -91,7 +91,7 @@ _GAPS = COLUMNS.index("durability_gap")
 def own_columns(report: Report) -> list[Any]:
     """Return a report's own columns. They are the first part of the data from which the report's digest is made."""
     return [
-        # A report without prices must have the same digest as in versions of this app that had no prices.
+        # Earlier versions of this app had no prices. A report without prices must have the same digest as in these.
         "ratelimits report 2" if report.prices else "ratelimits report 1",
         report_id(report.account, report.period_start),
         report.version,

@@ -1,8 +1,8 @@
 """Verify that no period was closed before all its usage was in the ledger.
 
-A period is closed when it ends before the watermarks of all shards of its account. Each batch that was opened before
-the watermark of its shard must be in the ledger. So if a batch was opened before the end of a report's period, but
-arrived after the report was finalised, the watermark was wrong.
+A period is closed when the watermarks of all shards of its account have passed its end. Each batch that was opened
+before the watermark of its shard must be in the ledger. So if a batch was opened before the end of a report's period,
+but arrived after the report was finalised, the watermark was wrong.
 """
 
 from __future__ import annotations

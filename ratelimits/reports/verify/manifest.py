@@ -33,8 +33,8 @@ FORMAT = "ratelimits manifest 4"
 OLD_FORMAT = "ratelimits manifest 3"
 #: Maximum number of times that the rows are read, because a report can be finalised while they are read.
 _TRIES = 3
-#: Maximum time from the start of an edit until its commit. An edit can start before a manifest is written, and be
-#: committed after it was written.
+#: Maximum time from the start of an edit until its commit. An edit that started before a manifest was written can be
+#: committed afterwards.
 _MAX_TRANSACTION = timedelta(hours=1)
 
 

@@ -114,7 +114,7 @@ def _unexplained_columns(
 
 
 def _may_have_new_run(using: str, sources: Sequence[str], state: ShardState, position: int, written: datetime) -> bool:
-    """Return whether something explains that the shard has another run now than when its chain ended at `position`."""
+    """Return whether something explains why the shard's run has changed since its chain ended at `position`."""
     newer = {"shard": state.shard, "position__gt": position, "sealed_run": state.run}
     if any(Batch.objects.using(source).filter(**newer).exists() for source in sources):
         return True

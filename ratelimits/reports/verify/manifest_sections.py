@@ -88,7 +88,7 @@ TABLES = {
         "kept billing period of",
         "account",
         lambda using, start, end: KeptPeriod.objects.using(using).filter(start__gte=start, start__lt=end),
-        # A further edit in the same period changes only the version. manifest_conditional compares it.
+        # A further edit in the same period changes only the version. manifest_conditional compares the version.
         frozenset({"id", "version"}),
     ),
 }

@@ -33,8 +33,8 @@ def _verify_gaps(using: str) -> Iterator[str]:
         all_gaps, unchanged_gaps = Gaps.between(using, *span), None
         for report in reports:
             if has_readable_positions(report) and _missing(report, all_gaps):
-                # Read `GapChange` first, then the newest version of the report. Closing deletes a row of `GapChange`
-                # only after it has written this version, so a gap without a row is on the version that is read here.
+                # Read `GapChange` first, then the newest version of the report. Closing first writes this version, and
+                # then deletes the row of `GapChange`. So if a gap has no row, this version prints the gap.
                 unchanged_gaps = unchanged_gaps or _without_gap_change(using, *span)
                 versions = Report.objects.using(using).filter(account=report.account, period_start=report.period_start)
                 report = versions.order_by("-version").first() or report
@@ -43,7 +43,7 @@ def _verify_gaps(using: str) -> Iterator[str]:
 
 
 def _without_gap_change(using: str, start: int, end: int) -> Gaps:
-    """Return the gaps that overlap a span of time, except those in `GapChange`: closing must still check these."""
+    """Return the gaps that overlap a span of time, without the gaps in `GapChange`, which closing will still check."""
     overlapping = list(Gaps.rows(using, start, end))
     changed = set(GapChange.objects.using(using).values_list("gap_id", flat=True))
     return Gaps(gap for gap in overlapping if gap.pk not in changed)

@@ -176,7 +176,7 @@ class ReportVerifier:
         yield from self._adjustment_differences(report, by_period.allowances[report.period_start])
 
     def _adjustment_differences(self, report: Report, allowance: Allowance) -> Iterator[str]:
-        """Compare the included quantity and the overage of each adjustment with what the allowance gives.
+        """Compare the included quantity and the overage of each adjustment with the numbers that the allowance gives.
 
         `allowance` is the allowance of the report's period after all other lines.
         """

@@ -89,8 +89,8 @@ def _months(using: str, names: Collection[str]) -> dict[str, _Months]:
 def _related(using: str, names: Collection[str]) -> dict[str, frozenset[str]]:
     """Return, for each name, all related names. Two names are related if one account row has had both.
 
-    Two names that are related to a third name are related too. The reason is that a new name continues the billing
-    period of the former name, and that several rows can have had the same name.
+    Two names that are related to a third name are related too. There are two reasons: a new name continues the billing
+    period of the former name, and several rows can have had the same name.
     """
     history: Any = Account.history
     groups = {name: frozenset({name}) for name in names}
