@@ -105,6 +105,7 @@ class Process:
             text=True,
             env={**os.environ, **environment},
         )
+        #: The first line that the process prints: "ready", or with `load` the measured time or memory.
         self.answer = self._read()
 
     def time_block(self, calls: int) -> list[float]:
@@ -168,7 +169,7 @@ def measure(options: argparse.Namespace, stack: ExitStack, core: int) -> dict[st
 
 def _result(size: Size, times: list[list[float]], base: list[list[float]]) -> dict[str, Any]:
     ordered = sorted(ns for block in times for ns in block)
-    ratio = median(median(mine) / median(its) for mine, its in zip(times, base, strict=True))
+    ratio = median(median(block) / median(base_block) for block, base_block in zip(times, base, strict=True))
     return {
         **asdict(size),
         "median_us": round(median(ordered) / 1000, 3),

@@ -26,7 +26,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.server", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=10, help="rounds that every case takes part in")
     parser.add_argument("--calls", type=int, default=20_000, help="calls of each case in each round")
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of each saturation measurement")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of each measurement of decisions per second")
     parser.add_argument("--users", type=int, default=1_000, help="users who send requests in turn")
     parser.add_argument("--keys", type=int, default=100_000, help="number of keys whose memory is measured")
     parser.add_argument("--server", type=servers.binary, help=servers.SERVER_HELP)
@@ -79,7 +79,7 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
     out["empty"] = "an empty script", list(batched(nothing))
     # Replace the SHA-1 of the script in each command. Keys and arguments stay.
     with_arguments = [batch.replace(three, empty) for batch in out["engine_three"][1]]
-    out["empty_told"] = "an empty script with the arguments of 3 rules on one key + metering", with_arguments
+    out["empty_with_arguments"] = "an empty script with the arguments of 3 rules on one key + metering", with_arguments
     users = (Command(server.keyspace, ours.calls(now, str(user))["three"][1]) for user in ids(1))
     packed = (_packed(command.to_bytes(run, new_nonce()), empty) for command in users)
     out["empty_packed"] = "an empty script with these arguments in one string beside the keys", list(batched(packed))
@@ -103,6 +103,7 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
     machine_info = report.machine(url)
     batches = _batches(options, url)
     micros: dict[str, list[float]] = {name: [] for name in batches}
+    # Decisions per second, and the used part of the server's core.
     rates: dict[str, list[tuple[float, float]]] = {name: [] for name in batches}
     pipeline = Pipeline(url)
     with redis.Redis.from_url(url) as client:
@@ -111,7 +112,7 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
             wait_for_bin(len(batches) * (options.seconds + options.calls / 5_000))
             batches = _batches(options, url)
             for name, (_title, made) in batches.items():
-                pipeline.send(made)
+                pipeline.send(made)  # not timed: after this, all keys exist
                 client.config_resetstat()
                 pipeline.send(made[n % len(made)] for n in range(max(options.calls // BATCH, 1)))
                 micros[name].append(client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"])

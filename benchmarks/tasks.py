@@ -66,19 +66,19 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
     for tasks in options.tasks:
         # The pooled client sends a command that was made only once.
         wait_for_bin(2 * len(WAYS) * options.rounds * (options.seconds + 1))
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name, _title in WAYS}
+        measured: dict[str, list[tuple[float, float]]] = {name: [] for name, _title in WAYS}
         for _round in range(options.rounds):
             for name, times in one_round(tasks, options.seconds).items():
-                found[name].append(times)
+                measured[name].append(times)
         results[str(tasks)] = {
             name: {
-                "per_second": round(median(rate for rate, _p99 in ones)),
-                "p99_us": round(median(p99 for _rate, p99 in ones), 1),
+                "per_second": round(median(rate for rate, _p99 in rounds)),
+                "p99_us": round(median(p99 for _rate, p99 in rounds), 1),
                 "times_ours": round(
-                    median(rate / mine for (rate, _), (mine, _) in zip(ones, found["ours"], strict=True)), 3
+                    median(rate / mine for (rate, _), (mine, _) in zip(rounds, measured["ours"], strict=True)), 3
                 ),
             }
-            for name, ones in found.items()
+            for name, rounds in measured.items()
         }
     machine_info = {**machine_info, "load_after": report.load()}
     return report.run_json("tasks", machine_info, vars(options), *_claims(results), results=results)
@@ -89,7 +89,7 @@ def _claims(results: dict[str, dict[str, Any]]) -> tuple[list[report.Claim], lis
     claims: list[report.Claim] = []
     targets: list[report.Claim] = []
     for tasks, ways in results.items():
-        bound = next((bound for least, bound in BOUNDS if int(tasks) >= least), 1)
+        bound = next((bound for min_tasks, bound in BOUNDS if int(tasks) >= min_tasks), 1)
         count = f"{int(tasks):,} {'task' if int(tasks) == 1 else 'tasks'}"
         text = f"{count} in one event loop: decisions/s, × those of redis.asyncio's pool"
         claim = report.Claim(text, bound, 1 / ways["pooled"]["times_ours"], least=True)

@@ -129,9 +129,10 @@ def _measure(urls: dict[str, str], rounds: int, calls: int) -> dict[str, dict[st
     """Return the smallest time in µs, by server, algorithm and kind of request."""
     from benchmarks.support.pipelines import run_of
 
-    users = iter(range(1_000_000, 10_000_000))
+    new_users = iter(range(1_000_000, 10_000_000))
     clients = {name: redis.Redis.from_url(url) for name, url in urls.items()}
     runs = {name: run_of(client) for name, client in clients.items()}
+    # Commands that are sent again and again. A wide limit admits every request, and a tight limit refuses nearly all.
     fixed = {
         algorithm: (
             _commands(algorithm, wide)(f"{algorithm}-wide"),
@@ -149,9 +150,10 @@ def _measure(urls: dict[str, str], rounds: int, calls: int) -> dict[str, dict[st
         for algorithm, (wide, _tight) in CASES.items():
             admitted, shadow, refused = fixed[algorithm]
             admits = _commands(algorithm, wide)
-            new = [admits(f"{next(users)}") for _ in range(min(calls, _NEW_KEYS))]
+            new = [admits(f"{next(new_users)}") for _ in range(min(calls, _NEW_KEYS))]
             for name, client in clients.items():
                 run = runs[name]
+                # Not timed: after this, the keys exist, and the tight limit has no permits left.
                 _send(client, run, [admitted, shadow, refused, refused], None)
                 times = {
                     "first": _send(client, run, new, True),
@@ -159,9 +161,9 @@ def _measure(urls: dict[str, str], rounds: int, calls: int) -> dict[str, dict[st
                     "shadow": _send(client, run, [shadow] * calls, True),
                     "refused": _send(client, run, [refused] * calls, False),
                 }
-                known = out[name].setdefault(algorithm, times)
+                smallest = out[name].setdefault(algorithm, times)
                 for kind, micros in times.items():
-                    known[kind] = min(known[kind], micros)
+                    smallest[kind] = min(smallest[kind], micros)
     for client in clients.values():
         client.close()
     return out

@@ -105,11 +105,13 @@ def make_configuration(sizes: Sizes) -> None:
 
 
 def _portions(count: int) -> Iterator[range]:
+    """Yield the numbers from 0 up to `count` in ranges of at most _ROWS numbers."""
     for first in range(0, count, _ROWS):
         yield range(first, min(first + _ROWS, count))
 
 
 def _table(model: type[Model]) -> str:
+    """Return the name of the model's table, quoted for SQL."""
     return connection.ops.quote_name(model._meta.db_table)
 
 
@@ -134,6 +136,8 @@ def _write_lines(sizes: Sizes, now: int) -> None:
         # are refused in every second line, by another rule than the rule that bills them. In the same way, a rule in
         # shadow mode would refuse keys whose number ends with 9.
         kind = f"CASE WHEN n / {sizes.keys} % 2 = 1 AND k.number % 10 >= 8 THEN k.number % 10 ELSE 0 END"
+        # The columns from `id` to `bin` of the INSERT below. The id of a line is made from its batch and its number in
+        # the batch. The lines of an hour are spread evenly over the four bins of the hour.
         columns = (
             f"{batch} * {LINES_PER_BATCH} + ROW_NUMBER() OVER (PARTITION BY k.shard ORDER BY k.account, k.name) - 1,"
             f" {batch}, k.account, k.name, 'requests',"
@@ -141,7 +145,7 @@ def _write_lines(sizes: Sizes, now: int) -> None:
             f" {_month(start)[0]}, {start} + (n - {first}) * 4 / {max(end - first, 1)} * {BIN_SECONDS}"
         )
         count = "k.number % 97 + 1"  # requests of a line: from 1 to 97
-        admitted, denied, shadow = (f"CASE WHEN {kind} = {one} THEN {count} ELSE 0 END" for one in (0, 8, 9))
+        admitted, denied, shadow = (f"CASE WHEN {kind} = {number} THEN {count} ELSE 0 END" for number in (0, 8, 9))
         with connection.cursor() as cursor:
             if end > first:
                 cursor.execute(

@@ -129,13 +129,20 @@ def _name(algorithm: str, kind: str, counted: bool) -> str:
     return f"{algorithm}, {kind}{', counted' if counted else ''}"
 
 
-def _cases(one: Equivalent) -> list[Case]:
+def _cases(equivalent: Equivalent) -> list[Case]:
     # Use up the permits of the limit that refuses, so that it refuses in every timed call.
     for _ in range(20):
-        one.refuses()
+        equivalent.refuses()
     return [
-        Case(f"{one.title}, admitted", one.title, "peer", one.admits, one.peer, one.before),
-        Case(f"{one.title}, refused", one.title, "peer", one.refuses, one.peer),
+        Case(
+            f"{equivalent.title}, admitted",
+            equivalent.title,
+            "peer",
+            equivalent.admits,
+            equivalent.peer,
+            equivalent.before,
+        ),
+        Case(f"{equivalent.title}, refused", equivalent.title, "peer", equivalent.refuses, equivalent.peer),
     ]
 
 
@@ -200,13 +207,13 @@ def timed(client: redis.Redis, cases: Sequence[Case], rounds: int, calls: int) -
     return figures
 
 
-def _row(one: Equivalent, kind: str, figures: dict[str, Figures]) -> dict[str, Any]:
-    counted, uncounted = (figures[_name(one.algorithm, kind, is_counted)] for is_counted in (True, False))
-    theirs, script = figures[f"{one.title}, {kind}"], figures["versioned"]
+def _row(equivalent: Equivalent, kind: str, figures: dict[str, Figures]) -> dict[str, Any]:
+    counted, uncounted = (figures[_name(equivalent.algorithm, kind, is_counted)] for is_counted in (True, False))
+    theirs, script = figures[f"{equivalent.title}, {kind}"], figures["versioned"]
     return {
-        "algorithm": one.algorithm,
-        "peer": one.peer,
-        "title": one.title,
+        "algorithm": equivalent.algorithm,
+        "peer": equivalent.peer,
+        "title": equivalent.title,
         "kind": kind,
         "server_us": round(min(counted.server), 3),
         "uncounted_us": round(min(uncounted.server), 3),

@@ -74,6 +74,7 @@ class Timed:
 
 
 def _block(case: Case, calls: int) -> list[int]:
+    """Return the times of a block in ns, each of `case.inner` calls."""
     call, clock, inner = case.call, time.perf_counter_ns, range(case.inner)
     times = []
     if case.inner == 1:
@@ -123,7 +124,7 @@ def interleaved(
 
 
 def per_second(make: Callable[[], Callable[[], object]], threads: int, seconds: float) -> float:
-    """Return the calls per second of all threads together. Each thread calls `make` once, and times its result."""
+    """Return the calls per second of all threads together. Each thread makes its own call with `make`."""
     ready, ended = threading.Barrier(threads + 1), threading.Event()
     counts, errors = [0] * threads, []
 
