@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _commands(algorithm: str, numbers: dict[str, Any], shadow: bool = False) -> Callable[[str], Command]:
-    """Return a function that makes the command for a user."""
+    """Return a function that takes a user's id and makes the command for this user."""
     from ratelimits.algorithms.limits import Mode, algorithm_from_json
     from ratelimits.engine.call import Call
     from ratelimits.engine.command import Command

@@ -66,7 +66,7 @@ def bare(heads: int, states: int, each: int, counted: bool, suffix: str = "42") 
     return resp(b"EVALSHA", sha_of(BARE), b"%d" % len(keys), *(key.encode() for key in keys), *arguments)
 
 
-#: Name, title, and the first four arguments of `bare`.
+#: Name, title, and the first four arguments of `bare`. "kinds" has keys of three kinds: user, account and global.
 SHAPES = (
     ("bare_one", "bare script, one rule", (1, 1, 1, False)),
     ("bare_three", "bare script, 3 rules on one key + metering", (1, 1, 3, True)),

@@ -42,7 +42,7 @@ def work(size: Size, load: str | None) -> int:
     clock = time.perf_counter_ns
     for line in sys.stdin:
         gc.collect()
-        for _ in range(30):
+        for _ in range(30):  # not timed: these calls load code and data into the processor's caches
             call()
         times = []
         for _ in range(int(line)):
@@ -64,6 +64,7 @@ def make_rows(size: Size) -> None:
 
     if Rule.objects.exists():
         return
+    # Rules with the scope "*" apply to every request. Three limits are the usual case, in which one rule bills.
     applying = ours.ten_rules("*")[: size.limits] if size.limits != 3 else ours.usual_rules("*", "usual", bills=True)
     others = [ours.row(f"other-{number}", "second", f"scope{number}") for number in range(size.rules - len(applying))]
     overrides = [
@@ -100,10 +101,10 @@ def make_keys(size: Size) -> None:
             Term(rule.algorithm, rule.name, 0, 0, rule=rule.rule, version=rule.version, since=rule.since)
             for rule in selection.rules
         )
-        asked = program(terms)
+        limits = program(terms)
 
         def call_of(user: str) -> Call:
-            return Call(asked, (f"user:{user}",), (1,), user, version=selection.version)
+            return Call(limits, (f"user:{user}",), (1,), user, version=selection.version)
 
         client.script_load(Command(keyspace, call_of(first)).script.text)
 
@@ -120,9 +121,9 @@ def requests(size: Size) -> Any:
     from ratelimits.identity import Identity
     from ratelimits.quota import checking
 
-    chosen = random.Random(1)
+    draw = random.Random(1)
     count = min(size.spread, MAX_USERS)
-    ids = chosen.sample(range(FIRST_ID, FIRST_ID + size.keys), count) if count > 1 else [FIRST_ID]
+    ids = draw.sample(range(FIRST_ID, FIRST_ID + size.keys), count) if count > 1 else [FIRST_ID]
     # Make the texts in random order, so that texts that are used one after the other are not neighbours in memory.
     turns = itertools.cycle([f"{number}" for number in ids])
 

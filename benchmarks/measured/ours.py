@@ -80,7 +80,10 @@ def ten_rules(scope: str) -> list[Rule]:
 
 
 def save_rules() -> None:
-    """Save the rules of all cases in one edit. The rules of each case have their own scope."""
+    """Save the rules of all cases in one edit. The rules of each case have their own scope.
+
+    The scope "kinds" has rules for three kinds of keys: user, account and global.
+    """
     found = [
         row("one", "second", "one"),
         *usual_rules("three", "three", bills=True),

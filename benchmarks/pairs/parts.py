@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _commands(algorithm: str, admits: bool, counted: bool) -> Callable[[str], Command]:
-    """Return a function that makes the command for a user."""
+    """Return a function that takes a user's id and makes the command for this user."""
     from benchmarks.measured.algorithms import CASES as NUMBERS
     from benchmarks.measured.ours import call_of, three_limits
     from ratelimits.algorithms.limits import algorithm_from_json

@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def limit(name: str, rate: int) -> dict[str, Any]:
-    """Return a rule of this algorithm, as in a rule file. It grants `rate` permits per second, and only few at once."""
+    """Return a rule of this algorithm, as in a rule file. Its limit grants `rate` permits per second."""
     numbers: dict[str, dict[str, Any]] = {
         "token_bucket": {"capacity": 1, "rate": rate, "period": 1},
         "gcra": {"capacity": 1, "rate": rate, "period": 1},
