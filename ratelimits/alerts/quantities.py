@@ -77,12 +77,12 @@ class MonthlyLimits:
         if row is None or row.algorithm is None or row.algorithm.month_at(usage.period.start) is None:
             return
         if row.key_kind == "account":
-            yield from self._quotas_of(Identity(account=f"account:{usage.account}"), usage, usage.used, "")
+            yield from self._quotas_of(Identity(account=f"account:{usage.account}"), usage, usage.used, key="")
         elif row.key_kind in ("key", "api_key", "user"):
             capacity, _length = row.algorithm.quota
-            least = min(capacity, self._smallest_override(row.name) or capacity)
-            if usage.used * 100 >= least * lowest_percent:
-                for key, used in self._by_key(usage):
+            smallest_limit = min(capacity, self._smallest_override(row.name) or capacity)
+            if usage.used * 100 >= smallest_limit * lowest_percent:
+                for key, used in self._usage_by_key(usage):
                     yield from self._quotas_of(_identity_of_key(usage.account, key), usage, used, key)
 
     def _quotas_of(self, identity: Identity, usage: AccountUsage, used: int, key: str) -> Iterator[UsedQuota]:
@@ -96,13 +96,15 @@ class MonthlyLimits:
                 yield UsedQuota(Alert.Basis.LIMIT, used, capacity, key)
 
     def _smallest_override(self, name: str) -> int | None:
+        """Return the smallest capacity in the overrides of a rule; None if no override has a capacity above 0."""
         if name not in self._smallest_overrides:
             # A capacity of 0 has no percentage and gives no alert, so it is left out.
             rows = KeyOverride.objects.using(self._using).filter(rule=name, capacity__gt=0)
             self._smallest_overrides[name] = rows.aggregate(least=Min("capacity"))["least"]
         return self._smallest_overrides[name]
 
-    def _by_key(self, usage: AccountUsage) -> list[tuple[str, int]]:
+    def _usage_by_key(self, usage: AccountUsage) -> list[tuple[str, int]]:
+        """Return the account's keys with the most usage under the rule, each with its usage in units."""
         rows = Line.objects.using(self._using).filter(account=usage.account, period=usage.period.start // SECOND)
         keys = rows.filter(meter=usage.meter, rule=usage.rule).values_list("key").order_by()
         sums = keys.annotate(used=Sum("admitted_units") - Sum("refunded_units")).order_by("-used", "key")

@@ -88,7 +88,7 @@ class UsageQuery(Query):
     timezone = serializers.CharField(
         required=False,
         max_length=64,
-        help_text="IANA time zone for hours and days. Default: the account's time zone; UTC for all accounts.",
+        help_text="IANA time zone of hours and days. Default: the account's time zone, or UTC for all accounts.",
     )
     page_size = serializers.IntegerField(default=100, min_value=1, max_value=1000)
     cursor = serializers.CharField(
@@ -153,14 +153,14 @@ class UsageRow(serializers.Serializer[dict[str, Any]]):
     start = serializers.DateTimeField(help_text="Start of the window.")
     end = serializers.DateTimeField(help_text="End of the window. This moment itself is in the next window.")
     account = serializers.CharField(help_text="Empty for anonymous usage.")
-    key = serializers.CharField()
+    key = serializers.CharField(help_text="Such as api_key:17 or user:42.")
     meter = serializers.CharField()
-    unit = serializers.CharField()
+    unit = serializers.CharField(help_text="Unit of the meter, such as MB.")
     admitted_requests = serializers.IntegerField()
-    admitted_units = serializers.IntegerField()
+    admitted_units = serializers.IntegerField(help_text="Units that the admitted requests took.")
     denied_requests = serializers.IntegerField()
-    denied_units = serializers.IntegerField()
-    refunded_units = serializers.IntegerField()
+    denied_units = serializers.IntegerField(help_text="Units that the refused requests would have taken.")
+    refunded_units = serializers.IntegerField(help_text="Units that were given back.")
 
 
 class IncludedUsage(serializers.Serializer[dict[str, Any]]):
@@ -177,7 +177,7 @@ class LimitStanding(serializers.Serializer[dict[str, Any]]):
     key = serializers.CharField(help_text="The key for which the rule counts requests.")
     meter = serializers.CharField()
     unit = serializers.CharField()
-    limit = serializers.IntegerField()
+    limit = serializers.IntegerField(help_text="Maximum number of permits.")
     remaining = serializers.IntegerField(help_text="Permits that are available now.")
     reset_after = serializers.FloatField(help_text="Seconds until all permits are available again.")
 

@@ -44,7 +44,7 @@ class _DecidedWithoutRedis(Exception):
 def _rules_of_scope(scope: str, method: str) -> Choice:
     """Return a function that chooses the rules with exactly this scope.
 
-    It does not choose rules with the scope "*", because they limit billable usage.
+    The function does not choose rules with the scope "*", because these rules limit billable usage.
     """
 
     def choose(snapshot: Snapshot, identity: Identity) -> list[Selection]:

@@ -28,7 +28,8 @@ from ratelimits.embedded import LOG_CHARACTERS, START_SECONDS, EmbeddedServer, S
 #: Seconds for which the server continues to run after the last process that used it has ended. A web server that
 #: reloads its code starts again sooner than this, so it finds the server still running.
 LINGER = 60.0
-_LOOK_INTERVAL = 1.0
+#: Seconds between two checks whether a process uses the server.
+_CHECK_INTERVAL = 1.0
 #: The advice if a project does not want to install the server.
 _OTHERWISE = (
     "add an alias with BACKEND 'django_redis.cache.RedisCache' to CACHES, and name it in RATELIMITS['CACHE_ALIAS']"
@@ -45,7 +46,7 @@ def shared_url(directory: Path) -> str:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / ".gitignore").write_text("*\n")
     with _locked(directory / "start"):
-        # Keep the descriptor open until the process ends. A forked child has it too.
+        # Keep the descriptor, and with it the lock, until the process ends. A forked child has the descriptor too.
         fcntl.flock(os.open(directory / "users", os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_SH)
         port = _running(directory) or _start(directory)
     return f"redis://127.0.0.1:{port}/0"
@@ -143,7 +144,7 @@ def keep(directory: Path, linger: float = LINGER) -> None:
         written.replace(directory / "server.json")
         used_at = time.monotonic()
         while server.process.poll() is None:
-            time.sleep(_LOOK_INTERVAL)
+            time.sleep(_CHECK_INTERVAL)
             if _is_used(directory):
                 used_at = time.monotonic()
             elif time.monotonic() - used_at >= linger:

@@ -16,7 +16,8 @@ from django.db.backends.ddl_references import Statement
 from django.utils.translation import gettext_lazy as _
 
 #: The primary key of a line is its batch's primary key times this number, plus the line's position in the batch (from
-#: 0). So the primary key identifies the batch too, and no second index is needed.
+#: 0). So the primary key identifies the batch too, and no second index is needed. A batch has at most this number of
+#: lines.
 LINES_PER_BATCH = 1 << 22
 
 #: Counters of a line, in their order in digests and exports.

@@ -120,11 +120,11 @@ class PlanPrice(Versioned):
         if self.pricing not in (PER_UNIT, GRADUATED, VOLUME):
             raise ValueError(f"there is no pricing {self.pricing!r}")
         if self.pricing != PER_UNIT:
-            steps = tiers.parse(self.tiers)
+            price_tiers = tiers.parse(self.tiers)
         elif self.unit_price is None:
             raise ValueError("the price of one unit is missing")
         else:
-            steps = (tiers.Tier(None, Decimal(self.unit_price)),)
-        if min(steps[0].unit_price, Decimal(self.flat_fee), Decimal(self.minimum)) < 0:
+            price_tiers = (tiers.Tier(None, Decimal(self.unit_price)),)
+        if min(price_tiers[0].unit_price, Decimal(self.flat_fee), Decimal(self.minimum)) < 0:
             raise ValueError("a price cannot be below 0")
-        return Price(self.pricing, steps, Decimal(self.flat_fee), Decimal(self.minimum))
+        return Price(self.pricing, price_tiers, Decimal(self.flat_fee), Decimal(self.minimum))

@@ -95,11 +95,13 @@ def _arguments(function: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
     while inspect.isfunction(function) and id(function) not in seen:
         seen.add(id(function))
         closure = inspect.getclosurevars(function).nonlocals
+        # The wrapper that the decorator returns is a function of the decorator's module. The wrapper's closure has the
+        # arguments of the decorator.
         if function.__globals__.get("__name__") in _MODULES:
             yield closure
         # Django's `method_decorator` has a list of the decorators, the outermost first, or a single decorator.
-        several = closure.get("decorators", ())
-        for decorator in several if isinstance(several, (list, tuple)) else (several,):
+        decorators = closure.get("decorators", ())
+        for decorator in decorators if isinstance(decorators, (list, tuple)) else (decorators,):
             if inspect.isfunction(decorator) and decorator.__globals__.get("__name__") in _MODULES:
                 yield inspect.getclosurevars(decorator).nonlocals
         function = getattr(function, "__wrapped__", None)

@@ -39,12 +39,12 @@ def limited(
     def decorate(operation: Operation) -> Operation:
         scope_name = scope_of(scope, operation)
         check_key(key)
-        signature, field = _with_response(operation)
+        signature, response_name = _with_response(operation)
 
         @functools.wraps(operation)
         def sync_operation(request: HttpRequest, **values: Any) -> Any:
             answer = decided(operation, request, values, scope_name, cost, key)
-            _write_headers(answer, values, field)
+            _write_headers(answer, values, response_name)
             if not answer.allowed:
                 return refusal(request, answer)
             with ended_if_it_fails(request):
@@ -53,7 +53,7 @@ def limited(
         @functools.wraps(operation)
         async def async_operation(request: HttpRequest, **values: Any) -> Any:
             answer = await adecided(operation, request, values, scope_name, cost, key)
-            _write_headers(answer, values, field)
+            _write_headers(answer, values, response_name)
             if not answer.allowed:
                 return await arefusal(request, answer)
             async with aended_if_it_fails(request):
@@ -84,9 +84,13 @@ def _with_response(operation: Callable[..., Any]) -> tuple[inspect.Signature, st
     return signature.replace(parameters=parameters), _RESPONSE
 
 
-def _write_headers(answer: Answer, values: dict[str, Any], field: str) -> None:
-    """Add the RateLimit fields to the response whose headers an operation can set."""
-    with_headers(values.pop(field) if field == _RESPONSE else values[field], answer)
+def _write_headers(answer: Answer, values: dict[str, Any], response_name: str) -> None:
+    """Add the RateLimit fields to the response whose headers an operation can set.
+
+    `values` are the arguments. If the operation itself takes no response, remove the response from `values`.
+    """
+    response = values.pop(response_name) if response_name == _RESPONSE else values[response_name]
+    with_headers(response, answer)
 
 
 def _with_headers(result: Any, answer: Answer) -> Any:

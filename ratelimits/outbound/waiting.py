@@ -148,14 +148,15 @@ def _until_granted(outbound: Outbound, max_wait: float | None) -> Generator[Any,
         turn = yield from outbound.ask(seconds_left)
         if turn.allowed:
             return turn
-        needed, leases = seconds_needed(turn, seconds_left), turn.algorithm is not None and turn.algorithm.leases
+        needed = seconds_needed(turn, seconds_left)
+        waits_for_lease = turn.algorithm is not None and turn.algorithm.leases
         too_long = False
         if seconds_left is not None:
             # A lease can be released before it expires, so wait for a release until the end of `max_wait`.
-            too_long = seconds_left <= 0 if leases else needed is not None and needed > seconds_left
+            too_long = seconds_left <= 0 if waits_for_lease else needed is not None and needed > seconds_left
         if needed is None or too_long:
             raise WaitTooLong(outbound.name, turn.limit, needed, max_wait)
-        if leases:
+        if waits_for_lease:
             lease = yield from _released(turn, needed if seconds_left is None else min(needed, seconds_left))
             if lease is not None:
                 return outbound.handed_over(turn, lease)

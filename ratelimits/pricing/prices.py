@@ -93,6 +93,7 @@ class Price:
         parts = [
             PricedPart(sign * count, tier.unit_price, times(sign * count, tier.unit_price)) for tier, count in spans
         ]
+        # Units are subtracted from the end, so the part with the last units comes first.
         return parts if sign > 0 else parts[::-1]
 
     def repriced(self, before: int, total: int) -> Decimal:

@@ -37,17 +37,18 @@ class EditedRule:
             groups_of_users = groups_of_users | groups.read(users - groups_of_users.keys())
         rows = replace(rows, rules={**rows.rules, self._pk: row}, groups=groups_of_users)
         self._snapshot = Snapshot(rows, _now, _unread, versioned=False)
-        self._found: dict[tuple[str, str, Identity], tuple[AppliedRule, str] | None] = {}
+        #: The answers of `applied`.
+        self._cache: dict[tuple[str, str, Identity], tuple[AppliedRule, str] | None] = {}
 
     def applied(self, scope: str, method: str, identity: Identity) -> tuple[AppliedRule, str] | None:
         """Return the rule as it applies to these requests of the identity, and the key under which it counts them.
 
         Return None if the rule does not apply to them.
         """
-        shape = scope, method, identity
-        if shape not in self._found:
-            self._found[shape] = self._find(*shape)
-        return self._found[shape]
+        request = scope, method, identity
+        if request not in self._cache:
+            self._cache[request] = self._find(*request)
+        return self._cache[request]
 
     def _find(self, scope: str, method: str, identity: Identity) -> tuple[AppliedRule, str] | None:
         selection = self._snapshot.select(scope, method, identity)

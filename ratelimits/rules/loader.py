@@ -310,6 +310,8 @@ class Loader:
         shards, users = missing.shards | wanted, missing.users | wanted_users
 
         def read() -> rows.Rows:
+            # If an edit was committed meanwhile, read again. After the last attempt, use these rows anyway: the next
+            # read finds all changes after their version.
             for _attempt in range(3):
                 rows_read = self._read(current.rows if current is not None else None)
                 wanted = [shard for shard in shards if rows_read.shards[shard] is None]

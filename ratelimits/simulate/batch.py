@@ -18,18 +18,19 @@ from ratelimits.engine.server import Server
 
 #: A command as bytes, and the script that it calls.
 ReadyCommand = tuple[bytes, Script]
-#: The numbers of a reply: 1, allowed (1 or 0), the position of the binding limit (from 1; 0 if there is none),
+#: The numbers of a reply: DECIDED, allowed (1 or 0), the position of the binding limit (from 1; 0 if there is none),
 #: remaining, retry_after (-1 if the request can never be admitted), reset_after, wait. Times are in µs.
 Reply = tuple[int, ...]
 
 # With a virtual clock, the script uses neither the nonce nor the run of the server. So these can have any value.
 _NONCE, _RUN, _LEASE = b"0", "virtual", "."
-#: The arguments of a command between its Redis keys and the bytes that describe the request.
+#: The arguments of a command between its Redis keys and the bytes that describe the request: the nonce, and a text with
+#: the version of the rules (0: the script does not compare it) and the run.
 _NONCE_AND_RUN = bulks(_NONCE, f"0 {_RUN}".encode())
 # Each request has its own times and its own cost. In the argument that describes the request (ARGV[3] of
-# lua/decide.lua), the times (now and timeout) are at the start, and the cost is at the end.
+# lua/decide.lua), the times (now and timeout) are at the start, and the cost is at the end. All of them are doubles.
 _TIMES, _COST, _TIMES_AT = struct.Struct("<dd"), struct.Struct("<d"), 0
-#: The format of a reply with a decision, and of a reply that says that the command is stale.
+#: The formats of a reply with a decision and of a stale reply: seven or two integers of 64 bits.
 _DECIDED, _STALE = struct.Struct("<7q"), struct.Struct("<2q")
 
 

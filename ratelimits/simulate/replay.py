@@ -105,13 +105,16 @@ class Replay:
     def __init__(self, rules: Rules, prefix: str = "") -> None:
         """Begin a replay. Its keys start with `prefix`. Two replays of a simulator must not have the same prefix."""
         self._prefix = prefix
+        #: The keys that were used so far. The values have no meaning: the dict is a set that keeps the order.
         self._keys: dict[str, None] = {}
         self._rules = rules
+        #: One maker for each version of the rules, the current one last.
         self._makers: list[CommandMaker] = []
         #: The number that each rule reports as `limit`.
         self.limits_shown = tuple(rule.shown_limit for rule in rules)
 
     def _use_rules(self, keyspace: Keyspace, rules: Rules) -> None:
+        # The two zeros: all terms use the only key and the only cost of a command.
         terms = tuple(Term(rule, str(number), 0, 0) for number, rule in enumerate(rules))
         self._makers.append(CommandMaker(keyspace, program(terms)))
         self._rules, self.limits_shown = rules, tuple(rule.shown_limit for rule in rules)
@@ -161,6 +164,7 @@ class Simulator:
         # The keyspace has one shard. In a cluster, use the connection to the node of this shard.
         self._server = Server(wire.wire_of(keyspace, 0), keyspace)
         self._thread: ThreadPoolExecutor | None = None
+        #: The replays whose states are not deleted yet, as a set that keeps the order.
         self._replays: dict[Replay, None] = {}
 
     def run(self, lines: Iterable[tuple[Replay, TraceLine]]) -> Iterator[tuple[Replay, TraceLine, LineOutcome]]:

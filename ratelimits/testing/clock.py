@@ -56,6 +56,7 @@ class frozen_quota_clock(TestContextDecorator):  # noqa: N801  (it is used as a 
     ) -> None:
         super().__init__(attr_name=attr_name, kwarg_name=kwarg_name)
         self._at = _aware(at) if at is not None else None
+        #: For each use that has begun and not ended: the function that ends this use.
         self._ends: list[Callable[[], None]] = []
 
     def __enter__(self) -> FrozenClock:  # type: ignore[override]  # django-stubs types this only for override_settings

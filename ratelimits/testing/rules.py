@@ -47,6 +47,7 @@ class override_rules(TestContextDecorator):  # noqa: N801  (it is used as a deco
     ) -> None:
         super().__init__(attr_name=attr_name, kwarg_name=kwarg_name)
         self._rows = [_row(position, rule) for position, rule in enumerate(rules)]
+        #: For each use that has begun and not ended: the function that ends this use.
         self._ends: list[Callable[[], None]] = []
 
     def enable(self) -> None:

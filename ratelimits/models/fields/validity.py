@@ -44,6 +44,7 @@ def overlaps(rows: Iterable[M], now: datetime) -> Iterator[tuple[M, M]]:
     several rows that start earlier, only one pair with these rows is yielded.
     """
     not_ended: list[Any] = [row for row in rows if _ends_after(row, now)]
+    #: Of the rows that were looked at, the row that ends last.
     last_to_end: Any = None
     for row in sorted(not_ended, key=lambda row: max(row.valid_from or now, now)):
         if last_to_end is not None and _ends_after(last_to_end, max(row.valid_from or now, now)):

@@ -60,7 +60,7 @@ def too_many(rules: QuerySet[Rule], edited: Rule | None = None) -> Crowd | None:
             mode == modes.ENFORCE,
             "authenticated" if group else callers,
             names_in(except_scopes),
-            *split_scope(scope),
+            *split_scope(scope),  # the scope and the methods
         )
         for name, plan, meter, mode, callers, group, except_scopes, scope in values
     ]
