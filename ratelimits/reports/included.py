@@ -166,5 +166,6 @@ def _month_length(terms: Iterable[tuple[str, str]], start: int, end: int) -> int
     months = [period_at(timezone, anchor, end - 1) for timezone, anchor in terms]
     if any((month.start, month.end) == (start, end) for month in months):
         return end - start
+    # The period is only a part of a month, because the terms changed. Prefer a month that ends when the period ends.
     month = next((month for month in months if month.end == end), months[0])
     return month.end - month.start

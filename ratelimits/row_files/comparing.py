@@ -208,6 +208,7 @@ class _Comparison:
         for line in compared:
             if line.row is None:
                 continue
+            # A stored row is identified by its primary key, and a new row by its start and its end.
             row_id = (line.stored and line.stored.pk) or tuple(
                 getattr(line.row, name, None) for name in ("valid_from", "valid_until")
             )

@@ -132,6 +132,7 @@ def _unit_of_fee(charge: Charge) -> str:
 def _category(charge: Charge) -> str:
     if charge.row.charge_category == FEE:
         return _PURCHASE
+    # Only usage has no fixed description.
     return _ADJUSTMENT if charge.row.charge_category in _DESCRIPTIONS else _USAGE
 
 

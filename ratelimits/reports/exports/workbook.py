@@ -199,6 +199,7 @@ class _Sheet:
         if [int(number) for number in _STYLE_OF_COLUMN.findall(frame)] != self._table.styles:
             raise RuntimeError("This version of XlsxWriter numbers styles in another way.")
         end = frame.index(b"</sheetData>")
+        # Cut out the row with the empty cell, which is the first row after the header.
         start = frame.index(b"<row ", frame.index(b"</row>")) if self.rows else end
         entry.file_size = start + self.file.tell() + len(frame) - end
         self.file.seek(0)

@@ -204,7 +204,7 @@ def _open_groups(using: str, groups: Iterator[Group]) -> Iterator[tuple[Group, _
         starts_by_account: dict[str, set[int]] = {}
         for group in chunk:
             starts = starts_by_account.setdefault(group["account"], set())
-            if "meter" in group:  # The group has usage. Perhaps the totals of usage do not have its newest lines.
+            if "meter" in group:  # The group has usage. Perhaps the totals do not have all of this usage yet.
                 starts.add(group["period"] * SECOND)
         data = ClosingData(using, list(starts_by_account), {})
         # `lenient` is true, because one account whose time zone no longer exists must not stop the whole export.

@@ -89,10 +89,12 @@ def _compare_rows(using: str, manifest: dict[str, Any], conditional: dict[str, A
             yield f"archived range {pk} differs from {manifest_name}"
     names = dict(manifest_sections.process_names(using, start, end))
     for name, digest in conditional["process_names"].items():
-        if names.get(name) != digest and not (name not in names and was_dropped(using, name)):
+        is_dropped = name not in names and was_dropped(using, name)
+        if names.get(name) != digest and not is_dropped:
             yield f"the process totals of the kind and day {name} have other process names than in {manifest_name}"
     versions = _kept_versions(using, start, end)
     for account, version in conditional["kept_versions"].items():
+        # Kept periods that no longer exist are not compared here: `manifest.compare` names them.
         if versions.get(account, version) != version and not _was_edited(using, account, manifest["history"]):
             yield f"the kept billing period of {account} has another version than in {manifest_name}"
     for name, digest in manifest_sections.newer_than_history(using, manifest["history"]).items():
@@ -103,7 +105,11 @@ def _compare_rows(using: str, manifest: dict[str, Any], conditional: dict[str, A
 def _unexplained_columns(
     using: str, sources: Sequence[str], state: ShardState, listed: Sequence[Any], position: int, written: datetime
 ) -> Iterator[str]:
-    """Yield the columns of a shard's state that differ from the manifest, if no later batch or gap explains why."""
+    """Yield the columns of a shard's state that differ from the manifest, if no later batch or gap explains why.
+
+    `listed` has the shard's run, watermark and `ahead` in the manifest, which was written at the moment `written`.
+    `position` is the position of the shard's newest batch at that moment.
+    """
     run, watermark, ahead = listed
     if run not in ("", state.run) and not _may_have_new_run(using, sources, state, position, written):
         yield "run"
@@ -138,6 +144,8 @@ def _batches(using: str, end: int, progress: Progress | None) -> Iterator[tuple[
     for shard, group in groupby(rows, key=attrgetter("shard")):
         #: Each item: the first and the last position of successive batches with the same fence, and this fence.
         fences: list[list[Any]] = []
+        #: Each item: the first and the last position of some batches, their number, and their digest. The batches that
+        #: were sealed before `end` and the later batches are separate items.
         written = []
         for _before_end, batches in groupby(group, key=lambda batch: batch.sealed_at < end):
             first, last, count, digest = 0, 0, 0, hashlib.sha256()

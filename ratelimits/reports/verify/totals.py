@@ -230,6 +230,7 @@ class _Account:
             if count < in_lines or (count > in_lines and not partly_archived):
                 yield f"{name} says {count} {column}, but the ledger's lines say {in_lines}"
         covered = self._covered.get((period, shard))
+        # A total whose usage is all newer than the reports has no covered position yet.
         if total.covered != covered and not (total.covered is None and total.position > (covered or 0)):
             yield f"{name} says that reports contain it up to position {total.covered}, but the reports say {covered}"
         if not newest <= total.position <= self._tallied.get(str(shard), 0):
