@@ -42,6 +42,7 @@ _ROWS: dict[str, dict[str, Any]] = {
 }
 #: Maximum number of requests for which permits are prefetched; number of requests that are timed together.
 PREFETCH, TIMED_TOGETHER = 256, 2_000
+#: Units of calendar windows.
 CALENDAR = ("hour", "day", "week", "month", "year")
 
 
@@ -62,7 +63,7 @@ def row(name: str, like: str, scope: str, key_kind: str = "user", **fields: Any)
 
 
 def usual_rules(scope: str, prefix: str, *, bills: bool = False) -> list[Rule]:
-    """Return three rules for users, of which one bills."""
+    """Return three rules for users: per second, per hour and per month. With `bills`, the rule per month bills."""
     return [row(f"{prefix}-{name}", name, scope, bills=bills and name == "month") for name in _ROWS]
 
 
