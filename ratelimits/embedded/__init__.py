@@ -71,8 +71,8 @@ def valkey_binary(otherwise: str = "set REDIS_URL to use another server") -> Pat
 class EmbeddedServer:
     """A running server. `directory` contains its data, its log and, with `aof`, its append-only file.
 
-    `options` are lines of its configuration (`save=""`, `appendfsync="always"`). If the server does not start,
-    ServerStartError is raised.
+    `port` 0 means any free port. `options` are settings of the server, such as {"appendfsync": "always"}. Raise
+    ServerStartError if the server does not start.
     """
 
     def __init__(

@@ -72,7 +72,8 @@ def _drawn(progress: Progress, display: _Display) -> Iterator[None]:
 @contextmanager
 def _replaced(output: OutputWrapper, display: _Display) -> Iterator[None]:
     """Within the block, let text for this output appear above the progress, if the output is a terminal."""
-    wrapper = cast("Any", output)  # django-stubs does not know `_out`.
+    # `_out` is the file to which Django's wrapper writes. django-stubs does not know this attribute.
+    wrapper = cast("Any", output)
     former = wrapper._out
     if output.isatty():
         wrapper._out = display.above(former)
@@ -83,6 +84,7 @@ def _replaced(output: OutputWrapper, display: _Display) -> Iterator[None]:
 
 
 def _display(command: BaseCommand) -> AbstractContextManager[_Display]:
+    """Return bars if the library `rich` is installed, otherwise a single line of text."""
     terminal = cast("Any", command.stderr)._out
     try:
         return _bars(terminal, no_color=command.style is no_style())
@@ -115,6 +117,7 @@ def _bars(terminal: IO[str], *, no_color: bool) -> AbstractContextManager[_Displ
                     if number == len(bars.task_ids):
                         bars.add_task(stage.what, total=stage.total)
                     done, task = stage.done(), bars.task_ids[number]
+                    # Each stage before the newest one is over.
                     if last or number < len(stages) - 1:
                         bars.update(task, completed=done, total=done)
                         bars.stop_task(task)
@@ -134,7 +137,7 @@ def _line(terminal: IO[str]) -> Iterator[_Display]:
 
     def write(text: str) -> None:
         nonlocal shown_text
-        # First write spaces over the rest of a longer old text.
+        # \r moves the cursor to the start of the line. First write spaces over the rest of a longer old text.
         terminal.write(f"\r{text:<{len(shown_text)}}\r{text}")
         terminal.flush()
         shown_text = text

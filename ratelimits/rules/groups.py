@@ -42,13 +42,13 @@ has_rules_outside_database = False
 class Memberships:
     """The table of the members of groups.
 
-    rows     the model of this table
+    model    the model of this table
     user     the name of the table's column for the user
     user_pk  the field that is the primary key of users
     using    the alias of the table's database
     """
 
-    rows: Any
+    model: Any
     user: str
     user_pk: models.Field[Any, Any]
     using: str
@@ -56,7 +56,7 @@ class Memberships:
     def names(self, users: Iterable[Any]) -> Iterator[tuple[Any, str]]:
         """Yield the primary key of a user and the name of a group, for each group of these users."""
         pks = list(users)
-        rows = self.rows._base_manager.using(self.using).order_by()
+        rows = self.model._base_manager.using(self.using).order_by()
         for first in range(0, len(pks), _CHUNK):
             chosen = rows.filter(**{f"{self.user}__in": pks[first : first + _CHUNK]})
             yield from chosen.values_list(self.user, "group__name").iterator()
@@ -69,15 +69,15 @@ def memberships() -> Memberships | None:
         field = user_model._meta.get_field("groups")
     except FieldDoesNotExist:
         return None
-    rows = field.remote_field.through
+    model = field.remote_field.through
     # Do not read from a replica: it perhaps does not have the newest change yet.
-    return Memberships(rows, field.m2m_field_name(), user_model._meta.pk, router.db_for_write(rows))
+    return Memberships(model, field.m2m_field_name(), user_model._meta.pk, router.db_for_write(model))
 
 
 def database() -> str | None:
     """Return the alias of the database that has the members of groups; None if the project's users have no groups."""
-    model = memberships()
-    return None if model is None else model.using
+    table = memberships()
+    return None if table is None else table.using
 
 
 def read(users: Collection[str]) -> Groups:
@@ -109,7 +109,7 @@ def watch() -> None:
     table = memberships()
     if table is None:
         return
-    m2m_changed.connect(_members_changed, sender=table.rows, dispatch_uid="ratelimits.groups")
+    m2m_changed.connect(_members_changed, sender=table.model, dispatch_uid="ratelimits.groups")
     post_save.connect(_group_saved, sender=Group, dispatch_uid="ratelimits.groups")
     post_delete.connect(_group_deleted, sender=Group, dispatch_uid="ratelimits.groups")
 
