@@ -29,9 +29,9 @@ from ratelimits.usage import crash
 logger = logging.getLogger(__name__)
 
 #: Maximum number of reports that are planned in one transaction.
-REPORTS = 100
+_MAX_REPORTS = 100
 #: Maximum number of deliveries that one statement writes.
-CHUNK = 1000
+_CHUNK = 1000
 
 #: Maximum length of a customer's name.
 _MAX_CUSTOMER = 255
@@ -53,7 +53,7 @@ def plan(receiver: Receiver, now: datetime | None = None, progress: Progress | N
         with transaction.atomic(using=conf.DATABASE, durable=True):
             PushReceiver.lock(conf.DATABASE, receiver.name)
             crash.reached("push:locked")
-            reports = list(unplanned(receiver).filter(pk__gt=last_pk)[:REPORTS])
+            reports = list(unplanned(receiver).filter(pk__gt=last_pk)[:_MAX_REPORTS])
             for report in reports:
                 try:
                     with transaction.atomic(using=conf.DATABASE):
@@ -68,7 +68,7 @@ def plan(receiver: Receiver, now: datetime | None = None, progress: Progress | N
                 count(1)
             crash.reached("push:planned")
         crash.reached("push:plan-committed")
-        if len(reports) < REPORTS:
+        if len(reports) < _MAX_REPORTS:
             return planned
 
 
@@ -118,7 +118,7 @@ def rendered(receiver: Receiver, row: Row) -> tuple[str, str]:
 def _plan(receiver: Receiver, report: Report, now: datetime) -> int:
     """Write the deliveries of a report version, and note that it is planned. Return the number of deliveries."""
     rows, count = deliveries(receiver, report, now), 0
-    while chunk := list(islice(rows, CHUNK)):
+    while chunk := list(islice(rows, _CHUNK)):
         PushDelivery.objects.using(conf.DATABASE).bulk_create(chunk)
         count += len(chunk)
         crash.reached("push:lines-planned")

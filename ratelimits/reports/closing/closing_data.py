@@ -48,6 +48,7 @@ class ClosingData:
         self._included = cache(IncludedBook(self._terms).of)
         self._gaps = SpanCache(lambda start, end: Gaps.between(using, start, end, shards=[*states], accounts=accounts))
         self._lost_replies = SpanCache(lambda start, end: LostReplies(using, start, end, accounts))
+        #: By the start and the end of a billing period: the comparisons for each account.
         self._compared: dict[tuple[int, int], dict[str, list[cross_check.Comparison]]] = defaultdict(dict)
         self._groups_ahead = cache(lambda chain: GroupsAhead(using, self._unreported(), dict(chain)))
         self._digests = cache(

@@ -73,6 +73,7 @@ def open_periods(
     usage = PeriodUsage.objects.using(using).filter(covered=None, **filters)
     if not running:
         until = now - conf.GRACE_SECONDS * SECOND if over else now
+        # A billing period can end before the counted period in the totals, if the period of a report has shortened it.
         may_have_ended = Q(period__lte=(until - SHORTEST_MONTH) // SECOND)
         usage = usage.filter(ended(until) | (may_have_ended & _shortened(using) if over else may_have_ended))
     tables = (usage, unreported(using, **filters))
@@ -99,7 +100,7 @@ def running_count(account: str | None = None) -> int:
 
 
 def _shortened(using: str) -> Q:
-    """Return the condition for usage of shortened periods: a report exists whose period starts within such a period."""
+    """Return the condition for usage of a shortened period: the period of some report starts within this period."""
     reports = Report.objects.using(using).filter(
         account=OuterRef("account"),
         period_start__gt=OuterRef("period") * SECOND,

@@ -83,7 +83,7 @@ def _ends(using: str) -> dict[int, set[_ReportEnd]]:
 
 
 def _late_batches(using: str, source: str, shard: int, ends: list[_ReportEnd]) -> Iterator[str]:
-    """Yield an error that names the first late batch of a shard and counts the others.
+    """Yield an error that names the first late batch of a shard and counts the others. `ends` is sorted by position.
 
     A batch is late if it was opened before the end of a period, but arrived after the period's report was finalised.
     """
