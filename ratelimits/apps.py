@@ -55,7 +55,10 @@ class RatelimitsConfig(AppConfig):
 
 
 def _give_broker(celery: Any) -> None:
-    """Use database 1 of the embedded server as Celery's broker in web servers, workers and shells, if it has none."""
+    """Use database 1 of the embedded server as Celery's broker, if Celery has no broker.
+
+    Do this only in web servers, workers and shells.
+    """
     # Other commands, such as `migrate`, send no tasks, so they do not need to start the server.
     if _COMMANDS_WITH_BROKER.isdisjoint(sys.argv) and _PROGRAMS_WITH_BROKER.isdisjoint(Path(sys.argv[0]).parts[-2:]):
         return
@@ -69,4 +72,5 @@ def _give_broker(celery: Any) -> None:
 
 
 def _end(**kwargs: object) -> None:
+    """End the background threads of this process. Celery's signals call this function with keyword arguments."""
     background.end()

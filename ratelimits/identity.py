@@ -49,7 +49,7 @@ class Identity(NamedTuple):
     @property
     def account_id(self) -> str:
         """Return the account's identifier without its kind; "" if there is no account."""
-        return self.account[8:] if self.account is not None else ""
+        return self.account.removeprefix("account:") if self.account is not None else ""
 
 
 def _digest(secret: str | bytes) -> str:

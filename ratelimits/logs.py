@@ -16,8 +16,8 @@ from typing import Any
 #: Minimum seconds between two times that a process logs the same message.
 INTERVAL = 60.0
 
-#: By logger and message, without its arguments: when the message can be logged again, and how often it was left out.
-#: The messages are texts in the code, so there are few.
+#: The name of the logger and the message without its arguments -> when the message can be logged again (seconds of the
+#: monotonic clock), and how often it was left out. The messages are texts in the code, so there are few.
 _next: dict[tuple[str, str], tuple[float, int]] = {}
 _lock = threading.Lock()
 

@@ -28,7 +28,11 @@ GetResponse = Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest]
 
 
 class ViewLimits(NamedTuple):
-    """How the middleware limits a request: the scope, cost and key of its view."""
+    """How the middleware limits a request: the scope, the costs and the key of its view.
+
+    costs      one cost for each meter
+    arguments  the arguments in the URL
+    """
 
     scope: str
     costs: Mapping[str, int]

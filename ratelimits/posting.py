@@ -112,9 +112,9 @@ class Connection:
     def __init__(self, url: str, timeout: float, *, public_only: bool = False) -> None:
         """Connect. Connecting and the exchange take at most `timeout` seconds together.
 
+        The lookup of the host's name is not included in this time, since the system's resolver has its own time limits.
         If `public_only` is true, connect only to an address of the public internet. The check uses the addresses to
-        which the socket then connects, so a name that changes its address between two lookups cannot avoid it.
-        Looking up the host's name is not included in this time, since the system's resolver has its own time limits.
+        which the socket then connects. So a name that changes its address between two lookups cannot avoid the check.
         Raise OSError if connecting fails, and ValueError if `url` is not a URL. In both cases no request was sent.
         """
         parts = urlsplit(url)
@@ -126,7 +126,8 @@ class Connection:
         self._connection = connection_class(parts.hostname, parts.port)
         addresses = socket.getaddrinfo(self._connection.host, self._connection.port, type=socket.SOCK_STREAM)
         if public_only:
-            addresses = [one for one in addresses if is_public(str(one[4][0]))]
+            # The last item of each row is (host, port, …).
+            addresses = [row for row in addresses if is_public(str(row[4][0]))]
             if not addresses:
                 raise NotPublicError("the host has no public address (see the setting ALERT_PUBLIC_ONLY)")
         deadline = Deadline(timeout)
@@ -172,7 +173,7 @@ def is_public(text: str) -> bool:
         # Addresses of transition mechanisms lead to the IPv4 address that they contain.
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
         if inner is None and address in _NAT64:
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)  # the last 32 bits
         if inner is not None:
             return is_public(str(inner))
     return address.is_global and not address.is_multicast

@@ -14,7 +14,7 @@ def sign(text: str) -> str:
 
 
 def key_id(key: str) -> str:
-    """Return a short name of a key; "" for no key. Nobody can calculate the key from its name."""
+    """Return a short name of a key, 16 hexadecimal digits; "" for no key. The key cannot be found from its name."""
     return _hmac(key, "ratelimits key id")[:16] if key else ""
 
 

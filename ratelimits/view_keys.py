@@ -37,20 +37,22 @@ def _unreadable() -> tuple[type[Exception], ...]:
 
 
 def with_view_key(
-    identity: Identity, key: Key | None, request: Any, arguments: Mapping[str, Any], *about: Any
+    identity: Identity, key: Key | None, request: Any, arguments: Mapping[str, Any], *function_arguments: Any
 ) -> Identity:
     """Return the identity with the key that the view gives. If `key` is None, return the identity unchanged.
 
     `request` is a request of Django or of DRF, and `arguments` are its URL arguments. If `key` is a function, it is
-    called with `about`. Raise ImproperlyConfigured for a key that is not valid.
+    called with `function_arguments`. Raise ImproperlyConfigured for a key that is not valid.
     """
-    return identity if key is None else identity._replace(view_key=view_key(key, request, arguments, *about))
+    return (
+        identity if key is None else identity._replace(view_key=view_key(key, request, arguments, *function_arguments))
+    )
 
 
-def view_key(key: Key, request: Any, arguments: Mapping[str, Any], *about: Any) -> str:
+def view_key(key: Key, request: Any, arguments: Mapping[str, Any], *function_arguments: Any) -> str:
     """Return a request's key, such as "view_key:5f2c…". The arguments and errors are those of `with_view_key`."""
     if callable(key):
-        value, source = key(*about), ""
+        value, source = key(*function_arguments), ""
         value = getattr(value, "pk", value)
     else:
         value, source = reader(key)(request, arguments), key

@@ -152,7 +152,7 @@ class Algorithm(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Bounded(Algorithm):
-    """A limit with a capacity: how many permits it has when none is taken. With capacity 0 no request passes."""
+    """A limit with a capacity: the number of its permits when no permit is taken. With capacity 0 no request passes."""
 
     capacity: int
 

@@ -57,7 +57,7 @@ class _Level(_Paced, Bounded):
 
     def _check(self) -> None:
         Bounded._check(self)
-        self._check_pace(self.capacity + 1)
+        self._check_pace(self.capacity + 1)  # a queue has one permit more than its capacity
 
     def sentence(self, words: Wording, unit: str) -> list[str]:
         bursts = words.gettext("bursts to %(capacity)s") % {"capacity": number(self.capacity)}
@@ -85,6 +85,7 @@ class _Level(_Paced, Bounded):
 
     def record_form(self, params: Params) -> str:
         _q, _r, n, *_others = params
+        # A record of the form "fraction" has four bytes for n.
         return "whole" if n == 1 else "fraction" if n < 2**32 else ""
 
 

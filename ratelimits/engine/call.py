@@ -164,6 +164,7 @@ _call_numbers = itertools.count()
 
 
 def _reseed() -> None:
+    """Choose a new name for this process. A forked child needs one: otherwise it would use its parent's nonces."""
     global _process_name, _call_numbers
     _process_name, _call_numbers = secrets.token_hex(6).encode(), itertools.count()
 
@@ -188,9 +189,10 @@ def shard_of_usage(keyspace: Keyspace, usage: Usage) -> int:
 
 
 def bin_and_period(usage: Usage, now: int) -> tuple[int, int, int]:
-    """Return the starts of the bin and the billing period that contain `now`, and the end of the one that ends first.
+    """Return the start of the bin and the start of the billing period that contain `now`, and the moment of an end.
 
-    `now` and the end are in µs, the starts are in seconds, all since 1970 UTC.
+    At this moment the bin ends, or the billing period if it ends earlier. `now` and this moment are in µs, the starts
+    are in seconds, all since 1970 UTC.
     """
     bin_start = now // _BIN * _BIN
     periods = usage.periods

@@ -107,7 +107,7 @@ class Decision:
         if reply[1] != 1 or call.op is not Op.TRY:
             return None
         # Use the moment at which the script counted the request. So bin and period are those of the used counters.
-        counted = bin_and_period(call.usage, self.counted_at) if call.usage is not None else (0, 0)
+        bin_start, period, _end = (0, 0, 0) if call.usage is None else bin_and_period(call.usage, self.counted_at)
         return Receipt(
             self._nonce.decode(),
             self._charged(),
@@ -116,7 +116,8 @@ class Decision:
             call.account,
             call.usage,
             self.at,
-            *counted[:2],
+            bin_start,
+            period,
             call.lease,
             # The moment of each key, if a cluster decided shard by shard. Otherwise this tuple is empty.
             tuple(reply[HEAD + PER_LIMIT * len(call.program.terms) :]),
@@ -213,7 +214,7 @@ def handed_over(call: Call, lease: bytes) -> Decision:
 
     The call must have only one limit, the limit of the lease, and the cost 1.
     """
-    # lua/algorithms/concurrency.lua makes the name: "moment~number".
+    # lua/algorithms/concurrency.lua makes the name: "<moment>~<number>". The moment is in µs since 1970 UTC.
     at = int(lease.partition(b"~")[0])
     lease_ttl = int(call.program.terms[0].algorithm.params(at)[0])
     decided, allowed, binding, remaining, retry_after, wait = 1, 1, 1, 0, 0, 0

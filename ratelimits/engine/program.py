@@ -14,7 +14,8 @@ from ratelimits.engine.assemble.algorithm_files import algorithm_file, params_of
 from ratelimits.engine.keys import name_id, own_name
 
 #: What a program says at its end about each limit: the moment from which the limit's params hold, and the text
-#: "rule|version". It is a text because Lua needs much time to convert numbers. One byte after the text is always zero.
+#: "rule|version". This is a text because Lua needs much time to convert numbers to text. One byte after the text is
+#: always zero.
 _RULE = struct.Struct("<d21sx")
 #: The id of a rule, and the version of a rule, are below this number, so that the text has at most 21 characters.
 _MAX_RULE = 2**32

@@ -8,8 +8,8 @@
 --   --: do SECTION                      inserts a function's body from the file of the limit's algorithm
 -- The general script (engine/assemble/general.py) has a loop instead of repeated lines. There `l` is the limit's table.
 --
--- A shard is a part of the accounts. A shard's `head` is a string: the version of the rules and the run (one life) of
--- the server with which the shard was last used.
+-- A shard is a part of the accounts. A shard's `head` is a string with two values from the last use of the shard: the
+-- version of the rules, and the run of the server (the time from its start until a restart or a promotion).
 -- The state of a limit is stored in one of two ways: as a record in a packed state, a string that several limits of a
 -- key share; or in Redis keys that belong to this limit alone, its own keys.
 -- A lasting limit is a limit whose count is restored from the ledger if Redis has lost its state.
@@ -230,7 +230,7 @@ end
 --: end
 
 -- 7. Reply.
-local remaining, reset = -1, 0
+local remaining, reset = -1, 0 -- -1: no enforced limit has been seen yet
 --: for limit
 --: if limit enforced
 if remaining < 0 or l.remaining < remaining then

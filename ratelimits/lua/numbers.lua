@@ -36,7 +36,7 @@ local function intervals(whole, part, q, r, n, m)
   if r == 0 then return (whole - whole % q) / q end
   local count = math.floor((whole + part / (n * m)) / (q + r / n))
   if count >= 4503599627370496 then return count end -- too large to correct
-  for _ = 1, 8 do
+  for _ = 1, 8 do -- the estimate is wrong by a few intervals at most
     local sum, sum_part = muldiv(count, r, n)
     sum, sum_part = sum + count * q, sum_part * m
     if sum > whole or (sum == whole and sum_part > part) then

@@ -1,4 +1,4 @@
--- Names the run of the server. A run is one life of the server: it ends when the server restarts or a replica is
+-- Names the run of the server. A run is the time from a start of the server until it restarts or a replica is
 -- promoted. Loaded before batch.lua and pending.lua.
 
 -- Returns the name of the run, "<run_id>:<replication id>". The server makes a new `run_id` whenever its process

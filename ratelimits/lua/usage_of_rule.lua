@@ -5,6 +5,7 @@
 -- of admitted requests.
 local function counter_of_rule(kind, counter, number)
   local _, rule = struct.unpack('<ds', ARGV[4], rules_at + 30 * number) -- 30 bytes for each limit; this is the text "rule|version"
+  -- `where` is "|bin|period|meter|", and `who` is "|account|key".
   local where, who = string.match(counter, '^a(|%d+|%d+|[^|]*|)%d+|%d+(|.*)$')
   return kind .. where .. rule .. who
 end

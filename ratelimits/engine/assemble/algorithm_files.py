@@ -11,11 +11,15 @@ from ratelimits.engine.assemble import scripts
 from ratelimits.engine.assemble.lua_functions import Functions, divided
 
 #: The formats of numbers in the form of a record, such as "i4" (4 bytes) or "d" (8 bytes).
+#: A type in a struct format: an integer with its size in bytes, or a double (8 bytes).
 _SIZES = re.compile(r"[iI](\d+)|d")
 #: A function: the name of its table, its own name, and its body.
+#: A function in the table of an algorithm: "function table.name(…)", its body, and "end". The body is a section.
 _FUNCTION = re.compile(r"^function (\w+)\.(\w+)\(.*?\)\n(.*?)^end\n", re.MULTILINE | re.DOTALL)
 #: The directives of an algorithm's file: `--@params NAME PARAMS`, and `--@record NAME FORM | FIELDS`.
+#: A directive "--@params <id of an algorithm, or *> <names of the params>".
 _PARAMS = re.compile(r"^--@params (\S+) (.*)$", re.MULTILINE)
+#: A directive "--@record <name> <type and name of each field> | <field>=<value> …". The part from "|" on is optional.
 _RECORD = re.compile(r"^--@record (\w+) ([^|\n]*)(?:\| (.*))?$", re.MULTILINE)
 #: Lines that are not copied into a script: the line that creates the table of the functions, and the directives.
 _LEFT_OUT = re.compile(r"local \w+ = \{\}$|--@(?!rarely)")
@@ -45,9 +49,10 @@ class RecordForm:
     def conditions(self) -> list[str]:
         """Return the conditions under which a state can be written in this form."""
         # A number in four bytes is below 2**32.
+        # A field of four bytes holds only numbers below 2^32.
         small = [name for size, name in zip(_SIZES.findall(self.format), self.names, strict=False) if size == "4"]
-        known = [f"l.{name} == {value}" for name, value in self.fixed.items()]
-        return [*known, *(f"l.{name} < 4294967296" for name in small)]
+        fixed = [f"l.{name} == {value}" for name, value in self.fixed.items()]
+        return [*fixed, *(f"l.{name} < 4294967296" for name in small)]
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,7 @@ class AlgorithmFile:
 def _forms(text: str) -> dict[str, RecordForm]:
     forms = {}
     for name, fields, fixed in _RECORD.findall(text):
-        words = fields.split()
+        words = fields.split()  # a type and a name by turns
         form = "".join(words[::2])
         size = sum(int(found[1] or 8) for found in _SIZES.finditer(form))  # a double ("d") has 8 bytes
         forms[name] = RecordForm(form, tuple(words[1::2]), dict(pair.split("=") for pair in fixed.split()), size)

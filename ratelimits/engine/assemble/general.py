@@ -5,7 +5,7 @@ already made scripts for very many shapes.
 
 A general script decides like the script of a shape, and is made from the same template and files. But it stores the
 limits in a list, and each part of the template is a loop over this list. So one script is enough for all limits. It
-needs one more argument, the *layout* of the call. A layout has these packed numbers (formats of Python's struct):
+needs one more argument, the *layout* of the call. A layout has these packed numbers (formats of Lua's struct library):
 
 once             '<I2I2I2'   the number of heads, the number of meters, the position of the key `open` in KEYS
 for each limit   '<BBI2I2B'  the algorithm's code, the slot of the cost, the position in KEYS of the packed state, the
@@ -27,6 +27,7 @@ from ratelimits.engine.assemble.shape import REQUEST_NUMBERS, Shape
 from ratelimits.engine.assemble.states import HEADER, NAME, RULE
 
 #: A limit in a layout: code of its algorithm, slot, key of its state, its own key, and flags.
+#: The numbers of one limit in a layout, as a format of Python's struct.
 _LIMIT = struct.Struct("<BBHHB")
 
 
@@ -100,7 +101,7 @@ class GeneralText(ScriptText):
 
     def do_preamble(self) -> Iterator[str]:
         yield "local head_count, meter_count, open_key, layout_at = read_struct('<I2I2I2', ARGV[5])"
-        yield "local rules_at -- the position in ARGV[4] at which the rules of the limits begin"
+        yield f"local rules_at -- the rule of limit n begins at the position rules_at + {RULE} * n in ARGV[4]"
         yield from self.functions()
         yield "-- Returns whether the head of a shard differs from the expected one."
         yield "local function heads_differ(got)"
@@ -108,11 +109,13 @@ class GeneralText(ScriptText):
         yield "if got[i] ~= ARGV[2] then return true end"
         yield "end"
         yield "end"
+        # The costs follow REQUEST_NUMBERS numbers of 8 bytes. Slots and positions begin at 1: 1 + 8 * (7 - 1) = 49.
         yield "-- Returns a cost of the request."
         before_first_slot = 8 * (REQUEST_NUMBERS - 1) + 1
         yield f"local function cost_of(slot) return (read_struct('<d', ARGV[3], {before_first_slot} + 8 * slot)) end"
 
     def do_limits(self) -> Iterator[str]:
+        # In the Lua text: L has the limits, to_read the Redis keys of MGET, and place is a position in ARGV[4].
         yield "local L, to_read, place = {}, {}, 1"
         yield "for i = 1, head_count do to_read[i] = KEYS[i] end"
         yield "while layout_at <= #ARGV[5] do"
@@ -209,6 +212,7 @@ class GeneralText(ScriptText):
     def do_reply(self) -> Iterator[str]:
         yield "local reply = {1, allowed and 1 or 0, binding, remaining, retry, reset, allowed and wait or 0, at, now}"
         yield "for number = 1, #L do"
+        # A limit has three numbers, after the nine numbers of the decision.
         yield "local l, place = L[number], 3 * number + 7"
         yield "reply[place], reply[place + 1], reply[place + 2] = l.ok and 1 or 0, l.remaining, l.reset"
         yield "end"

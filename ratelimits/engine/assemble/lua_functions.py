@@ -68,6 +68,7 @@ def rarely(functions: Sequence[LuaFunction]) -> Iterator[str]:
 def without_unused(script: str, functions: Sequence[LuaFunction]) -> str:
     """Return a script without those of the given functions that the script never calls."""
     calls = Counter(_CALL.findall(script))
+    # Begin with the last function. If it is left out, perhaps an earlier function has no more callers.
     for name, text in reversed(functions):
         inside = _calls(text)
         if calls[name] == inside[name] and text in script:

@@ -70,18 +70,26 @@ class ScriptText(StateLines):
         return limit.bind(text) if limit is not None else text
 
     def holds(self, condition: str) -> bool:
+        """Return whether a condition of the template holds: the name of a flag, or "not" and the name of a flag."""
         name = condition.removeprefix("not ")
         return self.flags[name] is (name == condition)
 
     def for_limits(self, block: Sequence[str]) -> Iterator[str]:
+        """Yield the lines of a block for each limit."""
         for limit in self.limits:
             yield from self.expand(block, limit)
 
     def for_enforced(self, block: Sequence[str], limit: LimitText) -> Iterator[str]:
+        """Yield the lines of a block if the mode of the limit is enforce."""
         if not limit.shape.shadow:
             yield from self.expand(block, limit)
 
     def do(self, name: str, limit: LimitText | None) -> Iterator[str]:
+        """Yield the lines for the directive "do name".
+
+        Outside of a loop over the limits, these are the lines of the method do_<name>, if it exists. Otherwise they are
+        the section with this name.
+        """
         special: Callable[[], Iterator[str]] | None = getattr(self, f"do_{name}", None)
         if special is not None and limit is None:
             yield from special()
@@ -126,7 +134,7 @@ class ScriptText(StateLines):
     # -- parts of the template that are written here --------------------------------------------------------------
 
     def do_preamble(self) -> Iterator[str]:
-        yield f"local rules_at = {self._rules_at()} -- where the rules of the limits are in ARGV[4]"
+        yield f"local rules_at = {self._rules_at()} -- the rule of limit n begins at rules_at + {RULE} * n in ARGV[4]"
         yield from self.functions()
 
     def functions(self) -> Iterator[str]:
@@ -159,6 +167,7 @@ class ScriptText(StateLines):
         return f"c{HEADER}" + "d" * (len(fields) - 1), fields
 
     def _rules_at(self) -> int:
+        """Return the position in ARGV[4] to which RULE * n is added for limit n. Limits and positions begin at 1."""
         return sum(HEADER + 8 * (limit.shape.waits + len(limit.params)) for limit in self.limits) + 1 - RULE
 
     def do_limits(self) -> Iterator[str]:
@@ -253,6 +262,7 @@ class ScriptText(StateLines):
         """Return the approximate number of local variables of the script's main function."""
         functions = sum(len(re.findall(r"^local ", file.functions.usual, re.MULTILINE)) for file in self.files.values())
         of_limits = sum(1 if limit.in_table else len(limit.used) for limit in self.limits)
+        # The template has about 45 local variables, and each packed state has four (see read_state).
         return 45 + functions + self.shape.costs + 4 * len(self.state_keys) + of_limits
 
 

@@ -17,7 +17,7 @@ class LimitShape(NamedTuple):
     slot       the position of the cost among the costs of the call
     state_key  the position in KEYS of the key with the limit's record
     own_key    the position in KEYS of the limit's first own key; 0 if the limit has no own key
-    waits      whether the limit says itself how long a request may wait for it
+    waits      whether the limit has its own longest wait. If not, the timeout of the call is used
     lasting    when the state is restored from the ledger. 0: never. 1: if Redis may have lost counts of this limit.
                2: in the case of 1, and if there is no state
     """

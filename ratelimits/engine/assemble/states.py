@@ -177,7 +177,7 @@ class StateLines:
                 yield limit.bind("if l.expiry > latest then latest = l.expiry end")
             yield f"value = write_struct('{form}', {', '.join(values)})"
             yield f"if {raw} and #{raw} > {size} then"
-            yield "-- There are other records, in front or behind."
+            yield "-- There are other records, before or after these."
             yield f"if from_{number} > 1 then"
             yield f"local front = string.sub({raw}, 5, from_{number} + 3)"
             yield "value = write_struct('<I4', latest) .. front .. string.sub(value, 5)"

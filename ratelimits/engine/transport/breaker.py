@@ -37,6 +37,7 @@ class Breaker:
         self._clock = clock
         #: How many calls in a row have failed. While it is 0, `closed` is True and `succeeded` does nothing.
         self.failures = 0
+        #: The end of the pause, in seconds of `clock`.
         self._until = 0.0
         self._event: object = None
         #: A function that is called with True when calls stop, and with False when the server has answered again.

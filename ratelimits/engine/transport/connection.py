@@ -84,7 +84,7 @@ def run_of(info: bytes) -> str:
 def run_named(info: Mapping[str, Any]) -> str:
     """Return the run of a server from the fields of its INFO, as lua/run.lua does.
 
-    A run is one life of the server: it ends when the server restarts or a replica is promoted. The name is
+    A run is the time from a start of the server until it restarts or a replica is promoted. The name is
     "<run_id>:<replication id>". The replication id is left out if the server was not promoted, because then this id can
     change although no data is lost.
     """
@@ -126,12 +126,15 @@ class RawReplyParser(DefaultParser):  # type: ignore[misc, valid-type]
         kind = type(self.socket)
         if (kind.__module__, kind.__name__, os.name) != ("socket", "socket", "posix") or not self.timeout:
             return
+        # The second item of `getitimer` is the interval of the timer; 0 if it does not repeat.
         if any(signal.getitimer(timer)[1] for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)):
             return
         seconds, microseconds = divmod(round(self.timeout * 1e6), 1_000_000)
         try:
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                self.socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, microseconds))
+                self.socket.setsockopt(
+                    socket.SOL_SOCKET, option, struct.pack("ll", seconds, microseconds)
+                )  # a timeval of C
         except OSError:
             return  # this system has another format for timeouts
         self.socket.settimeout(None)

@@ -117,6 +117,7 @@ function level.check(l)
       end
     elseif excess <= 0 then
       l.ok = true
+    -- Under token_bucket (1) and gcra (2) a request may wait. Under leaky_bucket (3) it may not.
     elseif l.code <= 2 and (l.timeout == ANY or excess <= l.timeout) then
       l.ok, l.wait = true, excess
     else
@@ -137,7 +138,7 @@ end
 function level.refund(l)
   if l.T > 0 or l.g > 0 then
     l.undone = true
-    local cost = math.min(l.cost, 1e12)
+    local cost = math.min(l.cost, 1e12) -- the maximum capacity
     local T, g = muldiv(cost, l.r, l.n)
     T, g = T + cost * l.q, g * l.m
     if T > l.T or (T == l.T and g >= l.g) then

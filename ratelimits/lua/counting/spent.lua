@@ -18,6 +18,7 @@ local _, run = shard_run(KEYS[1], KEYS[2], ARGV[1], ARGV[2], now)
 local found, new = {}, 0
 for i = 5, #ARGV, 3 do
   local name, spent = ARGV[i], tonumber(ARGV[i + 1])
+  -- `constant` has the two numbers that never change: " <requests> <until>".
   local counted, constant, counters = string.match(redis.call('HGET', KEYS[3], name) or '', '^(%d+)( %d+ %d+)(.*)$')
   found[#found + 1] = counted and 1 or 0
   if counted then
