@@ -30,8 +30,11 @@ def periods_around(timezone: str, anchor: str | None, kept: Span | None, now: in
         return boundaries("month", timezone, anchor, now)
     start, end = kept
     if now < start:
+        # The last month before the kept period ends at the start of the kept period.
         first, second, third, fourth = boundaries("month", timezone, anchor, now)
         return first, second, min(third, start), end if third >= start else min(fourth, start)
+    # `following` is the end of the first period after the kept period. It is the first start of a month which is at
+    # least SHORTEST after `end`.
     _previous, _current, following, _later = boundaries("month", timezone, anchor, end + SHORTEST - 1)
     if now < end:
         _earlier, previous, _start, _next = boundaries("month", timezone, anchor, start - 1)

@@ -92,7 +92,7 @@ class CalendarWindow(Bounded):
 
     def _check(self) -> None:
         Bounded._check(self)
-        any_moment = 10**15
+        any_moment = 10**15  # µs since 1970: a moment in 2001
         calendar.boundaries(self.calendar_unit, self.timezone, self.anchor, any_moment)  # raises the ValueError
         self._set("anchor", self.anchor or None)
 

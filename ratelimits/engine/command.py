@@ -101,26 +101,26 @@ class Command:
 
     def to_bytes(self, run: str, nonce: bytes) -> bytes:
         """Return the command in RESP, the protocol of Redis. `run` is the run of the server."""
-        made_for, start, end, rest = self._cached
+        cached_run, start, end, rest = self._cached
         # Do not call `clock.now` here: these lines run at every decision, and a call would make them slower.
-        if clock.frozen is not None or made_for != run or not start <= time_ns() // 1000 + clock.difference < end:
+        if clock.frozen is not None or cached_run != run or not start <= time_ns() // 1000 + clock.difference < end:
             rest = self._rest(run)
         return b"%b$%d\r\n%b\r\n%b" % (self._front, len(nonce), nonce, rest)
 
     def _rest(self, run: str) -> bytes:
         """Return the bytes of the command after the nonce. They are valid at the moment of the call."""
         now = clock.now() if self.call.now is None else self.call.now
-        made_for, start, end, _rest = self._cached
-        if made_for != run or not start <= now < end:
+        cached_run, start, end, _rest = self._cached
+        if cached_run != run or not start <= now < end:
             self._cached = self._make(run, now)
-        return self._cached[3]
+        return self._cached[3]  # the bytes
 
     def _make(self, run: str, now: int) -> _CachedBytes:
         call = self.call
         usage, receipt = call.usage, call.receipt
         packed = call.program.packed(now)
         start, end = packed.start, packed.end
-        if self._cached[0] != run:
+        if self._cached[0] != run:  # the server has another run than at the last call
             self.is_first = call.program.lasts and call.op is Op.TRY
         is_first = self.is_first
         fields: list[bytes] = []
@@ -131,6 +131,7 @@ class Command:
             start, end = max(start, bin_start * MICROSECONDS, period * MICROSECONDS), min(end, until)
             fields = counters_of(usage, bin_start, period)
         moment = clock.frozen if call.now is None else call.now
+        # The numbers that ARGV[3] begins with. lua/decide.lua describes them, in this order.
         request = (
             -1.0 if moment is None else moment,
             -1.0 if call.timeout == ANY else round(max(call.timeout, 0) * MICROSECONDS),

@@ -34,6 +34,9 @@ from ratelimits.logs import bounded
 
 logger = bounded(__name__)
 
+#: Maximum cost of one request under one limit or in one meter.
+_MAX_COST = 2**40
+
 
 def parse_reply(call: Call, packed: bytes, nonce: bytes) -> Decision | None:
     """Return the decision in the reply to a call with this nonce.
@@ -85,7 +88,7 @@ async def adecide_call(server: Server, call: Call, command: Command | None = Non
     nonce = new_nonce()
     task = asyncio.current_task()
     assert task is not None
-    cancelled = task.cancelling()
+    cancellations_before = task.cancelling()
     try:
         decision = parse_reply(call, await server.wire.acall(command, nonce), nonce)
         if decision is None:
@@ -95,10 +98,10 @@ async def adecide_call(server: Server, call: Call, command: Command | None = Non
         if command.is_first:
             command.is_first = False
     except Exception as error:
-        if task.cancelling() > cancelled:
+        if task.cancelling() > cancellations_before:
             raise asyncio.CancelledError from error
         raise
-    if task.cancelling() > cancelled:
+    if task.cancelling() > cancellations_before:
         await refund_cancelled(server, decision)
     return decision
 
@@ -146,7 +149,7 @@ def call_for(
     keys = tuple(dict.fromkeys(limit.key for limit in limits))
     meter_count = len(usage.meters) if usage is not None else 0
     for limit in limits:
-        if not 0 <= limit.cost <= 2**40 or limit.cost % 1:
+        if not 0 <= limit.cost <= _MAX_COST or limit.cost % 1:
             raise ValueError(f"cost must be a whole number from 0 to 2**40, not {limit.cost!r}")
     terms = tuple(
         Term(
@@ -174,7 +177,7 @@ def receipt_call(receipt: Receipt, costs: Sequence[int], receipt_ttl: float, *, 
     `costs` are in the order of the receipt's costs. `receipt_ttl` is in seconds. Raise ValueError if the number of
     costs is wrong or a cost is out of range.
     """
-    if len(costs) != len(receipt.costs) or any(not 0 <= cost <= 2**40 or cost % 1 for cost in costs):
+    if len(costs) != len(receipt.costs) or any(not 0 <= cost <= _MAX_COST or cost % 1 for cost in costs):
         raise ValueError(f"settle with {len(receipt.costs)} whole costs from 0 to 2**40, one for each charged cost")
     differences = tuple(true - charged for true, charged in zip(costs, receipt.costs, strict=True))
     return Call(

@@ -63,7 +63,7 @@ def _namespace() -> str:
 
 
 def test_suffix() -> str:
-    """Return the suffix of the namespace that `isolate` has set; "" if it is the namespace of the settings."""
+    """Return the suffix of the namespace that `isolate` has set; "" if it has set none."""
     return _test_suffix
 
 
@@ -109,7 +109,10 @@ def _wire(alias: str, timeout: float) -> Wire:
 
 
 def shards_can_move() -> bool:
-    """Return whether shards can move from one server to another: in a cluster, even if the cluster does not answer."""
+    """Return whether shards can move from one server to another.
+
+    They can move if the server is a cluster. Return True also if the cluster does not answer.
+    """
     try:
         return isinstance(current_server().wire, ClusterWire)
     except NotReached:
@@ -117,7 +120,7 @@ def shards_can_move() -> bool:
 
 
 def on_each(server: Server, shards: Sequence[int], do: Callable[[redis.Redis, list[int]], None]) -> None:
-    """Call `do(client, shards)` for each server, with those of the given shards that are on this server.
+    """Call `do(client, shards)` for each server. `shards` are those of the given shards that are on this server.
 
     If a call fails, still call `do` for the other servers, and raise the first error at the end.
     """

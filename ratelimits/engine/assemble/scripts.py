@@ -35,7 +35,7 @@ def read(*names: str) -> Script:
 
 
 def text(name: str, key_parts: Mapping[str, str] = SHARD_KEYS) -> str:
-    """Return the text of a file of ratelimits/lua. Replace its placeholders as `filled` does."""
+    """Return the text of a file of ratelimits/lua, with its placeholders replaced by `key_parts` (see `filled`)."""
     return filled(_file(name), key_parts)
 
 

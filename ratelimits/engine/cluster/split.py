@@ -215,7 +215,8 @@ def _give_back(whole_command: Command, replies: Replies, until: int, nonce: byte
         charged = [i for i, term in enumerate(terms) if charging_reply[HEAD + PER_LIMIT * i] and costs[term.slot]]
         if not charged:
             continue
-        undo = _undo(part.command.call, tuple(terms[i] for i in charged), charging_reply[7], nonce.decode())
+        charged_at = charging_reply[7]  # the moment of the decision
+        undo = _undo(part.command.call, tuple(terms[i] for i in charged), charged_at, nonce.decode())
         try:
             reply = yield from _decide_part(part, Command(whole_command.keyspace, undo))
         except (Unavailable, RedisError) as error:
@@ -236,6 +237,7 @@ def _undo(call: Call, terms: tuple[Term, ...], at: int, nonce: str) -> Call:
     lease = nonce if call.lease is None else call.lease
     limits = program(terms)
     # Use a new nonce. The nonce of the request names the request's receipt, which must stay usable.
+    # The receipt has no usage, so its bin and its period are 0.
     receipt = Receipt(new_nonce().decode(), limits, call.keys, call.costs, call.account, None, at, 0, 0, lease)
     return call._replace(
         program=limits,
@@ -272,7 +274,7 @@ def _count_denied(whole_command: Command, reply: Reply) -> Generator[Sent, bytes
     """Yield the command with which the account's shard counts a refusal by another shard."""
     call, usage = whole_command.call, whole_command.call.usage
     if usage is not None and reply[0] == DECIDED and call.counts_refusal:
-        term = call.program.terms[reply[2] - 1]
+        term = call.program.terms[reply[2] - 1]  # the binding limit
         counted = RefusalCount(usage, call.costs[: len(usage.meters)], term.rule, term.version, 1)
         yield from _count(whole_command, usage, "d", [counted])
 
@@ -283,6 +285,7 @@ def _count_shadowed(whole_command: Command, reply: Reply) -> Generator[Sent, byt
     if usage is None:
         return
     counted = []
+    # The last shard has counted its own limits.
     for i in (i for part in parts(whole_command)[:-1] for i in part.limits):
         term = call.program.terms[i]
         if not reply[HEAD + PER_LIMIT * i] and term.slot < len(usage.meters):
@@ -306,6 +309,7 @@ def _count(
 
 
 def _order_of_refusal(retry_and_limit: tuple[int, int]) -> tuple[bool, int, int]:
+    """Return a sort key: refusals that never end come first, then the longest ones."""
     retry_after, limit = retry_and_limit
     return (False, 0, limit) if retry_after == NEVER else (True, -retry_after, limit)
 

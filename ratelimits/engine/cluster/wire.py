@@ -169,27 +169,29 @@ class ClusterWire(Wire):
         """
         node = self._node(address)
         if not node.breaker.closed:
-            raise NodeNotSent(f"{_named(address)} did not answer just now")
+            raise NodeNotSent(f"{_host_and_port(address)} did not answer just now")
         try:
             yield node
         except MovedError:
             raise
         except (AskError, TryAgainError) as error:
             self._owners = None
-            raise NodeNotSent(f"the slot is being moved from {_named(address)} to another node: {error}") from error
+            raise NodeNotSent(
+                f"the slot is being moved from {_host_and_port(address)} to another node: {error}"
+            ) from error
         except ClusterDownError as error:
             self._owners = None
-            raise NodeNotSent(f"the cluster is down, says {_named(address)}: {error}") from error
+            raise NodeNotSent(f"the cluster is down, says {_host_and_port(address)}: {error}") from error
         except Unavailable as error:
             node.breaker.failed(error.event)
             self._owners, self._last_failed = None, address
             error_class = NodeUnanswered if isinstance(error, Unanswered) else NodeNotSent
-            raise error_class(f"{_named(address)}: {error}", error.event) from error
+            raise error_class(f"{_host_and_port(address)}: {error}", error.event) from error
         else:
             node.breaker.succeeded()
 
     def _moved(self, slot: int, asked: Address, error: MovedError) -> Address:
-        """Store and return the slot's new owner, which the error names. Perhaps other nodes do not know it yet."""
+        """Store and return the slot's new owner, which the error names. Perhaps other nodes do not know this owner."""
         owner = (error.host or asked[0], error.port)
         owner = owner if self._remap is None else self._remap(owner)
         if self._owners is not None:
@@ -304,7 +306,7 @@ def _owner(table: Table, slot: int) -> Address:
     return address
 
 
-def _named(address: Address) -> str:
+def _host_and_port(address: Address) -> str:
     return f"{address[0]}:{address[1]}"
 
 

@@ -72,7 +72,7 @@ class _Link(asyncio.Protocol):
         self.ended = False
         self._connection = connection
         self._timeout = timeout
-        # The event loop refers to this object. With a normal reference here, the loop would keep an unused owner alive.
+        # The event loop refers to this object. A normal reference here would keep an unused owner in memory.
         self._owner = weakref.ref(owner)
         self._loop = asyncio.get_running_loop()
         self._sent: deque[tuple[_Reply, float]] = deque()
@@ -263,7 +263,7 @@ class Multiplexed:
         if self._link is not None:
             self._link.write(self._waiting)
         elif self._connecting is None:
-            # Use an empty context, so that the connection does not keep objects of this request alive.
+            # Use an empty context, so that the connection does not keep objects of this request in memory.
             self._connecting = self._loop.create_task(self._connect(), context=Context())
 
     async def _load(self, script: Script) -> None:

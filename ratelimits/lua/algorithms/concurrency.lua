@@ -41,6 +41,9 @@
 --   oldest           no stored lease ends before this time (µs after `base`)
 --   newest           the expiry of the stored lease that ends last; -1: not known
 --   is_new           true if the limit had no state, but perhaps old leases, or the server has lost its leases
+--   kept_until       the expiry (seconds) that the Redis keys have before this call
+--   creates          true if a Redis key may be new, so that it has no time to live yet
+--   takes_unclaimed  the number of leases in the list that this request ends, to get their permits
 
 local ASK_AGAIN = '- 0 0'
 
@@ -89,7 +92,7 @@ local function lease_functions()
 
   -- Splits `number` into powers of two, and calls `act` with the letter and the value of each power.
   local function for_each_power(number, act)
-    local letter, power = 65, 1
+    local letter, power = 65, 1 -- 65 is the byte of "A"
     while number > 0 do
       if number % 2 == 1 then act(string.char(letter), power) end
       number, letter, power = (number - number % 2) / 2, letter + 1, power * 2
@@ -100,6 +103,7 @@ local function lease_functions()
   local function permits_ending_by(l, t)
     local count = redis.call('ZCOUNT', l.redis_key, '-inf', int(t))
     for_each_power(l.powers, function(letter, power)
+      -- ';' is the next character after ':'. So `last` comes after all members with the expiry `t`.
       local last = letter .. string.format('%016.0f', t) .. ';'
       count = count + power * redis.call('ZLEXCOUNT', l.redis_key .. '${details}', '[' .. letter, '(' .. last)
     end)
@@ -231,7 +235,8 @@ local function lease_functions()
     if given > 0 then redis.pcall('SET', key, int(waiting - given) .. string.match(value, ' .*'), 'KEEPTTL') end
   end
 
-  -- Ends the first `count` leases in the list. The callers for whom they were made may still wait.
+  -- Ends the first `count` leases in the list. The callers for whom these leases were made may still wait. So announces
+  -- these callers again.
   local function take_unclaimed(l, count)
     local freed = l.redis_key .. '${freed}'
     for _, name in ipairs(redis.call('LRANGE', freed, 0, int(count - 1))) do
@@ -255,6 +260,7 @@ local function lease_functions()
     end
     add('=' .. lease, 0) -- a plain lease is older than others with its name
     if l.others == 0 then return out, expiries end
+    -- ';' is the next character after ':'. So the range has all members that begin with "@name:".
     local first, last = '[@' .. lease .. ':', '(@' .. lease .. ';'
     for _, member in ipairs(redis.call('ZRANGE', l.redis_key .. '${details}', first, last, 'BYLEX')) do
       local name, number, count = string.match(member, '^@(.*):(%d+):(%d+)$')

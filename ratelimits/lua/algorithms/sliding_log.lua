@@ -34,6 +34,9 @@
 --   oldest, newest               the times of the oldest charge that has not ended, and of the newest; -1: not known
 --   is_new                       true if there was no state, but perhaps an old list or tree
 --   is_loaded                    true if it is known which of the keys exist
+--   kept_until                   the expiry (seconds) that the Redis keys have before this call
+--   creates                      true if a Redis key may be new, so that it has no time to live yet
+--   has_lost_tree                true if the tree does not exist any more
 -- The record has `oldest` and `ended_in_tree` of the moment `last`, as `stored_oldest` and `stored_ended`. Before
 -- `oldest` has ended, a decision reads neither the list nor the tree. The server may have evicted one of them. Then the
 -- true number of permits is smaller than the record says, so a request that the record admits is admitted. Its charge
