@@ -19,7 +19,7 @@ class RatelimitsRouter:
         """Return the database from which the app's rows are read; None for other apps."""
         if _belongs_to_app(model):
             return conf.DATABASE
-        # If a row of the app names a user, other routers say in which database the user is. Without this, Django would
+        # If a row of the app names a user, other routers say in which database the user is. Otherwise Django would
         # look for the user in the database of the row.
         return router.db_for_read(model) if _belongs_to_app(hints.get("instance")) else None
 

@@ -50,7 +50,7 @@ def with_view_key(
 
 
 def view_key(key: Key, request: Any, arguments: Mapping[str, Any], *function_arguments: Any) -> str:
-    """Return a request's key, such as "view_key:5f2c…". The arguments and errors are those of `with_view_key`."""
+    """Return a request's key, such as "view_key:5f2c…". `with_view_key` describes the arguments and the errors."""
     if callable(key):
         value, source = key(*function_arguments), ""
         value = getattr(value, "pk", value)

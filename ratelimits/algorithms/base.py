@@ -138,7 +138,7 @@ class Algorithm(ABC):
         return None
 
     def record_form(self, params: Params) -> str:
-        """Return the name of the form in which Redis usually stores a state with these `params`; "" if none is usual.
+        """Return the name of the form in which Redis usually stores a state with these `params`; "" if there is none.
 
         The algorithm's Lua file describes each form in a line "--@record <name> ...". If a form has no fixed size, the
         result ends with a colon and the size of its varying part in bytes, such as "counts:66".

@@ -13,7 +13,7 @@ class Clock:
     """This machine's clock, corrected by the times that the server reports. Times are in µs since 1970 UTC."""
 
     def __init__(self) -> None:
-        #: The server's time minus this machine's time.
+        #: The server's time minus this machine's time, in µs.
         self.difference = 0
         #: The moment that the stopped clock shows. All decisions are made at this moment. None while the clock runs.
         self.frozen: int | None = None

@@ -50,7 +50,7 @@ def bounded(text: str) -> str:
 
     A text with at most LONGEST bytes is not changed. For a longer text, return its kind (such as "user") and a digest.
     """
-    # A character takes four bytes at most, so short texts need not be encoded to know that they are short.
+    # A character takes four bytes at most. So do not encode a text with few characters: it is short enough.
     if 4 * len(text) <= LONGEST or len(text.encode()) <= LONGEST:
         return text
     return _digest(text)

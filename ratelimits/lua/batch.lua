@@ -1,8 +1,8 @@
 -- Functions that open and seal the batches of usage of one shard. Loaded before the scripts that call these functions.
 --
 -- Usage is counted in the shard's open batch. To seal a batch is to rename it, so that nothing is counted in it any
--- more. Each batch has a number, `seq`. In each run (life) of the server the numbers begin again at 1. One such
--- numbering is an *incarnation*.
+-- more. Each batch has a number, `seq`. In each run of the server (see run.lua) the numbers begin again at 1.
+-- A series of numbers that begins at 1 is an *incarnation*.
 -- `cum` is the sum of all requests and units that were counted in the incarnation, modulo 10^15 (so that it stays
 -- exact in a double). A counter whose name ends with "|1" counts requests of one unit each. Such a request is one
 -- request and one unit, so it adds 2 to `cum`.

@@ -26,6 +26,7 @@ from ratelimits.engine.transport.breaker import Breaker, NodeNotSent, NodeUnansw
 from ratelimits.engine.transport.connection import NotReached, Unanswered, Unavailable
 from ratelimits.engine.transport.wire import Wire
 
+#: The host and the port of a node.
 Address = tuple[str, int]
 #: The primary node of each slot; None if it is not known.
 Table = list[Address | None]

@@ -123,7 +123,7 @@ class _Link(asyncio.Protocol):
         reader.feed(data)
         try:
             while (reply := reader.gets()) is not MORE:
-                future, _at = sent.popleft()
+                future, _written_at = sent.popleft()
                 if isinstance(reply, Exception):
                     reply = self._refused(reply)
                 if future.done():
@@ -178,7 +178,7 @@ class _Link(asyncio.Protocol):
         self.close()
         event = object()
         while self._sent:
-            future, _at = self._sent.popleft()
+            future, _written_at = self._sent.popleft()
             if not future.done():
                 future.set_exception(Unanswered(message, event))
         if (owner := self._owner()) is not None:

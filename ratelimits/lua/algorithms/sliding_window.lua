@@ -129,11 +129,11 @@ function sliding.charge(l)
 end
 
 function sliding.refund(l)
-  local to_refund, counted = l.cost, l.buckets + l.weighted
-  local first, last = 1, counted
+  local to_refund, counted_buckets = l.cost, l.buckets + l.weighted
+  local first, last = 1, counted_buckets
   if charged_at > 0 then
     first = l.newest - math.floor(charged_at / l.width) + 1
-    last = math.min(first, counted)
+    last = math.min(first, counted_buckets)
   end
   for i = math.max(first, 1), last do
     local count, stored_position = count_at(l.counts, i), i - (l.newest - l.stored_newest)
@@ -156,9 +156,9 @@ function sliding.standing(l)
   l.remaining, l.reset = l.capacity - spent, 0
   if l.remaining < 0 then l.remaining = 0 end
   -- The first byte that is not 0 is in the newest bucket that is not empty.
-  local used = string.find(l.counts, '[^%z]')
-  if used then
-    local number = (used - 1 - (used - 1) % 6) / 6 + 1
+  local byte = string.find(l.counts, '[^%z]')
+  if byte then
+    local number = (byte - 1 - (byte - 1) % 6) / 6 + 1
     if number <= l.buckets + l.weighted then
       l.reset = (l.newest - number + 1 + l.buckets + l.weighted) * l.width - at
     end
