@@ -18,7 +18,7 @@ INTERVAL = 60.0
 
 #: The name of the logger and the message without its arguments -> when the message can be logged again (seconds of the
 #: monotonic clock), and how often it was left out. The messages are texts in the code, so there are few.
-_next: dict[tuple[str, str], tuple[float, int]] = {}
+_messages: dict[tuple[str, str], tuple[float, int]] = {}
 _lock = threading.Lock()
 
 
@@ -51,11 +51,11 @@ def _times_left_out(name: str, message: str) -> int | None:
     """Return how often the message was left out since it was last logged. If it must be left out now, return None."""
     now = time.monotonic()
     with _lock:
-        not_before, left_out = _next.get((name, message), (0.0, 0))
+        not_before, left_out = _messages.get((name, message), (0.0, 0))
         if now < not_before:
-            _next[name, message] = not_before, left_out + 1
+            _messages[name, message] = not_before, left_out + 1
             return None
-        _next[name, message] = now + INTERVAL, 0
+        _messages[name, message] = now + INTERVAL, 0
         return left_out
 
 
@@ -63,7 +63,7 @@ def forget() -> None:
     """Forget which messages were logged. A forked process calls this, because the counts belong to its parent."""
     global _lock
     _lock = threading.Lock()
-    _next.clear()
+    _messages.clear()
 
 
 os.register_at_fork(after_in_child=forget)

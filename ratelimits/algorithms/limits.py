@@ -79,9 +79,19 @@ ALGORITHMS: dict[str, type[Algorithm]] = {kind.id: kind for kind in _REGISTERED}
 DEFAULT_ALGORITHM = "token_bucket"
 
 #: Fields of the admin form that do not belong to an algorithm. A rule file can have them, and they are ignored here.
-_FORM = {"name", "plan", "scope", "except_scopes", "callers", "group", "key_kind", "ipv4_prefix", "ipv6_prefix"}
-_FORM |= {"meter", "mode", "bills", "on_failure", "max_wait", "prefetch", "refusal_status", "refusal_text"}
-_FORM |= {"start_from_ledger", "lasting"}
+_OTHER_FORM_FIELDS = {
+    "name",
+    "plan",
+    "scope",
+    "except_scopes",
+    "callers",
+    "group",
+    "key_kind",
+    "ipv4_prefix",
+    "ipv6_prefix",
+}
+_OTHER_FORM_FIELDS |= {"meter", "mode", "bills", "on_failure", "max_wait", "prefetch", "refusal_status", "refusal_text"}
+_OTHER_FORM_FIELDS |= {"start_from_ledger", "lasting"}
 
 
 def fields_of(algorithm: str) -> tuple[str, ...]:
@@ -114,7 +124,7 @@ def algorithm_from_json(data: Any) -> Algorithm:
         raise ValueError(f"unknown algorithm {name!r}: use one of {', '.join(ALGORITHMS)}")
     parameters = fields_of(name)
     for field in fields_left:
-        if field not in _FORM and not any(field in fields_of(other) for other in (name, *ALGORITHMS)):
+        if field not in _OTHER_FORM_FIELDS and not any(field in fields_of(other) for other in (name, *ALGORITHMS)):
             raise ValueError(f"unknown field {field!r}: {name} takes {', '.join(parameters)}")
     values = {field: fields_left[field] for field in parameters if fields_left.get(field) is not None}
     missing = [field.name for field in fields(algorithm_class) if field.name not in values and field.default is MISSING]

@@ -3,7 +3,8 @@
 --
 -- This file is a template. engine/assemble makes a script from it, for one shape of calls. A line that begins with "--:"
 -- is a directive:
---   --: if NAME … --: else … --: end    keeps the lines if the shape has this part (or with "not NAME", if it has not)
+--   --: if NAME … --: else … --: end    keeps the lines if the shape has this part. "if not NAME" keeps the lines if the
+--                                       shape does not have this part
 --   --: for limit … --: end             repeats the lines for each limit. `l.x` becomes a local variable of the limit
 --   --: do SECTION                      inserts a function's body from the file of the limit's algorithm
 -- The general script (engine/assemble/general.py) has a loop instead of repeated lines. There `l` is the limit's table.
@@ -117,6 +118,7 @@ end
 --: end
 
 -- 4. Decide.
+-- `never` is true if an enforced limit would refuse the request at any time.
 local allowed, never, binding, retry, wait = true, false, 0, 0, 0
 --: for limit
 l.ok = true

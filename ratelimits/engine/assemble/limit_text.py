@@ -39,6 +39,7 @@ class LimitText:
         }
         if shape.own_key:
             self.known["redis_key"] = f"KEYS[{shape.own_key}]"
+        #: The names of the fields that the text has used so far, in order. The values of this dict mean nothing.
         self.used: dict[str, None] = {}
 
     def name(self, field: str) -> str:
