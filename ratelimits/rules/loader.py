@@ -115,10 +115,14 @@ class Loader:
         If the current rules have `minimum_version` or a newer version, return them without reading. Raise
         RulesUnavailable if the database cannot be asked. Then the current rules stay in force.
         """
+        if tests.possible:
+            self._follow_test()
         return self._wait(self._submit(self._load, minimum_version))
 
     async def areload(self, minimum_version: int | None = None) -> Snapshot:
         """Do the same as `reload`, in async code."""
+        if tests.possible:
+            self._follow_test()
         return await self._await(self._submit(self._load, minimum_version))
 
     async def aload(self, missing: MissingRows) -> Snapshot:

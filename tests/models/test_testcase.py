@@ -20,6 +20,7 @@ import threading
 from django.db import connection, transaction
 from django.test import AsyncClient, TestCase, TransactionTestCase
 
+from ratelimits import rules
 from ratelimits.models import Rule
 
 LIMIT = {"name": "burst", "algorithm": "fixed_window", "capacity": 2, "period": 3600, "key_kind": "ip"}
@@ -94,6 +95,18 @@ class InTestCase(Common, TestCase):
         self.assertEqual([(await client.get("/hello/")).status_code for _time in range(4)], USED_UP)
         await Rule.objects.aupdate(mode="off")
         self.assertEqual((await client.get("/hello/")).status_code, 200)
+
+    def test_a_reload_reads_the_rules_of_this_test(self):
+        Rule.objects.create(**{**LIMIT, "name": "first"})
+        self.assertEqual([row.name for row in rules.reload().rows.rules.values()], ["first"])
+
+    def test_a_reload_does_not_keep_the_rules_of_another_test(self):
+        Rule.objects.create(**{**LIMIT, "name": "second"})
+        self.assertEqual([row.name for row in rules.reload().rows.rules.values()], ["second"])
+
+    async def test_areload_reads_the_rules_of_this_test(self):
+        await Rule.objects.acreate(**{**LIMIT, "name": "third"})
+        self.assertEqual([row.name for row in (await rules.areload()).rows.rules.values()], ["third"])
 
     async def test_acheck(self):
         from ratelimits.quota import checking as quota
@@ -192,15 +205,15 @@ def ran(said: str) -> int:
 
 def test_under_djangos_runner(project: Project, redis_client: redis.Redis) -> None:
     said = project.manage("test", "--noinput")
-    assert ran(said) == 19, said
+    assert ran(said) == 22, said
     # Keys that a test leaves behind expire.
     assert [key for key in redis_client.keys("rl:1:fresh.*") if redis_client.ttl(key) < 0] == []
 
 
 def test_in_another_order_and_in_parallel(project: Project) -> None:
-    assert ran(project.manage("test", "--noinput", "--reverse")) == 19
+    assert ran(project.manage("test", "--noinput", "--reverse")) == 22
     project.write("shop/tests_more.py", _TESTS)
-    assert ran(project.manage("test", "--noinput", "--parallel", "2", "--pattern", "tests*.py")) == 38
+    assert ran(project.manage("test", "--noinput", "--parallel", "2", "--pattern", "tests*.py")) == 44
 
 
 def test_under_pytest_django(project: Project) -> None:
