@@ -19,7 +19,7 @@ from ratelimits.models import PeriodUsage, Rule
 from ratelimits.moving.views import FoundView, views
 
 _THROTTLE = "ratelimits.throttling.QuotaThrottle"
-#: Modules whose import shows that a project asks for decisions in a way that its settings and views do not show.
+#: A project that imports one of these modules asks for decisions, although its settings and views do not show this.
 _OTHER_ENTRY_POINTS = ("ratelimits.ninja", "ratelimits.outbound")
 #: Maximum number of views that a warning names.
 _MAX_NAMES = 3
@@ -89,6 +89,7 @@ def check_middleware(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> 
 @checks.register("ratelimits")
 def check_views(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Warn of views that no rule limits, because they have throttles of Django REST framework instead."""
+    # With the option `api_views`, the middleware limits these views too.
     if _THROTTLE not in _default_throttles() or any(options.get("api_views") for options in _options_of_paths()):
         return []
     names = [view.name for view in _views() if _has_other_throttles(view)]
@@ -181,8 +182,9 @@ def _has_other_throttles(view: FoundView) -> bool:
     is_limited = hasattr(view.view, "ratelimits") or any(_is_throttle(one, "QuotaThrottle") for one in throttles)
     if framework is None or is_limited or _chooses_throttles(view):
         return False
-    rates = [one for one in throttles if _is_subclass(one, framework.SimpleRateThrottle)]
-    return bool(rates) and not any(_is_throttle(one, "SimpleRateThrottle") for one in rates)
+    # The app's own SimpleRateThrottle is a subclass of the framework's class with this name.
+    rate_throttles = [one for one in throttles if _is_subclass(one, framework.SimpleRateThrottle)]
+    return bool(rate_throttles) and not any(_is_throttle(one, "SimpleRateThrottle") for one in rate_throttles)
 
 
 def _chooses_throttles(view: FoundView) -> bool:

@@ -180,10 +180,10 @@ def check_restored(
     return [
         checks.Warning(
             f"Redis has configuration version {in_redis}, but the database {conf.DATABASE!r} has {in_database}.",
-            hint="If the database was restored to an older state, run `manage.py ratelimits_reload`: until then its"
-            " rules are in force, but an edit takes effect up to a second late. If another project uses this Redis"
-            " database, give each project its own RATELIMITS['NAMESPACE']. In a test run, give the tests their own"
-            " Redis database (docs/testing.md).",
+            hint="If the database was restored to an older state, run `manage.py ratelimits_reload`. Until you"
+            " do this, the database's rules are in force, but an edit takes effect up to a second late. If another"
+            " project uses this Redis database, give each project its own RATELIMITS['NAMESPACE']. In a test run, give"
+            " the tests their own Redis database (docs/testing.md).",
             id="ratelimits.W010",
         )
     ]
@@ -224,9 +224,9 @@ def _unreachable_users() -> list[checks.CheckMessage]:
         return []
     rule, user = apps.get_model("ratelimits", "Rule")(), users()
     rule._state.db, user._state.db = alias, users_alias
-    # The routers must not send a query for a rule's users to the database of the rule.
-    searched_with_rule = router.db_for_read(users) != alias and router.db_for_read(users, instance=rule) == alias
-    if router.allow_relation(user, rule) and not searched_with_rule:
+    # Django gives the rule as a hint. A router must not follow this hint and search users in the rule's database.
+    hint_misleads = router.db_for_read(users) != alias and router.db_for_read(users, instance=rule) == alias
+    if router.allow_relation(user, rule) and not hint_misleads:
         return []
     return [
         checks.Error(

@@ -29,7 +29,8 @@ local function muldiv(a, b, n)
   return quotient, rest
 end
 
--- Returns how many intervals of the length q + r/n fit into whole + part/(n*m). Returns 0 if `whole` is negative.
+-- Returns how many intervals fit into a time. An interval is the pair (q, r) over n. The time is the pair (whole, part)
+-- over n*m (`scale` says what m is). Returns 0 if `whole` is negative.
 -- Estimates the number with doubles, then corrects it exactly.
 local function intervals(whole, part, q, r, n, m)
   if whole < 0 then return 0 end
@@ -54,7 +55,8 @@ end
 -- Returns a whole number as text, with all its digits.
 local function int(x) return string.format('%.0f', x) end
 
--- Returns functions for exact numbers above 2^53.
+-- Returns functions for exact numbers above 2^53. (A function with the line "--@rarely" is defined only when it is
+-- called.)
 --@rarely
 local function exact_numbers()
   -- Returns the greatest common divisor of a and b. Returns 1 if a or b is 2^53 or more: % is not exact then.
@@ -110,8 +112,8 @@ local function exact_numbers()
     return true
   end
 
-  -- Returns the number (whole + part/base) * a/b as a pair over n*m, and the m that it has chosen. The result is exact
-  -- if this is possible with n*m below 2^52. Otherwise m is 1, and the result is rounded down. If a or b is 2^53 or
+  -- Multiplies whole + part/base by a/b. Returns three numbers, the pair (whole, part) over n*m and m. It chooses m so
+  -- that the result is exact and n*m is below 2^52. If there is no such m, then m is 1, and the result is rounded down. If a or b is 2^53 or
   -- more, the calculation uses doubles and is only as exact as they are.
   local function scale(whole, part, base, a, b, n)
     local common = gcd(a, b)

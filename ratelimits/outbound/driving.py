@@ -1,4 +1,7 @@
-"""Carry out the instructions of an outbound call's generator, in sync or in async code."""
+"""Carry out the steps of an outbound call, in sync or in async code.
+
+The steps come from a generator (`ratelimits.outbound.deciding`), which yields instructions such as "decide this call".
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class Sleep(NamedTuple):
 class AwaitRelease(NamedTuple):
     """An instruction: wait until a lease is released, for at most this number of seconds.
 
-    Return the element that a script adds to the list at `key`, a Redis key of this shard. Return None if no element was
+    The result is the element that a script adds to the list at `key`, a Redis key of this shard; None if no element was
     added in this time.
     """
 
@@ -34,8 +37,8 @@ class AwaitRelease(NamedTuple):
 
 def _do(instruction: Any) -> Any:
     match instruction:
-        case SelectRules(scope, identity, newer):
-            snapshot = rules.current() if newer is None else rules.reload(newer)
+        case SelectRules(scope, identity, newer_version):
+            snapshot = rules.current() if newer_version is None else rules.reload(newer_version)
             return snapshot.select_exact(scope, identity)
         case DecideCall(call):
             return decide_call(current_server(), call)
@@ -49,8 +52,8 @@ def _do(instruction: Any) -> Any:
 
 async def _ado(instruction: Any) -> Any:
     match instruction:
-        case SelectRules(scope, identity, newer):
-            snapshot = await rules.acurrent() if newer is None else await rules.areload(newer)
+        case SelectRules(scope, identity, newer_version):
+            snapshot = await rules.acurrent() if newer_version is None else await rules.areload(newer_version)
             return await rules.aselect_exact(snapshot, scope, identity)
         case DecideCall(call):
             return await adecide_call(current_server(), call)
@@ -74,7 +77,7 @@ def run(steps: Generator[Any, Any, T]) -> T:
     except StopIteration as end:
         result: T = end.value
         return result
-    raise AssertionError("a sync instruction was awaited")
+    raise AssertionError("a sync instruction has suspended the coroutine")
 
 
 async def arun(steps: Generator[Any, Any, T], do: Callable[[Any], Awaitable[Any]] = _ado) -> T:

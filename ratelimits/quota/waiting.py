@@ -56,10 +56,10 @@ def check_and_wait(
 ) -> Answer:
     """Decide a request as `quota.checking.check` does. If it is admitted for a later moment, wait until then.
 
-    If MAX_WAITING requests of this process wait already, refuse a request that would have to wait, and do not charge
-    it. If the wait is interrupted, give back the permits of the request. `request` is Django's request. If its client
-    closes the connection, end the wait and raise asyncio.CancelledError, so that the view does not run. Raise WrongCost
-    for costs that are not valid.
+    If MAX_WAITING requests of this process wait already, or are being decided and perhaps have to wait, refuse a
+    request that would have to wait, and do not charge it. If the wait is interrupted, give back the permits of the
+    request. `request` is Django's request. If its client closes the connection, end the wait and raise
+    asyncio.CancelledError, so that the view does not run. Raise WrongCost for costs that are not valid.
     """
     # Count the request only if a known rule lets requests wait.
     may_wait = prepared.may_wait()
@@ -82,8 +82,8 @@ def check_and_wait(
 
 def _wait_unless_cancelled(seconds: float, request: HttpRequest | None) -> None:
     if clock.frozen is None and isinstance(request, ASGIRequest) and not _runs_a_loop():
-        # If the request of a sync view is cancelled, asgiref cancels the coroutine for which the view's thread waits.
-        # asgiref could not interrupt time.sleep.
+        # A sync view runs in a thread. This thread waits for a coroutine, because asgiref cancels the coroutine when
+        # the request is cancelled. It could not interrupt time.sleep.
         async_to_sync(_await_unless_cancelled)(seconds, request)
     else:
         clock.sleep(seconds)

@@ -56,9 +56,9 @@ def requests_of(targets: list[str] | None = None, seconds: int = _DAY) -> dict[s
 
 @admin.register(Access)
 class AccessAdmin(EndsRows, KeySuggestions, AuditedAdmin):
-    """The blocks and allows. Users can end a block or allow, but cannot delete it.
+    """The blocks and allows. Users can end a block or allow that is in force, but cannot delete it.
 
-    So the list also shows former blocks and allows.
+    So the list also shows former blocks and allows. Ending a block or allow that begins later deletes it.
     """
 
     change_list_template = "ratelimits/admin/access_change_list.html"
@@ -161,7 +161,7 @@ class AccessAdmin(EndsRows, KeySuggestions, AuditedAdmin):
         return form
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return the fieldsets. The form of a new row asks for only one reason: of the row and also of the edit.
+        """Return the fieldsets. The form of a new row asks for one reason, stored for the row and for the edit.
 
         Only users who may save the form see the choice of a length of time, because the table has no column for this.
         """
@@ -203,8 +203,8 @@ class AccessAdmin(EndsRows, KeySuggestions, AuditedAdmin):
 def consequences(request: HttpRequest, row: Access, names: Sequence[str] = ()) -> Consequences:
     """Return the consequences of an unsaved row.
 
-    There are warnings if the row blocks the user of this page, or if nobody has the row's key. `names` are the names
-    that people know of the row's target.
+    There are warnings if the row blocks the user of this page, or if no user, account or API key has the row's key.
+    `names` are the names of the row's target, such as a user name.
     """
     blocks = row.effect == Access.Effect.BLOCK
     target = f"{row.target} ({', '.join(names)})" if names else row.target

@@ -60,7 +60,8 @@ class AccessForm(_Base):
         try:
             return canonical(text)
         except ValidationError as error:
-            # The model reports a text that looks like a key or a network but is not one.
+            # Return a text that begins like a key (such as "user:") unchanged: the model's own validation then says
+            # what is wrong with it.
             if error.code != "key" or text.partition(":")[0] in COVERS or not text.isprintable():
                 return text
         found = type(self).search(text)

@@ -1,21 +1,22 @@
 -- Counts requests that spent prefetched permits, and records a new prefetch. Loaded after run.lua, batch.lua,
 -- shard_run.lua, usage.lua and usage_new.lua.
 --
--- A process spends the permits of a prefetch only after the prefetch is recorded here. The record says how many of the
--- requests are counted. So nothing is counted twice if a command is sent again or arrives late. If a process is killed,
--- its records remain. They say how many requests are perhaps not counted, and the drain declares this number as a gap.
+-- A process spends the permits of a prefetch only after the prefetch is recorded here. The record says how many requests
+-- can spend the permits, and how many requests that spent them are counted. So nothing is counted twice if a command is
+-- sent again or arrives late. If a process is killed, its records remain. The drain declares the requests that are
+-- perhaps not counted as a gap.
 --
 -- KEYS[1]  head of the shard     KEYS[2]  the shard's open batch
 -- KEYS[3]  hash of the shard's prefetches: name -> record. engine/spent.py describes the record
--- ARGV[1]  run of the server when the caller connected   ARGV[2]  nonce
+-- ARGV[1]  the server's run (see run.lua) at the moment when the caller connected   ARGV[2]  nonce
 -- ARGV[3]  name of the new prefetch; "" if there is none   ARGV[4]  the record of the new prefetch
 -- ARGV[5…] three arguments for each earlier prefetch: its name, the number of requests that have spent its permits,
 --          "1" if no more requests will spend its permits; otherwise "0"
--- Returns for each earlier prefetch 1 if it has a record; otherwise 0, and none of its requests was counted.
+-- Returns for each earlier prefetch 1 if it has a record; otherwise 0, and this call has counted none of its requests.
 local time = redis.call('TIME')
 local now = time[1] * 1e6 + time[2]
 local _, run = shard_run(KEYS[1], KEYS[2], ARGV[1], ARGV[2], now)
-local found, new = {}, 0
+local found, new = {}, 0 -- `new` is the number of counters that the open batch did not have
 for i = 5, #ARGV, 3 do
   local name, spent = ARGV[i], tonumber(ARGV[i + 1])
   -- `constant` has the two numbers that never change: " <requests> <until>".

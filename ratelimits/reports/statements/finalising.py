@@ -1,8 +1,8 @@
 """Finalise open periods that a person has chosen, exactly as a preview has shown their reports.
 
 The preview makes the reports in a transaction, and then rolls the transaction back. So it shows all that the reports
-will contain, also late usage of earlier periods. It also shows how many included units remain for the account, if its
-other names have used some of them.
+will contain, also late usage of earlier periods. If the account was
+renamed, its names share the included units: the preview shows how many of them remain.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class Outcome:
     failed: list[str] = field(default_factory=list)
 
     def without_report(self, chosen: Mapping[str, Collection[int]]) -> list[AccountAndStart]:
-        """Return the chosen periods for which no report was made or shown, without those of failed accounts.
+        """Return the chosen periods that have neither a written report nor a preview.
 
-        Such a period cannot be closed now, or it was closed before.
+        Such a period cannot be closed now, or it was closed before. Periods of accounts in `failed` are left out.
         """
         known = {preview.subject for preview in (*self.written, *self.to_confirm)}
         subjects = ((account, start) for account, starts in chosen.items() for start in starts)
