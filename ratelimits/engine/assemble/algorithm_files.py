@@ -10,13 +10,11 @@ from ratelimits.algorithms.base import Algorithm, Params
 from ratelimits.engine.assemble import scripts
 from ratelimits.engine.assemble.lua_functions import Functions, divided
 
-#: The formats of numbers in the form of a record, such as "i4" (4 bytes) or "d" (8 bytes).
 #: A type in a struct format: an integer with its size in bytes, or a double (8 bytes).
 _SIZES = re.compile(r"[iI](\d+)|d")
-#: A function: the name of its table, its own name, and its body.
 #: A function in the table of an algorithm: "function table.name(…)", its body, and "end". The body is a section.
+#: The groups are the name of the table, the name of the function, and the body.
 _FUNCTION = re.compile(r"^function (\w+)\.(\w+)\(.*?\)\n(.*?)^end\n", re.MULTILINE | re.DOTALL)
-#: The directives of an algorithm's file: `--@params NAME PARAMS`, and `--@record NAME FORM | FIELDS`.
 #: A directive "--@params <id of an algorithm, or *> <names of the params>".
 _PARAMS = re.compile(r"^--@params (\S+) (.*)$", re.MULTILINE)
 #: A directive "--@record <name> <type and name of each field> | <field>=<value> …". The part from "|" on is optional.
@@ -48,8 +46,7 @@ class RecordForm:
     @property
     def conditions(self) -> list[str]:
         """Return the conditions under which a state can be written in this form."""
-        # A number in four bytes is below 2**32.
-        # A field of four bytes holds only numbers below 2^32.
+        # A field of four bytes holds only numbers below 2**32 (4294967296).
         small = [name for size, name in zip(_SIZES.findall(self.format), self.names, strict=False) if size == "4"]
         fixed = [f"l.{name} == {value}" for name, value in self.fixed.items()]
         return [*fixed, *(f"l.{name} < 4294967296" for name in small)]

@@ -26,8 +26,7 @@ from ratelimits.engine.assemble.script_text import ScriptText
 from ratelimits.engine.assemble.shape import REQUEST_NUMBERS, Shape
 from ratelimits.engine.assemble.states import HEADER, NAME, RULE
 
-#: A limit in a layout: code of its algorithm, slot, key of its state, its own key, and flags.
-#: The numbers of one limit in a layout, as a format of Python's struct.
+#: The numbers of one limit in a layout, as a format of Python's struct. The docstring of this module explains them.
 _LIMIT = struct.Struct("<BBHHB")
 
 
@@ -116,6 +115,7 @@ class GeneralText(ScriptText):
 
     def do_limits(self) -> Iterator[str]:
         # In the Lua text: L has the limits, to_read the Redis keys of MGET, and place is a position in ARGV[4].
+        # The layout is ARGV[5]. `marks` are the flags of a limit in the layout.
         yield "local L, to_read, place = {}, {}, 1"
         yield "for i = 1, head_count do to_read[i] = KEYS[i] end"
         yield "while layout_at <= #ARGV[5] do"

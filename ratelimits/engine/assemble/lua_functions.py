@@ -18,7 +18,7 @@ _FUNCTION = re.compile(
     r"(?P<code>^local function (?P<name>\w+)\((?:.* end\n|.*\n(?s:.*?)^end\n))",
     re.MULTILINE,
 )
-#: The name of a function that is called or defined here.
+#: A name directly before "(": the name of a function that is called or defined.
 _CALL = re.compile(r"\w+(?=\()")
 
 
@@ -79,5 +79,5 @@ def without_unused(script: str, functions: Sequence[LuaFunction]) -> str:
 
 @lru_cache(maxsize=256)
 def _calls(text: str) -> Counter[str]:
-    """Return how often a text calls each function. It counts the function's own "function name(" too."""
+    """Return how often a text calls each function. The line "function name(" that defines a function counts too."""
     return Counter(_CALL.findall(text))

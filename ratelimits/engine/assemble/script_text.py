@@ -162,7 +162,7 @@ class ScriptText(StateLines):
 
     @staticmethod
     def _program_fields(limit: LimitText) -> tuple[str, list[str]]:
-        """Return the format of the limit's numbers in ARGV[4], and the names of its fields."""
+        """Return the struct format of the limit's values in ARGV[4], and the names of its fields."""
         fields = ["header", *(["timeout"] if limit.shape.waits else []), *limit.params]
         return f"c{HEADER}" + "d" * (len(fields) - 1), fields
 
@@ -194,7 +194,10 @@ class ScriptText(StateLines):
             position += HEADER + 8 * (len(names) - 1)
 
     def counting_functions(self) -> Iterator[str]:
-        """Yield the functions that count usage. They are defined where they are called, since most calls need none."""
+        """Yield the functions that count usage.
+
+        The script defines these functions only where it calls them, because most calls do not need them.
+        """
         parts = [divided(scripts.text(name)) for name in ("usage", "usage_of_rule")]
         self.functions_of_files += [function for part in parts for function in part.named]
         for part in parts:
@@ -202,6 +205,7 @@ class ScriptText(StateLines):
 
     def do_count(self) -> Iterator[str]:
         shape, open_key = self.shape, f"KEYS[{self.shape.open_key}]"
+        # For each meter: its number, and the Lua expressions of its counter's name and of its cost.
         meters = [(number, f"ARGV[{4 + number}]", f"cost_of_{number}") for number in range(1, shape.meters + 1)]
         yield "local new = 0"
         if shape.op == "settle":
@@ -214,7 +218,7 @@ class ScriptText(StateLines):
         shadows = [limit.bind("l.ok") for limit in self.limits if limit.shape.shadow]
         yield f"if {' and '.join(['allowed', *(f'{cost} == 1' for _meter, _counter, cost in meters), *shadows])} then"
         for _meter, counter, _cost in meters:
-            # The server need not convert the text '1', but a number.
+            # With the text '1' the server saves time: it would have to convert a number to text.
             yield f"if call('HINCRBY', {open_key}, {counter} .. '|1', '1') == 1 then new = new + 1 end"
         yield "else"
         yield from self.counting_functions()
@@ -244,6 +248,7 @@ class ScriptText(StateLines):
         yield f"if new > 0 then rarely().batch_functions().count_new({open_key}, ARGV[1], {run}, now, new) end"
 
     def do_reply(self) -> Iterator[str]:
+        # The nine numbers of the decision. Three numbers for each limit follow.
         values = "1, allowed and 1 or 0, binding, remaining, retry, reset, allowed and wait or 0, at, now"
         for limit in self.limits:
             values += limit.bind(", l.ok and 1 or 0, l.remaining, l.reset")

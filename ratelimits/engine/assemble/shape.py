@@ -1,4 +1,4 @@
-"""The shape of a call: everything about it that does not change from one request to the next."""
+"""The shape of a call: everything about a call that does not change from one request to the next."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ REQUEST_NUMBERS = 7
 class LimitShape(NamedTuple):
     """What a script knows about one limit. Positions begin at 1.
 
+    algorithm  the class of the limit's algorithm
     form       the name of the usual form of the limit's record; "" if there is no usual form
-    slot       the position of the cost among the costs of the call
+    shadow     whether the mode of the limit is shadow
+    slot       the position of the limit's cost among the costs of the call
     state_key  the position in KEYS of the key with the limit's record
     own_key    the position in KEYS of the limit's first own key; 0 if the limit has no own key
     waits      whether the limit has its own longest wait. If not, the timeout of the call is used
     lasting    when the state is restored from the ledger. 0: never. 1: if Redis may have lost counts of this limit.
-               2: in the case of 1, and if there is no state
+               2: in the same case as 1, and also if there is no state
     """
 
     algorithm: type[Algorithm]
@@ -36,6 +38,7 @@ class Shape(NamedTuple):
     """What a script knows about a call.
 
     op         the operation, such as "try" or "peek"
+    limits     the shapes of the call's limits, in order
     heads      the number of heads
     costs      the number of costs
     meters     the number of meters

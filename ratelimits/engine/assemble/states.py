@@ -9,7 +9,8 @@ from ratelimits.engine.assemble.shape import Shape, flags, renews
 
 #: Maximum number of values that one call of struct reads or writes. A Lua function has at most 250 registers.
 _MAX_VALUES = 180
-#: Number of bytes of a record's header: the limit's name, the code of the algorithm, and the size.
+#: Number of bytes of a record's header: the limit's name, the code of the algorithm, and the size of the
+#: payload (4 + 1 + 2).
 HEADER = 7
 #: Number of bytes that a program has at its end about the rule of each limit. lua/decide.lua describes them.
 RULE = 30
@@ -18,13 +19,16 @@ NAME = "string.sub(l.header, 1, 4)"
 
 
 def common_form(limits: Sequence[LimitText]) -> tuple[str, int] | None:
-    """Return format and size of a packed state with one record for each of these limits, in their usual forms.
+    """Return the struct format and the size in bytes of a packed state.
+
+    The state has one record for each of these limits, in the usual form of the limit.
 
     Return None if a limit has no usual form, or if the state has more values than one call of struct can read.
     """
     if not all(limit.shape.form for limit in limits):
         return None
     records = [limit.form for limit in limits]
+    # Each record also has two values that are not in its payload: the header and the expiry.
     if sum(2 + len(record.names) for record in records) > _MAX_VALUES:
         return None
     # The expiry of the packed state has 4 bytes, and so has the expiry of each record.
@@ -56,7 +60,7 @@ class StateLines:
 
     @property
     def state_keys(self) -> list[int]:
-        """Return the numbers of the Redis keys with records."""
+        """Return the positions in KEYS of the Redis keys with records, in order and without repetition."""
         return sorted({limit.state_key for limit in self.shape.limits})
 
     def of_state(self, key: int) -> list[LimitText]:
@@ -116,7 +120,7 @@ class StateLines:
         yield "end"
 
     def no_state(self, limits: Sequence[LimitText], key: int) -> Iterator[str]:
-        """Yield the lines for a Redis key without a packed state: usually neither it nor the own keys exist."""
+        """Yield the lines for a Redis key without a packed state. Usually neither this key nor the own keys exist."""
         with_own_keys = [limit for limit in limits if limit.shape.own_key not in (0, key)]
         test = f"if call('EXISTS', KEYS[{key}]) == 1 then"
         if with_own_keys:
@@ -131,7 +135,7 @@ class StateLines:
         yield "end"
 
     def read_record(self, limit: LimitText, raw: str, start: str, key: str) -> Iterator[str]:
-        """Yield the lines that read one record, wherever it is in the packed state."""
+        """Yield the lines that read one record at any position of the packed state."""
         yield "do"
         yield limit.bind(f"local raw, pos = {raw}, {start}")
         yield limit.bind("l.last = nil")
@@ -228,7 +232,7 @@ class StateLines:
             yield f"else call('SET', {key}, value) end"
             return
         if latest_before:
-            # To keep the expiry takes the server less time. A moment in the request is not the server's time, so then
-            # the state gets a new expiry.
+            # If the expiry does not change, KEEPTTL saves time on the server. If the moment comes from the request and
+            # not from the server's clock, the state gets a new expiry.
             yield f"elseif by_server and latest == {latest_before} then call('SET', {key}, value, 'KEEPTTL')"
         yield f"else call('SET', {key}, value, 'PX', latest * 1000 - (now - now % 1000) / 1000) end"

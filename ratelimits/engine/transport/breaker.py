@@ -1,4 +1,7 @@
-"""A circuit breaker: it stops calls to a server that does not answer. Also the errors of single nodes of a cluster."""
+"""A circuit breaker: it stops calls to a server that does not answer.
+
+This module also has the errors of single nodes of a cluster.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,7 @@ class Breaker:
         self.failures = 0
         #: The end of the pause, in seconds of `clock`.
         self._until = 0.0
+        #: The event of the last failure (see `failed`).
         self._event: object = None
         #: A function that is called with True when calls stop, and with False when the server has answered again.
         self.on_change: Callable[[bool], object] | None = None

@@ -107,6 +107,7 @@ class RawReplyParser(DefaultParser):  # type: ignore[misc, valid-type]
         self.socket = connection._sock
         self.timeout = connection.socket_timeout
         self.reader = hiredis.Reader(protocolError=InvalidResponse, replyError=self.parse_error, notEnoughData=MORE)
+        #: Whether the timeouts must be set in the kernel before the next call.
         self.kernel_timeouts_due = True
 
     def can_read(self, *args: Any, **kwargs: Any) -> Any:
@@ -199,7 +200,7 @@ class OwnedConnection:
                 raise
             self.connection.disconnect()
             raise NotSent(str(error)) from error
-        except BlockingIOError as error:
+        except BlockingIOError as error:  # the timeout in the kernel has ended
             self.connection.disconnect()
             raise Unanswered(f"no reply within {raw_parser.timeout:g} s") from error
         except (RedisError, OSError) as error:

@@ -12,7 +12,8 @@ from ratelimits.engine.transport.connection import NotSent, OwnedConnection
 
 #: Maximum number of idle connections to one server. If there are more, the connection that was idle longest is closed.
 IDLE_CONNECTIONS = 100
-#: Seconds after which an idle connection is tested before use, because the server has perhaps closed it.
+#: An idle connection that was not used for more than IDLE seconds is tested before use: perhaps the server has closed
+#: the connection.
 IDLE = 1.0
 #: Maximum number of calls that connect at the same time. Other calls wait, and use a connection that becomes idle.
 CONNECTING = 8
@@ -69,8 +70,8 @@ class IdleConnections:
             except IndexError:
                 return None
             now = time.monotonic()
-            # A forked child must not use its parent's socket. It only forgets the object, so the parent's socket stays
-            # open.
+            # A forked child must not use its parent's socket. The child only forgets the connection object, so
+            # the socket stays open for the parent.
             if connection.process is _process and (now - connection.used <= IDLE or not connection.closed()):
                 connection.used = now
                 return connection

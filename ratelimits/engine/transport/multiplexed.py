@@ -75,6 +75,7 @@ class _Link(asyncio.Protocol):
         # The event loop refers to this object. A normal reference here would keep an unused owner in memory.
         self._owner = weakref.ref(owner)
         self._loop = asyncio.get_running_loop()
+        #: For each command without a reply, the oldest first: its reply, and the moment when the command was written.
         self._sent: deque[tuple[_Reply, float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         #: Whether `_look` checks once more before it closes the connection because of a late reply. False while this
@@ -102,7 +103,7 @@ class _Link(asyncio.Protocol):
         while waiting and room:
             command, nonce, future = waiting.popleft()
             if future.done():
-                continue  # its caller was cancelled: do not send it
+                continue  # the caller was cancelled: do not send the command
             try:
                 packed.append(command.to_bytes(self.run, nonce))
             except Exception as error:  # noqa: BLE001  (goes to the caller of this command)
@@ -176,7 +177,7 @@ class _Link(asyncio.Protocol):
     def fail(self, message: str) -> None:
         """Close the connection. Commands without a reply raise Unanswered."""
         self.close()
-        event = object()
+        event = object()  # one event: the circuit breaker counts all these errors as one failure
         while self._sent:
             future, _written_at = self._sent.popleft()
             if not future.done():
@@ -198,8 +199,8 @@ class _Link(asyncio.Protocol):
 class Multiplexed:
     """The connection of one event loop to a server. `pool` is the pool of redis.asyncio that makes the connection.
 
-    The first call connects. Other calls wait until it has connected. If the connection is lost, the next call connects
-    again. `process` is an object that stands for the process that uses the connection (see idle.py).
+    The first call connects. Other calls wait until the connection is open. If the connection is lost, the next call
+    connects again. `process` is an object that stands for the process that uses the connection (see idle.py).
     """
 
     def __init__(self, pool: Any, timeout: float, process: object) -> None:
@@ -209,6 +210,7 @@ class Multiplexed:
         self._loop = asyncio.get_running_loop()
         self._link: _Link | None = None
         self._connecting: asyncio.Task[None] | None = None
+        #: The commands that are not written yet, with their nonces and replies.
         self._waiting: deque[tuple[Sendable, bytes, _Reply]] = deque()
         #: The scripts that are being loaded, by their SHA-1.
         self._loading: dict[bytes, _Reply] = {}
@@ -296,6 +298,7 @@ class Multiplexed:
 
     async def _new_link(self) -> _Link:
         """Return a new connection. Try again if the event loop was late, with at most ATTEMPTS attempts in all."""
+        # ATTEMPTS values: False for each attempt except the last, which has True.
         for is_last_attempt in (*(False,) * (ATTEMPTS - 1), True):
             lateness = _Lateness(self._loop, self._timeout * LATE)
             try:

@@ -1,4 +1,4 @@
-"""Make connection pools of the same kind as that of the cache, but with short timeouts, raw replies and no retries."""
+"""Make connection pools like the pool of the cache, but with short timeouts, raw replies and no retries."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _connection_arguments(kwargs: dict[str, Any], timeout: float) -> dict[str, A
     arguments = {
         **{name: value for name, value in kwargs.items() if not name.startswith(_ADDED_BY_POOL)},
         "decode_responses": False,
-        "protocol": 2,
+        "protocol": 2,  # RESP 2
         "health_check_interval": 0,
         "retry_on_timeout": False,
         "retry_on_error": [],
@@ -79,7 +79,7 @@ LONGEST_BLOCK = 30.0
 def blocking_pool(pool: Any) -> Any:
     """Return a pool like `pool`. Its connections wait for a reply a little longer than LONGEST_BLOCK."""
     copied = no_retry_pool(pool, pool.connection_kwargs["socket_timeout"])
-    copied.connection_kwargs["socket_timeout"] = LONGEST_BLOCK + 5
+    copied.connection_kwargs["socket_timeout"] = LONGEST_BLOCK + 5  # seconds
     return copied
 
 

@@ -101,9 +101,10 @@ class Wire:
     def call(self, command: Sendable, nonce: bytes) -> Any:
         """Send a command with this nonce, and return the reply.
 
-        If the server does not have the script, load the script and send the command again. This is safe, because the
-        server did nothing before. Raise NotSent, Unanswered, or redis.exceptions.ResponseError if the server
-        replies with an error.
+        If the server does not have the script, load the script and send the command again. This is safe, because
+        the server did nothing without the script.
+
+        Raise NotSent, Unanswered, or redis.exceptions.ResponseError if the server replies with an error.
         """
         idle = self._idle
         if idle is not None:
@@ -129,16 +130,19 @@ class Wire:
             self._pool.release(connection)
 
     def pop(self, key: str, seconds: float) -> bytes | None:
-        """Wait until the list at this Redis key has an element, and take the first one. Return None after `seconds`.
+        """Wait until the list at this Redis key has an element, and remove and return its first element.
 
-        The server wakes the callers one by one, in the order in which they came. Raise NotSent if it does not answer.
+        Return None if there is no element after `seconds`.
+
+        The server wakes the callers one by one, in the order in which they came.
+        Raise NotSent if the server does not answer.
         """
         end = time.monotonic() + seconds
         try:
             while (seconds_left := end - time.monotonic()) > 0:
                 taken: Any = self._blocking_client.blpop([key], timeout=_block_timeout(seconds_left))
                 if taken is not None:
-                    return bytes(taken[1])
+                    return bytes(taken[1])  # BLPOP returns the key and the element
         except (RedisError, OSError) as error:
             raise NotSent(str(error)) from error
         return None
@@ -152,7 +156,7 @@ class Wire:
             while (seconds_left := end - time.monotonic()) > 0:
                 taken = await client.blpop([key], timeout=_block_timeout(seconds_left))
                 if taken is not None:
-                    return bytes(taken[1])
+                    return bytes(taken[1])  # BLPOP returns the key and the element
         except (RedisError, OSError) as error:
             raise NotSent(str(error)) from error
         finally:
@@ -246,7 +250,7 @@ def _block_timeout(seconds_left: float) -> float:
 def _load_and_repeat(exchange: Callable[[bytes], Any], command: Sendable, run: str, nonce: bytes) -> Any:
     """Load a command's script, send the command, and return its reply.
 
-    If the script is deleted before the server gets the command, repeat this.
+    If the script is deleted before the server gets the command, load and send again, at most MAX_LOADS times in all.
     """
     for _ in range(MAX_LOADS - 1):
         exchange(loading(command.script))
