@@ -106,7 +106,7 @@ def _fields(names: tuple[str, ...]) -> str:
     return ", ".join(f"l.{name}" for name in names)
 
 
-def _read(forms: dict[str, RecordForm]) -> str:
+def _read_section(forms: dict[str, RecordForm]) -> str:
     """Return the section that reads a record of any form: `size` bytes of `raw`, from the position `from`."""
     lines: list[str] = []
     for form in forms.values():
@@ -118,7 +118,7 @@ def _read(forms: dict[str, RecordForm]) -> str:
     return "\n".join([*lines, "end\n"])
 
 
-def _pack(forms: dict[str, RecordForm]) -> str:
+def _pack_section(forms: dict[str, RecordForm]) -> str:
     """Return the section that makes the payload of a record, in the first form that can hold the state."""
     lines: list[str] = []
     for form in forms.values():
@@ -138,7 +138,7 @@ def algorithm_file(algorithm: type[Algorithm]) -> AlgorithmFile:
     text = "\n".join(scripts.text(f"algorithms/{name}", endings) for name in (*algorithm.builds_on, algorithm.script))
     forms = _forms(scripts.text(f"algorithms/{algorithm.script}"))
     sections = {name: body for _table, name, body in _FUNCTION.findall(text)}
-    sections |= {"read": _read(forms), "pack": _pack(forms)}
+    sections |= {"read": _read_section(forms), "pack": _pack_section(forms)}
     lines = [line for line in _FUNCTION.sub("", text).split("\n") if not _LEFT_OUT.match(line)]
     functions = divided(re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n") + "\n")
     params = {name: tuple(words.split()) for name, words in _PARAMS.findall(text)}

@@ -10,7 +10,7 @@ _IGNORED = re.compile(r"'[^'\n]*'|--.*")
 _OPENS = re.compile(r"\b(?:function|do|then|else|repeat)\b|[({]")
 _CLOSES = re.compile(r"\b(?:end|until|elseif|else)\b|[)}]")
 #: The closing words with which a line begins.
-_FIRST = re.compile(r"(?:(?:end|until|elseif|else)\b|[)}\s])*")
+_LEADING_CLOSES = re.compile(r"(?:(?:end|until|elseif|else)\b|[)}\s])*")
 #: A line that continues the line before.
 _CONTINUES = re.compile(r"(?:and|or) |\.\. ")
 
@@ -22,7 +22,7 @@ def indented(source: str) -> str:
     for line in source.strip("\n").split("\n"):
         text = line.strip()
         code = _IGNORED.sub("", text).strip()
-        first = _FIRST.match(code)
+        first = _LEADING_CLOSES.match(code)
         indent = depth - len(_CLOSES.findall(first[0] if first else "")) + bool(_CONTINUES.match(code))
         out.append("  " * indent + text)
         depth += len(_OPENS.findall(code)) - len(_CLOSES.findall(code))

@@ -41,7 +41,7 @@ class Breaker:
         #: How many calls in a row have failed. While it is 0, `closed` is True and `succeeded` does nothing.
         self.failures = 0
         #: The end of the pause, in seconds of `clock`.
-        self._until = 0.0
+        self._pause_end = 0.0
         #: The event of the last failure (see `failed`).
         self._event: object = None
         #: A function that is called with True when calls stop, and with False when the server has answered again.
@@ -53,9 +53,9 @@ class Breaker:
         if self.failures < FAILURES:
             return True
         now = self._clock()
-        if now < self._until:
+        if now < self._pause_end:
             return False
-        self._until = now + PAUSE
+        self._pause_end = now + PAUSE
         return True
 
     def succeeded(self) -> None:
@@ -76,4 +76,4 @@ class Breaker:
         self.failures += 1
         if self.failures == FAILURES and self.on_change is not None:
             self.on_change(True)
-        self._until = self._clock() + PAUSE
+        self._pause_end = self._clock() + PAUSE

@@ -48,7 +48,7 @@ class NotReached(NotSent, RedisConnectionError):
 
 
 #: Errors with which a server refuses a write. The error of a script contains the error of its command.
-_REFUSES = re.compile(r"^NOREPLICAS |-(?:READONLY|NOREPLICAS) ")
+_WRITE_REFUSED = re.compile(r"^NOREPLICAS |-(?:READONLY|NOREPLICAS) ")
 
 
 def refuses_writes(error: ResponseError) -> bool:
@@ -57,7 +57,7 @@ def refuses_writes(error: ResponseError) -> bool:
     If so, the caller closes the connection: perhaps another server is the primary now.
     """
     # In Redis 6.2 the error of a script is a ResponseError that contains the server's error in its text.
-    return isinstance(error, ReadOnlyError) or _REFUSES.search(str(error)) is not None
+    return isinstance(error, ReadOnlyError) or _WRITE_REFUSED.search(str(error)) is not None
 
 
 def failure(error: BaseException) -> Unavailable:
@@ -95,7 +95,7 @@ def run_named(info: Mapping[str, Any]) -> str:
 #: A parser returns this object if it needs more bytes for a reply.
 MORE = object()
 #: Maximum number of bytes that one read of the socket returns.
-_READ = 4096
+_READ_BYTES = 4096
 
 
 class RawReplyParser(DefaultParser):  # type: ignore[misc, valid-type]
@@ -187,7 +187,7 @@ class OwnedConnection:
             sock.sendall(packed)
             reply: Any = MORE
             while reply is MORE:
-                data = sock.recv(_READ)
+                data = sock.recv(_READ_BYTES)
                 if not data:
                     raise RedisConnectionError("the server closed the connection")
                 reader.feed(data)

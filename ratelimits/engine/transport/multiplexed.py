@@ -126,7 +126,7 @@ class _Link(asyncio.Protocol):
             while (reply := reader.gets()) is not MORE:
                 future, _written_at = sent.popleft()
                 if isinstance(reply, Exception):
-                    reply = self._refused(reply)
+                    reply = self._error_for_caller(reply)
                 if future.done():
                     continue
                 if isinstance(reply, Exception):
@@ -141,7 +141,7 @@ class _Link(asyncio.Protocol):
         if (owner := self._owner()) is not None:
             owner.write()
 
-    def _refused(self, error: Exception) -> Exception:
+    def _error_for_caller(self, error: Exception) -> Exception:
         """Return the error for the caller. If the server refuses writes, do not use this connection any more."""
         if isinstance(error, ResponseError) and not refuses_writes(error):
             return error

@@ -206,7 +206,7 @@ class Wire:
         """Forget the server's run after the pool has connected again: perhaps the server has restarted."""
         self._runs.pop(connection, None)
 
-    async def _shared(self, loop: Any) -> Multiplexed:
+    async def _open_shared(self, loop: Any) -> Multiplexed:
         """Make and return the connection of an event loop, when this process uses the loop for the first time."""
         # List the references in one step, because other threads can add their loops at the same time.
         for known_loop in [reference() for reference in self._loops.keyrefs()]:
@@ -217,12 +217,12 @@ class Wire:
             # without this reference Python would close the connection, also for the parent.
             self._parents.append(self._loops[loop])
         shared = Multiplexed(async_pool(self._pool), self._timeout, process())
-        end = self._end(loop, shared)
+        end = self._close_with_loop(loop, shared)
         self._loops[loop] = shared, end
         await anext(end)
         return shared
 
-    async def _end(self, loop: Any, shared: Multiplexed) -> AsyncGenerator[None]:
+    async def _close_with_loop(self, loop: Any, shared: Multiplexed) -> AsyncGenerator[None]:
         """Close the connection of an event loop when the loop ends.
 
         This is an asynchronous generator, because `asyncio.run` closes all such generators before it closes the loop.
@@ -238,7 +238,7 @@ class Wire:
         loop = asyncio.get_running_loop()
         shared = self._loops.get(loop)
         if shared is None or shared[0].process is not process():
-            return await (await self._shared(loop)).exchange(command, nonce)
+            return await (await self._open_shared(loop)).exchange(command, nonce)
         return await shared[0].exchange(command, nonce)
 
 

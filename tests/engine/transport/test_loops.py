@@ -30,7 +30,7 @@ def test_loops_begin_and_end_while_others_do() -> None:
     async def begin_and_end() -> None:
         loop = asyncio.get_running_loop()
         for _ in range(TIMES):
-            await wire._shared(loop)
+            await wire._open_shared(loop)
             await wire._loops[loop][1].aclose()
 
     with ThreadPoolExecutor(THREADS) as threads:
