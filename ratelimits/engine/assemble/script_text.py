@@ -105,6 +105,7 @@ class ScriptText(StateLines):
                 yield from self.section("initial", limit)
                 yield "end"
             if "l.stale" in parts:
+                # -2 is NOT_VALID_NOW in decision.py.
                 yield limit.bind("if l.stale then return write_struct('<i8i8', -2, now) end")
             return
         if name == "lost":
@@ -128,6 +129,7 @@ class ScriptText(StateLines):
             first = "(not l.last or marks >= 2) and " if op == "try" else ""
             yield f"l.lost = {first}is_lost({lasting} >= 2, l.last and l.last + l.shift, l.start, now)"
         if op == "try":
+            # -3 is LOST in decision.py.
             yield "if l.lost then return write_struct('<i8i8', -3, now) end"
         yield "end"
 
@@ -238,7 +240,11 @@ class ScriptText(StateLines):
         yield from self.counted(open_key)
 
     def settled(self, open_key: str, counter: str, cost: str) -> str:
-        """Return the Lua expression that counts a settled cost. Its value is the number of new counters."""
+        """Return the Lua expression that counts a settled cost. Its value is the number of new counters.
+
+        The name of a counter begins with its kind: 'a' for admitted units, 'r' for units that are given back. A
+        negative cost is given back. If a whole receipt is refunded, the request is counted too.
+        """
         kind = "'r'" if self.shape.whole else f"({cost} < 0 and 'r' or 'a')"
         return f"usage_add({open_key}, {kind} .. string.sub({counter}, 2), math.abs({cost}), {int(self.shape.whole)})"
 
