@@ -3,7 +3,8 @@
 A report ends at a position of a shard's chain if it contains the usage of batches up to this position.
 
 A total has the usage of an account in a period, for one meter, rule and shard. A batch is *tallied* when its lines were
-added to the totals. The *covered* position of a total is the position up to which reports contain its usage.
+added to the totals. The *covered* position of a total is the position up to which reports contain its usage. A *counted
+period* is a period under which Redis counted usage. Counted periods that overlap form one billing period.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ratelimits.reports.verify.report import has_readable_positions
 
 #: The columns that say what a total is about.
 _SUBJECT = ("account", "period", "meter", "rule")
-#: The columns that are added up. Totals that are older than the last of these columns have no value in it.
+#: The columns that are added up. The last one was added later: in older totals it is None.
 _SUMMED = (*SUMS, "shadow_requests")
 #: Maximum number of times that an account is read again. An account that changes while it is read can seem wrong.
 _TRIES = 50
@@ -119,8 +120,8 @@ def _sums(using: str, states: dict[str, int], filters: dict[str, Any]) -> Iterat
 class _Account:
     """The ledger's sums, the totals and the reports of one account.
 
-    `tallied` has, for each shard, the position of the last tallied batch. `archived` are the shards with archived lines
-    that are in none of the sources.
+    `tallied` has, for each shard, the position of the last tallied batch. `archived` are the shards of which
+    some lines were archived and are missing in the sources; empty if the archives are among the sources.
     """
 
     def __init__(self, using: str, name: str, tallied: dict[str, int], archived: set[int]) -> None:
@@ -131,8 +132,8 @@ class _Account:
         self._lines: dict[tuple[Any, ...], tuple[list[int], int]] = {}
         #: By counted period (s) and shard: the position up to which the newest report contains the usage.
         self._covered: dict[tuple[int, int], int] = {}
-        #: By counted period (s, as text): the positions up to which the reports contain the usage. `add_report` adds
-        #: one report after another.
+        #: By counted period (s, as text): where the last report that was added ends, as a position by shard. The next
+        #: report must begin there.
         self._chains: dict[str, dict[str, int]] = {}
         #: An error for each report that does not begin where the report before it ends.
         self._discontinuities: list[str] = []
@@ -157,8 +158,8 @@ class _Account:
         for period, since in report.since.items():
             if since != self._chains.get(period, {}):
                 self._discontinuities.append(
-                    f"report {report} does not continue the usage from {_when(int(period))} where the report before it"
-                    " ends: some usage is on no report, or on two"
+                    f"report {report} does not begin where the report before it ends (period of {_when(int(period))}):"
+                    " some usage is on no report, or on two"
                 )
             self._chains[period] = report.chain
             for shard, position in report.chain.items():
@@ -198,7 +199,8 @@ class _Account:
             for row, other in totals:
                 if other is None or other == end:
                     continue
-                # If usage arrived after the report, the end in its total perhaps comes from newer terms of the account.
+                # It is no error if usage arrived after the report, and the account's terms had changed by then: the
+                # total has the end by the newer terms.
                 if other not in self._ends_by_terms(row.period):
                     yield (
                         f"the total of {self.name or 'anonymous'} ({row.meter}) from {_when(period)} says that the"
@@ -206,7 +208,7 @@ class _Account:
                     )
 
     def _ends_by_terms(self, period: int) -> set[int | None]:
-        """Return the ends (s since 1970 UTC) of a period by the terms at its first and at its last usage."""
+        """Return the ends (s since 1970 UTC) of a period by the terms at its start and at its last usage."""
         key = self.name, period
         lines = Line.objects.using(self._using).filter(account=self.name, period=period)
         last = lines.aggregate(last=Max("bin"))["last"] or period
@@ -233,10 +235,16 @@ class _Account:
         # A total whose usage is all newer than the reports has no covered position yet.
         if total.covered != covered and not (total.covered is None and total.position > (covered or 0)):
             yield f"{name} says that reports contain it up to position {total.covered}, but the reports say {covered}"
-        if not newest <= total.position <= self._tallied.get(str(shard), 0):
+        tallied = self._tallied.get(str(shard), 0)
+        if total.position < newest:
             yield f"{name} ends at position {total.position}, but has usage of position {newest}"
+        elif total.position > tallied:
+            yield f"{name} ends at position {total.position}, but the shard is tallied only up to {tallied}"
         elif total.position > (covered or 0) >= newest:
-            yield f"{name} ends at position {total.position}, after its reports, but has no usage after the reports"
+            yield (
+                f"{name} ends at position {total.position}, but the ledger has no usage of it after position"
+                f" {covered or 0}, where its reports end"
+            )
 
 
 def _when(seconds: int) -> str:

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+
+from ratelimits.models import PeriodUsage, ShardState
+from ratelimits.reports.verify.totals import verify_totals
+from tests.support.reports.invoices import account, close, spend
+from tests.support.usage.traffic import at, flow
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("few_shards", "fsync_at_once")]
+
+
+@pytest.fixture
+def october() -> PeriodUsage:
+    """Return the total of a closed October. The shard also has usage of November, which is newer."""
+    acme = account(included=5)
+    spend(acme, "2026-10-15", 7)
+    close("2026-11-02")
+    spend(acme, "2026-11-10", 3)
+    flow()
+    assert list(verify_totals("default")) == []
+    return PeriodUsage.objects.get(period=at("2026-10-01") // 1_000_000)
+
+
+def finding_with_end(total: PeriodUsage, position: int) -> str:
+    PeriodUsage.objects.filter(pk=total.pk).update(position=position)
+    (finding,) = verify_totals("default")
+    return finding
+
+
+def test_a_total_that_ends_before_its_usage_is_an_error(october: PeriodUsage) -> None:
+    finding = finding_with_end(october, october.position - 1)
+    assert finding.endswith(f"but has usage of position {october.position}")
+
+
+def test_a_total_that_ends_after_the_tallied_batches_is_an_error(october: PeriodUsage) -> None:
+    tallied = ShardState.objects.get(shard=october.shard).tallied
+    finding = finding_with_end(october, tallied + 1)
+    assert finding.endswith(f"but the shard is tallied only up to {tallied}")
+
+
+def test_a_total_that_ends_after_its_reports_without_usage_there_is_an_error(october: PeriodUsage) -> None:
+    finding = finding_with_end(october, october.position + 1)
+    assert finding.endswith(f"no usage of it after position {october.covered}, where its reports end")
