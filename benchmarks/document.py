@@ -23,6 +23,7 @@ from benchmarks.support import plan, server_tables
 from benchmarks.support.report import markdown
 from benchmarks.tasks import WAYS
 from benchmarks.twice import PAIRS
+from benchmarks.waiting import outbound
 
 Run = dict[str, Any]
 
@@ -332,18 +333,10 @@ def waiting(runs: dict[str, Run]) -> str:
     """Return the table of processes that wait for one limit."""
     run = runs["waiting.outbound"]
     rows = [
-        (
-            "a Redis list, for comparison" if name == "bare_list" else f"`{name}`",
-            result["permits"],
-            result["seconds"],
-            result["ideal_seconds"],
-            result["times_ideal"],
-            result["commands_per_permit"],
-        )
+        ("a Redis list, for comparison" if name == outbound.BARE_LIST else f"`{name}`", *outbound.cells(result))
         for name, result in run["results"].items()
     ]
-    processes = f"{run['options']['processes']} processes on one limit"
-    return markdown((processes, "permits", "s", "ideal, s", "× ideal", "Redis commands per permit"), rows)
+    return markdown((f"{run['options']['processes']} processes on one limit", *outbound.HEADS), rows)
 
 
 def limited_tasks(runs: dict[str, Run]) -> str:

@@ -197,20 +197,20 @@ def from_list(url: str) -> Callable[[], AbstractContextManager[Any]]:
     return element
 
 
+#: The headings of the cells that `cells` returns.
+HEADS = ("permits", "s", "ideal, s", "× ideal", "Redis commands per permit")
+
+
+def cells(result: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the cells of a result in a table, without its name."""
+    names = ("permits", "seconds", "ideal_seconds", "times_ideal", "commands_per_permit")
+    return tuple(result[name] for name in names)
+
+
 def text_of(run: dict[str, Any]) -> str:
     """Return the tables for the terminal."""
-    heads = ("algorithm", "permits", "s", "ideal, s", "× ideal", "commands per permit")
-    rows = [
-        (
-            name,
-            result["permits"],
-            result["seconds"],
-            result["ideal_seconds"],
-            result["times_ideal"],
-            result["commands_per_permit"],
-        )
-        for name, result in run["results"].items()
-    ]
+    heads = ("algorithm", *HEADS)
+    rows = [(name, *cells(result)) for name, result in run["results"].items()]
     return "\n".join([report.table(heads, rows), "", report.claims_table(run["claims"])])
 
 
