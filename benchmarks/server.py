@@ -65,6 +65,7 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
         return range(FIRST_ID + number * options.users, FIRST_ID + (number + 1) * options.users)
 
     out = {}
+    # Floors are scripts that send only the commands that no decision can do without.
     for name, title, shape in floors.SHAPES:
         out[name] = title, list(batched(floors.bare(*shape, str(user)) for user in ids(0)))
     with redis.Redis.from_url(url) as client:
@@ -109,6 +110,7 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
     with redis.Redis.from_url(url) as client:
         for number in range(options.rounds):
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
+            # Assume at least 5,000 calls per second. Commands are valid only in the bin in which they were made.
             wait_for_bin(len(batches) * (options.seconds + options.calls / 5_000))
             batches = _batches(options, url)
             for name, (_title, made) in batches.items():

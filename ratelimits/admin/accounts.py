@@ -72,7 +72,7 @@ class PlanAdmin(AuditedAdmin):
         )
 
     def effect_of(self, request: HttpRequest, row: Plan) -> tuple[list[str], list[str]]:
-        """Return a warning if the row is a deleted plan that an undo adds again: only the plan itself comes back."""
+        """Return no sentences, and a warning if an undo adds a deleted plan again: only the plan itself comes back."""
         if not row._state.adding:
             return [], []
         text = _("The plan comes back without its included quantities and prices: add them on the plan's page.")
@@ -83,7 +83,7 @@ class PlanAdmin(AuditedAdmin):
     ) -> HttpResponse:
         """Show the plan's history, and below it the newest changes of the plan's included quantities and prices."""
         pk = self._primary_key(unquote(object_id))
-        rows = changed_rows(PARTS, None, 0, PER_PAGE + 1, Q(plan=pk))
+        rows = changed_rows(PARTS, until=None, skip=0, count=PER_PAGE + 1, chosen=Q(plan=pk))
         context = {
             "changes": [shown_change(self.admin_site, request, row) for row in rows[:PER_PAGE]],
             "more_changes": PER_PAGE if len(rows) > PER_PAGE else 0,
@@ -137,7 +137,7 @@ class PlanMembershipAdmin(KeySuggestions, InspectedAdmin, RowFiles, RowSuggestio
     formfield_overrides = MOMENTS
 
     def inspected(self, row: PlanMembership) -> tuple[str, str]:
-        """Return the key of a membership. The second text is "": a membership names no account."""
+        """Return the key and the account for the inspector. The account is "": a membership names none."""
         return row.key, ""
 
 
@@ -153,5 +153,5 @@ class AccountAdmin(InspectedAdmin, RowFiles, RowSuggestions, AuditedAdmin):
     fields = ["identifier", "name", "plan", "timezone", "billing_anchor"]
 
     def inspected(self, row: Account) -> tuple[str, str]:
-        """Return the account's key. The second text is "": only an API key or a user has an account."""
+        """Return the key and the account for the inspector. The account is "": the key names it already."""
         return row.key, ""

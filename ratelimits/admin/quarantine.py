@@ -25,7 +25,11 @@ _MAX_LINES = 50
 
 @admin.register(QuarantinedBatch)
 class QuarantinedBatchAdmin(ReadOnlyAdmin):
-    """Batches about which a person must decide. Before the decision, the watermark of their shard does not advance."""
+    """Batches about which a person must decide. Each batch has the reason.
+
+    Before the decision, the watermark of the batch's shard does not advance: this is the moment until which the ledger
+    has all usage.
+    """
 
     list_display = ["__str__", "reason", "arrived_at", "resolution"]
     list_filter = [("resolved_at", admin.EmptyFieldListFilter)]

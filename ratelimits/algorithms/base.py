@@ -24,8 +24,8 @@ class Storage(NamedTuple):
     packed    whether the limit has a record in the packed state, a string that several limits of one key share
     own       the letter in the name of the Redis key that belongs to the limit alone; "" if there is no such key
     endings   suffixes of further Redis keys, by name. The Lua file writes "${name}" instead of the suffix
-    optional  suffixes of further Redis keys that the script uses if it can. They are not named in its KEYS: while a
-              slot of a cluster moves to another node, a script runs only if the node has all Redis keys in KEYS
+    optional  suffixes of further Redis keys that the script uses if it can. They are not in its KEYS, so that it also
+              runs without them while a cluster moves a slot: then a script runs only if its node has all KEYS
     """
 
     packed: bool = True
@@ -61,8 +61,8 @@ class Algorithm(ABC):
     leases: ClassVar[bool] = False
     #: Whether a refusal stays right until its retry_after has passed. If so, a process can repeat it from memory.
     refusals_stand: ClassVar[bool] = True
-    #: The parameters with which a process is allowed to take permits in advance (prefetch): each field that is named
-    #: here must have one of these values. {} means that every limit allows this, and None means that no limit allows
+    #: When a process is allowed to take permits in advance (prefetch): the name of a field, and the values that this
+    #: field may then have. {} means that every limit allows this, and None means that no limit allows
     #: it. Prefetching is safe only if all permits come back at one moment. If they came back one by one, new permits
     #: and prefetched permits together could exceed the limit.
     prefetch_where: ClassVar[Mapping[str, tuple[str, ...]] | None] = None

@@ -91,9 +91,9 @@ class ReportView(APIView):
         identity = _identity(request, parameters, "ratelimits.view_report")
         account, month = identity.account_id or None, parameters["period"]
         file_format = parameters["file"]
-        version = columns_of(month, account=account)
-        reports = statements(month, account=account, columns_version=version)
-        return ReportDownload(file_format, lines_for(file_format, reports), version, f"usage-{month}")
+        columns_version = columns_of(month, account=account)
+        reports = statements(month, account=account, columns_version=columns_version)
+        return ReportDownload(file_format, lines_for(file_format, reports), columns_version, f"usage-{month}")
 
 
 def _parameters(request: Request, serializer_class: type[Query]) -> dict[str, Any]:

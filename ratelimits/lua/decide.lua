@@ -1,12 +1,20 @@
 -- Decides all limits of one request in one atomic step: either all of them admit and are charged, or none is charged.
 -- Counts the decision in the open batch of usage.
 --
--- This file is a template. engine/assemble makes a script from it, for one shape of calls. A line that begins with "--:"
--- is a directive:
---   --: if NAME … --: else … --: end    keeps the lines if the shape has this part. "if not NAME" keeps the lines if the
---                                       shape does not have this part
+-- This file is a template. engine/assemble makes a script from it, for one shape of calls. (A shape is what stays the
+-- same from one request to the next, such as the algorithms and the number of meters.) A line that begins with "--:" is
+-- a directive:
+--   --: if NAME … --: else … --: end    keeps the lines if NAME holds for the shape (see `flags` in
+--                                       engine/assemble/shape.py). "if not NAME" keeps them if NAME does not hold
 --   --: for limit … --: end             repeats the lines for each limit. `l.x` becomes a local variable of the limit
---   --: do SECTION                      inserts a function's body from the file of the limit's algorithm
+--   --: do SECTION                      inserts the body of the function SECTION in the file of the limit's algorithm,
+--                                       or lines that engine/assemble makes, such as the preamble or the reply
+-- `${name}` stands for a text that engine/assemble makes. `rarely()` returns the functions that are marked "--@rarely".
+-- Most calls do not need these functions, so it defines them only when it is called.
+-- Sections of an algorithm: `initial` makes the fields of a limit without a state. `resolve` brings a state to the
+-- moment `at`. `stored_params` replaces the params by those of the state. `check` decides. `charge`, `refund`,
+-- `release`, `restore` and `reset` change the state. `standing` sets `remaining` and `reset`. `store` sets `life` and the
+-- fields of the record. `keep` sets the expiry of own keys.
 -- The general script (engine/assemble/general.py) has a loop instead of repeated lines. There `l` is the limit's table.
 --
 -- A shard is a part of the accounts. A shard's `head` is a string with two values from the last use of the shard: the
@@ -34,7 +42,7 @@
 --
 -- KEYS     1. the heads of all shards of this request, the account's shard first
 --          2. the packed states
---          3. `open` of the account's shard, if there are meters
+--          3. the open batch of the account's shard, if there are meters
 --          4. the receipt, if the request settles one
 --          5. the first own key of each limit that has own keys
 --          6. the further own keys
@@ -88,7 +96,7 @@ end
 
 -- 2. Read the states. `at` is the moment of the decision, the same for all limits. Usually it is `now`. If the clock has
 -- stepped back by at most CLOCK_BACK, it is the latest moment in the states.
-at = now
+at = now -- the preamble declares it
 --: do states
 --: for limit
 if l.last and l.last > at and l.last <= now + CLOCK_BACK then at = l.last end
@@ -151,6 +159,8 @@ if l.cost > 0 then
 --: do charge
     l.written = true
   elseif not l.last then
+    -- A limit begins at the first request, even at a refused one: a bucket that begins empty fills from this moment. If
+    -- the request could never pass, nothing is stored.
     l.written = not never and l.retry ~= NEVER
   else
     l.must_keep = l.shift > 0

@@ -152,7 +152,10 @@ class Rule(Coverage, Refusal, Start, Versioned):
         _("lease time to live"),
         _("Time after which a lease that was not released ends by itself. Leave it empty for 60 seconds."),
     )
-    max_wait = seconds_field(_("max wait"), _("Longest time that a request is allowed to wait before it is refused."))
+    max_wait = seconds_field(
+        _("max wait"),
+        _("Longest time that a request may wait. If it would have to wait longer, it is refused at once."),
+    )
 
     mode = models.CharField(
         _("mode"),
@@ -165,9 +168,9 @@ class Rule(Coverage, Refusal, Start, Versioned):
         _("bills"),
         default=False,
         help_text=_(
-            "Ledger lines and reports name this rule for the usage that it admits. This does not switch billing on:"
-            " without this option, usage is counted in the same way and costs the same. For each kind of key and each"
-            " meter, only one rule can have this option."
+            "Ledger lines and reports show the usage that this rule admits under the name of this rule. This does not"
+            " switch billing on: without this option, usage is counted in the same way and costs the same. For each"
+            " kind of key and each meter, only one rule can have this option."
         ),
     )
     on_failure = models.CharField(
@@ -185,9 +188,9 @@ class Rule(Coverage, Refusal, Start, Versioned):
         help_text=_(
             "Maximum number of requests whose permits a process takes in advance in one call. The process"
             " then spends these permits without asking Redis. These requests are counted as usage at most a"
-            " second later. If the process is killed, some of these requests are not counted, but fewer than"
-            " this number. The report then says so. Leave it empty to let Redis decide and count every"
-            " request."
+            " second later. If the process is killed, some of these requests are not counted, always fewer"
+            " than the number in this field. The report then says so. Leave it empty to let Redis decide and count"
+            " every request."
         ),
     )
 
@@ -318,6 +321,7 @@ class Rule(Coverage, Refusal, Start, Versioned):
         return sentences.sentence(self.to_algorithm(), unit, self, self.scope, excepted, self.max_wait)
 
     def tombstone(self, edit: Edit) -> Tombstone:
+        """Return the row that records the deletion of this rule."""
         tombstone = super().tombstone(edit)
         tombstone.rule, tombstone.plan = self.name, self.plan_id
         return tombstone

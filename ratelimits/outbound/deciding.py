@@ -36,7 +36,8 @@ from ratelimits.rules.selection import key_of
 
 logger = bounded(__name__)
 
-#: If Redis does not answer and a rate given in code refuses, the caller asks again after this number of seconds.
+#: If Redis does not answer and the failure policy refuses a call with a rate given in code, the caller asks again after
+#: this number of seconds.
 PAUSE = 1.0
 #: The identity of an outbound call if none is given: one caller for the whole project. A rule that counts each caller
 #: then counts all these calls together.
@@ -93,7 +94,7 @@ class DecideCall(NamedTuple):
 class Turn(NamedTuple):
     """The answer that `Outbound.ask` returns: whether the call may proceed, and when.
 
-    allowed      whether the permits are granted, for the moment in `wait` seconds
+    allowed      whether the permits are granted; the call may use them after `wait` seconds
     wait         seconds until the call may proceed
     limit        the name of the limit that refused; "" if no limit refused
     algorithm    the algorithm of this limit, or None
@@ -141,7 +142,7 @@ class Outbound:
         return turn
 
     def handed_over(self, turn: Turn, lease: bytes) -> Turn:
-        """Return the answer to a call that was refused, and that was given this lease later."""
+        """Return the new answer to a refused call that waited, and to which the server has given this lease."""
         assert turn.decision is not None
         now = perf_counter_ns()
         granted = _turn(handed_over(turn.decision.call, lease))
@@ -162,7 +163,8 @@ class Outbound:
                     prepared = prepare(selection, tuple(self.costs))
                     # The last attempt names no version, so Redis accepts these rules even if there are newer rules.
                     version = selection.version if attempt <= RELOADS else None
-                # A caller that accepts no wait does not wait for a release either.
+                # `announces` tells the script that a refused caller waits until a lease is released. A caller that
+                # accepts no wait does not.
                 call = self._call(prepared, version, accepted)._replace(announces=accepted != 0)
                 if not checking.breaker.closed or (prepared is not None and prepared.unavailable(self.costs)):
                     break
@@ -188,7 +190,7 @@ class Outbound:
             assert self.algorithm is not None
             limits = program((Term(self.algorithm, "in code", 0, 0),))
             return Call(limits, (f"outbound:{self.name}",), costs, timeout=timeout, version=None)
-        # The longest wait of a rule is for requests. An outbound call has its own longest wait.
+        # A rule's max_wait applies only to requests to this project. Ignore it: a call has its own longest wait.
         limits = program(tuple(replace(term, max_wait=-1) for term in prepared.program.terms))
         keys = tuple([key_of(self.identity, kind) for kind in prepared.key_kinds])
         account = self.identity.account_id

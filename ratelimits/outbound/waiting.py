@@ -167,8 +167,9 @@ def _until_granted(outbound: Outbound, max_wait: float | None) -> Generator[Any,
 def seconds_needed(turn: Turn, timeout: float | None) -> float | None:
     """Return the seconds after which refused permits could be granted, if no other call comes; None if never.
 
-    If a limit lets calls wait, its `retry_after` is the time until it would accept a call with the same longest wait.
-    Such a call can then still wait for up to `timeout` seconds, so these seconds are added.
+    If a limit lets calls wait, `retry_after` is the time until it accepts that the call waits. After this the call can
+    still wait for up to `timeout` seconds, so these seconds are added. They are not added if the queue of the limit is
+    full.
     """
     algorithm = turn.algorithm
     if turn.retry_after is None or timeout is None or algorithm is None or not algorithm.may_wait:
@@ -190,6 +191,7 @@ def _released(turn: Turn, seconds: float) -> Generator[Any, Any, bytes | None]:
     call, term = turn.decision.call, turn.decision.program.terms[turn.decision.binding]
     key, keyspace = call.keys[term.key], current_server().keyspace
     shard_id, storage = shard(keyspace, key, call.account), term.algorithm.storage
+    # The list to which the script adds the leases that it makes for waiting callers.
     freed = keyspace.own(shard_id, own_name(storage.own, term.name), key) + storage.optional["freed"]
     try:
         lease: bytes | None = yield AwaitRelease(shard_id, freed, seconds)

@@ -76,7 +76,7 @@ class Service(ABC):
     remembers: float | None = None
     #: Whether requests need an API key.
     needs_key = True
-    #: Whether the setting BILLING_CUSTOMER gives the customers of this service.
+    #: Whether the setting BILLING_CUSTOMER says which customer of this service belongs to an account.
     uses_billing_customer = True
 
     @abstractmethod

@@ -51,6 +51,7 @@ _ABANDONED = "_ratelimits_abandoned"
 def begin(request: Any, answer: Answer) -> None:
     """Set Django's `request.quota` to the answer. If the request is admitted, prepare its refund and its release."""
     request.quota = answer
+    # Without a decision of Redis nothing was charged.
     if not answer.allowed or answer.decision is None:
         return
     attributes = vars(request)

@@ -64,7 +64,8 @@ def priced_together(
 ) -> list[Report]:
     """Return the earlier reports on which the price of a version depends, oldest first.
 
-    These are `reports_of_account`, and the reports under the account's other names that share a price with `account`.
+    These are `reports_of_account`, and those reports under the account's other names whose prices list `account` as a
+    name that shares them.
     """
     if not other_names:
         return list(reports_of_account)
@@ -78,7 +79,7 @@ def recorded_prices(
 ) -> dict[str, RecordedPrices]:
     """Return the prices that a report version uses. The keys are starts of periods (s since 1970 UTC, as text).
 
-    A period keeps the prices of its first report, even if this report was made under another name of the account.
+    A period keeps the prices of its first report, even if that first report has another name of the account.
     `prices_at_end` are the prices at the end of the report's period. Only the first version of the report uses them,
     and only for the report's own period.
     """

@@ -197,7 +197,7 @@ def _configuration(in_database: int, redis: RedisState) -> Fact:
         return Fact("configuration", title, Level.GREEN, version)
     word = _("%(database)s in the database, %(redis)s in Redis") % {"database": in_database, "redis": in_redis}
     if in_redis < in_database:
-        hint = _("The newest edit was not published: processes read it within %(seconds)s s.")
+        hint = _("Redis does not know the newest edit yet. Processes read it from the database within %(seconds)s s.")
         return Fact("configuration", title, Level.AMBER, word, hint % {"seconds": f"{conf.RELOAD_INTERVAL:g}"})
     hint = _("If the database was restored to an older state, run ratelimits_reload.")
     return Fact("configuration", title, Level.RED, word, hint)

@@ -193,7 +193,7 @@ class _Page:
         if limits is not None:
             access = snapshot.access(identity)
             context["limits"] = shown_limits(limits, identity, snapshot.rows.plans, self._pages(), access)
-            context["decided"] = "" if access is None else _decided_text(access)
+            context["decided_by_access"] = "" if access is None else _decided_text(access)
             context["may_have_owner_rules"] = identity.api_key is not None and _may_count_by_owner(snapshot, identity)
         if redis_error is not None:
             context["redis_problem"] = (

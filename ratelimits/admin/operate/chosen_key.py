@@ -79,7 +79,7 @@ def chosen_key(request: HttpRequest, site: AdminSite) -> ChosenKey | KeyQuestion
         return KeyQuestion()
     if max(len(text), len(account)) > MAX_TEXT or not (text + account).isprintable():
         return KeyQuestion(_("No key has such a text. Type the key, or a part of it or of its name."))
-    # `identity_of` reports a text that begins like a key but is not one.
+    # `identity_of` reports a text that begins like a key but is not one. (The names in COVERS are all kinds of keys.)
     key = typed_key(text) or (text if text.partition(":")[0] in COVERS else None)
     if key is None:
         found = known_keys(text, searched_tables(request, site))

@@ -95,7 +95,7 @@ class GrantForm(forms.Form):
         return data
 
     def _add_errors(self, error: ValidationError) -> None:
-        """Show each error at its field. Show the errors of fields that this form does not have above the form."""
+        """Show each error at its field. If this form does not have the field, show the error above the form."""
         for name, errors in error.error_dict.items():
             self.add_error(name if name in self.fields else None, errors)
 
@@ -139,8 +139,8 @@ class GrantView:
             return self._form_page(request, form, found, offered, back)
         (rule,) = (one for one in offered if one.name == form.cleaned_data["rule"])
         if not is_confirmed(request):
-            # The user confirms exactly this moment. At the time of the confirmation, a time without a date could
-            # mean another day.
+            # The confirmation sends the full date and time. If the user typed only 23:00 and confirms after midnight,
+            # the time would mean another day.
             values: Any = request.POST.copy()
             for name, value in moment_inputs("until", form.cleaned_data["until"]).items():
                 values[name] = value
@@ -212,7 +212,10 @@ class GrantView:
         sentences = [
             _grant_sentence(found, rule, form.cleaned_data),
             *permits_left(found, rule, self._name_of(request), extra),
-            _("After that, the old capacity applies again. Permits that were used before stay counted."),
+            _(
+                "After the end of the grant, the old capacity applies again. Permits that were used before stay"
+                " counted."
+            ),
             _("Reason: %s") % form.cleaned_data["reason"],
         ]
         return Consequences(
@@ -225,7 +228,7 @@ class GrantView:
 
 
 def _explanations(offered: Sequence[OfferedRule]) -> Iterator[str]:
-    """Yield sentences above the form. If no rule has a long window, a sentence says how to give a fixed total."""
+    """Yield sentences above the form. If no rule has a long window, one says what to do instead of a fixed total."""
     yield _("Until the given time, the rule admits more requests. For this, overrides are added that end at this time.")
     if not any(rule.has_long_window for rule in offered):
         yield _(
@@ -236,7 +239,7 @@ def _explanations(offered: Sequence[OfferedRule]) -> Iterator[str]:
 
 
 def _warnings(form: GrantForm, found: ChosenKey, rule: OfferedRule, capacities: Sequence[int]) -> Iterator[str]:
-    """Yield warnings if the key, or its keys together, can get more than the typed number."""
+    """Yield warnings if the key can get more than the typed number (or, for an account, all its keys together)."""
     extra = form.cleaned_data["extra"]
     values = {"whom": found, "n": f"{extra:,}", "window": rule.window}
     if not rule.window:

@@ -49,7 +49,10 @@ class QuickTryForm(forms.Form):
         return limit
 
     def rule_values(self) -> dict[str, Any]:
-        """Return the values for the form of a rule that counts in a sliding window."""
+        """Return the values for the form of a rule that counts in a sliding window.
+
+        The whole limit, such as 50/m, goes into `capacity`: the form splits it into a capacity and a period.
+        """
         data = self.cleaned_data
         return {**_FIXED_VALUES, "capacity": data["limit"], "key_kind": data["key_kind"], "scope": data["scope"]}
 

@@ -73,7 +73,7 @@ class Wire:
         self._blocking = blocking_pool(self._pool)
         self._blocking_client = redis.Redis(connection_pool=self._blocking)
         self._idle = IdleConnections(self._pool) if type(pool) in (ConnectionPool, BlockingConnectionPool) else None
-        #: The server's run, for each connection of a special pool.
+        #: The server's run (see lua/decide.lua), for each connection of a special pool.
         self._runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         #: For each event loop its connection, and the generator that closes the connection.
         self._loops: WeakKeyDictionary[Any, tuple[Multiplexed, Any]] = WeakKeyDictionary()
@@ -127,7 +127,7 @@ class Wire:
             except NoScriptError:
                 return _load_and_repeat(partial(exchange, connection), command, run, nonce)
         finally:
-            self._pool.release(connection)
+            self._pool.release(connection)  # After an error of the connection, `exchange` has closed it.
 
     def pop(self, key: str, seconds: float) -> bytes | None:
         """Wait until the list at this Redis key has an element, and remove and return its first element.
@@ -237,6 +237,7 @@ class Wire:
         """Do the same as `call`, in async code, on the connection of the event loop."""
         loop = asyncio.get_running_loop()
         shared = self._loops.get(loop)
+        # A forked child needs connections of its own.
         if shared is None or shared[0].process is not process():
             return await (await self._open_shared(loop)).exchange(command, nonce)
         return await shared[0].exchange(command, nonce)

@@ -11,8 +11,9 @@
 --                A decision counts the permits that end before a moment, without reading each lease: the members of the
 --                first key count one permit of each lease. The other permits of a lease are split into powers of two.
 --                For example, a lease of 6 permits has 5 other permits, and 5 = 1 + 4. Each power is a member of the
---                second key: a letter ("A" is 1, "B" is 2, "C" is 4), the expiry (16 digits), ":", the number of the
---                lease. So Redis can count the members of a power up to an expiry
+--                second key: a letter ("A" is 1, "B" is 2, "C" is 4), the expiry (16 digits, with zeros in front),
+--                ":", the number of the lease. So the order of the texts is the order of the times, and Redis can count
+--                the members of a power up to an expiry
 -- On a cluster (`l.slots_move`) the second key also has an empty member. Because of this member the second key exists as
 -- long as the first. A cluster needs this: while it moves a slot, a server runs a script only if this server has all keys
 -- of the script.
@@ -45,6 +46,7 @@
 --   creates          true if a Redis key may be new, so that it has no time to live yet
 --   takes_unclaimed  the number of leases in the list that this request ends, to get their permits
 
+-- Terms that no rule has: "-" is not a version.
 local ASK_AGAIN = '- 0 0'
 
 -- Notes that a caller waits, for at most `retry` µs. `terms` are the caller's terms; nil if they are not known.
@@ -113,7 +115,7 @@ local function lease_functions()
   -- Counts the permits of the leases that have ended.
   local function find_ended(l)
     l.ended_permits = permits_ending_by(l, at - l.base)
-    -- A lease that was removed may have been the oldest one. Then `oldest` is too early.
+    -- A lease that was removed may have been the oldest one. Then `oldest` is too early, so read it again.
     if l.ended_permits == 0 then
       l.oldest = tonumber(redis.call('ZRANGE', l.redis_key, 0, 0, 'WITHSCORES')[2])
     end
@@ -207,7 +209,7 @@ local function lease_functions()
     l.next_number, l.others = l.next_number + 1, l.others + 1
   end
 
-  -- Gives permits that have come back to callers that wait, at most one to each caller. If the callers' terms hold, the
+  -- Gives returned permits to waiting callers, at most one to each caller. If the callers' terms hold, the
   -- caller gets a lease. Otherwise it gets "1", and asks again. `head` is the head of a shard: it begins with the
   -- version of the rules.
   local function give_to_callers(l, count, head)
@@ -235,8 +237,8 @@ local function lease_functions()
     if given > 0 then redis.pcall('SET', key, int(waiting - given) .. string.match(value, ' .*'), 'KEEPTTL') end
   end
 
-  -- Ends the first `count` leases in the list. The callers for whom these leases were made may still wait. So announces
-  -- these callers again.
+  -- Ends the first `count` leases in the list. The callers for whom these leases were made may still wait. So this
+  -- function announces these callers again.
   local function take_unclaimed(l, count)
     local freed = l.redis_key .. '${freed}'
     for _, name in ipairs(redis.call('LRANGE', freed, 0, int(count - 1))) do

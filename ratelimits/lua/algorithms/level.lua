@@ -1,11 +1,13 @@
 -- token_bucket (1), gcra (2), leaky_bucket (3) and leaky_bucket_queue (4) work in the same way. Each charge adds to a
 -- debt, and the debt becomes smaller as time passes.
--- One permit takes q + r/n µs. The debt is the exact time until all spent permits have come back: T + g/(n*m) µs.
--- Usually m is 1. After a change of the rate, the fraction of the old debt may need a larger denominator. Then m is
--- larger. The *room* is the largest debt that is allowed. It is the time that `capacity` permits take: room + part/n.
--- In a queue with a capacity above 0, the room is the time that capacity + 1 permits take.
--- `special` has two meanings. For token_bucket it is the number of permits that are already spent in a new state. For a
--- queue it is `delay_after`, the number of permits that may be ahead of a request that need not wait.
+-- One permit comes back in q + r/n µs, its *interval*. The debt is the time until all spent permits have come back. It
+-- is stored as T + g/(n*m) µs, exactly. Usually m is 1. After a change of the rate, the fraction of the old debt may
+-- need a larger denominator. Then m is larger.
+-- The *room* is the largest debt that is allowed: the time in which `capacity` permits come back. It has two fields,
+-- and is room + part/n µs. A queue holds `capacity` permits that wait and one that proceeds now, so its room is the
+-- time of capacity + 1 permits. With capacity 0 every request is refused.
+-- `special` has two meanings. For token_bucket it is the number of permits that count as spent when a bucket is new.
+-- For a queue it is `delay_after`, the number of permits that may be ahead of a request that need not wait.
 -- A record begins with the moment of the last charge, and the q, r and n of that moment. It has one of three forms:
 -- without fractions (r is 0), with fractions, and with m above 1 or a large n.
 --@params * q r n room part capacity special
@@ -13,8 +15,8 @@
 --@record fraction I7 last I7 stored_q I4 stored_r I4 stored_n I7 T I4 g | m=1
 --@record stretched d last d stored_q d stored_r d stored_n d m d T d g
 
--- Returns the debt T + g/(n*m) after a change of the rate: the old debt * new interval / old interval, as a pair over
--- n*m, and this m. The result is exact if a denominator below 2^52 is enough. Otherwise it is rounded up, by so little
+-- Returns T, g and m after a change of the rate: T + g/(n*m) is the old debt * new interval / old interval.
+-- The result is exact if a denominator below 2^52 is enough. Otherwise it is rounded up, by so little
 -- that no decision changes.
 --@rarely
 local function stretch(T, g, m, old_q, old_r, old_n, q, r, n)
@@ -63,6 +65,7 @@ function level.initial(l)
   end
 end
 
+-- Uses the rate at which the state was written. A receipt is settled at this rate.
 function level.stored_params(l)
   l.q, l.r, l.n = l.stored_q, l.stored_r, l.stored_n
   local permits = l.code == 4 and l.capacity > 0 and l.capacity + 1 or l.capacity
@@ -157,7 +160,8 @@ function level.standing(l)
 end
 
 function level.store(l)
-  -- After a refund `last` may be earlier than `at`. Then write the debt as it was at `last`: it was larger then.
+  -- `T` is the debt at `at`, but the record has the debt at `last`. A charge sets `last` to `at`, and a refund does not.
+  -- Then the debt was larger at `last`.
   if at > l.last and (l.T > 0 or l.g > 0) then l.T = l.T + at - l.last end
   -- If a new bucket begins with spent permits, store its state for FOREVER. If the state expired, the bucket would be
   -- new, and would begin with spent permits again.

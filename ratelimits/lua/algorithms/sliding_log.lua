@@ -1,4 +1,4 @@
--- sliding_log (8): at most `capacity` permits in any interval of `period`. The times of all charges are stored.
+-- sliding_log (code 8): at most `capacity` permits in any interval of `period`. The times of all charges are stored.
 --
 -- The newest charges are in a *list* (the Redis key `l.redis_key`). The oldest of them is its first item. An item is
 -- "time", or "time:permits" if several permits were taken at one moment. A list needs 11 times less memory than a
@@ -7,11 +7,11 @@
 --
 -- All older charges are in a *tree*, a hash with the key `l.redis_key .. '${tree}'`. Its fields are "<level>:<number>".
 -- Each field is a node:
---   "0:<k>"  block number k, with 64 charges. When the list has 128 items, the oldest 64 of them become a new block
+--   "0:<k>"  block number k, with 64 items. When the list has 128 items, the oldest 64 of them become a new block
 --   "1:<j>"  64 blocks, the first of them is number 64 * j
 --   "2:<i>"  64 nodes of level 1, the first of them is "1:<64 * i>"
 --   "3:0"    the top: all nodes of level 2 that still exist
--- A node is a list of pairs, packed by cmsgpack. A block has a pair for each charge: the time, and the number of
+-- A node is a list of pairs, packed by cmsgpack. A block has a pair for each item: the time, and the number of
 -- permits. A higher node has a pair for each node of the next lower level: the time of its first charge, and the sum of
 -- its permits. The first time of a node is stored in full, each other time as its difference from the first time.
 -- So a decision reads only one node of each level and a few items of the list, even if there are very many charges.
@@ -20,6 +20,8 @@
 -- long as the list does. A cluster needs this: while it moves a slot, a server runs a script only if this server has all
 -- keys of the script.
 --
+-- The directives are explained in engine/assemble/algorithm_files.py. "-" is a param that this file does not use. I7 is
+-- an unsigned integer of 7 bytes, and i7 a signed one.
 --@params * period - - - - capacity
 --@record log I7 last I7 stored_period i7 base I6 in_list I6 in_tree I5 next_block I5 first_block i7 ended_until i7 stored_oldest I6 stored_ended
 -- A charge *ends* when a period has passed since it was made. Then its permits are free again. Fields of a limit `l`:
@@ -37,12 +39,12 @@
 --   kept_until                   the expiry (seconds) that the Redis keys have before this call
 --   creates                      true if a Redis key may be new, so that it has no time to live yet
 --   has_lost_tree                true if the tree does not exist any more
--- The record has `oldest` and `ended_in_tree` of the moment `last`, as `stored_oldest` and `stored_ended`. Before
--- `oldest` has ended, a decision reads neither the list nor the tree. The server may have evicted one of them. Then the
--- true number of permits is smaller than the record says, so a request that the record admits is admitted. Its charge
--- finds out that the list is gone. All other requests look whether both exist.
+-- The record has `oldest` and `ended_in_tree` of the moment `last`, as `stored_oldest` and `stored_ended`. As long as
+-- `oldest` has not ended, the record is enough to decide, and neither the list nor the tree is read. If the server has
+-- evicted one of them, fewer permits are taken than the record says. So it is right to admit a request by the record.
+-- The charge then notices that the list is gone. Before a refusal, the script checks whether both exist.
 
--- The number of charges in a block and of nodes below a node; the level of the top.
+-- The number of items in a block and of nodes below a node; the level of the top.
 local SPREAD, TOP = 64, 3
 
 -- Returns whether the list and the tree exist, if the record says that they have charges.
@@ -173,7 +175,7 @@ local function log_functions()
 
   -- Removes at most 32 blocks before the block `first`, and the nodes that have no block any more. Does not subtract
   -- the removed permits from the sums in other nodes. They have ended, so `in_tree` and `ended_in_tree` both contain
-  -- them, and the difference of these two is right.
+  -- them, and the difference of these two is right. When a node of level 2 is removed, both are lowered by its sum.
   local function remove_blocks(l, first)
     local fields, from = {}, l.first_block
     l.first_block = math.max(from, math.min(first, from + SPREAD / 2))
@@ -282,7 +284,7 @@ local function log_functions()
       end
       local sum = 0
       for j = 2, #node, 2 do sum = sum + node[j] end
-      -- Do not delete an empty node if later blocks belong to it.
+      -- Do not delete an empty node if blocks that are made later can still belong to it.
       if sum == 0 and level < TOP and (number + 1) * SPREAD ^ level <= l.next_block then
         redis.call('HDEL', l.redis_key .. '${tree}', level .. ':' .. int(number))
         nodes[level .. ':' .. int(number)] = nil
@@ -310,7 +312,8 @@ local function log_functions()
         if amount < count then
           redis.call('LSET', l.redis_key, position, format_item(t, count - amount))
         else
-          redis.call('LSET', l.redis_key, position, '-') -- a list has no command that removes an item by its index
+          -- A list has no command that removes an item by its index. So replace the item by '-', and remove '-'.
+          redis.call('LSET', l.redis_key, position, '-')
           redis.call('LREM', l.redis_key, -1, '-')
         end
         to_refund, l.live_permits, l.in_list = to_refund - amount, l.live_permits - amount, l.in_list - amount

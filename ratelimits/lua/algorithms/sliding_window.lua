@@ -1,8 +1,8 @@
 -- sliding_window (7): a window of N buckets, as in LeapArray of Alibaba's Sentinel. A bucket has the permits that were
 -- spent in a time of the length `width` (µs). The bucket for the time t has the index floor(t / width). When a new
 -- bucket begins, the oldest bucket leaves the window. The newest bucket is not over yet. So the last N * width µs also
--- contain a part of the bucket that left last, number N+1. If `weighted` is 1, the same share of its permits is
--- counted. Otherwise this bucket is not counted.
+-- contain a part of the bucket that left last, number N+1. If `weighted` is 1, its permits are counted in
+-- this proportion. Otherwise this bucket is not counted.
 --@params * width buckets weighted - - capacity
 --@record counts I7 last I7 stored_width I7 stored_newest I8 stored_sum c# stored_counts
 -- The record has the moment of the last charge, the width, and the index of the newest bucket at that moment. Then it has

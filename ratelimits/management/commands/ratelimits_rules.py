@@ -57,8 +57,8 @@ class Command(ExplainedCommand):
             document = self._parse(raw)
             # Look for unknown names first: --strict must change nothing if there is a warning.
             warnings = [f"Warning: {entry}: {sentence}" for entry, sentence in unknown_names.in_document(document)]
-            is_refused = bool(options["strict"] and warnings)
-            if is_refused and options["command"] == "load":
+            fails_by_strict = bool(options["strict"] and warnings)
+            if fails_by_strict and options["command"] == "load":
                 raise CommandError("\n".join(["Nothing was changed, because of --strict:", *warnings]))
             if options["command"] == "diff":
                 is_same = self._diff(document, delete=options["delete"])
@@ -69,7 +69,7 @@ class Command(ExplainedCommand):
                 self.stdout.write("\n".join(changes) or "Nothing to change.")
             for warning in warnings:
                 self.stderr.write(warning)
-            if not is_same or is_refused:
+            if not is_same or fails_by_strict:
                 sys.exit(1)
         except OSError as error:
             raise CommandError(f"{options['file']}: {error.strerror}") from error
@@ -77,7 +77,10 @@ class Command(ExplainedCommand):
             raise CommandError("\n".join(["Nothing was changed:", *error.problems])) from error
 
     def _parse(self, raw: bytes) -> as_code.Document:
-        """Return the document in the bytes of a file. Raise RefusedError with all problems that can be found."""
+        """Return the document in the bytes of a file. Raise RefusedError with all problems at once.
+
+        If the file has errors, the entries that could be read (`error.rest`) are checked too.
+        """
         try:
             return as_code.parse(raw)
         except as_code.RefusedError as error:

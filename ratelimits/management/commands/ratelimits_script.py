@@ -45,8 +45,8 @@ class Command(ExplainedCommand):
         count = options["meters"]
         if count < 0:
             raise CommandError("--meters must be 0 or more", returncode=2)
-        terms = tuple(Term(rule, f"{number}", 0, 0) for number, rule in enumerate(rules))
-        # The text of the script does not depend on the four billing periods, so they are 0 here.
+        terms = tuple(Term(rule, f"{number}", key=0, slot=0) for number, rule in enumerate(rules))
+        # A usage names four billing periods. The text of the script does not depend on them, so they are 0 here.
         usage = Usage("", "user:1", (Meter("requests"),) * count, (0, 0, 0, 0)) if count else None
         call = Call(program(terms), ("user:1",), (1,) * max(count, 1), usage=usage)
         script = EngineCommand(Keyspace("ratelimits", 1), call).script

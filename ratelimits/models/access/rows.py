@@ -123,6 +123,7 @@ class Access(Versioned):
 
     @classmethod
     def derive(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values that a save changes by itself: the target in its canonical form."""
         target = values.get("target")
         if isinstance(target, str):
             # An invalid target stays as it is: `clean` and `manage.py check` report it.
@@ -131,6 +132,7 @@ class Access(Versioned):
         return {}
 
     def tombstone(self, edit: Edit) -> Tombstone:
+        """Return the row that records the deletion of this row."""
         tombstone = super().tombstone(edit)
         tombstone.key = self.target
         return tombstone

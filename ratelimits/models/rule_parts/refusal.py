@@ -26,14 +26,16 @@ class Refusal(models.Model):
         _("text for the client"),
         max_length=500,
         blank=True,
-        help_text=_("Refused clients read this text in the response. Leave it empty to say when to try again."),
+        help_text=_(
+            "Refused clients read this text in the response. If it is empty, the response says when to try again."
+        ),
     )
 
     class Meta:
         abstract = True
 
     def refusal_problem(self) -> str:
-        """Return the reason why no response can have these fields; "" if they are valid."""
+        """Return what is wrong with these fields, so that no response can be made from them; "" if they are valid."""
         if self.refusal_status not in RefusalStatus.values:
             return f"refusal_status {self.refusal_status!r} is not valid: use one of {RefusalStatus.values}"
         return ""

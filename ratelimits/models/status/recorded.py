@@ -9,7 +9,11 @@ from ratelimits.models.ledger import moment
 
 
 class RecordedRequest(models.Model):
-    """One recorded request. It names an API key as rules count the key, and never contains the secret."""
+    """One recorded request.
+
+    `api_key` is the key that rules count, such as "api_key:9f3c", and never the secret. `costs` has the cost in each
+    meter. `left_out` is the number of requests since the last recorded ones that could not be recorded.
+    """
 
     at = models.BigIntegerField(_("time (µs)"))
     user = models.CharField(_("user"), max_length=300, blank=True)

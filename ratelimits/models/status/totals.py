@@ -56,9 +56,9 @@ class RuleTotal(SpanTotal):
 
 
 class KeyTotal(SpanTotal):
-    """Totals of one key, rule and meter in an hour, six hours, a day or five days.
+    """Totals of one key, rule and meter in a quarter of an hour, an hour, six hours, a day or five days.
 
-    The totals of a quarter of an hour contain only refusals.
+    For a quarter of an hour, only refusals are added up.
     """
 
     account = models.CharField(_("account"), max_length=255, blank=True)

@@ -35,7 +35,8 @@ class OpenPeriod:
     """A period without a report. `start` is the start of the period, in µs since 1970 UTC.
 
     period       the period with its end; None if the account's time zone cannot be read
-    over         whether the period has ended and GRACE_SECONDS have passed since, by this machine's clock
+    over         whether the period has ended and GRACE_SECONDS have passed since, by this machine's clock; also true if
+                 `period` is None
     why          the reason why the period is open, as a sentence
     complete     whether the period can be closed now
     units        billable units so far, by meter; they include adjustments
@@ -64,20 +65,22 @@ def open_periods(
     """Yield the periods that have perhaps ended and have no report, sorted by account.
 
     `now` is in µs since 1970 UTC; the default is the time of this machine. With `account`, yield only the periods of
-    this account. With `running`, also yield periods that have not ended. With `over`, leave out each account
-    that has no period which ended at least GRACE_SECONDS ago. At the end of a month, these are almost all accounts.
+    this account. With `running`, also yield periods that have not ended. With `over`, leave out most accounts
+    without a period that ended at least GRACE_SECONDS ago. Until a month ends, these are almost all accounts.
+    Accounts with adjustments that are on no report are not left out.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
     filters: dict[str, Any] = {} if account is None else {"account": account}
+    # `covered` is empty while no final report contains the usage.
     usage = PeriodUsage.objects.using(using).filter(covered=None, **filters)
     if not running:
         until = now - conf.GRACE_SECONDS * SECOND if over else now
-        # A billing period can end before the counted period in the totals, if the period of a report has shortened it.
+        # A total has the end under which Redis counted. The billing period ends earlier if a report has shortened it.
         may_have_ended = Q(period__lte=(until - SHORTEST_MONTH) // SECOND)
         usage = usage.filter(ended(until) | (may_have_ended & _shortened(using) if over else may_have_ended))
-    tables = (usage, unreported(using, **filters))
-    names = sorted({name for rows in tables for name in rows.order_by().values_list("account", flat=True).distinct()})
+    queries = (usage, unreported(using, **filters))  # usage and adjustments that are on no report
+    names = sorted({name for rows in queries for name in rows.order_by().values_list("account", flat=True).distinct()})
     # Nothing is locked here, so accounts of different shards are read together.
     for first in range(0, len(names), _MAX_ACCOUNTS):
         chunk = names[first : first + _MAX_ACCOUNTS]
@@ -112,6 +115,7 @@ def _shortened(using: str) -> Q:
 def _of_account(data: ClosingData, closing: Closing, now: int, *, running: bool) -> Iterator[OpenPeriod]:
     periods = closing.periods
     try:
+        # The true end can be before `end`: each period that began at least a shortest month ago is looked at.
         billing_periods = [
             period for period in periods.open() if running or period.end <= now or period.start <= now - SHORTEST_MONTH
         ]
@@ -133,6 +137,7 @@ def _units(data: ClosingData, closing: Closing, billing_period: BillingPeriod) -
     """Return the billable units of a period so far, by meter. They include adjustments."""
     units: Counter[str] = Counter()
     for row in data.usage(closing.account):
+        # `members` are the starts of counted periods, in µs. `row.period` is in s.
         if row.period * SECOND in billing_period.members:
             units[row.meter] += row.admitted_units - row.refunded_units
     for adjustment in closing.periods.adjustments(billing_period):

@@ -88,7 +88,8 @@ TABLES = {
         "kept billing period of",
         "account",
         lambda using, start, end: KeptPeriod.objects.using(using).filter(start__gte=start, start__lt=end),
-        # A further edit in the same period changes only the version. manifest_conditional compares the version.
+        # Leave out `version`: another edit of the account in the same period changes it, which is no error.
+        # manifest_conditional compares it.
         frozenset({"id", "version"}),
     ),
 }
@@ -174,10 +175,10 @@ def deliveries(
 
 
 def _lasting_values(columns: Sequence[str], values: Sequence[Any]) -> list[Any]:
-    """Return the values of a delivery that cannot change unless its state changes.
+    """Return the values of a delivery, without the columns `_SENDING` if it waits and was tried before.
 
-    If a waiting delivery had attempts without success, its next attempt will change the columns `_SENDING`. So these
-    columns are left out.
+    Each further attempt changes these columns, but not the state. The columns of a delivery that was not tried yet are
+    not left out: they show that nothing was sent.
     """
     by_column = dict(zip(columns, values, strict=True))
     awaits_next_attempt = by_column.get("state") == PushDelivery.State.WAITING and by_column.get("attempts")
@@ -236,9 +237,10 @@ def digests_without_history(using: str) -> dict[str, str]:
 
 
 def newer_than_history(using: str, listed: Mapping[str, dict[str, Any]]) -> dict[str, str]:
-    """Return a digest of each row that is newer than the newest record of its history, by model and primary key.
+    """Return a digest of each row whose `version` or `since` is above that in the newest record of its history.
 
-    The digest is made from the row's `version` and `since`. Fixtures that contain history can make such rows. `listed`
+    The keys are the model and the primary key. Such rows exist after a fixture with history was loaded: each row gets a
+    new version then, but its records keep the old ones. The digest is made from `version` and `since`. `listed`
     is the section `history` of a manifest. Rows that were edited after this manifest are left out.
     """
     digests = {}
@@ -320,7 +322,7 @@ def process_totals(using: str, start: int, end: int, progress: Progress | None =
 def process_names(using: str, start: int, end: int, progress: Progress | None = None) -> Iterator[tuple[str, str]]:
     """Yield a digest of the process totals with their process names, for each kind and day.
 
-    Leave out each kind and day whose totals will later be summed over all processes.
+    Leave out a kind and day if its totals will still be summed over all processes: this removes the process names.
     """
     columns = ("kind", "bin", "account", "key", "meter", "process")
     rows = ProcessTotal.objects.using(using).filter(bin__gte=start // SECOND, bin__lt=end // SECOND)
@@ -339,7 +341,8 @@ def process_names(using: str, start: int, end: int, progress: Progress | None = 
 def was_dropped(using: str, name: str) -> bool:
     """Return whether the totals of a kind and day were deleted because the ledger's lines of that day were archived.
 
-    Restoring an archive brings back the lines, but not the totals.
+    Restoring an archive brings back the lines, but not the totals. So if all lines of the day were restored from
+    archives, the totals were deleted.
     """
     kind, _space, day = name.partition(" ")
     start = int(datetime.fromisoformat(day).timestamp())

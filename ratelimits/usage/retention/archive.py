@@ -62,8 +62,8 @@ class PruneResult:
 def prune(using: str, before: int, directory: Path, progress: Progress | None = None) -> Iterator[PruneResult]:
     """Move batches to files if all their usage is in periods that started before `before` (s since 1970 UTC).
 
-    Also delete the process totals of days from which the ledger has no line any more. These totals are not needed,
-    because finalised reports already contain their comparison with the ledger. `progress` shows how many shards are
+    Also delete the process totals of days from which the ledger has no line any more. These totals are not needed any
+    more: they were compared with the ledger when the reports were finalised. `progress` shows how many shards are
     done. Raise ArchiveError if one of these periods is not finalised. If a call was interrupted at any point, call
     again.
     """
@@ -126,7 +126,8 @@ def _prune_shard(using: str, shard: int, batches: list[Batch], directory: Path) 
                 archive=name,
                 shard=shard,
                 incarnation=incarnation,
-                # If a missing batch came late, its number is smaller than the number of the batch before it.
+                # Positions follow the order of arrival. A batch that came late has a smaller number than the batch at
+                # the position before it.
                 first_seq=min(batch.first_seq for batch in range_batches),
                 last_seq=max(batch.seq for batch in range_batches),
                 first_position=range_batches[0].first_position,

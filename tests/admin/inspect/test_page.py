@@ -177,7 +177,7 @@ class TestRefusals:
         assert f'<a href="/admin/ratelimits/rule/{row.pk}/change/">search</a></td><td>requests</td><td>3' in page
         assert f"{time.strftime('%Y-%m-%d', time.gmtime(now))} search requests" in said
         assert "Single requests are not recorded" in said
-        assert "Complete until" in said
+        assert "All refusals until" in said
         of_account = html(admin_client, "account:acme")
         assert re.search(r"<td>api_key:9</td><td><a [^>]*>search</a></td><td>requests</td><td>3</td>", of_account)
         assert "api_key:8" in text(of_account), "the keys of the account are listed"
@@ -275,7 +275,7 @@ class TestRefusals:
         for other in (Identity("user:1", None, "account:beta"), Identity("user:1", "api_key:5", "account:acme")):
             trace.write([(at, other, "elsewhere", "GET", {"requests": 1}, True)])
         said = text(html(admin_client, "user:1", account="acme"))
-        assert f"recorded, in UTC: {time.strftime('%Y-%m-%d %H:%M:%S (search)', time.gmtime(now))}" in said
+        assert f"the newest (times in UTC): {time.strftime('%Y-%m-%d %H:%M:%S (search)', time.gmtime(now))}" in said
         assert said.count("(search)") == 10
         assert "elsewhere" not in said
         assert "Single requests are not recorded" not in said
@@ -307,7 +307,7 @@ class TestRefusals:
         settings.RATELIMITS = {**settings.RATELIMITS, "RECORD_SAMPLE": 1}
         other = text(html(admin_client, "user:2", account="acme", at=typed))
         assert "The recorder has no refused request of this key in this minute." in other
-        assert time.strftime("in UTC: %Y-%m-%d %H:%M:11 (search)", time.gmtime(then)) in asked
+        assert time.strftime("(times in UTC): %Y-%m-%d %H:%M:11 (search)", time.gmtime(then)) in asked
         day = time.strftime("%Y-%m-%d", time.gmtime(now - 5 * DAY))
         said = text(html(admin_client, "user:1", account="acme", at=f"{day} 12:04"))
         assert f"Refused at this time ({day} UTC) You asked for 12:04. Refusals of more than 24 hours ago" in said
