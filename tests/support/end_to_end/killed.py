@@ -9,42 +9,43 @@ from __future__ import annotations
 import mmap
 import os
 import signal
-import struct
 from typing import Any
 
 import django
 
 from tests.support.siblings import obey
 
-_COUNT = struct.Struct("<q")
+#: Bytes of a signed integer of the machine.
+_SIZE = 8
 
 
-def spend(user: str, shared: mmap.mmap) -> None:
-    """Make requests until the process is killed. Write the number of admitted requests to the shared memory."""
+def spend(user: str, count: memoryview) -> None:
+    """Make requests until the process is killed. Write the number of admitted requests to `count[0]`."""
     from ratelimits.identity import Identity
     from ratelimits.quota import checking
 
     identity, admitted = Identity(user, None, "account:acme"), 0
     while checking.check(identity).allowed:
         admitted += 1
-        _COUNT.pack_into(shared, 0, admitted)
+        # One store of 8 bytes. struct.pack_into would write them one by one, and a kill could come in between.
+        count[0] = admitted
 
 
 def kill(_number: int, order: Any) -> int:
     """Carry out an order."""
     user, requests = order
-    shared = mmap.mmap(-1, _COUNT.size)
+    count = memoryview(mmap.mmap(-1, _SIZE)).cast("q")
     child = os.fork()
     if child == 0:
         try:
-            spend(user, shared)
+            spend(user, count)
         finally:
             os._exit(1)
-    while _COUNT.unpack_from(shared, 0)[0] < requests:
+    while count[0] < requests:
         assert os.waitpid(child, os.WNOHANG) == (0, 0), "the process has ended"
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return int(_COUNT.unpack_from(shared, 0)[0])
+    return int(count[0])
 
 
 if __name__ == "__main__":
