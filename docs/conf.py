@@ -27,7 +27,7 @@ exclude_patterns = ["README.md"]
 myst_heading_anchors = 4
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
-# Lexers stop at the dots and the placeholders of examples that no program reads.
+# Some examples have `…` or placeholders, which Pygments cannot parse. They are only for people, so hide its warning.
 suppress_warnings = ["misc.highlighting_failure"]
 
 

@@ -122,9 +122,9 @@ def address_of(request: HttpRequest) -> str:
     elif (trusted := proxies()) and (forwarded := meta.get("HTTP_X_FORWARDED_FOR")):
         # The text can be long, since clients write it. So do not split all of it.
         last_entries = forwarded.rsplit(",", trusted)
-        address = network(last_entries[-min(trusted, len(last_entries))].strip())
+        address = address_key(last_entries[-min(trusted, len(last_entries))].strip())
     if address is None and remote:
-        address = network(remote)
+        address = address_key(remote)
     return address or _unknown(remote)
 
 
@@ -141,7 +141,7 @@ def _from_trusted_proxy(meta: Mapping[str, Any], remote: str, trusted_proxies: t
     address = None
     # The text can be long, since clients write it. So do not split all of it.
     for entry in reversed(header.rsplit(",", _MAX_PROXIES)[-_MAX_PROXIES:]):
-        address = network(entry.strip())
+        address = address_key(entry.strip())
         if address is None or not _is_trusted(entry.strip(), trusted_proxies):
             break
     return address
@@ -177,17 +177,17 @@ def _unknown(remote: str | None) -> str:
 _NETWORK_BITS = ~((1 << 64) - 1)
 
 
-def network(text: str) -> str | None:
+def address_key(text: str) -> str | None:
     """Return the key of the address in a text. The text can also have a port.
 
     Return None for any other text, such as the path of a unix socket.
     """
     # Clients write this text, so do not cache long texts.
-    return _network(text) if len(text) <= _MAX_LENGTH else None
+    return _address_key(text) if len(text) <= _MAX_LENGTH else None
 
 
 @lru_cache(maxsize=8192)
-def _network(text: str) -> str | None:
+def _address_key(text: str) -> str | None:
     address = _address(text)
     if isinstance(address, ipaddress.IPv6Address):
         return f"ip:{ipaddress.IPv6Address(int(address) & _NETWORK_BITS)}/64"
@@ -211,7 +211,8 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 async def aidentify(request: HttpRequest) -> Identity:
     """Do the same as `identify`, in async code. The user is loaded first, and usually no other query is needed.
 
-    If RATELIMITS["ACCOUNT"] makes a query, `identify` runs in the request's thread, where queries are allowed.
+    If RATELIMITS["ACCOUNT"] makes a query, Django refuses it in the event loop. Then `identify` runs again, in the
+    thread for the synchronous code of this request.
     """
     auser = getattr(request, "auser", None)
     if auser is not None:
@@ -247,7 +248,7 @@ def identify(request: Any) -> Identity:
     return Identity(user_name, api_key, account_name, address)
 
 
-# Most primary keys are whole numbers. These need no conversion to a ledger name.
+# Most primary keys are whole numbers. With a whole number, "user:42" is its own ledger name.
 @lru_cache(maxsize=8192)
 def _identity(user_id: int | None, api_key: str | None, address: str) -> Identity:
     """Return the identity of a user whose primary key is a number from 0 to 2**63 - 1, and who is the account."""
@@ -259,4 +260,4 @@ def _identity(user_id: int | None, api_key: str | None, address: str) -> Identit
 @lru_cache(maxsize=8192)
 def _identity_at(user_id: int | None, api_key: str | None, remote: str) -> Identity:
     """Do the same as `_identity`. `remote` is a REMOTE_ADDR that is the client's address."""
-    return _identity(user_id, api_key, network(remote) or _unknown(remote))
+    return _identity(user_id, api_key, address_key(remote) or _unknown(remote))

@@ -19,7 +19,7 @@ from rest_framework.request import Request
 from project.models import ApiKey
 from ratelimits import identity
 from ratelimits.engine.keys import ledger_name
-from ratelimits.identity import Identity, address_of, aidentify, api_key_of, identify, network
+from ratelimits.identity import Identity, address_key, address_of, aidentify, api_key_of, identify
 from ratelimits.models.keys import UNKNOWN_ADDRESS
 from ratelimits.quota import checking
 from tests.support.entry_points import begin_afresh
@@ -107,7 +107,7 @@ class TestAddresses:
         ],
     )
     def test_an_address_is_a_network(self, text: str, key: str | None) -> None:
-        assert network(text) == key
+        assert address_key(text) == key
 
     @pytest.mark.parametrize(
         ("proxies", "forwarded", "address"),
@@ -214,10 +214,10 @@ class TestAddresses:
         assert "RATELIMITS['NUM_PROXIES']" in said
 
     def test_what_is_remembered_of_texts_that_clients_choose_is_small(self) -> None:
-        before = identity._network.cache_info().currsize
+        before = identity._address_key.cache_info().currsize
         for number in range(10):
-            assert network(f"{number}" * 8000) is None
-        assert identity._network.cache_info().currsize == before
+            assert address_key(f"{number}" * 8000) is None
+        assert identity._address_key.cache_info().currsize == before
 
 
 class TestIdentities:

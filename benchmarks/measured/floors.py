@@ -19,7 +19,7 @@ BARE = (Path(__file__).parent / "bare.lua").read_bytes()
 EMPTY = b"return {1, 1}"
 PING = resp(b"PING")
 #: The expected head: a version of the rules and a run, as long as real ones.
-_RUN = b"1 " + b"0" * 40 + b":" + b"0" * 40
+_HEAD = b"1 " + b"0" * 40 + b":" + b"0" * 40
 
 
 class RawSocket:
@@ -45,7 +45,7 @@ def sha_of(script: bytes) -> bytes:
 
 
 def bare(heads: int, states: int, each: int, counted: bool, suffix: str = "42") -> bytes:
-    """Return the command that calls the bare script. The head of measured/bare.lua explains the arguments.
+    """Return the command that calls the bare script. measured/bare.lua explains the arguments.
 
     heads    number of heads, each of which the script compares with the expected head
     states   number of states, each for one key
@@ -56,13 +56,13 @@ def bare(heads: int, states: int, each: int, counted: bool, suffix: str = "42") 
     keys = [f"bare:{{{number:02d}}}:head" for number in range(heads)]
     keys += [f"bare:{{00}}:s:{each}:{number}:{suffix}" for number in range(states)]
     keys += ["bare:{00}:open"] if counted else []
-    # Each limit is a bucket: a request fills the bucket by 10 µs, and the bucket has room for 10 s.
+    # Each limit is a bucket whose level is a time. A request adds 10 µs. A level above 10 s would be refused.
     numbers = struct.pack(f"<{2 * states * each}d", *(10.0, 10_000_000.0) * (states * each))
-    # The end of a counter's name: period, meter, rule, version, account, key, and "1" for requests with one unit.
+    # The end of a counter's name: period, meter, rule, version, account, key, and the cost of one request: 1.
     field = f"|1795262400|requests|3|7|7|user:{suffix}|1" if counted else ""
     # Formats of Lua's struct: a state has two 7-byte numbers for each limit, the other numbers are doubles.
     formats = b"<" + b"I7I7" * each, b"<" + b"d" * (2 * states * each)
-    arguments = [struct.pack("<BBB", heads, states, each), _RUN, numbers, field.encode(), *formats]
+    arguments = [struct.pack("<BBB", heads, states, each), _HEAD, numbers, field.encode(), *formats]
     return resp(b"EVALSHA", sha_of(BARE), b"%d" % len(keys), *(key.encode() for key in keys), *arguments)
 
 

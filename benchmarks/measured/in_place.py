@@ -20,7 +20,7 @@ from ratelimits.throttling import QuotaThrottle
 BASE = "unlimited"
 #: Name of a view -> kind of its case (default: "ours").
 _KINDS = {"ping": "floor", BASE: "floor", "bare": "floor", "drf_one": "peer", "drf_three": "peer"}
-#: The attribute of Django's request in which the app lists the answers that may be refunded.
+#: The attribute of Django's request in which the app lists the decisions that can be refunded.
 _CHARGED = "_ratelimits_charged"
 
 
@@ -57,7 +57,8 @@ def whole_request(name: str, status: str = "200 OK") -> Callable[[], object]:
 
 
 def _twice(ask: Callable[[], object]) -> Callable[[], object]:
-    # The first request may be admitted. All later ones are refused.
+    # The first request may be admitted. The second one is refused, and the process stores this refusal in its deny
+    # cache. So all measured requests are refused from the deny cache.
     return lambda: (ask(), ask())
 
 
@@ -90,8 +91,7 @@ def throttle_call(name: str, user: int | None = None) -> Callable[[], object]:
     attributes = vars(request._request)
 
     def ask() -> object:
-        # All calls use one request. Delete the list of its answers: a new request has no answers, and the list would
-        # grow.
+        # All calls use one request. Delete its list of decisions: a new request has none, and the list would grow.
         attributes.pop(_CHARGED, None)
         return QuotaThrottle().allow_request(request, view)
 

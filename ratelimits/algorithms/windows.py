@@ -85,7 +85,7 @@ class CalendarWindow(Bounded):
     )
     code = 6
     script = "window"
-    prefetch_where = {}
+    prefetch_where = {}  # permits can always be prefetched
     calendar_unit: str
     timezone: str = "UTC"
     anchor: str | None = None
@@ -127,9 +127,9 @@ class SlidingWindow(Bounded):
     """At most `capacity` permits can be taken in a window of `period` seconds, which moves in steps.
 
     The window is divided into `sub_windows` sub-windows, and each of them has one count, as in LeapArray of Alibaba's
-    Sentinel. When a new sub-window begins, the window moves by one sub-window. If `weighted` is true, a sub-window that
-    is partly outside the window is counted too, but only its share inside the window. With `weighted` and one
-    sub-window, this is the well-known approximation with two counters.
+    Sentinel. When a new sub-window begins, the count of the oldest sub-window is no longer used. If `weighted` is true,
+    this count is still used in part until the next sub-window begins: with the share of the oldest sub-window that is
+    less than `period` ago. With `weighted` and one sub-window, this is the well-known approximation with two counters.
     """
 
     id = "sliding_window"
@@ -194,6 +194,7 @@ class SlidingLog(Bounded):
     )
     code = 8
     script = "sliding_log"
+    # The newest requests are in the key itself, and the older ones in a second key, the "tree".
     storage = Storage(own="l", endings={"tree": ":b"})
     period: Decimal
 

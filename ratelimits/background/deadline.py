@@ -11,8 +11,9 @@ def within(seconds: float, work: Callable[[], None], name: str) -> None:
     """Do the work in a thread of this name, and raise what the work raises.
 
     Raise TimeoutError if the work takes longer than `seconds`. A timeout of a socket is not enough: it limits only a
-    single wait. Connecting is one wait, and each part of a reply is another one. After a TimeoutError, the thread still
-    ends by itself. The work must not use a database.
+    single wait. Connecting is one wait, and each part of a reply is another one. After a TimeoutError, the thread goes
+    on with the work. So each single wait of the work needs a timeout too, or else the thread could run for ever. The
+    work must not use a database.
     """
     outcome = SimpleQueue[BaseException | None]()
 

@@ -156,8 +156,8 @@ _PUSH = SettingRule(
     'a dict of billing systems and their options, such as {"stripe": {"KEY": "sk_live_…", "SINCE": "2026-11"}}. A name'
     ' has 1 to 40 letters of ASCII, digits, "_", "." or "-". SINCE, the first month, is required. KEY is required,'
     ' except for OpenMeter. FORMAT is "stripe", "lago" or "openmeter". If the name is none of these words, FORMAT is'
-    " required. URL (http or https), CUSTOMER (a callable, or its dotted path) and REMEMBERS (hours, or None for ever)"
-    " are optional.",
+    " required. URL (http or https), CUSTOMER (a callable, or its dotted path) and REMEMBERS (for how many"
+    " hours the system recognises an event that it has already received; None: for ever) are optional.",
     lambda value: isinstance(value, dict) and all(_is_receiver(name, options) for name, options in value.items()),
 )
 

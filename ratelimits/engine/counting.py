@@ -20,7 +20,8 @@ from ratelimits.engine.resp import resp
 class RefusalCount:
     """Requests with the same costs that one rule has refused. `requests` says how many they are.
 
-    `costs` has the cost of one request in each meter of `usage`.
+    `costs` has the cost of one request in each meter of `usage`. `rule` and `version` are the rule's id and the version
+    of its row.
     """
 
     usage: Usage
@@ -31,7 +32,9 @@ class RefusalCount:
 
 
 class Count:
-    """The command that counts refusals in one shard, in the billing period of `usage` that contains the server's time.
+    """The command that counts refusals in one shard.
+
+    The script chooses the one of `usage.periods` that contains the server's time, and counts in this period.
 
     `kind` is "d" for denied requests, and "s" for admitted requests that a shadow rule would have refused.
     """

@@ -1,4 +1,4 @@
-"""The app's tables."""
+"""The app's models. `Inspect`, `Shadow` and `Status` have no table: each of them stands for a page of the admin."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The delivery ledger: the report lines that are sent to billing systems, and the responses.
 
 An *event* is the message about one report line to one billing system (the *receiver*). Each row of `PushDelivery` is
-about one event. From the moment when the event has perhaps arrived, its text never changes. If an event arrives twice,
-the billing system recognises the event by its `line_id`.
+about one event. Once the event has perhaps arrived, its text never changes again. If it arrives twice, the billing
+system recognises it by its `line_id`.
 """
 
 from __future__ import annotations

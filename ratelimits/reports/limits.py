@@ -53,8 +53,9 @@ class _Override:
     def is_in_force(self, at: int, version: int) -> bool:
         """Return whether this state of the override was in force at a moment, for usage of this version of the rules.
 
-        From `next_version` on, a later edit has replaced this state. For usage of a version that is older than this
-        state, the state was in force only from the moment of the edit on.
+        From `next_version` on, a later edit has replaced this state. Usage of this state's version, or of a later
+        one, was counted after the edit. For usage of an older version, the state was in force only from the moment of
+        the edit on.
         """
         since = self.since if self.version <= version else max(self.since, self.edited_at)
         return version < self.next_version and since <= at < self.until
@@ -97,16 +98,17 @@ class Limits:
         kind = group["key"].partition(":")[0]
         # The kind of the keys by which the rule counted the requests of this group.
         counted_kind = kind if rule.key_kind == "key" else rule.key_kind
-        # An override for a user or an account also covers the API keys of this user or account, and so on.
+        # An override for a key also applies to the narrower keys in COVERS, such as the API keys of an account.
         for_key, for_account = (
             list(overrides.get((key, rule.name), ())) if counted_kind in COVERS.get(key.partition(":")[0], ()) else []
             for key in (group["key"], f"account:{group['account']}")
         )
         unnamed_kinds = _unnamed_kinds(kind, counted_kind)
         if unnamed_kinds and self._first_unnamed(rule.name, unnamed_kinds) <= version:
-            # There were overrides for keys that the line does not name. The line's version is the newest version among
-            # the rule and the overrides that applied. So one of them has this version. If only one override for an
-            # unnamed key can be the one with this version, this override applied. Otherwise the limit is not known.
+            # There were overrides for keys that the line does not name. The line stores one version: the newest among
+            # the rule and the overrides that applied. If neither the rule nor an override for a named key has this
+            # version, an override for an unnamed key has it. If only one such override has it, this one applied.
+            # Otherwise the limit is not known.
             unnamed = self._unnamed_edits(rule.name, unnamed_kinds, version)
             named_versions = (override.version for override in (*for_key, *for_account))
             if len(unnamed) != 1 or version in (rule.version, *named_versions):
@@ -140,7 +142,7 @@ def _unnamed_kinds(kind: str, counted_kind: str) -> tuple[str, ...]:
 
     The line names a key of the kind `kind`. The rule counts by keys of the kind `counted_kind`.
     """
-    if kind not in _KEY_KINDS:  # Anonymous usage: the requests have many different keys.
+    if kind not in _KEY_KINDS:  # The key is ANONYMOUS: the line joins requests of many keys.
         return _KEY_KINDS if counted_kind in (*_KEY_KINDS, kind) else ()
     later = _KEY_KINDS[_KEY_KINDS.index(kind) + 1 :]
     return tuple(later_kind for later_kind in later if counted_kind in COVERS[later_kind])
@@ -158,7 +160,7 @@ def _single_limit(rule: Any, group: Mapping[str, Any], overrides: Sequence[_Over
         for edge in (override.since, override.edited_at, override.until)
         if start < edge < end
     }
-    # By version: the limits that were in force while this was the newest version among the overrides in force.
+    # At each edge: the newest version among the overrides in force there -> the limits that were in force with it.
     limits: dict[int, set[str]] = {}
     for at in {start, *edges}:
         in_force = [override for override in overrides if override.is_in_force(at, version)]
@@ -168,7 +170,7 @@ def _single_limit(rule: Any, group: Mapping[str, Any], overrides: Sequence[_Over
         newest = max((override.version for override in in_force), default=0)
         limits.setdefault(newest, set()).add(_number(rule, numbers))
     # The line's span consists of whole bins, but perhaps the line's version was in force in only a part of the span.
-    # All usage of the line is from this part. So only the limits of this version count.
+    # All usage of the line is from this part. So if an override has the line's version, only its limits count.
     if version in limits and version != rule.version:
         candidates = limits[version]
     else:

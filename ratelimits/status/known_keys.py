@@ -16,7 +16,7 @@ from django.db.models import Model, Q
 from django.utils.translation import gettext as _
 
 from ratelimits.conf import conf
-from ratelimits.identity import network
+from ratelimits.identity import address_key
 from ratelimits.models import Access, Account, KeyOverride, KeyTotal, PlanMembership
 from ratelimits.models.keys import validate_key
 from ratelimits.models.status.totals import DAY, newest_days
@@ -65,7 +65,7 @@ def typed_key(text: str) -> str | None:
     try:
         validate_key(text)
     except ValidationError:
-        return network(text.removeprefix("ip:"))
+        return address_key(text.removeprefix("ip:"))
     return text
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ratelimits.identity import Identity, network
+from ratelimits.identity import Identity, address_key
 from ratelimits.models.access.targets import canonical
 from ratelimits.rules.access import AccessIndex, AccessRow
 from ratelimits.rules.keyed import NEVER
@@ -89,9 +89,9 @@ def test_the_narrowest_network_is_found_as_the_standard_library_finds_it() -> No
         rows = [row(n, canonical(str(one))) for n, one in enumerate(networks)]
         inside = [one for one in networks if address in one]
         expected = networks.index(max(inside, key=lambda one: one.prefixlen))
-        assert found(*rows, who=Identity(address=network(str(address)))) == expected, (address, networks)
+        assert found(*rows, who=Identity(address=address_key(str(address)))) == expected, (address, networks)
         others = [one for one in rows if networks[one.pk] not in inside]
-        assert found(*others, who=Identity(address=network(str(address)))) is None, (address, others)
+        assert found(*others, who=Identity(address=address_key(str(address)))) is None, (address, others)
 
 
 @pytest.mark.parametrize("target", ["user:1", "ip:203.0.113.0/24"])

@@ -28,7 +28,6 @@ from ratelimits.usage.packet import CUM_MODULUS, canonical, chained, checksum, c
 from ratelimits.usage.retention.compact import signed_text
 from ratelimits.usage.verify.states import verify_states
 
-#: Maximum number of rows that are read at once.
 #: How many rows are read from the database at once.
 _ROWS_PER_READ = 2000
 #: Maximum number of times that a shard is read. It is read again if its batches were joined or archived meanwhile.
@@ -40,9 +39,9 @@ def verify_ledger(
 ) -> Generator[str]:
     """Yield a sentence for each error in the ledger.
 
-    A caller that stops early must close this generator, because open database cursors belong to it. `archive` says that
-    the database contains an archive. The chains of an archive can start at any position. The numbers of checked rows
-    are added to `checked`, by kind.
+    A caller that stops early must close this generator, because open database cursors belong to it. If
+    `archive` is true, the database has only batches that were read from archive files. The files can start at any
+    position of a chain. The numbers of checked rows are added to `checked`, by kind.
     """
     checked = Counter() if checked is None else checked
     existing = with_batches = _shards_of(Batch, using)
@@ -93,7 +92,7 @@ def _verify_shard(using: str, shard: int, archive: bool, checked: Counter[str]) 
                     yield finding
         except _BatchReplaced:
             if tries_left > 1:
-                # The numbers are shown while the ledger is verified, so the same Counter is changed back.
+                # The caller shows the numbers of this Counter. So subtract what this try has added.
                 checked.update({kind: before[kind] - checked[kind] for kind in checked})
                 continue
             yield f"shard {shard:02d} cannot be verified: in each of {_MAX_TRIES} tries batches were deleted meanwhile"
@@ -184,10 +183,11 @@ def _verify_numbers(batch: Batch, newest: dict[str, tuple[int, int]]) -> Iterato
 
 
 def _verify_start(using: str, batch: Batch) -> Iterator[str]:
-    """Yield an error if the first batch does not continue the archive, or, without an archive, begin the chain."""
+    """Yield an error if the first batch does not follow the archive. Without an archive, it must begin the chain."""
     archived = ArchivedRange.objects.using(using).filter(shard=batch.shard).order_by("-last_position").first()
     position, digest = (archived.last_position, archived.digest) if archived is not None else (0, "")
     if batch.first_position != position + 1:
         yield f"the chain of shard {batch.shard:02d} begins at position {batch.first_position}, not at {position + 1}"
     if batch.previous_digest != digest:
-        yield f"batch {batch} does not continue the digest at the end of the archive"
+        before = "the archive" if archived is not None else "an empty chain"
+        yield f"batch {batch} does not continue the digest of {before}"
