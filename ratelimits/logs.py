@@ -16,8 +16,8 @@ from typing import Any
 #: Minimum seconds between two times that a process logs the same message.
 INTERVAL = 60.0
 
-#: The name of the logger and the message without its arguments -> when the message can be logged again (seconds of the
-#: monotonic clock), and how often it was left out. The messages are texts in the code, so there are few.
+#: For each message (the name of its logger, and its text without the arguments): the moment from which it can be logged
+#: again, in seconds of the monotonic clock, and how often it was left out. The texts are in the code, so there are few.
 _messages: dict[tuple[str, str], tuple[float, int]] = {}
 _lock = threading.Lock()
 

@@ -22,8 +22,8 @@ from ratelimits.engine.program import Program
 ANY = float("inf")
 #: Length of a bin of usage (15 minutes), in µs.
 _BIN = BIN_SECONDS * MICROSECONDS
-#: The kinds of keys that can belong to an account. If such a key belongs to an account, it is in the account's shard.
-_KINDS_OF_ACCOUNTS = ("user:", "api_key:", "account:")
+#: How keys begin that can belong to an account. If such a key belongs to an account, it is in the account's shard.
+_KINDS_IN_ACCOUNTS = ("user:", "api_key:", "account:")
 
 
 class Op(IntEnum):
@@ -72,11 +72,11 @@ class Usage(NamedTuple):
     key       the request's key, such as "user:42"
     meters    the meters that count the request. A call's costs begin with one cost for each meter, in this order
     periods   starts of the previous billing period, the current one and the next two, in µs since 1970 UTC
-    timezone  the account's time zone. Periods outside of `periods` are calendar months in this time zone
-    anchor    a local date and time (ISO) at which one of the account's months starts. If it is None, months start on
-              their first day
-    kept      the period that kept its start and end after a change of time zone or anchor; None if there is no such
-              period
+    timezone  the account's time zone. With it, the starts of further billing periods are calculated
+    anchor    a local date and time (ISO) at which one billing period of the account starts. The others start on the
+              same day of other months. If it is None, billing periods are calendar months
+    kept      the billing period that kept its start and end after a change of time zone or anchor; None if there is no
+              such period
     """
 
     account: str
@@ -133,7 +133,7 @@ class Call(NamedTuple):
     virtual      true if the clock is virtual, so that nothing expires
     receipt      the receipt that is settled or refunded
     whole        true if the whole receipt is refunded
-    at_once      true if a request that would have to wait is refused
+    at_once      true if a request that would have to wait is refused, whatever the timeouts are
     receipt_ttl  seconds for which a receipt can be settled or refunded
     announces    true if a caller that a `concurrency` limit refuses will wait until another request releases its lease
     counts_refusal  whether a refusal is counted as a denied request
@@ -179,8 +179,8 @@ def new_nonce() -> bytes:
 
 
 def shard(keyspace: Keyspace, key: str, account: str) -> int:
-    """Return the shard of a key: the account's shard if the key belongs to an account."""
-    return shard_of(f"account:{account}" if account and key.startswith(_KINDS_OF_ACCOUNTS) else key, keyspace.shards)
+    """Return the shard of a key: the account's shard if the key belongs to an account, otherwise its own shard."""
+    return shard_of(f"account:{account}" if account and key.startswith(_KINDS_IN_ACCOUNTS) else key, keyspace.shards)
 
 
 def shard_of_usage(keyspace: Keyspace, usage: Usage) -> int:
@@ -189,10 +189,10 @@ def shard_of_usage(keyspace: Keyspace, usage: Usage) -> int:
 
 
 def bin_and_period(usage: Usage, now: int) -> tuple[int, int, int]:
-    """Return the start of the bin and the start of the billing period that contain `now`, and the moment of an end.
+    """Return three moments: the start of the bin that contains `now`, the start of its billing period, and an end.
 
-    At this moment the bin ends, or the billing period if it ends earlier. `now` and this moment are in µs, the starts
-    are in seconds, all since 1970 UTC.
+    The end is the end of the bin or of the billing period, whichever comes first. `now` and the end are in µs, the two
+    starts are in seconds, all since 1970 UTC.
     """
     bin_start = now // _BIN * _BIN
     periods = usage.periods

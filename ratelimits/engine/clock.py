@@ -10,7 +10,7 @@ from ratelimits.algorithms.parsing import MICROSECONDS
 
 
 class Clock:
-    """This machine's clock, corrected by the times that the server reports. Times are in µs since 1970 UTC."""
+    """This machine's clock, corrected by the times that the server reports. Moments are in µs since 1970 UTC."""
 
     def __init__(self) -> None:
         #: The server's time minus this machine's time, in µs.

@@ -34,10 +34,8 @@ def state_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
     An own key is a Redis key that belongs to one limit alone. Only some algorithms have own keys.
     """
     return [
-        keyspace.state(shards[number], call.keys[number])
-        if name is None
-        else keyspace.own(shards[number], name, call.keys[number])
-        for number, name, _endings in call.program.states
+        keyspace.state(shards[key], call.keys[key]) if own is None else keyspace.own(shards[key], own, call.keys[key])
+        for key, own, _endings in call.program.states
     ]
 
 
@@ -48,8 +46,8 @@ def further_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]
     """
     own_keys = [state for state in call.program.states if state.own is not None]
     return [
-        keyspace.own(shards[number], str(name), call.keys[number]) + ending
-        for number, name, endings in own_keys
+        keyspace.own(shards[key], str(own), call.keys[key]) + ending
+        for key, own, endings in own_keys
         for ending in endings
     ]
 
@@ -92,7 +90,7 @@ class Command:
         #: The deciding script for calls of this shape, and its argument `layout`, which only a general script has.
         self.script, self._layout = _assembled(call, len(compared), before_own_keys - packed, keyspace.slots_move)
         #: The bytes of the command before the nonce.
-        # Without options: EVALSHA, the SHA-1, the number of keys, nonce, head, request and program.
+        # 7 arguments are always there: EVALSHA, the SHA-1, the number of keys, nonce, head, request and program.
         self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n%b" % (
             7 + len(keys) + (self._layout is not None) + meters + leases,
             self.script.sha,
@@ -123,6 +121,7 @@ class Command:
         if self._cached[0] != run:  # the server has another run than at the last call
             self.is_first = call.program.lasts and call.op is Op.TRY
         is_first = self.is_first
+        #: The arguments after the program: the layout, the names of the counters, and the name of the leases.
         fields: list[bytes] = []
         if usage is not None and receipt is not None:
             fields = counters_of(usage, receipt.bin, receipt.period)
@@ -149,6 +148,7 @@ class Command:
         middle = make_middle(packed.program, f"{call.version or 0} {run}", request, call.costs)
         if clock.frozen is not None or is_first:
             # The next call must not use these bytes: it can have another moment, and it is not the first call any more.
+            # A span without length is never valid.
             start = end = now
         return run, start, end, middle + bulks(*fields)
 
@@ -172,26 +172,26 @@ def _assembled(call: Call, heads: int, keys_without_state: int, slots_move: bool
     packed = program.packed_states
 
     def position(state: int) -> int:
-        """Return the position in KEYS of a state with this position in `Program.states`. For 0 (no state) return 0."""
+        """Return the position in KEYS of a state, from its position in `Program.states`. For 0 (no state) return 0."""
         return state + (keys_without_state if state > packed else heads) if state else 0
 
     shape = Shape(
-        call.op.name.lower(),
-        tuple(
+        op=call.op.name.lower(),
+        limits=tuple(
             limit._replace(state_key=position(limit.state_key), own_key=position(limit.own_key))
             for limit in program.limit_shapes
         ),
-        heads,
-        len(call.costs),
-        len(usage.meters) if usage is not None else 0,
-        heads + packed + 1,
-        call.virtual,
-        call.at_once,
-        call.whole,
-        call.lease is not None,
-        call.announces,
-        call.counts_refusal,
-        slots_move,
+        heads=heads,
+        costs=len(call.costs),
+        meters=len(usage.meters) if usage is not None else 0,
+        open_key=heads + packed + 1,
+        virtual=call.virtual,
+        at_once=call.at_once,
+        whole=call.whole,
+        lease=call.lease is not None,
+        announces=call.announces,
+        counts_refusal=call.counts_refusal,
+        slots_move=slots_move,
     )
     return assembled(shape)
 

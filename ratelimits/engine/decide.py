@@ -69,7 +69,7 @@ def decide_call(server: Server, call: Call, command: Command | None = None) -> D
     command = command or Command(server.keyspace, call)
     nonce = new_nonce()
     decision = parse_reply(call, server.wire.call(command, nonce), nonce)
-    if decision is None:
+    if decision is None:  # `clock` was wrong, and now it is right: send the call again
         decision = parse_reply(call, server.wire.call(command, nonce), nonce)
     if decision is None:
         raise Stale(0, clock.now())
@@ -155,16 +155,17 @@ def call_for(
         Term(
             limit.algorithm,
             limit.name,
-            keys.index(limit.key),
-            meter_count + position,
-            limit.mode,
-            limit.rule,
-            limit.version,
-            limit.since,
+            key=keys.index(limit.key),
+            slot=meter_count + position,
+            mode=limit.mode,
+            rule=limit.rule,
+            version=limit.version,
+            since=limit.since,
         )
         for position, limit in enumerate(limits)
     )
-    # First comes one cost for each meter: the cost of the first limit. Then comes the cost of each limit.
+    # Each meter counts the cost of the first limit. So this cost comes first, once for each meter. Then comes the cost
+    # of each limit.
     costs = (*(limits[0].cost,) * meter_count, *(limit.cost for limit in limits))
     # Limits that do not come from rules have the version 0. For them use None, so that no edit makes the call stale.
     version = max(limit.version for limit in limits) or None

@@ -26,8 +26,9 @@ _UNPACK = {
 class Stale(Exception):
     """Nothing was decided, because the caller's rules or their calendar windows are too old.
 
-    `version` is the newer version of the rules; 0 if only the calendar windows are too old. `now` is the server's time
-    in µs since 1970 UTC.
+    A calendar window is a part of the calendar in which a limit counts, such as a month. `version` is the newer version
+    of the rules; 0 if only the calendar windows are too old. In this case `now` is the server's time in µs since 1970
+    UTC. If the rules are too old, `now` is 0.
     """
 
     def __init__(self, version: int, now: int = 0) -> None:
@@ -80,14 +81,15 @@ class Decision:
         # 0  always 1: the call was decided
         # 1  allowed (1 or 0)
         # 2  position of the binding limit, from 1; 0 if there is no binding limit
-        # 3  remaining
+        # 3  remaining permits
         # 4  retry_after; -1 for never
         # 5  reset_after
         # 6  wait
         # 7  the moment of the decision
         # 8  the moment at which the script counted the request
-        # From 9 on: for each limit, whether it admits the request (1 or 0), its remaining and its reset_after.
-        # On a cluster the next numbers are, for each key, the moment of the decision in the key's shard.
+        # From 9 on: for each limit, whether it admits the request (1 or 0), its remaining permits and its reset_after.
+        # If a cluster decided shard by shard, more numbers follow: for each key, the moment of the decision in its
+        # shard.
         self.call = call
         self.reply = reply
         self._nonce = nonce
@@ -107,6 +109,7 @@ class Decision:
         if reply[1] != 1 or call.op is not Op.TRY:
             return None
         # Use the moment at which the script counted the request. So bin and period are those of the used counters.
+        # A request that is not counted has no bin and no period.
         bin_start, period, _end = (0, 0, 0) if call.usage is None else bin_and_period(call.usage, self.counted_at)
         return Receipt(
             self._nonce.decode(),
@@ -124,7 +127,7 @@ class Decision:
         )
 
     def _charged(self) -> Program:
-        """Return the limits that were charged. This leaves out shadow rules that would have refused the request."""
+        """Return the limits that were charged: all, except shadow rules that would have refused the request."""
         terms = self.program.terms
         charged = tuple(term for number, term in enumerate(terms) if self.reply[HEAD + PER_LIMIT * number])
         return self.program if len(charged) == len(terms) else program(charged)
@@ -198,7 +201,8 @@ def refusal_if_blocked(call: Call, now: int) -> Decision | None:
 
     Return None if the call has no such limit. `now` is in µs since 1970 UTC.
 
-    This function does not ask Redis. So the results of the other limits are not known, and their `remaining` is 0.
+    This function does not ask Redis. So the results of the other limits are not known: their standings say that they
+    admit the request, with 0 permits remaining.
     """
     for position, term in enumerate(call.program.terms, 1):
         if term.mode is Mode.ENFORCE and call.costs[term.slot] > 0 and term.algorithm.admits_nothing:
@@ -216,7 +220,7 @@ def handed_over(call: Call, lease: bytes) -> Decision:
     """
     # lua/algorithms/concurrency.lua makes the name: "<moment>~<number>". The moment is in µs since 1970 UTC.
     at = int(lease.partition(b"~")[0])
-    lease_ttl = int(call.program.terms[0].algorithm.params(at)[0])
+    lease_ttl = int(call.program.terms[0].algorithm.params(at)[0])  # the first param of `concurrency`, in µs
     decided, allowed, binding, remaining, retry_after, wait = 1, 1, 1, 0, 0, 0
     reply = (decided, allowed, binding, remaining, retry_after, lease_ttl, wait, at, at, 1, remaining, lease_ttl)
     return Decision(call, reply, lease)

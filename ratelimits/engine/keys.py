@@ -21,7 +21,7 @@ SCHEMA = 1
 BIN_SECONDS = 900
 #: Maximum length of a text in a Redis key, in bytes. A longer text is replaced by its digest.
 LONGEST = 96
-#: Maximum number of characters in the name of an account, a key or a meter in usage. The columns of the ledger have
+#: Maximum number of characters in the name of an account, a key or a meter in the ledger. The ledger's columns have
 #: this length.
 LONGEST_NAME = 255
 #: The name under which reports show usage without an account. No account can have this name.
@@ -41,7 +41,7 @@ def shard_of(owner: str, shards: int) -> int:
 
 
 def name_id(name: str) -> int:
-    """Return the 32-bit number (crc32) that stands for a rule's name in a packed state."""
+    """Return the 32-bit number (crc32) that stands for a limit's name in Redis. This name is the name of its rule."""
     return crc32(name.encode())
 
 
@@ -57,7 +57,7 @@ def bounded(text: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """Return a text's kind (the part before a colon) and its digest."""
+    """Return a text's kind (the part before a colon) and its digest. A kind is in the first 16 characters."""
     kind, colon, _rest = text[:16].partition(":")
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     return f"{kind}:~{digest}" if colon else f"~{digest}"
@@ -144,20 +144,23 @@ class Keyspace:
         return self.prefix(shard) + SHARD_KEYS["open"]
 
     def meta(self, shard: int) -> str:
-        """Return the key of a hash: the numbering of the shard's batches (see lua/batch.lua for its fields)."""
+        """Return the key of a hash: the newest numbers and moments of the shard's batches (fields: lua/batch.lua)."""
         return self.prefix(shard) + SHARD_KEYS["meta"]
 
     def sealed(self, shard: int) -> str:
-        """Return the key of a list: the identities "<incarnation>:<seq>" of the sealed batches, the oldest first."""
+        """Return the key of a list: the ids "<incarnation>:<seq>" of the sealed batches, the oldest first.
+
+        `seq` is the number of a batch in its incarnation.
+        """
         return self.prefix(shard) + SHARD_KEYS["sealed"]
 
     def prefetched(self, shard: int) -> str:
         """Return the key of a hash: the prefetches whose requests are perhaps not all counted (see engine/spent.py)."""
         return self.prefix(shard) + "prefetched"
 
-    def batch(self, shard: int, identity: str) -> str:
-        """Return the key of a hash: the sealed batch with this identity, "<incarnation>:<seq>"."""
-        return self.prefix(shard) + SHARD_KEYS["batch"] + identity
+    def batch(self, shard: int, batch_id: str) -> str:
+        """Return the key of a hash: the sealed batch with this id, "<incarnation>:<seq>"."""
+        return self.prefix(shard) + SHARD_KEYS["batch"] + batch_id
 
     def state(self, shard: int, key: str) -> str:
         """Return the key of a string: the packed state, with the states of several limits of one key ("user:42")."""
@@ -180,8 +183,8 @@ class Keyspace:
         return f"rl:{SCHEMA}:{self.namespace}:shards"
 
     def fence(self, shard: int) -> str:
-        """Return the key of a string that each drain (usage/drain.py) writes.
+        """Return the key of a string that a drain writes to fence the batches (usage/fence.py).
 
-        Because of this write the server fsyncs again, and this fsync also saves everything that was written before.
+        Because of this write the server fsyncs again. This fsync also saves everything that was written before.
         """
         return self.prefix(shard) + "fence"

@@ -14,8 +14,8 @@ from ratelimits.engine.assemble.algorithm_files import algorithm_file, params_of
 from ratelimits.engine.keys import name_id, own_name
 
 #: What a program says at its end about each limit: the moment from which the limit's params hold, and the text
-#: "rule|version". This is a text because Lua needs much time to convert numbers to text. One byte after the text is
-#: always zero.
+#: "rule|version". This is a text because Lua needs much time to convert numbers to text. A zero byte follows, so that
+#: Lua can read the text as a string of C.
 _RULE = struct.Struct("<d21sx")
 #: The id of a rule, and the version of a rule, are below this number, so that the text has at most 21 characters.
 _MAX_RULE = 2**32
@@ -57,8 +57,8 @@ class StateKey(NamedTuple):
     """A Redis key in which the states of limits are stored.
 
     key      position of the limited key in the call's `keys`
-    own      the part of the Redis key's name that stands for a limit, if the Redis key belongs only to this limit. If
-             it is None, the Redis key has a packed state, with the states of several limits
+    own      None for a packed state, with the states of several limits. If the Redis key belongs to one limit alone:
+             the part of its name that stands for the limit
     endings  suffixes of further Redis keys that belong only to this limit
     """
 
@@ -77,7 +77,10 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """Terms that are decided together: at most MAX_LIMITS. Two terms with the same key must have different names."""
+    """Terms that are decided together: at most MAX_LIMITS. Two terms with the same key must have different names.
+
+    The numbers that stand for the names in Redis (`name_id`) must differ too.
+    """
 
     terms: tuple[Term, ...]
     _current: Packed | None = field(default=None, init=False, compare=False, repr=False)
@@ -88,8 +91,12 @@ class Program:
         names: dict[tuple[int, int], str] = {}
         for term in self.terms:
             first = names.setdefault((term.key, name_id(term.name)), term.name)
-            if first != term.name or sum(t.key == term.key and t.name == term.name for t in self.terms) > 1:
-                raise ValueError(f"two limits of one key are named {term.name!r} and {first!r}: rename one")
+            if first != term.name:
+                raise ValueError(
+                    f"the names {first!r} and {term.name!r} of two limits of one key have the same CRC-32: rename one"
+                )
+            if sum(t.key == term.key and t.name == term.name for t in self.terms) > 1:
+                raise ValueError(f"two limits of one key are named {term.name!r}: rename one")
 
     def __reduce__(self) -> tuple[object, ...]:
         # Pickle only the terms, so that a stored receipt does not contain the script.
@@ -108,14 +115,14 @@ class Program:
             own_key = numbers[term.key, _own(term)] if _own(term) else 0
             shapes.append(
                 LimitShape(
-                    type(kind),
-                    kind.record_form(kind.params(0)),
-                    term.mode is Mode.SHADOW,
-                    term.slot + 1,
-                    numbers[term.key, None] if kind.storage.packed else own_key,
-                    own_key,
-                    term.max_wait >= 0,
-                    int(term.lasting),
+                    algorithm=type(kind),
+                    form=kind.record_form(kind.params(0)),
+                    shadow=term.mode is Mode.SHADOW,
+                    slot=term.slot + 1,
+                    state_key=numbers[term.key, None] if kind.storage.packed else own_key,
+                    own_key=own_key,
+                    waits=term.max_wait >= 0,
+                    lasting=int(term.lasting),
                 )
             )
         return tuple(shapes)

@@ -1,7 +1,4 @@
-"""Publish a new version of the rules to every shard in Redis. The next decision of any process then uses the new rules.
-
-The version is a number. Each edit of the rules raises it.
-"""
+"""Publish a new version of the rules to every shard in Redis. Each process uses it from its next decision on."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ _published: list[None] = []
 def publications() -> int:
     """Return how many versions this process has tried to publish.
 
-    If the result differs from an earlier result, this process has edited the rules in the meantime. It then reads the
-    rules again, without asking Redis whether they have changed.
+    A caller keeps the result and compares it later. If it has changed, this process has edited the rules in the
+    meantime. The process then reads the rules again, without asking Redis whether they have changed.
     """
     return len(_published)
 
@@ -36,7 +33,8 @@ def publish_version(version: int) -> int:
     def publish(client: redis.Redis, shards: list[int]) -> None:
         with client.pipeline(transaction=False) as pipeline:
             for shard in shards:
-                pipeline.eval(script.text.decode(), 1, server.keyspace.head(shard), str(version))
+                number_of_keys = 1
+                pipeline.eval(script.text.decode(), number_of_keys, server.keyspace.head(shard), str(version))
             in_force.extend(pipeline.execute())
 
     on_each(server, range(server.keyspace.shards), publish)
@@ -58,4 +56,5 @@ def version_in_force() -> int:
             heads.extend(pipeline.execute())
 
     on_each(server, range(server.keyspace.shards), read_heads)
+    # A head is "<version of the rules> <run of the server>".
     return max(int(head.split()[0]) if head else 0 for head in heads)

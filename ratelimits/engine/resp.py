@@ -23,13 +23,13 @@ def loading(script: Script) -> bytes:
 
 
 class Sendable(Protocol):
-    """A command that calls a Lua script. `to_bytes` returns its bytes for one run of the server and one nonce."""
+    """A command that can be sent. If it calls a Lua script, `script` is this script: the server may need to load it."""
 
     @property
     def script(self) -> Script: ...
 
     def to_bytes(self, run: str, nonce: bytes) -> bytes:
-        """Return the command in RESP. `run` is the run of the server."""
+        """Return the command in RESP. `run` is the run of the server, `nonce` the unique name of this call."""
 
 
 class HasKey(Protocol):

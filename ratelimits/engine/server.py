@@ -26,7 +26,7 @@ from ratelimits.engine.transport.wire import Wire, configured
 PAUSE = 1.0
 #: Do not try the cluster again before this moment of the monotonic clock (seconds).
 _not_before = 0.0
-#: Suffix of the namespace while a test runs.
+#: Suffix of the namespace while an isolated test runs; otherwise "".
 _test_suffix = ""
 
 
@@ -70,8 +70,8 @@ def test_suffix() -> str:
 def isolate(suffix: str, *, delete: bool = True) -> None:
     """Use a namespace with this suffix from now on. With "", use the namespace of the settings.
 
-    If the previous namespace had a suffix, delete its Redis keys that have no time to live. With `delete=False`, keep
-    them, because the previous namespace will be used again.
+    If the previous namespace had a suffix, delete the Redis keys of its shards that have no time to live. (Batches that
+    are already sealed stay.) With `delete=False`, delete nothing, because the previous namespace will be used again.
     """
     global _test_suffix
     previous = current_server() if delete and _test_suffix and current_server.cache_info().currsize else None
@@ -120,7 +120,7 @@ def shards_can_move() -> bool:
 
 
 def on_each(server: Server, shards: Sequence[int], do: Callable[[redis.Redis, list[int]], None]) -> None:
-    """Call `do(client, shards)` for each server. `shards` are those of the given shards that are on this server.
+    """Call `do` once for each server, with a client of the server and those of the given shards that it has.
 
     If a call fails, still call `do` for the other servers, and raise the first error at the end.
     """

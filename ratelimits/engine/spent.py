@@ -31,11 +31,12 @@ class Spent(NamedTuple):
 
 
 class Uncounted(NamedTuple):
-    """At most `requests` requests that a process has perhaps admitted, and that are not counted in one meter.
+    """Requests of one prefetch that are not counted in one meter, although a process has perhaps admitted them.
 
-    until  the moment until which a process could spend the permits, in µs since 1970 UTC
-    bin    start of the bin in which the requests would be counted, in seconds since 1970 UTC
-    cost   units of one request
+    until     the moment until which a process could spend the permits, in µs since 1970 UTC
+    requests  how many requests these are at most
+    bin       start of the bin in which the requests would be counted, in seconds since 1970 UTC
+    cost      units of one request
     """
 
     until: int
@@ -48,7 +49,10 @@ class Uncounted(NamedTuple):
 
 
 def record(receipt: Receipt, requests: int, until: int) -> bytes:
-    """Return the record of a new prefetch. `receipt` has the cost of one request in each meter."""
+    """Return the record of a new prefetch. The first costs of `receipt` are the cost of one request in each meter.
+
+    `requests` and `until` are explained at the top of this file.
+    """
     assert receipt.usage is not None
     counters = counters_of(receipt.usage, receipt.bin, receipt.period)
     costs = receipt.costs[: len(counters)]
@@ -96,7 +100,8 @@ class CountSpent:
 
     def to_bytes(self, run: str, nonce: bytes) -> bytes:
         """Return the command in RESP. `run` is the run of the server."""
-        return resp(b"EVALSHA", self.script.sha, b"3", *self._keys, run.encode(), nonce, *self._arguments)
+        number_of_keys = b"%d" % len(self._keys)
+        return resp(b"EVALSHA", self.script.sha, number_of_keys, *self._keys, run.encode(), nonce, *self._arguments)
 
 
 def shard_of_receipt(keyspace: Keyspace, receipt: Receipt) -> int:

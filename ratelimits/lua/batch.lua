@@ -29,8 +29,8 @@
 --
 -- Arguments of the functions: `prefix`, `run` (see run.lua) and `nonce` (a unique name, also for a new incarnation)
 -- are strings. `now` is a number (µs).
--- When a script has written the first counter of an empty `open`, it calls batch_open. When `open` has 5,000 fields, or
--- when the server's run has changed, it calls batch_seal.
+-- A script calls batch_open after it has written the first counter of an empty `open`. It calls batch_seal when `open`
+-- has 5,000 fields, or when the server's run has changed. A periodic task also seals the open batch (seal.lua).
 
 -- Writes the identity of a new open batch. Begins a new incarnation if the run has changed or `meta` is lost.
 local function batch_open(prefix, nonce, run, now)
@@ -53,6 +53,7 @@ local function batch_seal(prefix, now, run, nonce)
   local identity = redis.call('HMGET', open, '#i', '#s', '#p')
   if not identity[1] then
     if redis.call('EXISTS', open) == 0 then return false end
+    -- `open` has counters, but no identity. Write one, so that no counter is lost.
     batch_open(prefix, nonce, run, now)
     identity = redis.call('HMGET', open, '#i', '#s', '#p')
   end

@@ -13,8 +13,8 @@
 -- Most calls do not need these functions, so it defines them only when it is called.
 -- Sections of an algorithm: `initial` makes the fields of a limit without a state. `resolve` brings a state to the
 -- moment `at`. `stored_params` replaces the params by those of the state. `check` decides. `charge`, `refund`,
--- `release`, `restore` and `reset` change the state. `standing` sets `remaining` and `reset`. `store` sets `life` and the
--- fields of the record. `keep` sets the expiry of own keys.
+-- `release`, `restore` and `reset` change the state. `standing` sets `remaining` and `reset`. `store` sets `life` and
+-- the fields of the record. `keep` sets the expiry of own keys.
 -- The general script (engine/assemble/general.py) has a loop instead of repeated lines. There `l` is the limit's table.
 --
 -- A shard is a part of the accounts. A shard's `head` is a string with two values from the last use of the shard: the
@@ -23,7 +23,7 @@
 -- key share; or in Redis keys that belong to this limit alone, its own keys.
 -- A lasting limit is a limit whose count is restored from the ledger if Redis has lost its state.
 --
--- Fields of a limit `l` that this file and the algorithms' files share. Times are in µs:
+-- Fields of a limit `l` that this file and the algorithms' files share. Times are in µs, except `expiry`:
 --   last         moment of the last charge; nil if there is no state
 --   shift        if the clock has stepped back by more than CLOCK_BACK: by how much the times of the state move back
 --   starts_anew  true if the stored state is of no use any more: then the limit starts like a new one
@@ -56,9 +56,9 @@
 --          Then the costs: first one for each meter, then further costs of limits, if there are any. The position of a
 --          cost in this list is its slot, from 1. If a receipt is settled and less was used than charged, a cost is
 --          negative
--- ARGV[4]  program: for each limit the header of its usual record (see records.lua), its longest wait if it has one (µs),
---          and its params. Then for each limit '<dc22': the moment from which the params hold (µs; 0: now), and the text
---          "rule|version", which ends with a zero byte
+-- ARGV[4]  program: for each limit the header of its usual record (see records.lua), its longest wait (µs) if it has
+--          one, and its params. Then for each limit '<dc22': the moment from which the params hold (µs; 0: now), and
+--          the text "rule|version", which ends with a zero byte
 -- ARGV[5…] for each meter the name of the counter of an admitted request,
 --          "a|bin|period|meter|rule|version|account|key". Then the name of the request's leases, if it is not the
 --          nonce. For the general script, the layout of the call comes before these
@@ -94,8 +94,8 @@ if ${heads_differ} then
 end
 --: end
 
--- 2. Read the states. `at` is the moment of the decision, the same for all limits. Usually it is `now`. If the clock has
--- stepped back by at most CLOCK_BACK, it is the latest moment in the states.
+-- 2. Read the states. `at` is the moment of the decision, the same for all limits. Usually it is `now`. If the clock
+-- has stepped back by at most CLOCK_BACK, it is the latest moment in the states.
 at = now -- the preamble declares it
 --: do states
 --: for limit
@@ -126,7 +126,8 @@ end
 --: end
 
 -- 4. Decide.
--- `never` is true if an enforced limit would refuse the request at any time.
+-- `never` is true if an enforced limit would refuse this request for ever, for example because its cost is above the
+-- capacity.
 local allowed, never, binding, retry, wait = true, false, 0, 0, 0
 --: for limit
 l.ok = true

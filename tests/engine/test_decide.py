@@ -543,7 +543,7 @@ class TestSeveral:
         assert [standing.remaining for standing in answer.standings] == [2, 9]
 
     def test_two_limits_of_one_key_and_name_are_a_mistake(self) -> None:
-        with pytest.raises(ValueError, match=r"^two limits of one key are named 'default' and 'default': rename one$"):
+        with pytest.raises(ValueError, match=r"^two limits of one key are named 'default': rename one$"):
             ask(limit(), limit("gcra"))
         with pytest.raises(ValueError, match=r"^name at least one limit$"):
             ask()

@@ -1,4 +1,4 @@
-"""Give names to the fields of a limit in the text of a script."""
+"""Replace the fields of a limit in Lua text, such as `l.cost`, by names that a script can use."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from ratelimits.engine.assemble.algorithm_files import AlgorithmFile, RecordForm, algorithm_file
 from ratelimits.engine.assemble.shape import LimitShape, Shape
 
-#: A field of a limit.
+#: A field of a limit, as the Lua files write it: `l.cost`.
 _FIELD = re.compile(r"\bl\.([a-z_][a-z_0-9]*)", re.IGNORECASE)
 
 
 class LimitText:
-    """A limit in the text of a script: gives names to its fields."""
+    """One limit of a call, in the text of a script. It replaces the fields `l.x` in this text."""
 
     def __init__(self, number: int, shape: LimitShape, call: Shape, *, in_table: bool) -> None:
         self.number, self.shape = number, shape
@@ -22,11 +22,13 @@ class LimitText:
         self.in_table = in_table
         #: The name of the limit's table, if its fields are in a table.
         self.table = f"l_{number}"
+        #: The names of the params that the script gets. A param with the name "-" is not sent to the script.
         self.params = tuple(name for name in self.file.params_of(shape.algorithm) if name != "-")
+        # The longest accepted wait, as Lua text: no wait, the limit's own longest wait, or the timeout of the call.
         timeout = "0" if call.at_once else self.name("timeout") if shape.waits else "timeout"
-        #: LimitShape.lasting of this limit: as a number, or as the name of a Lua field that has this number.
+        #: LimitShape.lasting of this limit, as Lua text. (The subclass in general.py has the text "l.lasting".)
         self.lasting = str(shape.lasting)
-        #: Fields with a known value.
+        #: For each field whose value is known when the script is made: this value, as Lua text.
         self.known = {
             "number": str(number),
             "code": str(shape.algorithm.code),
@@ -39,7 +41,8 @@ class LimitText:
         }
         if shape.own_key:
             self.known["redis_key"] = f"KEYS[{shape.own_key}]"
-        #: The names of the fields that the text has used so far, in order. The values of this dict mean nothing.
+        #: The names of the fields that the text has used so far, in order. The values of this dict mean nothing: it is
+        #: an ordered set.
         self.used: dict[str, None] = {}
 
     def name(self, field: str) -> str:
@@ -47,7 +50,7 @@ class LimitText:
         return f"{self.table}.{field}" if self.in_table else f"{field}_{self.number}"
 
     def bind(self, text: str) -> str:
-        """Return a text in which each `l.x` is a local variable, a known value, or a field of the limit's table."""
+        """Replace each `l.x` in a text by a known value, a local variable, or a field of the limit's table."""
 
         if "l." not in text:
             return text
@@ -63,7 +66,10 @@ class LimitText:
 
     @property
     def own_keys(self) -> list[str]:
-        """Return the Lua expressions of all Redis keys that belong to this limit alone, also of optional ones."""
+        """Return the Lua expressions of all Redis keys that belong to this limit alone.
+
+        This includes the optional keys, which are not in the script's KEYS.
+        """
         if not self.shape.own_key:
             return []
         storage, first = self.shape.algorithm.storage, self.known["redis_key"]
@@ -74,7 +80,7 @@ class LimitText:
 
     @property
     def known_fields(self) -> list[str]:
-        """Return the known values that functions of the algorithm use, as entries of the limit's table."""
+        """Return entries "field = value" of the limit's table: the known values that the algorithm's functions use."""
         return [f"{field} = {value}" for field, value in self.known.items() if field in self.file.shared]
 
     @property
@@ -86,8 +92,9 @@ class LimitText:
         """Yield the lines of a section of the algorithm.
 
         A line may pass the limit itself to a function, as `l.self`. If the fields are local variables, the script puts
-        them into a table before such a line, and reads them from the table after it. The comments "--table" and
-        "--fields" stand for these two steps until all fields are known. `filled` replaces the comments.
+        them into a table before such a line, and reads them from the table after it. Which fields the limit has is
+        known only when the whole script has been read. Until then, the comments "--table" and "--fields" stand for
+        these two steps. `filled` replaces the comments.
         """
         text = self.section(section).rstrip("\n")
         if "l.self" not in text:
@@ -104,7 +111,10 @@ class LimitText:
                 yield f"--fields {self.number}"
 
     def declared(self) -> list[str]:
-        """Return the fields that need a declaration as local variables."""
+        """Return the used fields that need a declaration as local variables.
+
+        The header, the cost, the timeout and the params do not: the lines that read them also declare them.
+        """
         return [name for name in self.used if name not in {"header", "cost", "timeout", *self.params}]
 
     def filled(self, line: str) -> str:

@@ -1,7 +1,8 @@
 """Divide the functions of a Lua file into two groups: functions that most calls need, and functions needed rarely.
 
-A script defines its functions again at each call, which takes about 60 ns for each of them. So the functions with the
-line "--@rarely" are inside of one function, `rarely`, and a script calls them as `rarely().name(…)`.
+A script defines its functions again at each call, which takes about 60 ns for each function. So functions that are
+needed rarely have the line "--@rarely" above them. In a script they are inside of one function, `rarely`, and the
+script calls them as `rarely().name(…)`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ _CALL = re.compile(r"\w+(?=\()")
 
 
 class LuaFunction(NamedTuple):
+    """A function of a Lua file. `text` is its whole text, with the comment above it."""
+
     name: str
     text: str
 
@@ -52,7 +55,10 @@ def divided(text: str) -> Functions:
 
 
 def rarely(functions: Sequence[LuaFunction]) -> Iterator[str]:
-    """Yield the lines of the function `rarely`. The lines of the given functions may contain directives."""
+    """Yield the lines of the Lua function `rarely`, which contains these functions.
+
+    These lines may contain directives of the template. The caller follows them.
+    """
     yield "-- Returns the functions that are needed rarely. They are defined at the first call of this function."
     yield "function rarely()"
     for function in functions:
@@ -71,7 +77,9 @@ def without_unused(script: str, functions: Sequence[LuaFunction]) -> str:
     # Begin with the last function. If it is left out, perhaps an earlier function has no more callers.
     for name, text in reversed(functions):
         inside = _calls(text)
+        # Compare the counts: are all calls of this function inside of the function itself?
         if calls[name] == inside[name] and text in script:
+            # Remove the function, and its entry in the table that `rarely` returns.
             script = script.replace(text, "").replace(f"\n{name} = {name},\n", "\n")
             calls -= inside
     return script
@@ -79,5 +87,5 @@ def without_unused(script: str, functions: Sequence[LuaFunction]) -> str:
 
 @lru_cache(maxsize=256)
 def _calls(text: str) -> Counter[str]:
-    """Return how often a text calls each function. The line "function name(" that defines a function counts too."""
+    """Return how often a text calls each function. A definition, "function name(", counts as one call."""
     return Counter(_CALL.findall(text))

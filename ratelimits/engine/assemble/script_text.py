@@ -21,10 +21,12 @@ class ScriptText(StateLines):
 
     def __init__(self, shape: Shape, *, in_tables: bool) -> None:
         super().__init__(shape, in_tables=in_tables)
+        #: The Lua files of the limits' algorithms, by name.
         self.files = {limit.file.name: limit.file for limit in self.limits}
+        #: For each "${name}" in the template, by this name: the text that replaces it.
         self.values = self._values()
-        #: The functions of those Lua files that do not belong to one algorithm. A script contains only those of these
-        #: functions that it calls.
+        #: The functions of the other Lua files, which belong to no algorithm. `full_text` removes the functions that
+        #: the script does not call.
         self.functions_of_files: list[LuaFunction] = []
 
     def _values(self) -> dict[str, str]:
@@ -98,6 +100,14 @@ class ScriptText(StateLines):
             yield from self.section(name, limit)
 
     def section(self, name: str, limit: LimitText) -> Iterator[str]:
+        """Yield the lines of a section of the limit's algorithm, or of a section that is made here.
+
+        These sections are made here:
+        after_resolve  the two things that can follow `resolve`: starting the limit anew, and the reply that the params
+                       do not hold at this moment
+        lost           the test whether Redis has lost the state of a lasting limit
+        renew          after a reset: a lasting limit gets a new state (see `renews`)
+        """
         if name == "after_resolve":
             parts = "".join(map(limit.section, ("resolve", "initial")))
             if "l.starts_anew" in parts:
@@ -118,7 +128,11 @@ class ScriptText(StateLines):
         yield from super().section(name, limit)
 
     def lost(self, limit: LimitText) -> Iterator[str]:
-        """Yield the lines that find out whether Redis has lost the state of a lasting limit."""
+        """Yield the lines that find out whether Redis has lost the state of a lasting limit.
+
+        In these lines, `marks >= 2` means that the caller decides these limits for the first time in this run of the
+        server. `lasting` is LimitShape.lasting: if it is 2, a limit without a state is lost.
+        """
         op, lasting = self.shape.op, limit.lasting
         if lasting == "0" or op not in ("try", "restore", "reset"):
             return
@@ -126,8 +140,8 @@ class ScriptText(StateLines):
         if self.shape.virtual:
             yield f"l.lost = {lasting} >= 2 and not l.last"
         else:
-            first = "(not l.last or marks >= 2) and " if op == "try" else ""
-            yield f"l.lost = {first}is_lost({lasting} >= 2, l.last and l.last + l.shift, l.start, now)"
+            if_needed = "(not l.last or marks >= 2) and " if op == "try" else ""
+            yield f"l.lost = {if_needed}is_lost({lasting} >= 2, l.last and l.last + l.shift, l.start, now)"
         if op == "try":
             # -3 is LOST in decision.py.
             yield "if l.lost then return write_struct('<i8i8', -3, now) end"
@@ -216,11 +230,11 @@ class ScriptText(StateLines):
                 yield f"new = new + {self.settled(open_key, counter, cost)}"
             yield from self.counted(open_key)
             return
-        yield "-- Usually each meter counts an admitted request of one unit, which has one counter (see usage_add)."
+        yield "-- Usually the request is admitted, and costs one unit of each meter. Then each meter needs one counter."
         shadows = [limit.bind("l.ok") for limit in self.limits if limit.shape.shadow]
         yield f"if {' and '.join(['allowed', *(f'{cost} == 1' for _meter, _counter, cost in meters), *shadows])} then"
         for _meter, counter, _cost in meters:
-            # With the text '1' the server saves time: it would have to convert a number to text.
+            # Pass the text '1' and not the number 1: the server would have to convert the number to text.
             yield f"if call('HINCRBY', {open_key}, {counter} .. '|1', '1') == 1 then new = new + 1 end"
         yield "else"
         yield from self.counting_functions()
@@ -243,7 +257,8 @@ class ScriptText(StateLines):
         """Return the Lua expression that counts a settled cost. Its value is the number of new counters.
 
         The name of a counter begins with its kind: 'a' for admitted units, 'r' for units that are given back. A
-        negative cost is given back. If a whole receipt is refunded, the request is counted too.
+        negative cost is given back. If a whole receipt is refunded, its request is given back too: the counter of kind
+        'r' also counts one request.
         """
         kind = "'r'" if self.shape.whole else f"({cost} < 0 and 'r' or 'a')"
         return f"usage_add({open_key}, {kind} .. string.sub({counter}, 2), math.abs({cost}), {int(self.shape.whole)})"

@@ -1,7 +1,7 @@
 """Make the Lua scripts. A script contains only those files of ratelimits/lua that it needs.
 
-The Lua files contain no parts of Redis keys. They contain placeholders such as "${open}" instead. This module replaces
-the placeholders.
+Where a Lua file needs a part of a Redis key, it has a placeholder such as "${open}" instead. This module replaces the
+placeholders.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from importlib.resources import files
 from ratelimits.engine.keys import SHARD_KEYS
 
 _DIRECTORY = files("ratelimits") / "lua"
-#: A name such as `${meta}`, which is replaced by a part of a key's name.
+#: A placeholder, such as `${meta}`.
 _PLACEHOLDER = re.compile(r"\$\{(\w+)\}")
 
 

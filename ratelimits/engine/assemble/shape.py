@@ -17,7 +17,7 @@ class LimitShape(NamedTuple):
     form       the name of the usual form of the limit's record; "" if there is no usual form
     shadow     whether the mode of the limit is shadow
     slot       the position of the limit's cost among the costs of the call
-    state_key  the position in KEYS of the key with the limit's record
+    state_key  the position in KEYS of the Redis key with the limit's record
     own_key    the position in KEYS of the limit's first own key; 0 if the limit has no own key
     waits      whether the limit has its own longest wait. If not, the timeout of the call is used
     lasting    when the state is restored from the ledger. 0: never. 1: if Redis may have lost counts of this limit.
@@ -39,12 +39,12 @@ class Shape(NamedTuple):
 
     op         the operation, such as "try" or "peek"
     limits     the shapes of the call's limits, in order
-    heads      the number of heads
+    heads      the number of heads that the script compares
     costs      the number of costs
     meters     the number of meters
-    open_key   the position in KEYS of the key `open`
+    open_key   the position in KEYS, from 1, of the open batch, if there are meters. The key of a receipt follows
     virtual    whether the clock is virtual, so that nothing expires
-    at_once    whether a request that would have to wait is refused
+    at_once    whether a request that would have to wait is refused, whatever the timeouts are
     whole      whether a whole receipt is refunded
     lease      whether the call names its leases
     announces  whether a caller that is refused waits until a lease is released

@@ -64,6 +64,7 @@ class StateLines:
         return sorted({limit.state_key for limit in self.shape.limits})
 
     def of_state(self, key: int) -> list[LimitText]:
+        """Return the limits whose records are in the Redis key at this position in KEYS."""
         return [limit for limit in self.limits if limit.shape.state_key == key]
 
     def do_states(self) -> Iterator[str]:
@@ -71,7 +72,7 @@ class StateLines:
             yield from self.read_state(number, key)
 
     def read_state(self, number: int, key: int) -> Iterator[str]:
-        """Yield the lines that read one packed state."""
+        """Yield the lines that read packed state `number`. `key` is the position of its Redis key in KEYS."""
         limits, reset = self.of_state(key), self.flags["reset"]
         raw = f"raw_{number}"
         yield f"local {raw}, fits_{number} = got[{self.shape.heads + number}], false"
@@ -79,11 +80,12 @@ class StateLines:
         yield f"if not {raw} then"
         yield from self.no_state(limits, key)
         yield "end"
-        one = common_form(limits)
-        if one is not None and not reset:
-            form, size = one
-            yield "-- Read all records at once, if they are in this order and have their usual forms. Usually they are"
-            yield "-- the first of the packed state. Otherwise find the first of them, and try once more."
+        common = common_form(limits)
+        if common is not None and not reset:
+            form, size = common
+            yield "-- Try to read the records of these limits at once. They must follow each other in this order, and"
+            yield "-- have their usual forms. Usually they begin the packed state. If not, find the first of these"
+            yield "-- records, and try once more. If there is none, the loop ends."
             yield f"while {raw} and #{raw} >= from_{number} + {size - 1} do"
             headers = [f"h{i}" for i in range(len(limits))]
             yield f"local {', '.join(headers)}"
@@ -120,7 +122,10 @@ class StateLines:
         yield "end"
 
     def no_state(self, limits: Sequence[LimitText], key: int) -> Iterator[str]:
-        """Yield the lines for a Redis key without a packed state. Usually neither this key nor the own keys exist."""
+        """Yield the lines for a Redis key in which MGET found no string. Usually neither it nor the own keys exist.
+
+        If this key exists, it has another type: the state is corrupt.
+        """
         with_own_keys = [limit for limit in limits if limit.shape.own_key not in (0, key)]
         test = f"if call('EXISTS', KEYS[{key}]) == 1 then"
         if with_own_keys:
@@ -157,18 +162,18 @@ class StateLines:
             yield from self.write_state(number, key)
 
     def write_state(self, number: int, key: int) -> Iterator[str]:
-        """Yield the lines that write one packed state."""
+        """Yield the lines that write packed state `number`. `key` is the position of its Redis key in KEYS."""
         limits = self.of_state(key)
         raw = f"raw_{number}"
         changed = "l.removed" if self.flags["reset"] else "l.written"
         yield f"if {' or '.join(limit.bind(changed) for limit in limits)} then"
-        yield "local value, latest"
-        one = common_form(limits)
+        yield "local value, latest -- the packed state, and its expiry: the latest expiry of its records"
+        common = common_form(limits)
         latest_before = ""
-        if one is not None and not self.flags["reset"]:
+        if common is not None and not self.flags["reset"]:
             latest_before = "latest_before"
             yield f"local {latest_before}"
-            form, size = one
+            form, size = common
             usual = [f"(fits_{number} or not {raw})"]
             values = ["latest"]
             for limit in limits:
@@ -195,7 +200,7 @@ class StateLines:
             yield from self.new_record(limit)
             yield "end"
         yield f"value, latest = rarely().rewrite({raw}, names, records, {self.moment})"
-        if one is not None and not self.flags["reset"]:
+        if common is not None and not self.flags["reset"]:
             yield "end"
         yield from self.set_state(f"KEYS[{key}]", latest_before)
         yield "end"
@@ -209,7 +214,10 @@ class StateLines:
         return "-1" if self.shape.virtual else "now"
 
     def new_record(self, limit: LimitText) -> Iterator[str]:
-        """Yield the lines that add the limit's record to `names` and `records`."""
+        """Yield the lines that add the limit's record to `names` and `records`, the arguments of `rewrite`.
+
+        In a reset, a limit usually gets no new record: `false` in `records` removes the old record.
+        """
         yield limit.bind(f"local name = {NAME}")
         if self.flags["reset"]:
             yield "records[name] = false"

@@ -91,6 +91,8 @@ def _split(keyspace: Keyspace, call: Call) -> list[ShardPart]:
     terms = call.program.terms
     shards = [shard(keyspace, key, call.account) for key in call.keys]
     order = list(dict.fromkeys(shards[term.key] for term in terms))
+    # The shard that counts the request comes last, even if it has no limit of the call. If the call is not counted, the
+    # account's shard comes last, but only if it has a limit.
     last: int | None = None
     if call.usage is not None:
         last = shard_of_usage(keyspace, call.usage)
@@ -211,7 +213,8 @@ def _give_back(whole_command: Command, replies: Replies, until: int, nonce: byte
         part, charging_reply = parts(whole_command)[position], replies[position]
         terms = part.command.call.program.terms
         costs = part.command.call.costs
-        # Leave out limits that were not charged: those whose shadow rule would have refused the request.
+        # Leave out limits that were not charged: shadow limits that would have refused the request, and limits with
+        # the cost 0.
         charged = [i for i, term in enumerate(terms) if charging_reply[HEAD + PER_LIMIT * i] and costs[term.slot]]
         if not charged:
             continue
@@ -237,8 +240,18 @@ def _undo(call: Call, terms: tuple[Term, ...], at: int, nonce: str) -> Call:
     lease = nonce if call.lease is None else call.lease
     limits = program(terms)
     # Use a new nonce. The nonce of the request names the request's receipt, which must stay usable.
-    # The receipt has no usage, so its bin and its period are 0.
-    receipt = Receipt(new_nonce().decode(), limits, call.keys, call.costs, call.account, None, at, 0, 0, lease)
+    receipt = Receipt(
+        nonce=new_nonce().decode(),
+        program=limits,
+        keys=call.keys,
+        costs=call.costs,
+        account=call.account,
+        usage=None,
+        at=at,
+        bin=0,  # without usage there is no bin and no period
+        period=0,
+        lease=lease,
+    )
     return call._replace(
         program=limits,
         op=Op.SETTLE,
@@ -320,6 +333,7 @@ def _combined(call: Call, all_parts: Sequence[ShardPart], replies: Replies) -> R
     This moment is when the key's shard made its decision.
     """
     terms = call.program.terms
+    #: For each limit: ok, remaining, reset_after. Limits of a shard that did not reply keep these values.
     standings: list[Reply] = [(1, 0, 0)] * len(terms)
     #: For each enforced limit: remaining, position of the limit, reset_after.
     enforced: list[tuple[int, int, int]] = []

@@ -47,7 +47,7 @@ os.register_at_fork(after_in_child=_forked)
 class _Slots:
     """The command CLUSTER SLOTS. (Redis 6.2 does not have CLUSTER SHARDS, which is newer.)"""
 
-    script = Script(b"", b"")
+    script = Script(b"", b"")  # the command needs no script
 
     def to_bytes(self, run: str, nonce: bytes) -> bytes:
         return resp(b"CLUSTER", b"SLOTS")
@@ -110,7 +110,10 @@ class ClusterWire(Wire):
         return node
 
     def _candidates(self) -> list[Address]:
-        """Return the nodes to ask for the slots: first the known members, then others, last the node that failed."""
+        """Return the nodes to ask for the slots. The node that failed last comes last.
+
+        Before it come the known members, then other nodes with connections, then the nodes of the settings.
+        """
         candidates = list(dict.fromkeys([*self._members, *self._nodes, *self._seeds]))
         return sorted(candidates, key=lambda address: address == self._last_failed)
 
@@ -137,6 +140,7 @@ class ClusterWire(Wire):
         return self._store_table(best, failure)
 
     async def _alearn_slots(self, slots: Iterable[int]) -> Table:
+        """Do the same as `_learn_slots`, in async code."""
         best: Table | None = None
         failure: Exception | None = None
         for address in self._candidates():
@@ -231,43 +235,44 @@ class ClusterWire(Wire):
     def call(self, command: Sendable, nonce: bytes) -> Any:
         """Send a command to the node that has its keys, and return the reply.
 
-        If the keys are in several slots, send one command for each slot, and make one reply of their replies. Raise the
+        If the keys are in several slots, send one command for each slot, and make one reply of all replies. Raise the
         errors of `Wire.call`. While a slot moves to another node, raise NotSent.
         """
-        plan = _plan(command, nonce)
-        if isinstance(plan, int):
-            return self._send(plan, command, nonce)
+        route = _slot_or_steps(command, nonce)
+        if isinstance(route, int):
+            return self._send(route, command, nonce)
         try:
-            slot, part = next(plan)
+            slot, part = next(route)
             while True:
                 try:
                     reply = self._send(slot, part, nonce)
                 except (Unavailable, redis.RedisError) as error:
-                    slot, part = plan.throw(error)
+                    slot, part = route.throw(error)
                 else:
-                    slot, part = plan.send(reply)
+                    slot, part = route.send(reply)
         except StopIteration as end:
-            return _packed(end.value)
+            return _as_bytes(end.value)
 
     async def acall(self, command: Sendable, nonce: bytes) -> Any:
         """Do the same as `call`, in async code."""
-        plan = _plan(command, nonce)
-        if isinstance(plan, int):
-            return await self._asend(plan, command, nonce)
+        route = _slot_or_steps(command, nonce)
+        if isinstance(route, int):
+            return await self._asend(route, command, nonce)
         try:
-            slot, part = next(plan)
+            slot, part = next(route)
             while True:
                 try:
                     reply = await self._asend(slot, part, nonce)
                 except asyncio.CancelledError:
-                    # The command for this shard was not written. Give back the permits that the earlier shards took.
-                    slot, part = plan.throw(NodeNotSent("the task that asked was cancelled"))
+                    # The command for this shard was not written: after that, `_asend` would wait for the reply. So give
+                    # back only the permits that were taken in earlier shards.
+                    slot, part = route.throw(NodeNotSent("the task that asked was cancelled"))
                 except (Unavailable, redis.RedisError) as error:
-                    slot, part = plan.throw(error)
+                    slot, part = route.throw(error)
                 else:
-                    slot, part = plan.send(reply)
+                    slot, part = route.send(reply)
         except StopIteration as end:
-            return _packed(end.value)
+            return _as_bytes(end.value)
 
     def stream(self, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
         """Raise ImproperlyConfigured: the simulator needs one server."""
@@ -311,7 +316,7 @@ def _host_and_port(address: Address) -> str:
     return f"{address[0]}:{address[1]}"
 
 
-def _plan(command: Sendable, nonce: bytes) -> int | Generator[tuple[int, Command | Count], bytes, Reply]:
+def _slot_or_steps(command: Sendable, nonce: bytes) -> int | Generator[tuple[int, Command | Count], bytes, Reply]:
     """Return the slot of a command's keys. If they are in several slots, return the steps that decide the command."""
     if isinstance(command, Command):
         all_parts = parts(command)
@@ -319,5 +324,6 @@ def _plan(command: Sendable, nonce: bytes) -> int | Generator[tuple[int, Command
     return key_slot(cast("HasKey", command).key)
 
 
-def _packed(reply: Reply) -> bytes:
+def _as_bytes(reply: Reply) -> bytes:
+    """Return a reply in the form in which one server sends it."""
     return struct.pack(f"<{len(reply)}q", *reply)

@@ -144,9 +144,10 @@ class RawReplyParser(DefaultParser):  # type: ignore[misc, valid-type]
 class OwnedConnection:
     """A connection that only one call uses at a time.
 
-    run      the run of the server when the connection was opened
-    used     the moment of the last use, in seconds of the monotonic clock
-    process  an object that stands for the process that made the connection
+    run         the run of the server when the connection was opened
+    used        the moment of the last use, in seconds of the monotonic clock
+    process     an object that stands for the process that made the connection
+    raw_parser  the parser of the connection; None if the project has configured another parser
     """
 
     __slots__ = ("connection", "process", "raw_parser", "run", "used")
@@ -155,7 +156,7 @@ class OwnedConnection:
         self.raw_parser: RawReplyParser | None = None
         # If the project has configured another parser, use that parser.
         parser = kwargs.get("parser_class", DefaultParser)
-        self.connection = make(**{**kwargs, "parser_class": self._parser if parser is DefaultParser else parser})
+        self.connection = make(**{**kwargs, "parser_class": self._make_parser if parser is DefaultParser else parser})
         self.process = process
         self.run = ""
         self.used = 0.0
@@ -171,7 +172,7 @@ class OwnedConnection:
         except (RedisError, OSError):
             return True
 
-    def _parser(self, socket_read_size: int) -> RawReplyParser:
+    def _make_parser(self, socket_read_size: int) -> RawReplyParser:
         self.raw_parser = RawReplyParser(socket_read_size)
         return self.raw_parser
 

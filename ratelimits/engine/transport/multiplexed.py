@@ -27,8 +27,8 @@ from ratelimits.engine.transport.connection import INFO, MORE, NotSent, Unanswer
 
 #: Maximum number of commands that are written and not answered. A server decides 128 commands in about 10 ms.
 IN_FLIGHT = 128
-#: A busy event loop can fail to connect although the server works. If a timer of the loop was late by more than LATE
-#: times TIMEOUT during the attempt, the loop was busy. Then try to connect again.
+#: A busy event loop can fail to connect although the server works. The loop was busy if one of its timers was late by
+#: more than LATE times TIMEOUT during the attempt. Then try to connect again.
 LATE = 0.2
 #: Maximum number of attempts to connect.
 ATTEMPTS = 5
@@ -298,7 +298,7 @@ class Multiplexed:
 
     async def _new_link(self) -> _Link:
         """Return a new connection. Try again if the event loop was late, with at most ATTEMPTS attempts in all."""
-        # ATTEMPTS values: False for each attempt except the last, which has True.
+        # One value for each attempt: False, and True for the last attempt.
         for is_last_attempt in (*(False,) * (ATTEMPTS - 1), True):
             lateness = _Lateness(self._loop, self._timeout * LATE)
             try:

@@ -32,7 +32,8 @@ _ASYNC_CLASSES: dict[type[Any], type[Any]] = {
 
 # By default a pool of redis-py refuses the 101st connection. Here only the number of threads limits the connections.
 _UNLIMITED = 2**31
-# A pool adds arguments for the server's maintenance notices (only in RESP 3). Their names begin with these texts.
+# redis-py's pools add arguments for the server's maintenance notices. Their names begin with these texts. Leave them
+# out, because only RESP 3 has such notices.
 _ADDED_BY_POOL = ("maint_notifications", "orig_", "event_dispatcher")
 
 
@@ -42,7 +43,7 @@ def _connection_arguments(kwargs: dict[str, Any], timeout: float) -> dict[str, A
         **{name: value for name, value in kwargs.items() if not name.startswith(_ADDED_BY_POOL)},
         "decode_responses": False,
         "protocol": 2,  # RESP 2
-        "health_check_interval": 0,
+        "health_check_interval": 0,  # no checks
         "retry_on_timeout": False,
         "retry_on_error": [],
     }

@@ -72,8 +72,10 @@ class Wire:
         self._pool = no_retry_pool(pool, timeout)
         self._blocking = blocking_pool(self._pool)
         self._blocking_client = redis.Redis(connection_pool=self._blocking)
+        #: The idle connections. If they are None, the cache has a special pool, such as Sentinel's, which must be asked
+        #: for each connection.
         self._idle = IdleConnections(self._pool) if type(pool) in (ConnectionPool, BlockingConnectionPool) else None
-        #: The server's run (see lua/decide.lua), for each connection of a special pool.
+        #: For each connection of a special pool, the run of its server.
         self._runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         #: For each event loop its connection, and the generator that closes the connection.
         self._loops: WeakKeyDictionary[Any, tuple[Multiplexed, Any]] = WeakKeyDictionary()
@@ -127,15 +129,13 @@ class Wire:
             except NoScriptError:
                 return _load_and_repeat(partial(exchange, connection), command, run, nonce)
         finally:
-            self._pool.release(connection)  # After an error of the connection, `exchange` has closed it.
+            self._pool.release(connection)  # if the connection failed, `exchange` has closed it before
 
     def pop(self, key: str, seconds: float) -> bytes | None:
         """Wait until the list at this Redis key has an element, and remove and return its first element.
 
-        Return None if there is no element after `seconds`.
-
-        The server wakes the callers one by one, in the order in which they came.
-        Raise NotSent if the server does not answer.
+        The server gives the elements to the waiting callers in the order in which the callers came. Return None if this
+        caller got no element within `seconds`. Raise NotSent if the server does not answer.
         """
         end = time.monotonic() + seconds
         try:
@@ -208,7 +208,8 @@ class Wire:
 
     async def _open_shared(self, loop: Any) -> Multiplexed:
         """Make and return the connection of an event loop, when this process uses the loop for the first time."""
-        # List the references in one step, because other threads can add their loops at the same time.
+        # Forget loops that are closed. List the references in one step, because other threads can add their loops at
+        # the same time.
         for known_loop in [reference() for reference in self._loops.keyrefs()]:
             if known_loop is not None and known_loop.is_closed():
                 self._loops.pop(known_loop, None)
@@ -264,6 +265,7 @@ def _load_and_repeat(exchange: Callable[[bytes], Any], command: Sendable, run: s
 
 
 def _streamed(connection: Any, run: str, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
+    """Do the work of `Wire.stream` on one connection."""
     try:
         loads = [loading(script) for script in scripts]
         connection.send_packed_command([b"".join([*loads, *[make(run) for make in packed]])], check_health=False)

@@ -1,6 +1,6 @@
--- concurrency (11): at most `capacity` permits are in use at once. An admitted request gets a lease for its permits.
--- The lease ends when it is released, or when `lease_ttl` has passed. A lease that has ended may still be stored for
--- some time.
+-- concurrency (code 11): at most `capacity` permits are in use at once. An admitted request gets a lease for its
+-- permits. The lease ends when it is released, or when `lease_ttl` has passed. A lease that has ended may still be
+-- stored for some time.
 --
 -- A limit has two Redis keys: `l.redis_key`, and the same name with the ending ${details}.
 --   (no ending)  sorted set with a member for each lease. The score is the lease's expiry, in µs after `l.base`. Most
@@ -14,9 +14,9 @@
 --                second key: a letter ("A" is 1, "B" is 2, "C" is 4), the expiry (16 digits, with zeros in front),
 --                ":", the number of the lease. So the order of the texts is the order of the times, and Redis can count
 --                the members of a power up to an expiry
--- On a cluster (`l.slots_move`) the second key also has an empty member. Because of this member the second key exists as
--- long as the first. A cluster needs this: while it moves a slot, a server runs a script only if this server has all keys
--- of the script.
+-- On a cluster (`l.slots_move`) the second key also has an empty member. Because of this member the second key exists
+-- as long as the first. A cluster needs this: while it moves a slot, a server runs a script only if this server has all
+-- keys of the script.
 --
 -- Two more Redis keys let callers wait for a release. They exist only while callers wait. The script does not declare
 -- them, so that it also runs while a cluster moves the slot and these two keys are on another node. Then the callers
@@ -30,6 +30,8 @@
 --                element, or "1", which tells this caller to ask again. While the name of a lease is in the list, the
 --                lease belongs to nobody: perhaps no caller waits any more. So a request that needs permits may end it
 --
+-- "--@params" names the params of the limit ("-": not used here), and "--@record" the fields of its record, each after
+-- its type: I7 is an unsigned integer of 7 bytes, and i7 a signed one (see engine/assemble/algorithm_files.py).
 --@params * lease_ttl - - - - capacity
 --@record leases I7 last i7 base I6 stored_permits I6 next_number I6 others I6 powers I7 oldest i7 newest
 -- Fields of a limit `l`:
@@ -38,13 +40,14 @@
 --   live_permits     permits of the leases that have not ended
 --   next_number      number of the next lease
 --   others           the number of stored leases that are not plain
---   powers           the sum of the powers of two that may be in the second key
+--   powers           the sum of those powers of two that may have members in the second key
 --   oldest           no stored lease ends before this time (µs after `base`)
 --   newest           the expiry of the stored lease that ends last; -1: not known
---   is_new           true if the limit had no state, but perhaps old leases, or the server has lost its leases
+--   is_new           true if the limit has no state, or if the server has lost its leases. Old leases may still be
+--                    stored
 --   kept_until       the expiry (seconds) that the Redis keys have before this call
 --   creates          true if a Redis key may be new, so that it has no time to live yet
---   takes_unclaimed  the number of leases in the list that this request ends, to get their permits
+--   takes_unclaimed  the number of leases in ${freed} that this request ends, to get their permits
 
 -- Terms that no rule has: "-" is not a version.
 local ASK_AGAIN = '- 0 0'
@@ -70,7 +73,7 @@ local function remove_all(redis_key)
   if type(redis.pcall('UNLINK', redis_key, details, freed)) ~= 'number' then call('UNLINK', redis_key, details) end
 end
 
--- Returns whether the list has at least `need` leases, and the first `need` of them have not ended. These leases belong
+-- Returns whether ${freed} has at least `need` leases, and the first `need` of them have not ended. These leases belong
 -- to nobody.
 local function has_unclaimed(redis_key, need, base)
   local size = redis.pcall('LLEN', redis_key .. '${freed}')
@@ -82,8 +85,8 @@ local function has_unclaimed(redis_key, need, base)
   return true
 end
 
--- Returns functions for leases that have ended or were released, and for leases of several permits. They are needed less
--- often, so they are defined only when they are needed.
+-- Returns functions for leases that have ended or were released, and for leases of several permits. They are needed
+-- less often, so they are defined only when they are needed.
 local function lease_functions()
   -- Maximum number of ended leases that one charge removes.
   local MAX_REMOVED = 4
@@ -209,9 +212,9 @@ local function lease_functions()
     l.next_number, l.others = l.next_number + 1, l.others + 1
   end
 
-  -- Gives returned permits to waiting callers, at most one to each caller. If the callers' terms hold, the
-  -- caller gets a lease. Otherwise it gets "1", and asks again. `head` is the head of a shard: it begins with the
-  -- version of the rules.
+  -- Gives at most `count` returned permits to waiting callers, at most one to each caller. If the callers' terms still
+  -- hold, the caller gets a lease. Otherwise it gets "1", and asks again. `head` is the head of a shard: it begins with
+  -- the version of the rules in force.
   local function give_to_callers(l, count, head)
     local key, freed = l.redis_key .. '${announced}', l.redis_key .. '${freed}'
     local value = redis.pcall('GET', key)
@@ -237,7 +240,7 @@ local function lease_functions()
     if given > 0 then redis.pcall('SET', key, int(waiting - given) .. string.match(value, ' .*'), 'KEEPTTL') end
   end
 
-  -- Ends the first `count` leases in the list. The callers for whom these leases were made may still wait. So this
+  -- Ends the first `count` leases in ${freed}. The callers for whom these leases were made may still wait. So this
   -- function announces these callers again.
   local function take_unclaimed(l, count)
     local freed = l.redis_key .. '${freed}'
@@ -271,8 +274,8 @@ local function lease_functions()
     return out, expiries
   end
 
-  -- Ends all leases with the request's name. Does not remove leases that have ended already: they count again if the
-  -- clock steps back before the next charge. Returns whether there was such a lease.
+  -- Ends all leases with the request's name that have not ended. Leaves leases that have ended: they count again if the
+  -- clock steps back before the next charge. Returns whether it has ended a lease.
   local function release(l, lease, head)
     local members, expiries = leases_of_name(l, lease)
     local before = l.live_permits
@@ -317,7 +320,7 @@ end
 function leases.resolve(l)
   l.base, l.ended_permits, l.kept_until = l.base - l.shift, 0, l.expiry
   if l.stored_permits > 0 then
-    -- The server may have evicted the set.
+    -- The server may have evicted the sorted set of the leases.
     if call('EXISTS', l.redis_key) == 0 then
       l.starts_anew = true
     elseif l.oldest <= at - l.base then
@@ -348,6 +351,7 @@ function leases.check(l)
     if l.announces then
       local terms = ASK_AGAIN
       if l.is_alone and l.cost == 1 then
+        -- An odd `marks` means that newer rules make the call stale: the limit comes from a rule.
         local version = marks % 2 == 1 and string.match(ARGV[2], '^%d+') or 'any'
         terms = version .. ' ' .. int(l.capacity) .. ' ' .. int(l.lease_ttl)
       end
@@ -382,6 +386,7 @@ function leases.charge(l)
   end
 end
 
+-- got[1] is the head of a shard, as it was before this call.
 function leases.refund(l)
   l.undone = lease_functions().refund(l.self, l.lease, got[1])
 end

@@ -1,15 +1,18 @@
--- token_bucket (1), gcra (2), leaky_bucket (3) and leaky_bucket_queue (4) work in the same way. Each charge adds to a
--- debt, and the debt becomes smaller as time passes.
+-- token_bucket, gcra, leaky_bucket and leaky_bucket_queue work in the same way. (Their codes are 1, 2, 3 and 4:
+-- `l.code`.) Each charge adds to a debt, and the debt becomes smaller as time passes.
 -- One permit comes back in q + r/n µs, its *interval*. The debt is the time until all spent permits have come back. It
 -- is stored as T + g/(n*m) µs, exactly. Usually m is 1. After a change of the rate, the fraction of the old debt may
 -- need a larger denominator. Then m is larger.
--- The *room* is the largest debt that is allowed: the time in which `capacity` permits come back. It has two fields,
--- and is room + part/n µs. A queue holds `capacity` permits that wait and one that proceeds now, so its room is the
+-- The *room* is the largest debt that is allowed: the time in which `capacity` permits come back. It is room + part/n
+-- µs, so it has two fields. A queue holds `capacity` permits that wait and one that proceeds now, so its room is the
 -- time of capacity + 1 permits. With capacity 0 every request is refused.
 -- `special` has two meanings. For token_bucket it is the number of permits that count as spent when a bucket is new.
 -- For a queue it is `delay_after`, the number of permits that may be ahead of a request that need not wait.
 -- A record begins with the moment of the last charge, and the q, r and n of that moment. It has one of three forms:
 -- without fractions (r is 0), with fractions, and with m above 1 or a large n.
+-- "--@params" names the params of the limit. "--@record" names a form of the record and its fields, each after its
+-- type: I7 is an unsigned integer of 7 bytes, and d a double. After "|" are the fields that always have this value in
+-- this form.
 --@params * q r n room part capacity special
 --@record whole I7 last I7 stored_q I7 T | stored_r=0 stored_n=1 m=1 g=0
 --@record fraction I7 last I7 stored_q I4 stored_r I4 stored_n I7 T I4 g | m=1
@@ -74,6 +77,7 @@ function level.stored_params(l)
 end
 
 function level.resolve(l)
+  -- T and g are the debt at the moment `from`.
   local from = l.last
   if l.stored_q ~= l.q or l.stored_r ~= l.r or l.stored_n ~= l.n then
     -- The state was written at another rate. The spent permits stay spent. Calculate their time at the new rate.
@@ -160,8 +164,8 @@ function level.standing(l)
 end
 
 function level.store(l)
-  -- `T` is the debt at `at`, but the record has the debt at `last`. A charge sets `last` to `at`, and a refund does not.
-  -- Then the debt was larger at `last`.
+  -- `T` is the debt at `at`, but the record has the debt at `last`. A charge sets `last` to `at`, and a refund does
+  -- not. So after a refund, add the time that has passed since `last`: the debt was larger then.
   if at > l.last and (l.T > 0 or l.g > 0) then l.T = l.T + at - l.last end
   -- If a new bucket begins with spent permits, store its state for FOREVER. If the state expired, the bucket would be
   -- new, and would begin with spent permits again.

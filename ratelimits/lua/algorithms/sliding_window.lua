@@ -1,13 +1,15 @@
--- sliding_window (7): a window of N buckets, as in LeapArray of Alibaba's Sentinel. A bucket has the permits that were
--- spent in a time of the length `width` (µs). The bucket for the time t has the index floor(t / width). When a new
+-- sliding_window (code 7): a window of N buckets, as in LeapArray of Alibaba's Sentinel. A bucket has the permits that
+-- were spent in a time of the length `width` (µs). The bucket for the time t has the index floor(t / width). When a new
 -- bucket begins, the oldest bucket leaves the window. The newest bucket is not over yet. So the last N * width µs also
--- contain a part of the bucket that left last, number N+1. If `weighted` is 1, its permits are counted in
--- this proportion. Otherwise this bucket is not counted.
+-- contain a part of the bucket that left last, number N+1. If `weighted` is 1, the same part of its permits is counted.
+-- If `weighted` is 0, this bucket is not counted.
+-- "--@params" names the params of the limit ("-": not used here), and "--@record" the fields of its record, each after
+-- its type: I7 is an unsigned integer of 7 bytes, and c# is a text of any length.
 --@params * width buckets weighted - - capacity
 --@record counts I7 last I7 stored_width I7 stored_newest I8 stored_sum c# stored_counts
--- The record has the moment of the last charge, the width, and the index of the newest bucket at that moment. Then it has
--- the sum of N buckets, and the counts of N+1 buckets, the newest first, six bytes each. With the sum, a decision need
--- not add up the counts until a new bucket begins.
+-- The record has the moment of the last charge, the width, and the index of the newest bucket at that moment. Then it
+-- has the sum of N buckets, and the counts of N+1 buckets, the newest first, six bytes each. With the sum, a decision
+-- need not add up the counts until a new bucket begins.
 -- `counts` and `newest` are the counts now (in the same form) and the index of the newest bucket. `sum` is the number
 -- of permits in the N buckets that are fully inside.
 
@@ -41,6 +43,7 @@ end
 local function rebucket(counts, old_newest, old_width, newest, width, buckets, weighted)
   local moved, packed = {}, {}
   for i = 1, buckets + 1 do moved[i] = 0 end
+  -- If `weighted` is 0, bucket N+1 is not counted, so leave it out.
   for i = 1, #counts / 6 - (weighted == 1 and 0 or 1) do
     local position = newest - math.floor((old_newest - i + 1) * old_width / width) + 1
     position = math.max(1, math.min(position, buckets))
@@ -90,6 +93,7 @@ function sliding.stored_params(l)
 end
 
 function sliding.resolve(l)
+  -- If the clock has stepped back, the newest bucket becomes the bucket of the present moment.
   if l.shift > 0 then l.stored_newest = math.floor(at / l.stored_width) end
   if l.stored_width ~= l.width or #l.stored_counts ~= 6 * l.buckets + 6 then
     local changed = rarely().moment_of_change(l.number, l.last, at)
@@ -131,6 +135,7 @@ end
 function sliding.refund(l)
   local to_refund, counted_buckets = l.cost, l.buckets + l.weighted
   local first, last = 1, counted_buckets
+  -- Take the permits out of the bucket of the charge. If its moment is not known, begin with the newest bucket.
   if charged_at > 0 then
     first = l.newest - math.floor(charged_at / l.width) + 1
     last = math.min(first, counted_buckets)

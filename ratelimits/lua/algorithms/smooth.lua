@@ -1,12 +1,16 @@
--- smooth_bursty (9): the algorithm of Guava's SmoothBursty. The state has two parts: `next`, the moment at which the
--- next request may proceed, and the *store*, the permits that were saved while no request came.
+-- smooth_bursty (code 9): the algorithm of Guava's SmoothBursty. The state has two parts: `next`, the moment at which
+-- the next request may proceed, and the *store*, the permits that were saved while no request came.
 -- One permit takes q + r/n µs. The store is written as a time, not as permits: S + g/(n*m) µs, the time that its
 -- permits take. So a change of the rate does not change this time, unless the maximum of the store changes too.
 -- smooth_warming_up.lua is a second algorithm: it has the functions of this file, and replaces some of them.
+-- "--@params" names the params of the limit. "--@record" names a form of the record and its fields, each after its
+-- type: I7 is an unsigned integer of 7 bytes, and i7 a signed one. After "|" is a field that always has this value in
+-- this form.
 --@params smooth_bursty q r n most
 --@record bursty I7 last I7 stored_q I4 stored_r I4 stored_n i7 ahead I7 S I7 g I7 stored_most | m=1
 --@record large_bursty I7 last I7 stored_q I7 stored_r I7 stored_n I7 m i7 ahead I7 S I7 g I7 stored_most
--- `most` is the maximum of the store. `ahead` is next - last.
+-- `most` is the maximum of the store, in µs. `ahead` is next - last. Times are limited to 4503599627370496 µs (142
+-- years): a longer time would not be exact.
 
 -- Returns the store S + g/base and `next` as they are at `now`, if no request comes until then. `most` is the maximum
 -- of the store, in µs.
@@ -78,7 +82,7 @@ function smooth.charge(l)
 end
 
 function smooth.refund(l)
-  -- Shorten the wait of later requests. Do not put permits back into the store.
+  -- If the next request must wait, shorten this wait. Never put permits back into the store.
   if l.next_is_later then
     l.undone = true
     l.next = math.max(l.next - math.min(l.cost * l.q + muldiv(l.cost, l.r, l.n), 4503599627370496), at)

@@ -1,5 +1,6 @@
--- smooth_warming_up (10): the algorithm of Guava's SmoothWarmingUp, built on smooth.lua. After a time without requests
--- the rate is low, and it rises to the normal rate.
+-- smooth_warming_up (code 10): the algorithm of Guava's SmoothWarmingUp. It has all functions of smooth.lua, except
+-- those with the same names as functions of this file. After a time without requests the rate is low, and it rises to
+-- the normal rate.
 -- At the normal rate the interval between permits is q + r/n µs, the *stable interval*. While the store is full, the
 -- interval is the stable interval * cold factor. It becomes shorter as permits are taken from the store. When the
 -- store has fallen to the *threshold*, the interval is the stable interval.
@@ -9,7 +10,9 @@
 --   threshold = W / 2
 --   maximum of the store = W * saving rate
 --   time that is added to the store = the time without requests * saving rate
--- The store is S + g/(n*factor*m) µs. `cold` is the cold factor * 10^6.
+-- The store is S + g/(n*factor*m) µs. `cold` is the cold factor * 10^6. n*factor is a common denominator of all these
+-- numbers. `next` is the moment at which the next request may proceed, and `ahead` is next - last. Times are limited to
+-- 4503599627370496 µs (142 years): a longer time would not be exact.
 --@params smooth_warming_up q r n factor W cold top bottom
 --@record warming I7 last I7 stored_q I4 stored_r I4 stored_n i7 ahead I7 S I7 g I4 stored_factor I7 stored_W I4 stored_cold I4 stored_top I4 stored_bottom | m=1
 --@record large_warming I7 last I7 stored_q I7 stored_r I7 stored_n I7 m i7 ahead I7 S I7 g I7 stored_factor I7 stored_W I7 stored_cold I7 stored_top I7 stored_bottom

@@ -1,11 +1,14 @@
--- fixed_window (5) and calendar_window (6): the state is a window and the number of permits spent in this window.
--- Record: last, start, length, count of permits.
+-- fixed_window (code 5) and calendar_window (code 6): the state is a window and the number of permits spent in this
+-- window. A length of 0 means that no window is open: the next charge opens one.
+-- "--@params" names the params of an algorithm ("-": not used here), and "--@record" the fields of the record, each
+-- after its type: I7 is an unsigned integer of 7 bytes, and i7 a signed one.
 --@params fixed_window period first_hit - - - capacity
 --@params calendar_window start_1 start_2 start_3 start_4 - capacity
 --@record window i7 last i7 stored_start I7 stored_length I6 stored_count
 -- Params of fixed_window: period; 1 if the first request opens the window, otherwise 0; capacity.
 -- Params of calendar_window: starts of four periods (the previous, the current and the next two); capacity.
--- `l.keeps_window` is true if a receipt is settled: then the stored window is used as it is.
+-- `l.keeps_window` is true if a receipt is settled and the clock has not stepped back: then the stored window is used
+-- as it is. `l.start` becomes nil if the stored window is of no use any more.
 local window = {}
 
 function window.stored_params(l)
@@ -38,7 +41,7 @@ function window.resolve(l)
       end
     end
   elseif l.shift > 0 or not (l.start == l.start_2 and l.length == l.start_3 - l.start_2) then
-    -- The stored window is not the second of the three periods. Look at all three.
+    -- The stored window is not the current period. Look for a period that contains its start or the moment of a change.
     local moment = at
     if l.shift == 0 then
       moment = rarely().moment_of_change(l.number, l.last, at)
