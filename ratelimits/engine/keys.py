@@ -177,11 +177,6 @@ class Keyspace:
         """Return the key of a string that exists after the receipt was refunded or settled."""
         return f"{self.prefix(shard)}r:{nonce}"
 
-    @property
-    def layout(self) -> str:
-        """Return the key of a string: how many shards the namespace had when it was first used."""
-        return f"rl:{SCHEMA}:{self.namespace}:shards"
-
     def fence(self, shard: int) -> str:
         """Return the key of a string that a drain writes to fence the batches (usage/fence.py).
 
