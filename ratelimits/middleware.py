@@ -28,10 +28,13 @@ GetResponse = Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest]
 
 
 class ViewLimits(NamedTuple):
-    """How the middleware limits a request: the scope, the costs and the key of its view.
+    """How the middleware limits a request.
 
-    costs      one cost for each meter
+    costs      the cost in each meter, by the meter's name
+    key        where the request says the key that is limited, such as "header:X-Tenant", or a function; None for the
+               user, API key or address of the request
     arguments  the arguments in the URL
+    view       the view of the URL; None if no view has this URL
     """
 
     scope: str
@@ -44,10 +47,12 @@ class ViewLimits(NamedTuple):
 def limits_of(request: HttpRequest) -> ViewLimits | None:
     """Return how the middleware limits a request; None if it does not limit the request.
 
-    The request's path must begin with a path of PATHS. A view of DRF, or a view with the decorator, limits its requests
-    itself. If the path has the option `api_views`, the middleware limits these requests too, and uses only the options
-    of the path. Without this option, the view's attributes `throttle_scope`, `throttle_cost` and `throttle_key` are
-    used instead of the options of the path.
+    It limits only requests whose path begins with a path of RATELIMITS["PATHS"]. A view of DRF, or a view with the
+    decorator, limits its requests itself, so usually the middleware does not limit these requests.
+
+    If the path has the option `api_views`, the middleware limits the requests of all views, and uses only the options
+    of the path. Without this option, it uses the view's attributes `throttle_scope`, `throttle_cost` and
+    `throttle_key`. For an attribute that does not exist, it uses the option of the path.
     """
     paths = conf.PATHS
     prefix = next((prefix for prefix in paths if request.path.startswith(prefix)), None)
@@ -56,13 +61,13 @@ def limits_of(request: HttpRequest) -> ViewLimits | None:
     options = paths[prefix] if isinstance(paths, dict) else _NO_OPTIONS
     try:
         match = resolve(request.path_info, getattr(request, "urlconf", None))
-    except Resolver404:
+    except Resolver404:  # no view has this URL. Limit the request all the same
         view, arguments = None, {}
     else:
         view, arguments = match.func, match.kwargs
         if (hasattr(view, "cls") or hasattr(view, "ratelimits")) and not options.get("api_views"):
             return None
-    # A view that limits its requests itself keeps its attributes for that. Here only the options of the path count.
+    # With `api_views`, the view perhaps limits the request once more, by its own attributes. So do not use them here.
     attributes = None if options.get("api_views") else getattr(view, "view_class", view)
     scope = getattr(attributes, "throttle_scope", None) or options.get("scope", "*")
     cost = getattr(attributes, "throttle_cost", None)

@@ -16,6 +16,7 @@ from django.db import DatabaseError
 EXIT_CODES: Mapping[int, str] = {0: "the work is done", 1: "an error; standard error says which", 2: "wrong options"}
 #: The SQLSTATE of PostgreSQL if a table does not exist.
 _UNDEFINED_TABLE = "42P01"
+#: The error text of SQLite if a table does not exist. The group is the name of the table.
 _SQLITE_TEXT = r"no such table: (?:main\.)?(\S+)$"
 
 
@@ -48,7 +49,7 @@ class ExplainedCommand(BaseCommand):
         self.stderr.write(sentence, str)
 
     def execute(self, *args: Any, **options: Any) -> Any:
-        # Django does not know the variable NO_COLOR (see no-color.org), only its own option.
+        # Django does not know the environment variable NO_COLOR (see no-color.org), only its own option --no-color.
         if os.environ.get("NO_COLOR") and not options.get("force_color"):
             options["no_color"] = True
         try:

@@ -74,13 +74,13 @@ def _replaced(output: OutputWrapper, display: _Display) -> Iterator[None]:
     """Within the block, let text for this output appear above the progress, if the output is a terminal."""
     # `_out` is the file to which Django's wrapper writes. django-stubs does not know this attribute.
     wrapper = cast("Any", output)
-    former = wrapper._out
+    original = wrapper._out
     if output.isatty():
-        wrapper._out = display.above(former)
+        wrapper._out = display.above(original)
     try:
         yield
     finally:
-        wrapper._out = former
+        wrapper._out = original
 
 
 def _display(command: BaseCommand) -> AbstractContextManager[_Display]:
@@ -137,7 +137,8 @@ def _line(terminal: IO[str]) -> Iterator[_Display]:
 
     def write(text: str) -> None:
         nonlocal shown_text
-        # \r moves the cursor to the start of the line. First write spaces over the rest of a longer old text.
+        # \r moves the cursor to the start of the line. Write the text twice: first with spaces after it, which remove
+        # the rest of a longer old text. Then the cursor is behind the new text.
         terminal.write(f"\r{text:<{len(shown_text)}}\r{text}")
         terminal.flush()
         shown_text = text

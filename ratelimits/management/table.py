@@ -12,7 +12,7 @@ _MEASURED_ROWS = 200
 def table(
     headers: Sequence[str], rows: Iterable[Sequence[object]], heading: Callable[[str], str] = str
 ) -> Iterator[str]:
-    """Yield the lines of a table. Whole numbers are at the right of their column. `heading` colours the first line.
+    """Yield the lines of a table. A column of whole numbers is aligned to the right. `heading` colours the first line.
 
     Control characters in texts are escaped, since they could move the cursor or hide lines.
     """

@@ -68,7 +68,7 @@ class Plan(Versioned):
 
 
 def plan_name(row: Any) -> str:
-    """Return the name of a row's plan. If the plan was deleted (the row is of the history), return "#" and its id."""
+    """Return the name of a row's plan. If the plan was deleted, return "#" and its id, which the history keeps."""
     try:
         return str(row.plan)
     except Plan.DoesNotExist:
@@ -155,6 +155,7 @@ class Account(Versioned):
         if not self.billing_anchor:
             return
         try:
+            # This raises ValueError if the anchor is not valid. The result is not needed.
             calendar.boundaries("month", "UTC", self.billing_anchor, time.time_ns() // 1000)
         except ValueError as error:
             raise ValidationError({"billing_anchor": str(error)}) from error

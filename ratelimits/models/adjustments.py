@@ -128,7 +128,7 @@ class Adjustment(models.Model):
         return f"{self.quantity:+,} {self.meter} for {self.account or 'anonymous'}"
 
     def clean(self) -> None:
-        """Raise ValidationError for an adjustment of 0, and for an adjustment that no report could contain."""
+        """Raise ValidationError for an adjustment of 0 or of too many units, and if no report could contain it."""
         errors: dict[str, Any] = {}
         if self.quantity == 0:
             errors["quantity"] = _("An adjustment of 0 changes nothing: write how many units.")
@@ -145,7 +145,7 @@ class Adjustment(models.Model):
             raise ValidationError(errors)
 
     def _start_error(self) -> Any:
-        """Return an error message if no billing period of the account starts at `period_start`, otherwise ""."""
+        """Return an error message if no known billing period of the account starts at `period_start`, otherwise ""."""
         start = int(self.period_start.timestamp()) * 1_000_000
         if (
             Report.objects.filter(account=self.account, period_start=start).exists()

@@ -90,7 +90,7 @@ class AlertChannel(models.Model):
 class Alert(models.Model):
     """A notice that an account's usage has reached a percentage of a quantity in a billing period.
 
-    The same percentage of the same quantity gives only one alert in a billing period.
+    For one meter and one rule, the same percentage of the same quantity gives only one alert in a billing period.
     """
 
     class Basis(models.TextChoices):
@@ -144,11 +144,14 @@ class Alert(models.Model):
 class AlertDelivery(models.Model):
     """The delivery of one alert to one destination. The app tries until the delivery succeeds or is given up.
 
+    A destination is the e-mail address or the webhook of a channel, or the project's receivers of a Django signal. For
+    a signal, `channel` is None. `due_at` is the moment of the next attempt.
+
     Each e-mail and each webhook contains the delivery's primary key, so that a receiver recognises a repeated message.
     """
 
     class Kind(models.TextChoices):
-        """How the alert is sent."""
+        """How the alert is sent. A signal is a Django signal, which the project's own code can receive."""
 
         SIGNAL = "signal", _("signal")
         EMAIL = "email", _("e-mail")

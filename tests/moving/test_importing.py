@@ -349,7 +349,7 @@ class TestCommand:
         shown = command()
         assert "Nothing was written" in shown
         assert "rule search: 30 requests in any minute, per key, on search" in shown
-        assert "A rule limits only views with QuotaThrottle or @limited" in shown
+        assert "A rule limits only views with QuotaThrottle, the middleware or @limited" in shown
         assert Rule.objects.count() == 0
         written = command("--write")
         assert "added rule “search”" in written

@@ -79,7 +79,7 @@ def test_a_terminal_shows_how_much_was_planned_sent_and_settled(
 
 def test_the_state_is_told_without_sending(fakes: dict[str, Fake]) -> None:
     october()
-    assert "  not planned yet: 1 report\n" in run(status=True, receiver="lago")[0]
+    assert "  without deliveries yet: 1 report\n" in run(status=True, receiver="lago")[0]
     fakes["lago"].troubles = [(503, {})]
     assert "paused until" in run(receiver="lago")[0]
     assert "it answered 503 Service Unavailable" in run(status=True, receiver="lago")[0]
@@ -213,7 +213,7 @@ def test_the_documented_settings_make_sense(monkeypatch: pytest.MonkeyPatch) -> 
     exec(code, names)
     assert complaint("PUSH", names["RATELIMITS"]["PUSH"]) == ""
     with override_settings(RATELIMITS={**settings.RATELIMITS, **names["RATELIMITS"]}):
-        assert "not planned yet: 0" not in run(status=True)[0]
+        assert "without deliveries yet: 0" not in run(status=True)[0]
 
 
 def test_no_message_shows_a_key() -> None:

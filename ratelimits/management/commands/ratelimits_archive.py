@@ -37,7 +37,7 @@ class Command(ExplainedCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("directory", type=Path, help="the directory of the archive files")
         modes = parser.add_mutually_exclusive_group(required=True)
-        modes.add_argument("--before", help="move usage from before this month, such as 2026-01")
+        modes.add_argument("--before", help="move usage of billing periods that started before this month, as 2026-01")
         modes.add_argument(
             "--keep", type=int, metavar="MONTHS", help="keep the current month and this many months before it"
         )
@@ -49,13 +49,15 @@ class Command(ExplainedCommand):
                 if options["restore"]:
                     self._restore(options["directory"], progress)
                 else:
-                    self._prune(options["before"] or _months_ago(options["keep"]), options["directory"], progress)
+                    self._archive(options["before"] or _months_ago(options["keep"]), options["directory"], progress)
         except ValueError as error:
             raise CommandError(str(error)) from error
 
-    def _prune(self, month: str, directory: Path, progress: Progress) -> None:
-        # The month begins first in the easternmost time zone. Move only usage from before it begins there.
-        before = month_window(month)[0] // SECOND
+    def _archive(self, month: str, directory: Path, progress: Progress) -> None:
+        # The month begins first in the easternmost time zone. Move only periods that started before this moment. So no
+        # period of the month is moved, whatever the time zone of its account is.
+        earliest_start, _latest_end = month_window(month)
+        before = earliest_start // SECOND
         for pruned in archive.prune(conf.DATABASE, before, directory, progress):
             batches, lines = plural(pruned.batches, "batch", "batches"), plural(pruned.lines, "line")
             self.stdout.write(f"{pruned.path}: {batches}, {lines}")

@@ -14,7 +14,10 @@ from ratelimits.usage.retention.compact import compact
 
 
 class Command(ExplainedCommand):
-    help = "Joins the batches of past hours in the ledger. Afterwards a key has only one line for each 15 minutes."
+    help = (
+        "Joins the batches of past hours in the ledger. In a joined batch, a key has only one line for each meter, rule"
+        " and 15 minutes."
+    )
     examples = ("",)
 
     def add_arguments(self, parser: CommandParser) -> None:

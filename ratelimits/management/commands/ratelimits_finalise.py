@@ -44,7 +44,7 @@ class Command(ExplainedCommand):
         parser.add_argument("--reason", help="with --force: the reason")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        tally(wait=True)
+        tally(wait=True)  # open periods are found in the totals, so first add the newest batches to the totals
         if options["force"]:
             self._force(options)
             return
@@ -53,6 +53,7 @@ class Command(ExplainedCommand):
             with note_run(Task.FINALISE) if options["account"] is None else nullcontext():
                 self._finalise(options["account"])
         printed = 0
+        # Without --open, list only periods that are over. `over` then leaves out most other accounts, which is faster.
         for period in open_periods(account=options["account"], over=not options["open"]):
             if period.over or options["open"]:
                 self.stdout.write(_open_period_text(period))

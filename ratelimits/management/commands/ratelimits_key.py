@@ -1,4 +1,4 @@
-"""A command about a single key: it shows and resets limits, grants more, and blocks or allows the key.
+"""A command about a single key: it shows and resets limits, grants more capacity, and blocks or allows the key.
 
 It also blocks or allows an address or a network.
 """
@@ -36,9 +36,9 @@ NO_ANSWER = 3
 
 class Command(ExplainedCommand):
     help = (
-        "Shows how many permits a key has left, resets a limit, grants a key more until a given time, and blocks or"
-        " allows a key, address or network. The exit status is 1 if nothing was done, 2 if the arguments are not valid,"
-        " 3 if Redis or the database does not answer."
+        "Shows how many permits a key has left, resets a limit, grants a key more capacity until a given time, and"
+        " blocks or allows a key, address or network. The exit status is 1 if nothing was done, 2 if the arguments are"
+        " not valid, 3 if Redis or the database does not answer."
     )
     examples = (
         "show user:42",
@@ -165,8 +165,10 @@ def _key(text: str) -> str:
     Raise NothingDoneError unless the text means exactly one key.
     """
     key = typed_key(text)
-    if key is not None or text.partition(":")[0] in COVERS:
-        return key or text  # `identity_of` reports a text that is not a key.
+    if key is not None:
+        return key
+    if text.partition(":")[0] in COVERS:
+        return text  # It begins like a key, such as "ip:", but is none. `identity_of` reports this error.
     found = known_keys(text, {Account, get_user_model(), KeyOverride, PlanMembership, Access, KeyTotal}).keys
     if not found:
         raise NothingDoneError(f"No key or name contains “{text}”: write a key, such as account:acme or user:42.")
@@ -186,7 +188,7 @@ def _existing_key(options: dict[str, Any]) -> str:
 
 
 def _limit_text(limit: LiveLimit) -> str:
-    """Return a line of text about a limit: its rule, its key, and the permits left."""
+    """Return a line of text about a limit: its rule, its key, and the permits left. Redis must have answered."""
     rule, standing = limit.why.rule, limit.standing
     if not isinstance(rule, AppliedRule) or standing is None:
         return f"{limit.why.row.name}: {'off, by an override' if rule is None else 'cannot be read'}"

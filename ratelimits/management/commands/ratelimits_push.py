@@ -68,7 +68,7 @@ class Command(ExplainedCommand):
             return
         with shown(self) as progress:
             for receiver in chosen if not options["status"] else ():
-                plan(receiver, progress=progress)
+                plan(receiver, progress=progress)  # make a delivery for each new line
                 if options["now"]:
                     resume(receiver, timezone.now())
                 send(receiver, progress=progress)
@@ -92,7 +92,7 @@ class Command(ExplainedCommand):
         for state, (count, overage) in receiver.counts.items():
             self.stdout.write(f"  {state}: {plural(count, 'line')}, {plural(overage, 'unit')} of overage")
         if receiver.unplanned:
-            self.stdout.write(f"  not planned yet: {plural(receiver.unplanned, 'report')}")
+            self.stdout.write(f"  without deliveries yet: {plural(receiver.unplanned, 'report')}")
         for report, why in receiver.failing:
             self.stdout.write(f"  cannot be pushed: {report}: {why}")
         if receiver.paused:

@@ -71,6 +71,7 @@ class Command(ExplainedCommand):
         month, account, output = options["period"], options["account"], options["output"]
         printed = output in (None, "-")
         as_table = options["format"] == TABLE or (output is None and options["format"] is None and self.stdout.isatty())
+        # A table shows lines of the csv format.
         export_format = FORMATS["csv"] if as_table and printed else _format(options["format"], output)
         if export_format.missing:
             raise CommandError(export_format.missing)
@@ -91,6 +92,7 @@ class Command(ExplainedCommand):
             with shown(self, alone=printed) as progress:
                 lines = progress.counted("lines", lines, line_count)
                 if export_format.accepted is not None:
+                    # Raise NotAccepted at the first line that the billing system would refuse now.
                     lines = export_format.accepted(lines, time_ns() // 1000)
                 if as_table:
                     self._print_table(lines)
@@ -136,7 +138,8 @@ def _statements_to_write(
 ) -> Iterator[Statement]:
     """Yield the statements to write. Add the number of all statements, by status, to `counts`.
 
-    For the provisional statements, `counts` also gets the number of periods that have ended and of those that run.
+    For the provisional statements, `counts` also gets the number of periods that have ended, and of periods that still
+    run. A period that has ended without usage gets no final report, so it is not counted as ended.
     """
     now = time_ns() // 1000
     for statement in reports:

@@ -48,6 +48,7 @@ class Command(ExplainedCommand):
         terms = tuple(Term(rule, f"{number}", key=0, slot=0) for number, rule in enumerate(rules))
         # A usage names four billing periods. The text of the script does not depend on them, so they are 0 here.
         usage = Usage("", "user:1", (Meter("requests"),) * count, (0, 0, 0, 0)) if count else None
-        call = Call(program(terms), ("user:1",), (1,) * max(count, 1), usage=usage)
+        costs = (1,) * max(count, 1)  # one for each meter; without meters, the rules still need one
+        call = Call(program(terms), ("user:1",), costs, usage=usage)
         script = EngineCommand(Keyspace("ratelimits", 1), call).script
         self.stdout.write(indented(script.text.decode()), ending="")

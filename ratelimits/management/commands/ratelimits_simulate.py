@@ -55,7 +55,7 @@ class Command(ExplainedCommand):
     )
     exit_codes = {
         0: "every line was answered",
-        1: "the server does not answer, or the reader closed the pipe",
+        1: "the server does not answer, or the program that reads the results closed the pipe",
         2: "a bad line, a bad rule or wrong options",
     }
     requires_system_checks = ()
@@ -89,8 +89,8 @@ class Command(ExplainedCommand):
             with ExitStack() as stack:
                 stack.enter_context(_stoppable())
                 file = stack.enter_context(_opened(batch or trace or "-"))
-                # Results are printed while the trace is read, so no progress must appear between the results. But a
-                # summary is printed at the end.
+                # Results are printed while the trace is read. Progress must not appear between them on a terminal, so
+                # then show none. A summary is printed at the end, so with it progress can always be shown.
                 progress = stack.enter_context(shown(self, alone=not options["summary"]))
                 texts = progress.counted("lines", file, _line_count(file) if self.stderr.isatty() else None)
                 if batch is not None:
@@ -127,12 +127,16 @@ class Command(ExplainedCommand):
 
     def _batch(self, stack: ExitStack, batch: Iterable[bytes]) -> None:
         simulator = stack.enter_context(Simulator(stack.enter_context(sandbox())))
+        #: The replays that were read and not yet printed, in the order of the file.
         unfinished: deque[_Replay] = deque()
-        failed, finished_replays = 0, []
+        #: The printed replays whose states must still be deleted.
+        finished_replays: list[_Replay] = []
+        failed = 0
 
         def lines() -> Iterator[tuple[_Replay, TraceLine]]:
             for number, text in enumerate(batch):
                 if text.strip():
+                    # Each replay has a prefix of its own for its keys, so that it starts without usage.
                     unfinished.append(_parse_replay(text, f"{number}:"))
                     yield from unfinished[-1].lines()
 
@@ -153,7 +157,7 @@ class Command(ExplainedCommand):
                 finished_replays = []
         if failed:
             self.stdout.flush()
-            self._fail(f"{failed} of the replays ended at a bad line; their results say which line")
+            self._fail(f"{failed} of the replays have an error; their results say which")
 
     def _fail(self, message: str) -> NoReturn:
         self.stderr.write(message)
@@ -201,13 +205,15 @@ class _Replay(Replay):
 
 
 def _parse_replay(text: bytes, prefix: str) -> _Replay:
+    """Return the replay in a line of the batch file. If it cannot be read, return a replay that has only the error."""
     try:
         data = decode_json(text)
         if not isinstance(data, dict) or set(data) != {"rule", "trace"} or not isinstance(data["trace"], list):
             raise ValueError('a replay must be an object {"rule": {…} or […], "trace": [{…}, …]}')
         return _Replay(read_rules(data["rule"]), enumerate(data["trace"], 1), prefix)
     except ValueError as error:
-        return _Replay((), (), prefix, BadLine(0, str(error)))
+        not_in_trace = 0  # instead of the number of a line of the trace
+        return _Replay((), (), prefix, BadLine(not_in_trace, str(error)))
 
 
 def _opened(name: str) -> BinaryIO:

@@ -123,7 +123,7 @@ class Access(Versioned):
 
     @classmethod
     def derive(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values that a save changes by itself: the target in its canonical form."""
+        """Return the values that a save calculates from other values: here, the target in its canonical form."""
         target = values.get("target")
         if isinstance(target, str):
             # An invalid target stays as it is: `clean` and `manage.py check` report it.
@@ -132,7 +132,7 @@ class Access(Versioned):
         return {}
 
     def tombstone(self, edit: Edit) -> Tombstone:
-        """Return the row that records the deletion of this row."""
+        """Return the row that records the deletion of this row, or the change of its target."""
         tombstone = super().tombstone(edit)
         tombstone.key = self.target
         return tombstone
@@ -140,7 +140,7 @@ class Access(Versioned):
     def clean(self) -> None:
         """Raise ValidationError if the row ends before it starts, or overlaps with another row of the same target."""
         validate_period(self.valid_from, self.valid_until)
-        with suppress(ValidationError):  # The validation of the field reports an invalid target.
+        with suppress(ValidationError):  # Do not report an invalid target here: the field's own validation does it.
             self.target = canonical(self.target)
         other = overlapping(self, Access.objects.filter(target=self.target))
         if other is not None:

@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.models.keys import UNKNOWN_ADDRESS, validate_key
 
-#: IPv6 addresses are counted by their /64 network, so smaller networks cannot be blocked.
+#: IPv6 addresses are counted by their /64 network, so a smaller network cannot be a target.
 NARROWEST_V6 = 64
 #: An IPv6 address in this network stands for an IPv4 address, and is counted as that IPv4 address.
 _IPV4_MAPPED = IPv6Network("::ffff:0:0/96")
@@ -18,7 +18,7 @@ _IPV4_MAPPED = IPv6Network("::ffff:0:0/96")
 def canonical(text: str) -> str:
     """Return the stored form of a typed target. An address or a network may be typed without "ip:".
 
-    Raise ValidationError if the text is neither a key nor a network.
+    Raise ValidationError if the text is neither a key nor a network, or is a network that cannot be a target.
     """
     text = text.strip()
     kind, _colon, name = text.partition(":")
@@ -28,7 +28,7 @@ def canonical(text: str) -> str:
         except ValueError:
             validate_key(text)
             return text
-    if text == UNKNOWN_ADDRESS:
+    if text == UNKNOWN_ADDRESS:  # the key of all requests whose address cannot be read
         return text
     try:
         return _network_target(name)
@@ -57,7 +57,10 @@ def address_count(target: str) -> int | None:
 
 
 def _network_target(name: str) -> str:
-    """Return the target for an address or a network. Raise ValueError if the text is neither."""
+    """Return the target for an address or a network. Raise ValueError if the text is neither.
+
+    Raise ValidationError if it is an IPv6 network below /64, or an address with the length of a network.
+    """
     network = ip_network(name, strict=False)
     if isinstance(network, IPv6Network) and network.subnet_of(_IPV4_MAPPED):
         # The IPv4 address is the last 32 of the 128 bits. So the IPv4 prefix is 96 bits shorter.
