@@ -23,7 +23,7 @@ from ratelimits.recording import recorder
 
 
 class Waiters:
-    """Counts the requests of this process that perhaps have to wait."""
+    """Counts the requests of this process that wait, or that are being decided and perhaps have to wait."""
 
     def __init__(self) -> None:
         self.clear()
@@ -56,18 +56,19 @@ def check_and_wait(
 ) -> Answer:
     """Decide a request as `quota.checking.check` does. If it is admitted for a later moment, wait until then.
 
-    If MAX_WAITING requests of this process wait already, or are being decided and perhaps have to wait, refuse a
-    request that would have to wait, and do not charge it. If the wait is interrupted, give back the permits of the
-    request. `request` is Django's request. If its client closes the connection, end the wait and raise
-    asyncio.CancelledError, so that the view does not run. Raise WrongCost for costs that are not valid.
+    If MAX_WAITING requests are counted in `waiters`, this request must not wait. Then it is refused if it would have to
+    wait, and it is not charged. If the wait is interrupted, give back the permits of the request. `request` is Django's
+    request. If its client closes the connection under ASGI, end the wait and raise asyncio.CancelledError, so that the
+    view does not run. Raise WrongCost for costs that are not valid.
     """
-    # Count the request only if a known rule lets requests wait.
+    # Count the request only if some rule in the memory of this process lets requests wait.
     may_wait = prepared.may_wait()
     entered = may_wait and waiters.enter()
     try:
         answer = checking.check(identity, scope, method, costs, at_once=may_wait and not entered)
         if conf.RECORD_SAMPLE:
             recorder.record(identity, scope, method, costs, refused=not answer.allowed)
+        # Without a wait, an admitted request whose client has gone comes here too: it must not reach its view.
         if answer.wait or (answer.allowed and finishing.is_abandoned(request)):
             try:
                 _wait_unless_cancelled(answer.wait, request)
@@ -83,14 +84,14 @@ def check_and_wait(
 def _wait_unless_cancelled(seconds: float, request: HttpRequest | None) -> None:
     if clock.frozen is None and isinstance(request, ASGIRequest) and not _runs_a_loop():
         # A sync view runs in a thread. This thread waits for a coroutine, because asgiref cancels the coroutine when
-        # the request is cancelled. It could not interrupt time.sleep.
+        # the request is cancelled. Nothing could interrupt time.sleep.
         async_to_sync(_await_unless_cancelled)(seconds, request)
     else:
         clock.sleep(seconds)
 
 
 async def _await_unless_cancelled(seconds: float, request: HttpRequest) -> None:
-    # If the request was cancelled before this coroutine began, asgiref does not cancel the coroutine.
+    # asgiref does not cancel this coroutine if the request was cancelled before the coroutine began. So look here.
     if finishing.is_abandoned(request):
         raise asyncio.CancelledError
     await asyncio.sleep(seconds)

@@ -50,6 +50,7 @@ def by_policies(prepared: Prepared, identity: Identity, costs: Mapping[str, int]
     """Return the answer of the failure policies of these rules."""
     applied = [rule for rule in prepared.rules if rule.mode is Mode.ENFORCE]
     if any(rule.algorithm.admits_nothing and costs[rule.meter] > 0 for rule in applied):
+        # Such a rule refuses every request, so no state in Redis is needed. Trying again would never help.
         return Answer(False, None, prepared, retry_after=None)
     policies = {rule.on_failure for rule in applied}
     return _answer(prepared, applied, prepared.unreadable, policies, identity, costs, metered)
@@ -74,7 +75,7 @@ def _answer(
             if rule.on_failure == "local"
         ]
     )
-    if retry_after != 0:
+    if retry_after != 0:  # 0: no rule with the policy "local" refuses
         return Answer(False, None, prepared, retry_after)
     if metered:
         process_totals.unmetered(identity.account_id, usage_key(identity), costs)

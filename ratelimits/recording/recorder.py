@@ -34,7 +34,7 @@ MAX_UNWRITTEN = 20_000
 _WAKE_LENGTH = 5_000
 
 _unwritten: deque[trace.UnwrittenRequest] = deque()
-#: How many requests were not recorded since the last write.
+#: How many requests were lost or left out since the last successful write.
 _left_out = 0
 _lock = threading.Lock()
 
@@ -105,5 +105,6 @@ def _start() -> None:
         _background.start()
 
 
+# `end_order`: when the process ends, threads with lower numbers do their last work earlier.
 _background = Background("ratelimits-recorder", lambda: INTERVAL, write, end_order=4)
 os.register_at_fork(after_in_child=clear)

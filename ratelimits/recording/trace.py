@@ -29,7 +29,7 @@ _MAX_LEFT_OUT = 2**31 - 1
 def write(requests: Sequence[UnwrittenRequest], left_out: int = 0) -> None:
     """Write requests. If the table then has more than `RECORD_ROWS` rows, delete the oldest ones.
 
-    `left_out` is the number of earlier requests that could not be recorded.
+    `left_out` is the number of earlier requests that could not be recorded. The first row stores this number.
     """
     using = conf.DATABASE
     rows = [
@@ -60,7 +60,7 @@ def write(requests: Sequence[UnwrittenRequest], left_out: int = 0) -> None:
 class Trace(NamedTuple):
     """Recorded requests, oldest first.
 
-    more      whether there are older requests, which were not read
+    more      whether the table has older requests of the same span of time, which were not read
     left_out  how many requests of the same span of time could not be recorded
     """
 

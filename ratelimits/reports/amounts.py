@@ -25,8 +25,8 @@ from ratelimits.pricing.prices import Price
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.terms.price_book import RecordedPrices
 
-#: The total of a meter before a version, and its total after this version. The first total is None if the meter was
-#: not billed before.
+#: Two numbers: the overage units of a meter before a version, and after this version. The first number is None if the
+#: meter was not billed before. This is not 0, because also 0 units can have a price: a fee or a minimum.
 BeforeAndAfter = Sequence[Any]
 
 
@@ -45,7 +45,10 @@ def unreadable_if_malformed(report: Report) -> Iterator[None]:
 
 
 def prices_of(record: RecordedPrices) -> dict[str, Price]:
-    """Return the prices of a period, by meter, from the record of these prices in a report."""
+    """Return the prices of a period, by meter, from the record of these prices in a report.
+
+    A record also has the currency, and `digits`, which is the currency's number of decimals.
+    """
     return {meter: Price.from_record(price) for meter, price in record["meters"].items()}
 
 
@@ -136,7 +139,7 @@ class Totals:
         previous = _newest(self._earlier, "amounts", period)
         quantities: dict[str, BeforeAndAfter] = {}
         for meter in record["meters"]:
-            # The total after the previous version is the total before this version.
+            # The units after the previous version are the units before this version.
             _before_previous, before = previous["quantities"][meter] if previous else (None, None)
             quantities[meter] = [before, (before or 0) + self._added.get((period, meter), 0)]
         return quantities
@@ -150,7 +153,7 @@ class Totals:
 
 
 def billed_prices_and_units(reports: Sequence[Report], start: int) -> tuple[RecordedPrices, Counter[str]]:
-    """Return a billing period's prices and billed units, by meter; both are empty if the period was not billed.
+    """Return a billing period's prices and billed overage units, by meter; both are empty if it was not billed.
 
     `start` is the start of the period (µs since 1970 UTC). `reports` are the reports that share a price, oldest first.
     """

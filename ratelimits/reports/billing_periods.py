@@ -86,7 +86,7 @@ def billing_periods(
 
     Counted periods that overlap each other become one billing period. This billing period starts with the first of
     them, and ends with the one that was used last. If this billing period would be longer than MAX_LENGTH, the counted
-    period that starts last becomes another billing period. The other billing period starts where the first one ends.
+    period that starts last becomes a billing period of its own, which starts where the first one ends.
     """
     closed = {period.start: period for period in reported}
     open_: list[BillingPeriod] = []
@@ -118,9 +118,8 @@ def billing_periods(
 def _last_end(members: Collection[int], ends: Mapping[int, int], used_at: Mapping[int, int]) -> int:
     """Return the end of the member that was used last. The members are counted periods, given by their starts.
 
-    The ledger counts usage in quarters of an hour, so perhaps several members were used in the last quarter. Then take
-    a member whose end is the start of another counted period. If several members have such an end, take the member that
-    starts last.
+    The ledger counts usage in quarters of an hour, so perhaps several members were used in the last quarter. Among
+    these, prefer the members whose end is the start of another counted period. Then take the one that starts last.
     """
     last_use = max(used_at.get(member, 0) for member in members)
     used_last = sorted(member for member in members if used_at.get(member, 0) == last_use)

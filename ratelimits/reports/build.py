@@ -107,7 +107,7 @@ def between(since: Mapping[str, int], chain: Mapping[str, int]) -> Q:
 
 @dataclass(slots=True)
 class Allowance:
-    """The units that a plan includes in a billing period, and how many of them are used already, by meter."""
+    """The units that a plan includes in a billing period, how many of them are used, and the overage, by meter."""
 
     #: The units that the plan includes.
     included: Mapping[str, int]
@@ -169,7 +169,7 @@ def usage_lines(
     """Yield a line for each group, then a line for each key and meter that has lost replies but no group.
 
     `allowances` has the allowance of each billing period, by the period's start in µs. `lost` has the number of lost
-    replies by key and meter; the entries that belong to a group are removed.
+    replies by key and meter. The first line with a key and a meter gets their number, which is removed from `lost`.
     """
     lost = Counter() if lost is None else lost
     number = 0
@@ -199,7 +199,7 @@ def _with_line_id(line: ReportLine, *subject: str) -> ReportLine:
     return line
 
 
-def _plain_line(report: Report, identity: str = "", key: str = "", meter: str = "") -> ReportLine:
+def _plain_line(report: Report, own_id: str = "", key: str = "", meter: str = "") -> ReportLine:
     """Return a usage line for the whole period, with 0 in all quantities.
 
     The number of the line is set when the line is written.
@@ -207,7 +207,7 @@ def _plain_line(report: Report, identity: str = "", key: str = "", meter: str = 
     return ReportLine(
         report=report,
         number=0,
-        line_id=identity,
+        line_id=own_id,
         key=key,
         meter=meter,
         unit=unit_of(meter),
@@ -234,8 +234,8 @@ def unused_line(report: Report) -> ReportLine:
 
 def adjustment_line(report: Report, adjustment: Adjustment, allowance: Allowance) -> ReportLine:
     """Return the line of an adjustment."""
-    identity = line_id(report_id(report.account, report.period_start), ADJUSTMENT, str(adjustment.reference))
-    line = _plain_line(report, identity, adjustment.key, adjustment.meter)
+    own_id = line_id(report_id(report.account, report.period_start), ADJUSTMENT, str(adjustment.reference))
+    line = _plain_line(report, own_id, adjustment.key, adjustment.meter)
     line.charge_category = ADJUSTMENT
     line.charge_class = CORRECTION if report.version > 1 else ""
     line.corrects_line_id = adjustment.corrects_line_id
@@ -255,6 +255,7 @@ def usage_line(
     """Return the line of a group. The line is a correction if the group's billing period had a report before.
 
     `allowances` has the allowance of each billing period, by the period's start in µs. `make_id` makes the `line_id`.
+    (Verification also tries the function of an earlier version of this app.)
     """
     rule = rules.of(group["rule"], group["version"])
     billable = group["admitted_units"] - group["refunded_units"]
@@ -265,15 +266,15 @@ def usage_line(
     name = report_id(report.account, report.period_start)
     usage_subject = subject if start == billing_start else (*subject, start)
     if is_correction:
-        identity = make_id(name, report.version, CORRECTION, start, *subject)
+        own_id = make_id(name, report.version, CORRECTION, start, *subject)
         corrected = make_id(report_id(report.account, billing_start), USAGE, *usage_subject)
     else:
-        identity, corrected = make_id(name, USAGE, *usage_subject), ""
+        own_id, corrected = make_id(name, USAGE, *usage_subject), ""
     end = (group["last_bin"] + BIN_SECONDS) * SECOND
     return ReportLine(
         report=report,
         number=number,
-        line_id=identity,
+        line_id=own_id,
         key=group["key"],
         meter=group["meter"],
         unit=unit_of(group["meter"]),

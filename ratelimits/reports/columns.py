@@ -44,7 +44,9 @@ class Column:
     """
 
     kind: ColumnKind
+    #: What the column means, for docs and schemas.
     meaning: str
+    #: The first version of the columns that has this column.
     since: int = 1
     from_report: Callable[[Any, str], Any] | None = None
     from_line: Callable[[Any], Any] | None = None

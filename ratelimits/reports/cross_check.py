@@ -1,6 +1,6 @@
 """Compare the ledger with the process totals. A process total says how many requests a process itself has counted.
 
-The processes together must never have counted more admitted requests than the ledger.
+The processes together must never have counted more admitted requests than the ledger has.
 """
 
 from __future__ import annotations

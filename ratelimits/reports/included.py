@@ -110,7 +110,7 @@ class IncludedBook:
         month = _month_length(all_terms, start, end)
         sums: dict[str, Fraction] = defaultdict(Fraction)
         plan = terms.plan
-        if not under_name:  # The account's terms did not change in the period.
+        if not under_name:  # The account's row did not change in the period.
             for meter, quantity in terms.included.items():
                 sums[meter] += Fraction(quantity * (end - start), month)
         for span in under_name:
@@ -122,6 +122,7 @@ class IncludedBook:
                 sums[meter] += Fraction(quantity * (span.until - span.since), month)
         # `int` cuts the fraction off, so adding 1/2 first rounds half up.
         shares = {meter: int(total + Fraction(1, 2)) for meter, total in sums.items()}
+        # Each name of the account has its own shares, so the names share nothing: `shared` is empty.
         return Included(plan, shares, unprorated.names, price_source=unprorated.price_source)
 
 

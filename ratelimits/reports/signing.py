@@ -41,7 +41,8 @@ def chain_head(chain: Mapping[str, int], *sources: str) -> str:
 def joined_head(chain: Mapping[str, int], digests: Mapping[ChainPosition, str], using: str) -> str:
     """Return one digest for several chains, made from the digests that `digests_at` has read.
 
-    `using` is the database with the list of archives. Raise BrokenChainError if `digests` does not have a digest.
+    `using` is the database with the list of archives. Raise BrokenChainError if a digest is missing in `digests`.
+    Position 0 needs no digest, because no batch has this position.
     """
     positions = sorted((int(shard), position) for shard, position in chain.items())
     for shard, position in positions:
@@ -91,7 +92,7 @@ _GAPS = COLUMNS.index("durability_gap")
 def own_columns(report: Report) -> list[Any]:
     """Return a report's own columns. They are the first part of the data from which the report's digest is made."""
     return [
-        # Earlier versions of this app had no prices. A report without prices must have the same digest as in these.
+        # Earlier versions of this app had no prices. A report without prices must keep the digest that they gave it.
         "ratelimits report 2" if report.prices else "ratelimits report 1",
         report_id(report.account, report.period_start),
         report.version,

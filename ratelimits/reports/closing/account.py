@@ -69,7 +69,7 @@ class Closing:
         self._usage = data.usage(account)
         self._reports = list(data.reports(account))
         self._with_new_gaps = with_new_gaps
-        self._head_may_be_missing = False
+        self._batch_may_be_missing = False
         self.periods = AccountPeriods(data, account)
         self.chain = {str(state.shard): state.tallied for state in self._states}
 
@@ -139,7 +139,7 @@ class Closing:
         if reason:
             return reason
         try:
-            self._head()
+            self._chain_head()
         except signing.BrokenChainError as error:
             return _("%(error)s: restore it from a backup, or close by force") % {"error": error}
         try:
@@ -153,12 +153,12 @@ class Closing:
         self.plan_prices(period.start, period.end)
         check_sizes(self._data.adjustments(self.account))
 
-    def _head(self) -> str:
+    def _chain_head(self) -> str:
         """Return one digest for the ledger's chains, up to the positions in `self.chain`."""
         try:
             return self._data.chain_head(self.chain)
         except signing.BrokenChainError:
-            if self._head_may_be_missing:
+            if self._batch_may_be_missing:
                 return ""  # Verification of the report names the missing batch.
             raise
 
@@ -167,7 +167,7 @@ class Closing:
 
         If the ledger does not have a batch at the end of a chain, the report's `chain_head` is empty.
         """
-        self._head_may_be_missing = True
+        self._batch_may_be_missing = True
         report = self._first_version(
             self.periods.period(billing_period), billing_period, self.periods.adjustments(billing_period), []
         )
@@ -192,7 +192,8 @@ class Closing:
     ) -> dict[str, int]:
         """Return these included quantities minus the units that the account's other names have used.
 
-        Only units on reports with a primary key above `after_pk` are subtracted.
+        Only units on reports with a primary key above `after_pk` are subtracted. If `included` comes from a report,
+        `after_pk` is the primary key of this report, because units on earlier reports were subtracted before.
         """
         shared = self._included(billing_period.start, billing_period.end).shared
         used = self._used_by(shared, billing_period.start, billing_period.end, after_pk) if shared else Counter()
@@ -235,7 +236,10 @@ class Closing:
     def _allowance(
         self, billing_period: BillingPeriod, included: Mapping[str, int], plan: str | None = None
     ) -> Allowance:
-        """Return the allowance with these included quantities after the reports of a billing period."""
+        """Return the allowance with these included quantities after the reports of a billing period.
+
+        If `plan` is None, lines with this allowance show the plan of the new report.
+        """
         self._writer.flush()
         periods = {*billing_period.members, billing_period.start}
         allowance = allowance_with_reported_units(self._using, self.account, periods, included)
@@ -316,7 +320,7 @@ class Closing:
                 for start in sorted(start for period in periods for start in period.members)
             },
             chain=self.chain,
-            chain_head=self._head(),
+            chain_head=self._chain_head(),
             columns_version=VERSION,
             gaps=self._data.gaps(self.account, shards, period.start, period.end),
         )
@@ -324,7 +328,8 @@ class Closing:
     def _line_ids_on_reports(self, line_ids: set[str]) -> set[str]:
         """Return those of the `line_ids` that are on reports.
 
-        A line can name a corrected line that is not on a report.
+        A line with late usage names the line that it corrects. There is no such line if its key, its meter and its rule
+        had no earlier usage.
         """
         if not line_ids:
             return set()

@@ -82,7 +82,7 @@ class AccountPeriods:
         return next((period for period in self.billing_periods if _belongs_to(start, period)), None)
 
     def oldest_open_start(self) -> int:
-        """Return the start (µs since 1970 UTC) of the oldest period with usage but without a report."""
+        """Return the start (µs since 1970 UTC) of the oldest period with usage but without a report; 0 if none."""
         usage = self._data.usage(self._account)
         return min((row.period * SECOND for row in usage if row.covered is None), default=0)
 
@@ -94,7 +94,8 @@ class AccountPeriods:
     def _terms(self, start: int, fallback_at: int | None) -> Terms:
         """Return terms of the account by which a billing month starts at `start`.
 
-        If there are no such terms, return the account's terms at the moment `fallback_at`; None means now.
+        Try the terms at the start, then those near the end, then the current ones. If no billing month starts there by
+        any of them, return the account's terms at the moment `fallback_at`; None means now.
         """
         candidates = [self._data.terms(self._account, at) for at in (start, start + SHORTEST_MONTH, None)]
         matching = (terms for terms in candidates if period_at(terms.timezone, terms.anchor, start).start == start)
@@ -106,7 +107,7 @@ class AccountPeriods:
             raise
 
     def _last_used(self, starts: Collection[int]) -> dict[int, int]:
-        """Return the moment (s) of the last usage in each of these counted periods, by the period's start (µs)."""
+        """Return the newest bin (s) with usage of each of these counted periods, by the period's start (µs)."""
         lines = Line.objects.using(self._data.using).filter(account=self._account)
         lines = lines.filter(period__in=[start // SECOND for start in starts])
         bins = lines.values_list("period").order_by().annotate(Max("bin"))

@@ -33,6 +33,7 @@ class GroupsAhead:
     def __init__(self, using: str, periods: Mapping[str, Iterable[int]], chain: Mapping[str, int]) -> None:
         self._using, self._periods, self._chain = using, periods, chain
         self._unread = sorted(periods)
+        #: How many accounts to read at once. If their groups do not fit in memory, later reads take fewer accounts.
         self._max_accounts = len(self._unread)
         self._values: dict[tuple[str, int], list[Group]] = {}
 
@@ -49,8 +50,9 @@ class GroupsAhead:
         if len(names) > 1:
             conditions = (Q(period=start, account__in=accounts) for start, accounts in sorted(starts.items()))
             condition = reduce(or_, conditions)
+            # The empty dict: read from the first batch of each shard on, because no report has usage of these periods.
             groups = list(islice(grouped(condition & between({}, self._chain), self._using), _MAX_GROUPS + 1))
-            if len(groups) > _MAX_GROUPS:  # The account of the last group can have more groups.
+            if len(groups) > _MAX_GROUPS:  # Perhaps not all groups of the last account were read, so leave it out.
                 last = groups[-1]["account"]
                 names = [name for name in names if name < last]
                 groups = [group for group in groups if group["account"] < last]

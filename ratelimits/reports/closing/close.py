@@ -62,13 +62,14 @@ def finalise_each(
 ) -> Iterator[ClosingResult]:
     """Close every billing period that can be closed, and correct closed periods by new versions of their reports.
 
-    A new version adds late usage, adjustments, and gaps and lost replies that became known later.
+    A new version adds adjustments, and gaps and lost replies that became known later. With the setting LATE_USAGE
+    "version" it also adds late usage. With "period", late usage usually goes into the report of a later period.
 
     A watermark is the moment before which all usage of a shard is in the ledger. A period can be closed once `now` and
     the watermarks of the account's shards have passed the period's end plus GRACE_SECONDS. `now` is µs since 1970 UTC,
     by default this machine's clock. If an account cannot be closed, this is logged, and other accounts are closed.
-    Yield a result after each transaction, so that memory does not grow with the number of accounts. A second call
-    changes nothing. `progress` shows how many accounts are done.
+    Yield a result after each transaction, so that memory does not grow with the number of accounts. If nothing has
+    changed since, a second call writes no report. `progress` shows how many accounts are done.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
@@ -113,9 +114,9 @@ def in_chunks(names: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _close_each(using: str, names: list[str], now: int, with_new_gaps: Starts, failed: set[str]) -> list[Report]:
-    """Close these accounts together. If that fails, try each half of them, and so on, down to single accounts.
+    """Close these accounts together. If that fails, close each half of them by itself.
 
-    Add each account that cannot be closed to `failed`.
+    If a half fails too, halve it again, down to single accounts. Add each account that cannot be closed to `failed`.
     """
     try:
         return close_together(using, names, now, with_new_gaps)

@@ -112,6 +112,7 @@ class ClosingData:
 
         Use only lines of batches after the positions `since`, up to the positions `chain`.
         """
+        # `since` is empty if no report has usage of this period. Only such periods are read ahead.
         groups = None if since else self._groups_ahead(tuple(chain.items())).of(account, period)
         if groups is not None:
             return groups

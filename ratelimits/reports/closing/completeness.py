@@ -26,7 +26,7 @@ def incomplete_because(state: ShardState, end: int, now: int) -> str:
         return text % values
     if state.watermark < end:
         text = _("shard %(shard)s is not complete yet, but must be until %(end)s")
-        if state.watermark:
+        if state.watermark:  # 0 if the shard has no watermark yet
             text = _("shard %(shard)s is complete until %(until)s, but must be until %(end)s")
         return f"{text % values}{_cause(state)}"
     if state.tallied != state.position:

@@ -30,7 +30,9 @@ class LateGaps:
     def __init__(self, using: str) -> None:
         self._using = using
         changes = GapChange.objects.using(using)
+        #: The primary key of the newest change that is handled here.
         self._newest: int = changes.aggregate(newest=Max("pk"))["newest"] or 0
+        #: By the primary key of a gap: the accounts with closed periods that the gap overlaps.
         self._accounts: dict[int, set[str]] = {}
         self.starts: dict[str, set[int]] = defaultdict(set)
         if self._newest:
@@ -44,7 +46,7 @@ class LateGaps:
         self._accounts = {gap.pk: set() for gap in gaps}
         by_account: dict[str, list[DurabilityGap]] = defaultdict(list)
         for gap in gaps:
-            if gap.account:
+            if gap.account:  # Without an account, the gap is about whole shards.
                 by_account["" if gap.account == ANONYMOUS else gap.account].append(gap)
         if by_account:
             _await_closings(self._using)
@@ -65,7 +67,10 @@ class LateGaps:
                 self._accounts[gap.pk].add(report.account)
 
     def forget(self, done: Collection[str]) -> None:
-        """Forget the gaps that the reports contain now. `done` are the accounts that were closed."""
+        """Forget the gaps that all reports contain now. `done` are the accounts that were closed.
+
+        A gap is kept as long as one of its accounts is not in `done`.
+        """
         reported = [pk for pk, accounts in self._accounts.items() if accounts <= set(done)]
         for pks in _in_chunks(reported):
             self._changes().filter(gap__in=pks).delete()
@@ -86,6 +91,7 @@ def _await_closings(using: str) -> None:
 def _overlapping(using: str, gaps: list[DurabilityGap], **filters: Any) -> Iterator[Report]:
     """Return the reports that overlap the span from the start of the first of these gaps to the end of the last one."""
     first, last = min(gap.since for gap in gaps), max(gap.until for gap in gaps)
+    # No period is longer than MAX_LENGTH. The condition with it excludes no report, but lets the database use an index.
     reports = Report.objects.using(using).filter(
         **filters, period_start__gt=first - MAX_LENGTH, period_start__lte=last, period_end__gt=first
     )

@@ -115,7 +115,8 @@ def _shortened(using: str) -> Q:
 def _of_account(data: ClosingData, closing: Closing, now: int, *, running: bool) -> Iterator[OpenPeriod]:
     periods = closing.periods
     try:
-        # The true end can be before `end`: each period that began at least a shortest month ago is looked at.
+        # Also take periods that began at least a shortest month ago: usage that arrives later can still make the end of
+        # an open period earlier.
         billing_periods = [
             period for period in periods.open() if running or period.end <= now or period.start <= now - SHORTEST_MONTH
         ]
@@ -175,8 +176,8 @@ def force(account: str, start: int, by: str, reason: str, now: int | None = None
     """Close a period with the usage that the ledger has, and declare on its report that usage may be missing.
 
     `start` is in µs since 1970 UTC; `by` names the person. Usage that arrives afterwards is treated as late usage.
-    Raise NotForcedError if the period has not ended, if it has a report, if it has nothing to report, or if the reason
-    is empty.
+    Raise NotForcedError if the period has not ended, if it has a report, if it has nothing to report, if the reason is
+    empty, or if a price, an adjustment or the account's time zone is not valid.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now

@@ -41,7 +41,7 @@ class NotAccepted(ValueError):
 
 
 def stripe(rows: Iterable[Row], _version: int = VERSION) -> Iterator[bytes]:
-    """Yield meter events for the report lines with overage, one event on each line of text, in chunks."""
+    """Yield meter events for the final report lines with overage, one event on each line of text, in chunks."""
     events = (stripe_event(row, customer) for row, customer in _billed(rows))
     return encoded(f"{event}\n" for event in events if event)
 
@@ -102,7 +102,10 @@ def _customer(row: Row, customer_of: Callable[[str], str | None]) -> str | None:
 
 
 def _cached_customer_function() -> Callable[[str], str | None]:
-    """Return a function that gives the customer for an account, and stores its results in a cache."""
+    """Return a function that gives the customer for an account, and stores its results in a cache.
+
+    If BILLING_CUSTOMER is not set, `str` returns the account itself as the customer.
+    """
     return lru_cache(maxsize=4096)(conf.BILLING_CUSTOMER or str)
 
 

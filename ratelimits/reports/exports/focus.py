@@ -1,8 +1,8 @@
 """Write charges as CSV with the columns of FOCUS 1.2, the FinOps Open Cost and Usage Specification (focus.finops.org).
 
-In each row, the cost is the quantity multiplied by the unit price, so a row has only one unit price. A report line
-becomes one row for its included units, and one row for each unit price of its overage. Lines without a currency are
-left out.
+A row of FOCUS has only one unit price. So a report line becomes one row for its included units, and one row for each
+unit price of its overage. A charge without units, such as a fee, is one row without a quantity. Lines without a
+currency are left out.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _parts(charge: Charge) -> Iterator[PricedPart | None]:
         yield PricedPart(row.included_quantity, unit_price=ZERO, amount=ZERO)
     if charge.amount is not None:
         yield from charge.parts
-    elif row.overage_quantity:
+    elif row.overage_quantity:  # The plan has no price for this meter, so the units cost nothing.
         yield PricedPart(row.overage_quantity, unit_price=ZERO, amount=ZERO)
 
 

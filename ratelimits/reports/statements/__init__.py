@@ -204,8 +204,9 @@ def _open_groups(using: str, groups: Iterator[Group]) -> Iterator[tuple[Group, _
         starts_by_account: dict[str, set[int]] = {}
         for group in chunk:
             starts = starts_by_account.setdefault(group["account"], set())
-            if "meter" in group:  # The group has usage. Perhaps the totals do not have all of this usage yet.
+            if "meter" in group:  # The group has usage. AccountPeriods does not see it if it is not tallied yet.
                 starts.add(group["period"] * SECOND)
+        # The last argument has the locked shards. There are none, because nothing is written here.
         data = ClosingData(using, list(starts_by_account), {})
         # `lenient` is true, because one account whose time zone no longer exists must not stop the whole export.
         periods = {name: AccountPeriods(data, name, starts, lenient=True) for name, starts in starts_by_account.items()}
@@ -222,6 +223,7 @@ def _open_groups(using: str, groups: Iterator[Group]) -> Iterator[tuple[Group, _
 
 
 def _group_without_usage(account: str, period: int) -> Group:
+    """Return a group that stands only for an account and a period. Other groups also have a "meter" and sums."""
     return {"account": account, "period": period, "first_shard": home_shard(account)}
 
 
@@ -235,7 +237,7 @@ def _account_and_period(group: Group) -> tuple[str, int]:
 
 
 def _unused(using: str, month: str, account: str | None, start: int, end: int, version: int) -> Iterator[Statement]:
-    """Yield a statement without usage for each account, also for accounts that have usage."""
+    """Yield a statement without usage for each account. `_with_unused` leaves out those of accounts with usage."""
     gaps = Gaps.between(using, start, end + MAX_LENGTH)
     for group, period, terms in candidates(using, month, account):
         report = draft(group, period, Included(terms.plan, terms.included), gaps, version)

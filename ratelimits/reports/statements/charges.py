@@ -113,15 +113,15 @@ def _provisional(statement: Statement, book: PriceBook, using: str, sharing: lis
     earlier += [other for other in sharing if other.account in names]
     periods = recorded_prices(report, earlier, [period], record)
     report.prices = {"account_name": name or "", "periods": periods, "names": names}
-    totals, used = Totals(report, earlier), False
+    totals, has_usage = Totals(report, earlier), False
     make = row_type(report.columns_version)._make
     # The rows are read twice, because the price of a unit can depend on the total.
     with SpooledTemporaryFile(max_size=_MAX_IN_MEMORY) as spooled:
         for row in statement.rows:
             spooled.write(json.dumps(row).encode() + b"\n")
             totals.add_units(period, row.meter, row.overage_quantity)
-            used = used or bool(row.meter)
-        if used:
+            has_usage = has_usage or bool(row.meter)
+        if has_usage:
             report.amounts = totals.amounts()
             if names:
                 sharing.append(report)
@@ -146,6 +146,7 @@ def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> It
     prices = {
         (period, meter): price for period, record in records.items() for meter, price in prices_of(record).items()
     }
+    # By period and meter: the overage units before the current line, and those after all lines of this version.
     units_before: dict[tuple[str, str], int] = {}
     units_after: dict[tuple[str, str], int] = {}
     for period, meter in prices:
@@ -161,7 +162,7 @@ def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> It
             continue
         price, currency = prices.get((period, row.meter)), record["currency"]
         if price is None:
-            yield Charge(row, name, currency, (), None, totals[currency])
+            yield Charge(row, name, currency, total=totals[currency])  # The plan has no price for this meter.
             continue
         priced = period, row.meter
         parts = price.parts(units_before[priced], row.overage_quantity, units_after[priced])
@@ -172,7 +173,7 @@ def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> It
         for category, meter, amount in _other_charges(record, quantities[period]):
             if amount:
                 row = _row_without_units(report, status, category, period, meter, record["plan"])
-                yield Charge(row, name, currency, (), amount, totals[currency])
+                yield Charge(row, name, currency, amount=amount, total=totals[currency])
 
 
 def _other_charges(record: RecordedPrices, quantities: dict[str, BeforeAndAfter]) -> Iterator[tuple[str, str, Decimal]]:
@@ -207,5 +208,5 @@ def _row_without_units(report: Report, status: str, category: str, period: str, 
         charge_period_start=start,
         charge_period_end=report.period_end,
         plan=plan,
-        durability_gap="",
+        durability_gap="",  # This column is about usage, and this row has none.
     )

@@ -109,7 +109,8 @@ def effect_of(adjustment: Adjustment, using: str | None = None) -> Effect:
     using = using or conf.DATABASE
     account, meter = adjustment.account, adjustment.meter
     data = ClosingData(using, [account], {})
-    closing = Closing(data, account, [], 0)
+    # Nothing is closed here. So no shards are needed, and the moment of closing does not matter.
+    closing = Closing(data, account, shards=[], now=0)
     billing_period = closing.periods.of_adjustment(start_of(adjustment))
     if billing_period is not None and billing_period.closed:
         state = _final(using, data, billing_period, closing.allowance_after_reports(billing_period), adjustment)
@@ -120,6 +121,7 @@ def effect_of(adjustment: Adjustment, using: str | None = None) -> Effect:
     others = [other for other in unreported if other.pk != adjustment.pk]
     for other in others:
         allowance.split(other.meter, other.quantity)
+    # A period without usage, adjustments and reports gets no report, so nothing is owed before the adjustment.
     before, price_before = _quantities(allowance, meter), ZERO
     if prices and (state.has_usage_or_report or others):
         price_before = state.price()
@@ -151,6 +153,7 @@ def _final(
     prices, overage = billed_prices_and_units(
         priced_together(using, reports, adjustment.account, names), billing_period.start
     )
+    # Until here, `overage` has the overage of all names of the account. The allowance has that of this name.
     overage.subtract(allowance.over)
     return _State(used, newest.version, allowance, prices, overage_of_other_names=overage, has_usage_or_report=True)
 
@@ -158,7 +161,10 @@ def _final(
 def _provisional(
     using: str, data: ClosingData, periods: AccountPeriods, billing_period: BillingPeriod | None, adjustment: Adjustment
 ) -> _State:
-    """Return the state of a period without a report; `billing_period` is None if it has no usage either."""
+    """Return the state of a period without a report.
+
+    `billing_period` is None if the period has neither usage nor adjustments that count.
+    """
     account, meter = adjustment.account, adjustment.meter
     period = (
         data.terms(account, None).period(start_of(adjustment))

@@ -1,8 +1,8 @@
 """Finalise open periods that a person has chosen, exactly as a preview has shown their reports.
 
 The preview makes the reports in a transaction, and then rolls the transaction back. So it shows all that the reports
-will contain, also late usage of earlier periods. If the account was
-renamed, its names share the included units: the preview shows how many of them remain.
+will contain, also late usage of earlier periods. If the account was renamed, its names share the included units. Then
+the preview shows how many of them remain.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Outcome:
     """The result for the chosen periods. All lists are sorted by shard and account.
 
     written     the reports that were written
-    to_confirm  the reports that were not written, because a person must look at them first: nothing was shown of them
-                before, or they would differ from what was shown
+    to_confirm  the reports that were not written, because a person must look at them first: they were not shown before,
+                or they or other reports of their account would differ from what was shown
     failed      the accounts that cannot be closed; the log says why
     """
 
@@ -105,8 +105,8 @@ def _finalise(
 ) -> None:
     """Finalise the chosen periods of these accounts, and add the result to `outcome`.
 
-    If some reports would differ from what was shown, finalise only the other accounts. If closing fails, try each half
-    of the accounts.
+    If some reports would differ from what was shown, write no reports of their accounts, and try again without these
+    accounts. If closing fails, finalise each half of the accounts by itself.
     """
     using = conf.DATABASE
     previews: list[Preview] = []

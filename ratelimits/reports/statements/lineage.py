@@ -26,6 +26,7 @@ class RecordedEdit:
     version: int
     #: The kind of the row, such as "rule".
     kind: str
+    #: The row's name or text, as the admin shows it.
     row: str
     #: "added", "changed" or "deleted".
     did: str
@@ -36,7 +37,7 @@ class RecordedEdit:
 
 
 def rule_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
-    """Yield the edits in the line's `rule_version`: edits of its rule, and of overrides of this rule."""
+    """Yield the edits that gave the rule its version on the line: edits of the rule, and of its overrides."""
     if not line.rule_version:
         return
     key, account = line.key, f"account:{line.report.account}"

@@ -35,8 +35,9 @@ class MeterTotal:
 
 
 def meter_totals(using: str, reports: Iterable[int]) -> dict[int, list[MeterTotal]]:
-    """Return, by the primary key of each version, the totals of the lines that this version added. This is one query.
+    """Return, by the primary key of each version, the totals of the lines that this version added.
 
+    `reports` are the primary keys of the versions. All totals are read with one query.
     Lines that correct closed periods have separate totals. A version has no entry if none of its lines has a meter.
     """
     lines = ReportLine.objects.using(using).filter(report__in=list(reports)).exclude(meter="").order_by()

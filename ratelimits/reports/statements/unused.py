@@ -15,10 +15,10 @@ from ratelimits.reports.terms import Terms, TermsBook
 
 
 def candidates(using: str, month: str, account: str | None) -> Iterator[tuple[Group, Period, Terms]]:
-    """Yield, for each account, a group without usage, its billing period that starts in the month, and its terms.
+    """Yield three items for each account: a group without usage, the account's billing period, and its terms.
 
-    The accounts are sorted by name. The terms are the current ones. Accounts that were added after the end of the
-    period are left out.
+    The billing period is the one that starts in the month, by the current terms. The accounts are sorted by identifier.
+    An account that was added after the end of this period is left out.
     """
     accounts = Account.objects.using(using).annotate(account=F("identifier"))
     if account is not None:

@@ -98,7 +98,7 @@ class RuleBook:
         self._using = using
 
     def _of(self, rule: int, version: int) -> RecordedRule:
-        if not rule:
+        if not rule:  # 0: the usage was counted under no rule
             return RecordedRule("")
         row: Any = Rule.objects.using(self._using).filter(pk=rule, version__lte=version).first()
         if row is None:

@@ -16,7 +16,7 @@ class _RecordedState(NamedTuple):
     """A recorded state of a plan or of one of its included quantities, from `since` (µs since 1970 UTC) on.
 
     `row` is the primary key of the row. `kind` is "+" (added), "~" (changed) or "-" (deleted). `text` is the plan's
-    slug or the meter.
+    slug, or the meter of the included quantity. `quantity` is used only for an included quantity.
     """
 
     row: int

@@ -11,8 +11,8 @@ from ratelimits.models import Plan, PlanPrice
 from ratelimits.pricing.money import minor_digits
 from ratelimits.reports.terms import record_at
 
-#: The prices of a plan in the form in which reports record them: the plan, the currency, the currency's
-#: number of decimals, and for each meter the price with its id and version.
+#: The prices of a plan in the form in which reports record them: the plan, the currency, the currency's number of
+#: decimals, and for each meter the price with its id and version.
 RecordedPrices = Mapping[str, Any]
 
 #: The currency of a plan without prices, and its number of decimals.
@@ -31,7 +31,8 @@ class PriceBook:
     def _of(self, slug: str, at: int) -> RecordedPrices:
         """Return the prices of the plan with this slug at a moment (µs since 1970 UTC); {} if the plan has no prices.
 
-        Raise ValueError if a price is invalid and was not corrected later. Only raw SQL can write an invalid price.
+        Raise ValueError if the currency or a price is invalid and was not corrected later. Only raw SQL can write an
+        invalid value.
         """
         plan = self._plan(slug, at) if slug else None
         if plan is None:
@@ -93,7 +94,8 @@ class PriceBook:
         """Return the prices of a plan, or their history records, as they were at a moment."""
         rows, records = self._recorded(plan)
         first_records = {record.id: record for record in reversed(records)}
-        # If the first record of a row does not say that the row was added, the row existed before this record.
+        # If the first record of a row does not say that the row was added, the row existed before this record. Then the
+        # values of this record are used for earlier moments too.
         states = {
             pk: record for pk, record in first_records.items() if record.history_type != "+" and record.since > at
         }

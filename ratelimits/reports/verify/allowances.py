@@ -14,7 +14,8 @@ class ReportAllowances:
     """The allowance that each billing period had before a report, for all billing periods with usage on this report.
 
     A line can contain late usage of an earlier billing period. Such a line uses the allowance of that billing period.
-    But if `one_for_all` is true, all lines use the allowance of the report's period.
+    But if `one_for_all` is true, all lines use the allowance of the report's period. An earlier version of this app
+    made such reports.
     """
 
     def __init__(self, using: str, report: Report, *, one_for_all: bool = False) -> None:
@@ -56,7 +57,7 @@ class ReportAllowances:
     def _of_report_period(self) -> Allowance:
         """Return the allowance of the report's period after all lines of earlier versions.
 
-        Lines with late usage of other periods are subtracted too.
+        It contains the units of all these lines, also of lines with late usage of other periods.
         """
         report = self._report
         lines = ReportLine.objects.using(self._using).filter(

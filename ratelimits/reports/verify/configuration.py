@@ -39,7 +39,7 @@ def _verify_rows(model: type[Versioned], using: str) -> Iterator[str]:
     kind = model._meta.verbose_name
     difference = difference_from_history(model, using)
     for row, before in difference.rows:
-        if before is not None:
+        if before is not None:  # None: the row has no history, which is no error
             yield (
                 f"{kind} {row.pk} differs from its history: it was written without the app"
                 " (ratelimits_reload records this change as an edit)"

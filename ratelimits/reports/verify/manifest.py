@@ -116,6 +116,7 @@ def _sections(
     using: str, month: str, columns: Mapping[str, list[str]], progress: Progress | None
 ) -> dict[str, dict[str, Any]]:
     start, end = month_window(month)
+    # A manifest of the old format does not list the columns of deliveries.
     delivery_columns = columns.get("deliveries", manifest_sections.OUTCOME)
     return {
         "reports": dict(manifest_sections.reports(using, month, start, end, progress)),

@@ -107,10 +107,12 @@ def _unexplained_columns(
 ) -> Iterator[str]:
     """Yield the columns of a shard's state that differ from the manifest, if no later batch or gap explains why.
 
-    `listed` has the shard's run, watermark and `ahead` in the manifest, which was written at the moment `written`.
-    `position` is the position of the shard's newest batch at that moment.
+    `listed` has three values of the shard in the manifest: the run, the watermark and `ahead`, which says by how many
+    µs the server's clock was ahead. The manifest was written at the moment `written`. `position` is the position of the
+    shard's newest batch at that moment.
     """
     run, watermark, ahead = listed
+    # "" in the manifest: the run was not known yet.
     if run not in ("", state.run) and not _may_have_new_run(using, sources, state, position, written):
         yield "run"
     gaps = DurabilityGap.objects.using(using).filter(kind=GapKind.CLOCK, shard=state.shard)
