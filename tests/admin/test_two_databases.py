@@ -200,3 +200,10 @@ def test_without_the_router_a_check_says_so(project: Project) -> None:
     said = project.manage("check", fails=True)
     assert "ratelimits.E005" in said
     assert "ratelimits.routers.RatelimitsRouter" in said
+
+
+def test_a_manifest_is_written_and_compared_without_the_default_database(project: Project, tmp_path: Path) -> None:
+    project.python(_MIGRATED)
+    manifest = tmp_path / "2026-10.json"
+    project.manage("ratelimits_manifest", "2026-10", "--output", str(manifest))
+    project.manage("ratelimits_verify", "--manifest", str(manifest))

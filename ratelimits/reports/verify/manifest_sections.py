@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from django.db.models import Exists, F, Max, OuterRef, Q, QuerySet, Sum
+from django.db.models import Exists, F, Max, Model, OuterRef, Q, QuerySet, Sum
 
 from ratelimits.models import (
     Adjustment,
@@ -53,6 +53,7 @@ _SETTLED = (PushDelivery.State.ACCEPTED, PushDelivery.State.ELSEWHERE)
 class Table(NamedTuple):
     """A database table whose rows have digests in a manifest, one digest for each row."""
 
+    model: type[Model]
     #: The words with which messages name a row.
     entry_name: str
     #: The column whose value identifies a row in the manifest.
@@ -65,13 +66,14 @@ class Table(NamedTuple):
 
     def columns(self) -> list[str]:
         """Return the columns from which the digest is made."""
-        fields = self.rows("default", 0, 0).model._meta.concrete_fields
+        fields = self.model._meta.concrete_fields
         return [field.attname for field in fields if field.attname not in self.without]
 
 
 #: The tables of which a manifest has a digest for each row, by section.
 TABLES = {
     "adjustments": Table(
+        Adjustment,
         "adjustment",
         "reference",
         lambda using, start, end: Adjustment.objects.using(using).filter(
@@ -79,12 +81,19 @@ TABLES = {
         ),
     ),
     "gaps": Table(
+        DurabilityGap,
         "durability gap",
         "event",
         lambda using, start, end: DurabilityGap.objects.using(using).filter(since__lt=end, until__gte=start),
     ),
-    "quarantined": Table("quarantined batch", "id", lambda using, start, end: _quarantined(using, start, end)),
+    "quarantined": Table(
+        QuarantinedBatch,
+        "quarantined batch",
+        "id",
+        lambda using, start, end: _quarantined(using, start, end),
+    ),
     "kept_periods": Table(
+        KeptPeriod,
         "kept billing period of",
         "account",
         lambda using, start, end: KeptPeriod.objects.using(using).filter(start__gte=start, start__lt=end),
