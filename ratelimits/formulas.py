@@ -9,8 +9,8 @@ SIGNS = "=+-@\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN
 #: Separators of cells in spreadsheets that do not separate cells by commas. They are escaped for a regular expression.
 ENDS = ";|\\t\\r\\n"
 _SIGNS_PATTERN = re.escape(SIGNS)
-#: Matches the places where a text needs an apostrophe: its start, before a sign, a tab or a line break; and after a
-#: character of `ENDS`, before a sign. There may be spaces or quotes before this sign.
+#: Matches the places where a text needs an apostrophe: the start of the text, if a sign, a tab or a line break follows;
+#: and the place after a character of `ENDS`, if a sign follows there, directly or after spaces and quotes.
 _FORMULA = re.compile(f'^(?=[{_SIGNS_PATTERN}\\t\\r\\n])|(?<=[{ENDS}])(?=[ "]*[{_SIGNS_PATTERN}])')
 #: Matches an apostrophe at a place where `neutral` could have put an apostrophe.
 _MARK = re.compile(f"(?:^|(?<=[{ENDS}]))'(?='*[ \"]*[{_SIGNS_PATTERN}\\t\\r\\n])")

@@ -70,8 +70,8 @@ def test_suffix() -> str:
 def isolate(suffix: str, *, delete: bool = True) -> None:
     """Use a namespace with this suffix from now on. With "", use the namespace of the settings.
 
-    If the previous namespace had a suffix, delete the Redis keys of its shards that have no time to live. (Batches that
-    are already sealed stay.) With `delete=False`, delete nothing, because the previous namespace will be used again.
+    If the previous namespace had a suffix, delete the Redis keys of its shards that have no time to live, except sealed
+    batches. With `delete=False`, delete nothing, because the previous namespace will be used again.
     """
     global _test_suffix
     previous = current_server() if delete and _test_suffix and current_server.cache_info().currsize else None

@@ -11,6 +11,7 @@ local data_since -- the moment (µs) at which the shard's data of this run begin
 -- `last` is the moment of the limit's last charge (nil: there is no state), `start` is the start of the limit's window.
 local function is_lost(needs_state, last, start, now)
   if not data_since then
+    -- `run` (see heads.lua) is nil if all heads are as expected. Then the run in ARGV[2] is right.
     local meta, run = string.sub(KEYS[1], 1, -1 - #'${head}') .. '${meta}', run or string.match(ARGV[2], ' (.*)$')
     local stored = redis.call('HMGET', meta, 'data_run', 'data_since')
     -- If the clock has stepped back, `data_since` is later than now, and every state would seem to be older than the

@@ -4,7 +4,7 @@
 -- Returns {run, latest possible start of the server, now, incarnation, seq, sealed_at, how many of these batches there
 --          are, list of their ids (the oldest first), sealed_clock, first_sealed, 1 if a batch is open, otherwise 0}
 -- batch.lua explains the fields of `meta`. A field that does not exist is ''. Times are in µs.
--- All usage before `sealed_at` is in these batches or already in the ledger.
+-- All usage before `sealed_at` is in these batches or in the ledger.
 local function field(text, name) return string.match(text, name .. ':([^\r\n]*)') or '' end
 local server, time = redis.call('INFO', 'server'), redis.call('TIME')
 local run = server_run()

@@ -55,14 +55,14 @@ class LimitText:
         if "l." not in text:
             return text
 
-        def name(found: re.Match[str]) -> str:
+        def replacement(found: re.Match[str]) -> str:
             field = found[1]
             if field in self.known:
                 return self.known[field]
             self.used[field] = None
             return self.name(field)
 
-        return _FIELD.sub(name, text)
+        return _FIELD.sub(replacement, text)
 
     @property
     def own_keys(self) -> list[str]:

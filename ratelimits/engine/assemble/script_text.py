@@ -187,6 +187,10 @@ class ScriptText(StateLines):
         return sum(HEADER + 8 * (limit.shape.waits + len(limit.params)) for limit in self.limits) + 1 - RULE
 
     def do_limits(self) -> Iterator[str]:
+        """Yield the lines that read the fields of the limits from the program (ARGV[4]).
+
+        If all fields are local variables, one call reads all of them.
+        """
         if not self.limits:
             return
         fields = [self._program_fields(limit) for limit in self.limits]

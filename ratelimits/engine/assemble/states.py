@@ -72,7 +72,14 @@ class StateLines:
             yield from self.read_state(number, key)
 
     def read_state(self, number: int, key: int) -> Iterator[str]:
-        """Yield the lines that read packed state `number`. `key` is the position of its Redis key in KEYS."""
+        """Yield the lines that read packed state `number`. `key` is the position of its Redis key in KEYS.
+
+        Variables in these lines, for number 1:
+        raw_1     the packed state as a string; false if there is none
+        fits_1    whether all records of these limits were read at once
+        from_1    the position in raw_1 where the format of `common_form` fits: four bytes before the first record
+        latest_1  the expiry of the packed state, if from_1 is 1. Otherwise these four bytes belong to another record
+        """
         limits, reset = self.of_state(key), self.flags["reset"]
         raw = f"raw_{number}"
         yield f"local {raw}, fits_{number} = got[{self.shape.heads + number}], false"
@@ -207,7 +214,7 @@ class StateLines:
 
     @property
     def moment(self) -> str:
-        """Return the Lua name of the moment. Records that have expired at this moment are left out.
+        """Return a moment as Lua text, for `rewrite`: it leaves out records that have expired at this moment.
 
         If the clock is virtual, the moment is -1, so no record is left out.
         """

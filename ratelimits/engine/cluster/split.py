@@ -322,7 +322,7 @@ def _count(
 
 
 def _order_of_refusal(retry_and_limit: tuple[int, int]) -> tuple[bool, int, int]:
-    """Return a sort key: refusals that never end come first, then the longest ones."""
+    """Return a sort key: refusals that never end come first, then the longest refusals."""
     retry_after, limit = retry_and_limit
     return (False, 0, limit) if retry_after == NEVER else (True, -retry_after, limit)
 

@@ -196,7 +196,10 @@ class ClusterWire(Wire):
             node.breaker.succeeded()
 
     def _moved(self, slot: int, asked: Address, error: MovedError) -> Address:
-        """Store and return the slot's new owner, which the error names. Perhaps other nodes do not know this owner."""
+        """Store and return the slot's new owner, which the error names.
+
+        Do not ask the nodes for the owner: perhaps other nodes do not know it yet.
+        """
         owner = (error.host or asked[0], error.port)
         owner = owner if self._remap is None else self._remap(owner)
         if self._owners is not None:

@@ -78,8 +78,8 @@ class _Link(asyncio.Protocol):
         #: For each command without a reply, the oldest first: its reply, and the moment when the command was written.
         self._sent: deque[tuple[_Reply, float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        #: Whether `_look` checks once more before it closes the connection because of a late reply. False while this
-        #: last check is planned; True again after bytes have arrived.
+        #: Whether `_look` checks once more before it closes the connection because of a late reply. It becomes False
+        #: when this last check is planned, and True when bytes arrive.
         self._last_look_is_left = False
         #: A future that is done when the socket is closed.
         self.gone: asyncio.Future[None] = self._loop.create_future()
@@ -238,6 +238,8 @@ class Multiplexed:
         except asyncio.CancelledError:
             if reply.cancelled():
                 raise
+            # The command was written, so the reply could not be cancelled. In this case asyncio raises CancelledError
+            # only after the reply has arrived.
             return reply.result()
 
     def _queue(self, command: Sendable, nonce: bytes) -> _Reply:
@@ -269,7 +271,7 @@ class Multiplexed:
             self._connecting = self._loop.create_task(self._connect(), context=Context())
 
     async def _load(self, script: Script) -> None:
-        """Load a script, before all waiting commands are written: perhaps some of them need the script too."""
+        """Load a script. Write this command before all waiting commands: perhaps some of them need the script too."""
         loaded = self._loading.get(script.sha)
         if loaded is None:
             loaded = self._loading[script.sha] = _Reply(loop=self._loop)

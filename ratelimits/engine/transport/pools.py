@@ -21,6 +21,7 @@ from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDoma
 from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 
+#: The asyncio class for each connection class of redis-py.
 _ASYNC_CLASSES: dict[type[Any], type[Any]] = {
     Connection: AsyncConnection,
     SSLConnection: AsyncSSLConnection,

@@ -91,6 +91,7 @@ local function lease_functions()
   -- Maximum number of ended leases that one charge removes.
   local MAX_REMOVED = 4
 
+  -- Returns the number of permits of the lease with this member in the first key.
   local function permits_of(member)
     return tonumber(string.match(member, '^%d+:(%d+):') or 1)
   end
@@ -364,6 +365,7 @@ function leases.charge(l)
   if l.takes_unclaimed then
     lease_functions().take_unclaimed(l.self, l.takes_unclaimed)
   end
+  -- If no lease is in use, remove everything at once. A limit without a state must not count old leases.
   if l.is_new or l.live_permits == 0 and l.stored_permits > 0 then
     remove_all(l.redis_key)
     l.stored_permits, l.ended_permits, l.others, l.powers, l.is_new = 0, 0, 0, 0, false

@@ -47,7 +47,8 @@
 -- The number of items in a block and of nodes below a node; the level of the top.
 local SPREAD, TOP = 64, 3
 
--- Returns whether the list and the tree exist, if the record says that they have charges.
+-- The record says whether the list and the tree have charges. Returns false if one of them has charges but does not
+-- exist. (On a cluster the tree exists as long as the list does.)
 local function has_keys(redis_key, in_list, in_tree, slots_move)
   if in_list + in_tree == 0 then return true end
   if in_tree == 0 and not slots_move then return call('EXISTS', redis_key) == 1 end
@@ -71,6 +72,7 @@ local function log_functions()
     return count == 1 and int(t) or int(t) .. ':' .. int(count)
   end
 
+  -- Returns a node with all times in full; nil if it does not exist.
   local function load_node(l, level, number)
     local name = level .. ':' .. int(number)
     if nodes[name] then return nodes[name] end

@@ -15,8 +15,9 @@ from ratelimits.reports.verify.manifest import build
 
 class Command(ExplainedCommand):
     help = (
-        "Writes the manifest of a month: a small signed file that lists the month's reports, adjustments and gaps. Keep"
-        " the file outside the database. With it, ratelimits_verify notices if a listed row was changed or deleted."
+        "Writes the manifest of a month: a small signed file that lists the month's reports, and digests of other rows"
+        " such as adjustments and gaps. Keep the file outside the database. With it, ratelimits_verify notices if one"
+        " of these rows was changed or deleted."
     )
     examples = ("2026-10 --output 2026-10.json",)
 

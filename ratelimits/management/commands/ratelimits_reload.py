@@ -14,15 +14,16 @@ from ratelimits.management.progress import shown
 from ratelimits.models.raw.adoption import adopt
 from ratelimits.models.versions import ConfigVersion, Tombstone, editing
 
-#: Tombstones (marks of deleted rows) that are older than this (µs) are deleted. Newer ones are kept: the tombstone of a
-#: rule says until when the rule was in force.
+#: This command deletes tombstones (marks of deleted rows) that are older than this, in µs. It keeps newer tombstones:
+#: the tombstone of a rule says until when the rule was in force.
 _TOMBSTONE_AGE = 30 * 86_400_000_000
 
 
 class Command(ExplainedCommand):
     help = (
-        "Gives a version and a history to rules, plans and overrides that raw SQL wrote. Then makes every process read"
-        " all rules again before its next decision. Use this command also after a restore of the database."
+        "Gives a version and a history to rows of the configuration that raw SQL wrote, such as rules and plans. Then"
+        " makes every process read all rules again before its next decision. Use this command also after a restore of"
+        " the database."
     )
     examples = ("",)
 
