@@ -55,7 +55,7 @@ DEFENCES = (
     ),
     Defence(
         "tests/test_identity.py::TestAddresses::test_an_address_is_a_network",
-        "ratelimits.identity:_network",
+        "ratelimits.identity:_address_key",
         "int(address) & _NETWORK_BITS",
         "int(address)",
     ),
@@ -85,7 +85,7 @@ DEFENCES = (
     ),
     Defence(
         "tests/test_identity.py::TestAddresses::test_what_is_remembered_of_texts_that_clients_choose_is_small",
-        "ratelimits.identity:network",
+        "ratelimits.identity:address_key",
         " if len(text) <= _MAX_LENGTH else None",
         "",
     ),
