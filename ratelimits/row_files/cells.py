@@ -34,7 +34,7 @@ class Cells:
         try:
             cells = self._with_numbers(cells)
         except ValidationError as error:
-            return {}, [f"rate: {message}" for message in error.messages]
+            return {}, [f"{name}: {message}" for name in error.message_dict for message in error.message_dict[name]]
         for name, text in cells.items():
             try:
                 values[name] = self._value(name, text)
@@ -45,7 +45,8 @@ class Cells:
     def _with_numbers(self, cells: dict[str, str]) -> dict[str, str]:
         """Return the cells with numbers in place of a typed rate.
 
-        Raise ValidationError if the typed rate is not valid, or if it contradicts the cell `period`.
+        Raise ValidationError, with the name of the wrong column, if the typed rate or the cell `period` is not valid, or
+        if they contradict each other.
         """
         # Only overrides have these columns.
         names = ("rate", "capacity") if {"rate", "capacity", "period"} <= self._fields.keys() else ()
@@ -54,10 +55,14 @@ class Cells:
             try:
                 permits, period = typed_rates.rate(text)
             except Mistyped as error:
-                raise mistyped(error) from error
-            if other and seconds(other) != period:
+                raise ValidationError({name: mistyped(error)}) from error
+            try:
+                contradicts = bool(other) and seconds(other) != period
+            except ValidationError as error:
+                raise ValidationError({"period": error}) from error
+            if contradicts:
                 message = _("The rate %(rate)s contains a period: empty this field, or write the rate as a number.")
-                raise ValidationError(message % {"rate": text})
+                raise ValidationError({"period": message % {"rate": text}})
             cells = {**cells, name: f"{permits:f}", "period": f"{period:f}"}
         return cells
 

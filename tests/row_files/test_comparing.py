@@ -139,11 +139,22 @@ class TestOverrides:
         (first, second) = compared(KeyOverride, "key,rule,capacity,rate", *lines)
         assert (first.row.capacity, first.row.rate, first.row.period) == (20, 10, 300)
         assert (second.row.capacity, second.row.rate, second.row.period) == (None, 100, 86_400)
-        wrong = errors(KeyOverride, "key,rule,rate,period", "user:1,burst,10/5min,60", "user:2,burst,10/minuet,")
+
+    def test_a_wrong_typed_rate_is_said_under_the_column_to_correct(self) -> None:
+        rule()
+        lines = (
+            "user:1,burst,,10/5min,60",
+            "user:2,burst,,10/minuet,",
+            "user:3,burst,,10/5min,x",
+            "user:4,burst,9/x,,",
+        )
+        wrong = errors(KeyOverride, "key,rule,capacity,rate,period", *lines)
         assert wrong[2] == [
-            "rate: The rate 10/5min contains a period: empty this field, or write the rate as a number."
+            "period: The rate 10/5min contains a period: empty this field, or write the rate as a number."
         ]
         assert wrong[3][0].startswith("rate: “10/minuet” is not a rate")
+        assert wrong[4][0].startswith("period: “x” is not a length of time")
+        assert wrong[5][0].startswith("capacity: “9/x” is not a rate")
 
     def test_what_no_rule_can_use_is_wrong(self) -> None:
         rule(key_kind="user")
