@@ -218,7 +218,7 @@ def _described(plan: str, included: Any) -> str:
 
 
 def _verify_kept(using: str) -> Iterator[str]:
-    """Yield an error for each kept billing period without usage.
+    """Yield an error for each kept billing period without usage, and for each one with a wrong shard.
 
     If an account's terms change, its present billing period is kept, but only if it has usage.
     """
@@ -226,12 +226,14 @@ def _verify_kept(using: str) -> Iterator[str]:
         names = _related(using, {row.account})[row.account]
         usage = PeriodUsage.objects.using(using).filter(account__in=names, period=row.start // SECOND)
         ends = set(usage.values_list("period_end", flat=True).distinct())
+        # None: the total was written before totals had the end of their period.
         used = row.start % SECOND == row.end % SECOND == 0 and ends & {None, row.end // SECOND}
-        if not used or row.shard != key_shard(f"account:{row.account}"):
-            yield (
-                f"the kept billing period of {row.account}, {_when(row.start)} to {_when(row.end)}, has no usage:"
-                " only a period with usage is kept when an account's terms change"
-            )
+        name = f"the kept billing period of {row.account}, {_when(row.start)} to {_when(row.end)},"
+        if not used:
+            yield f"{name} has no usage: only a period with usage is kept when an account's terms change"
+        shard = key_shard(f"account:{row.account}")
+        if row.shard != shard:
+            yield f"{name} has the shard {row.shard}, but the other rows of this account have the shard {shard}"
 
 
 def _when(at: int) -> str:

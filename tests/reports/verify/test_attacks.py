@@ -181,16 +181,27 @@ def test_an_allowance_that_was_raised_only_while_a_period_was_closed_is_named() 
 
 def test_a_month_that_was_cut_in_two_for_two_allowances_is_named() -> None:
     start, end = at("2026-11-01"), at("2026-11-08")
-    kept = KeptPeriod(account="acme", shard=key_shard("account:acme"), start=start, end=end, version=10**6)
+    shard = key_shard("account:acme")
+    kept = KeptPeriod(account="acme", shard=shard, start=start, end=end, version=10**6)
     write(kept)
     for day in ("2026-11-03", "2026-11-20"):
         spend_by_terms("acme", day, 5)
-    assert any("kept billing period of acme" in finding for finding in findings())
+    assert any("kept billing period of acme" in finding and "has no usage" in finding for finding in findings())
     close("2026-12-02")
     KeptPeriod.objects.all().delete()
     cut = Report.objects.filter(period_start__gte=start)
     assert [report.included for report in cut] == [{"requests": 5}] * 2
     assert any("but no billing month of its account starts then" in finding for finding in findings())
+
+
+def test_a_kept_period_in_a_wrong_shard_is_named() -> None:
+    spend_by_terms("acme", "2026-11-03", 7)
+    flow()
+    change_terms("2026-11-10", "acme", billing_anchor="2026-01-15T00:00")
+    shard = key_shard("account:acme")
+    QuerySet(KeptPeriod).update(shard=shard + 1)
+    (finding,) = findings()
+    assert finding.endswith(f" has the shard {shard + 1}, but the other rows of this account have the shard {shard}")
 
 
 def test_without_the_kept_period_the_next_bounds_are_others_and_no_moment_has_two_allowances() -> None:
