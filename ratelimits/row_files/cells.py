@@ -45,8 +45,8 @@ class Cells:
     def _with_numbers(self, cells: dict[str, str]) -> dict[str, str]:
         """Return the cells with numbers in place of a typed rate.
 
-        Raise ValidationError, with the name of the wrong column, if the typed rate or the cell `period` is not valid, or
-        if they contradict each other.
+        Raise ValidationError if the typed rate or the cell `period` is not valid, or if they contradict each other. The
+        error names the column to correct.
         """
         # Only overrides have these columns.
         names = ("rate", "capacity") if {"rate", "capacity", "period"} <= self._fields.keys() else ()

@@ -49,7 +49,8 @@ class ComparedLine:
     """A line and its effect.
 
     number    the number that a text editor shows for the line
-    name      the key of the row, and its rule if it has one
+    name      the key or the account of the row, and its rule if it has one. If the line has a wrong number of cells:
+              the beginning of the line
     stored    the row that the line changes, as the database has it; None for a new row
     row       the row as it will be after the import
     changes   the fields that the import changes
@@ -185,8 +186,8 @@ class _Comparison:
         row = compared.row = copy.copy(stored) if stored is not None else self.table.model()
         for name, value in values.items():
             before = getattr(stored, name) if stored is not None else None
-            # If the cell has the text that an export writes for the stored value, the value does not change. (A form
-            # could read another value from this text.)
+            # If the cell has the text that an export writes for the stored value, the value does not change, even if
+            # the form reads another value from this text.
             if stored is not None and (value == before or cells.get(name) == written(before)):
                 continue
             setattr(row, name, value)
@@ -197,6 +198,7 @@ class _Comparison:
             return
         compared.state = LineState.NEW if stored is None else LineState.CHANGED
         try:
+            # `Cells` has checked the plan. To check it here would take a query for each line.
             row.clean_fields(exclude={"plan"})
             self.table.check(row, self.known)
         except ValidationError as error:

@@ -117,6 +117,7 @@ def import_rows(
         if effect.counts[LineState.ERROR] and not good_only:
             raise NotImportedError
         if not effect.good:
+            # Nothing was written. So also take back the new version that the edit has made.
             transaction.set_rollback(True, using=using)
     return effect
 

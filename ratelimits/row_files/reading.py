@@ -63,7 +63,7 @@ def read(raw: bytes, table: FileTable) -> Source:
     header, _newline, _rest = text.partition("\n")
     separator = max(_SEPARATORS, key=header.count)
     records = _records(text, separator)
-    _number, names = next(records, (1, []))
+    _number, names = next(records, (1, []))  # an empty file has no names of columns
     columns = _columns(names, table)
     lines: list[SourceLine] = []
     for number, cells in records:

@@ -29,7 +29,11 @@ _CHUNK = 2000
 
 
 class AccessRow(NamedTuple):
-    """A block, or an allow if `blocks` is false. `valid_from` and `valid_until` are in µs since 1970 UTC."""
+    """A block, or an allow if `blocks` is false.
+
+    `valid_from` and `valid_until` are in µs since 1970 UTC. Without a start `valid_from` is 0, and without an end
+    `valid_until` is NEVER. `status` and `message` are those of the response with which a block refuses.
+    """
 
     pk: int
     target: str

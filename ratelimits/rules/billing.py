@@ -27,7 +27,8 @@ def billing_around(
 ) -> Billing:
     """Return the billing periods around `now` (µs since 1970 UTC).
 
-    If the time zone or the anchor is not valid, call `log` with the reason and return calendar months in UTC.
+    If the time zone or the anchor is not valid, call `log` with the reason and return calendar months in UTC. The
+    period `kept` keeps its start and its end in each case.
     """
     try:
         return Billing(timezone, anchor, kept, periods_around(timezone, anchor, kept, now))

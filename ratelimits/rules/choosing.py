@@ -14,7 +14,8 @@ from ratelimits.rules.selection import GLOBAL_KEY, AppliedRule, UnreadableRule
 
 #: The properties of an identity on which its rules depend. The items are: a bit for each kind of key that it has; the
 #: plan of its key; the plan of its account; the moment when a row about one of its keys last changed, or 0 if that was
-#: long ago; the overrides of its keys; and those groups of its user that rules name.
+#: longer ago than RECENT (in facts.py); the overrides of its keys; and those groups of its user that rules name. A plan
+#: is its id, or 0 for no plan.
 Properties = tuple[int, int, int, int, tuple[OverrideRow, ...], frozenset[str]]
 _NO_GROUPS: frozenset[str] = frozenset()
 
@@ -48,6 +49,7 @@ class Chooser:
         found = []
         for row in self._rows.rules.values():
             kind = counted_kind(row, present)
+            # The groups of the user are not known here. So assume that the user is in the group of the rule.
             groups = frozenset({row.group}) if present & USER else _NO_GROUPS
             if row.mode != "enforce" or not covers(row, scope, method) or not applies_to_caller(row, present, groups):
                 continue
@@ -62,13 +64,13 @@ class Chooser:
     ) -> Iterator[tuple[int, RuleRow, AppliedRule | UnreadableRule | None, list[OverrideRow]]]:
         """Yield for each wanted rule, sorted by name: its rank, its row, the result of `_apply`, and its overrides.
 
-        Yield only one rule for each name. A rule of the key's plan (rank 2) comes before a rule of the account's plan
-        (rank 1). The default rule, which belongs to no plan (rank 0), comes last.
+        Yield only one rule for each name: the rule of the key's plan (rank 2). Without such a rule, yield the rule of
+        the account's plan (rank 1). Without this too, yield the default rule, which belongs to no plan (rank 0).
         """
         present, key_plan, account_plan, changed_at, overrides, groups = properties
-        ranks = (0, account_plan, key_plan)
+        plans = (0, account_plan, key_plan)  # by rank
         chosen: dict[str, tuple[int, RuleRow]] = {}
-        for rank, plan in enumerate(ranks):
+        for rank, plan in enumerate(plans):
             if rank == 0 or plan:
                 chosen.update({name: (rank, row) for name, row in self._plans.get(plan, {}).items()})
         for name in sorted(chosen):
@@ -81,7 +83,7 @@ class Chooser:
                 continue
             # The last deletions of rules with this name, in this plan and in plans with a higher rank.
             deleted_at = self._rows.deleted_at
-            deletions = [deleted_at[plan, name] for plan in ranks[rank:] if (plan, name) in deleted_at]
+            deletions = [deleted_at[plan, name] for plan in plans[rank:] if (plan, name) in deleted_at]
             of_rule = [override for override in overrides if override.rule == name]
             yield rank, row, self._apply(row, kind or GLOBAL_KEY, of_rule, deletions, changed_at), of_rule
 

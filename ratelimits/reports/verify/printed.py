@@ -110,24 +110,25 @@ def _verify_gaps(using: str, checked: Counter[str]) -> Iterator[str]:
     reports = Report.objects.using(using).exclude(gaps="").order_by("account", "pk")
     for report in reports.iterator(CHUNK):
         for text in report.gaps.split("; "):
+            # This text is about process totals that do not fit the ledger, and not about a declared gap.
             if text.startswith("witness "):
                 continue
             checked["printed gaps"] += 1
             if text not in is_declared:
-                is_declared[text] = _identity(text) in declared
+                is_declared[text] = _lasting_parts(text) in declared
                 if not is_declared[text] and not read_again:
                     # Read the gaps once more: this gap and this report may be newer than the first reading.
                     declared, read_again = _declared(using), True
-                    is_declared[text] = _identity(text) in declared
+                    is_declared[text] = _lasting_parts(text) in declared
             if not is_declared[text]:
                 yield f"report {report} prints a durability gap that is no longer declared: {text}"
 
 
 def _declared(using: str) -> set[tuple[str, ...]]:
-    return {_identity(describe(gap)) for gap in DurabilityGap.objects.using(using).iterator(CHUNK)}
+    return {_lasting_parts(describe(gap)) for gap in DurabilityGap.objects.using(using).iterator(CHUNK)}
 
 
-def _identity(text: str) -> tuple[str, ...]:
+def _lasting_parts(text: str) -> tuple[str, ...]:
     """Return the parts of a gap's text that never change: its kind, its span of time and its fsync policy."""
     parts = text.split(" ")
     if parts[0] == GapKind.CLOCK:

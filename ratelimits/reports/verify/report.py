@@ -65,7 +65,7 @@ class ReportVerifier:
         self._checked = Counter() if checked is None else checked
         self._rules = RuleBook(using)
         self._limits = Limits(using, self._rules)
-        self._head = lru_cache(maxsize=1000)(lambda chain: signing.chain_head(dict(chain), *self._sources))
+        self._chain_head = lru_cache(maxsize=1000)(lambda chain: signing.chain_head(dict(chain), *self._sources))
 
     def findings(self, report: Report) -> Generator[str]:
         """Yield a sentence for each error in one version of a report.
@@ -108,7 +108,7 @@ class ReportVerifier:
             yield "the positions at which its usage starts and ends cannot be read"
             return
         try:
-            if self._head(tuple(report.chain.items())) != report.chain_head:
+            if self._chain_head(tuple(report.chain.items())) != report.chain_head:
                 yield "the digests of the ledger's chain are no longer those that the report recorded"
         except signing.BrokenChainError as error:
             yield str(error)
@@ -157,6 +157,7 @@ class ReportVerifier:
         periods = sorted(report.since, key=int)
         groups = chained.from_iterable(self._groups(report, period, report.since[period]) for period in periods)
         with_starts = with_billing_starts(self._limits.of(groups), by_period.billing_starts)
+        # The number of a line is not compared, so each line gets the number 0.
         computed = (usage_line(report, 0, group, self._rules, by_period.allowances, make_id) for group in with_starts)
         # Except for adjustments, lines of all categories are compared, even of unknown categories: each line is billed.
         lines = ReportLine.objects.using(self._using).filter(report=report).exclude(charge_category=ADJUSTMENT)

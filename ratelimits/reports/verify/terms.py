@@ -144,7 +144,7 @@ def _verify_included(using: str, reports: list[Report], terms: AccountTerms, sta
 
 def _candidates(terms: AccountTerms, name: str, start: int, end: int) -> Iterator[Included]:
     """Yield the included quantities for each value of PRORATION, because a report does not store this value."""
-    for proration in (None, "none", "time"):
+    for proration in (None, "none", "time"):  # None: the present setting, which is the most likely one
         yield IncludedBook(terms).of(name, start, end, proration)
     # Older versions of the app used only the terms at the end of a period.
     at_end = terms.at(name, end - 1)
@@ -168,7 +168,10 @@ def _matches(using: str, report: Report, expected: Included, start: int, end: in
 
 
 def _is_known(using: str, report: Report, expected: Included, end: int) -> bool:
-    """Return whether the history has the account, the report's plan and the expected plan at the period's end."""
+    """Return whether the history has the account, the report's plan and the expected plan at the period's end.
+
+    A row that has never existed counts as known, because no history of it can be missing.
+    """
     accounts: Any = Account.history
     records = accounts.using(using).filter(identifier=report.account)
     rows = Account.objects.using(using).filter(identifier=report.account)

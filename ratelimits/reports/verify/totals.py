@@ -64,7 +64,10 @@ def _confirmed(using: str, sources: tuple[str, ...], account: _Account) -> list[
 
 @contextmanager
 def _at_one_moment(using: str) -> Iterator[None]:
-    """Let all queries in this context read the same state of the database, unless a transaction is open already."""
+    """Let all queries in this context read the same state of the database.
+
+    If a transaction is already open, do nothing.
+    """
     connection = connections[using]
     if connection.in_atomic_block:
         yield
@@ -77,7 +80,7 @@ def _at_one_moment(using: str) -> Iterator[None]:
 
 
 def _state(using: str, account: str) -> tuple[Any, ...]:
-    """Return values that change whenever the account's totals or reports change."""
+    """Return values that change whenever the account's totals, its reports or its ledger lines change."""
     return (
         list(ShardState.objects.using(using).order_by("shard").values_list("shard", "tallied")),
         Report.objects.using(using).filter(account=account).aggregate(Count("pk"), Max("pk")),
@@ -223,7 +226,7 @@ class _Account:
         if total is None:
             yield f"{name} is missing: the ledger has {dict(zip(_SUMMED, sums, strict=True))}"
             return
-        # Only usage that is on a report of a closed period is archived.
+        # Usage is archived only after it is on a report. Its total has a covered position then.
         partly_archived = shard in self._archived and total.covered is not None
         counts = [getattr(total, column) for column in _SUMMED]
         for column, count, in_lines in zip(_SUMMED, counts, sums, strict=True):
@@ -232,7 +235,7 @@ class _Account:
             if count < in_lines or (count > in_lines and not partly_archived):
                 yield f"{name} says {count} {column}, but the ledger's lines say {in_lines}"
         covered = self._covered.get((period, shard))
-        # A total whose usage is all newer than the reports has no covered position yet.
+        # If all usage of a total is newer than the reports, the total has no covered position yet. This is no error.
         if total.covered != covered and not (total.covered is None and total.position > (covered or 0)):
             yield f"{name} says that reports contain it up to position {total.covered}, but the reports say {covered}"
         tallied = self._tallied.get(str(shard), 0)
