@@ -33,7 +33,7 @@ class Op(IntEnum):
     PEEK     decide a request without charging it
     REFUND   give back permits without a receipt
     RELEASE  end leases
-    RESET    delete the states of the limits
+    RESET    delete the states of the limits. Lasting limits get a new state instead
     CREATE   make states that do not exist yet
     CHANGE   write existing states with the current parameters
     SETTLE   use a receipt: change its charge to the true costs, or refund it
@@ -130,7 +130,7 @@ class Call(NamedTuple):
                  server's time is used
     lease        name of the leases that a `concurrency` limit gives or ends. If it is None, the name is the nonce of
                  the call
-    virtual      true if the clock is virtual, so that nothing expires
+    virtual      true if the clock is virtual (in the simulator), so that nothing expires
     receipt      the receipt that is settled or refunded
     whole        true if the whole receipt is refunded
     at_once      true if a request that would have to wait is refused, whatever the timeouts are

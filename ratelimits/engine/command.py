@@ -70,7 +70,8 @@ class Command:
         #: In a cluster, the commands that are sent instead of this one, one for each shard. cluster/split.py sets them.
         self.parts: Any = None
         program, usage = call.program, call.usage
-        #: Whether the call has a lasting limit, and this command was not decided yet in this run of the server.
+        #: Whether the call has a lasting limit (restored from the ledger if Redis loses its state), and this command
+        #: was not decided yet in this run of the server.
         self.is_first = program.lasts and call.op is Op.TRY
         self._cached = _NEVER_VALID
         shards = [shard(keyspace, key, call.account) for key in call.keys]

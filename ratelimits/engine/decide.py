@@ -43,7 +43,8 @@ def parse_reply(call: Call, packed: bytes, nonce: bytes) -> Decision | None:
 
     If the command was not valid at the server's time, set `clock` to this time and return None. The caller then sends
     the call again. But if the call has a fixed moment (`call.now`), raise Stale instead. Also raise Stale if the rules
-    are too old, AlreadySettled if the receipt was used before, and Lost if a lasting limit must be restored first.
+    are too old, AlreadySettled if the receipt was used before, and Lost if Redis has perhaps lost the state of a limit
+    that is restored from the ledger.
     """
     reply = read(packed)
     if reply[0] == DECIDED:
@@ -81,8 +82,8 @@ def decide_call(server: Server, call: Call, command: Command | None = None) -> D
 async def adecide_call(server: Server, call: Call, command: Command | None = None) -> Decision:
     """Do the same as `decide_call`, in async code. If the caller is cancelled, give back the permits that were taken.
 
-    A cancelled caller first waits for the reply, at most TIMEOUT seconds. Then CancelledError is raised. If the call
-    failed, its error is the cause of the CancelledError.
+    A cancelled caller first waits for the reply, at most as many seconds as the setting TIMEOUT says. Then
+    CancelledError is raised. If the call failed, its error is the cause of the CancelledError.
     """
     command = command or Command(server.keyspace, call)
     nonce = new_nonce()

@@ -42,11 +42,14 @@ class Stale(Exception):
 
 
 class Lost(Exception):
-    """Nothing was decided: perhaps Redis has lost the state of a lasting limit. Restore this state and decide again."""
+    """Nothing was decided: perhaps Redis has lost the state of a limit that is restored from the ledger.
+
+    Restore this state and decide again.
+    """
 
 
 class AlreadySettled(ValueError):
-    """Nothing was done: the receipt was refunded or settled before, or is older than RECEIPT_TTL."""
+    """Nothing was done: the receipt was refunded or settled before, or is older than the setting RECEIPT_TTL allows."""
 
 
 class Standing(NamedTuple):

@@ -1,9 +1,10 @@
 """Make the names of all Redis keys.
 
-A shard is a part of the accounts. The Redis keys of shard 7 begin with `rl:<schema>:<namespace>:{07}:`. A cluster puts
-all Redis keys with the same text in braces into one slot. So one script call reaches the limits, the version and the
-usage of an account. A Redis key contains no secret and no text of unlimited length: instead of an API key it contains
-the id of the API key, and instead of a long name it contains a digest.
+A shard is a part of the accounts. The Redis keys of shard 7 begin with `rl:<schema>:<namespace>:{07}:`. The namespace
+is a setting: projects that share a server have different namespaces. A cluster puts all Redis keys with the same text
+in braces into one slot. So one script call reaches the limits, the version and the usage of an account. A Redis key
+contains no secret and no text of unlimited length: instead of an API key it contains the id of the API key, and instead
+of a long name it contains a digest.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ANONYMOUS = "~anonymous"
 _PLAIN = re.compile(rf"(?!{ANONYMOUS}\Z)[A-Za-z0-9:@._~-]{{0,{LONGEST_NAME}}}")
 #: Characters that some databases cannot store: NUL, and halves of surrogate pairs.
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
-#: Maximum length of a namespace. It stands in the name of each key.
+#: Maximum length of a namespace, in characters.
 LONGEST_NAMESPACE = 40
 _NAMESPACE = re.compile(rf"[A-Za-z0-9_.-]{{1,{LONGEST_NAMESPACE}}}")
 

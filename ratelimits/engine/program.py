@@ -139,7 +139,7 @@ class Program:
 
     @cached_property
     def lasts(self) -> bool:
-        """Return whether at least one term is restored if Redis has lost its state."""
+        """Return whether at least one term is restored from the ledger if Redis has lost its state."""
         return any(term.lasting for term in self.terms)
 
     @cached_property

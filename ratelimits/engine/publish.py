@@ -24,7 +24,7 @@ def publish_version(version: int) -> int:
     """Raise the version of every shard to at least `version`. Return the highest version that is now in force.
 
     Raise redis.exceptions.RedisError if the server does not answer. The edit then takes effect when the processes read
-    the rules again. They do this every RELOAD_INTERVAL seconds.
+    the rules again. They do this every RELOAD_INTERVAL seconds (a setting).
     """
     _published.append(None)
     server, script = current_server(), scripts.read("publish")

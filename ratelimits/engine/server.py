@@ -1,4 +1,7 @@
-"""Find the Redis server and the namespace that the settings name. Decisions are made on this server."""
+"""Find the Redis server and the namespace that the settings name. Decisions are made on this server.
+
+The namespace is a part of each Redis key. Projects that share a server have different namespaces.
+"""
 
 from __future__ import annotations
 

@@ -140,6 +140,7 @@ class Account(Versioned):
 
     history = History()
 
+    #: The field that says what the row is about, and the column that `derive` calculates.
     subject_fields = ("identifier",)
     derived_fields = ("shard",)
 
@@ -170,6 +171,7 @@ class Account(Versioned):
         return derived_shard(values, "identifier", "account:")
 
     def tombstone(self, edit: Edit) -> Tombstone:
+        """Return the row that records the deletion of this row, or the change of its key."""
         tombstone = super().tombstone(edit)
         tombstone.key, tombstone.shard = self.key, self.shard
         return tombstone
@@ -191,6 +193,7 @@ class PlanMembership(Versioned):
 
     history = History()
 
+    #: The field that says what the row is about, and the column that `derive` calculates.
     subject_fields = ("key",)
     derived_fields = ("shard",)
 
@@ -242,6 +245,7 @@ class PlanMembership(Versioned):
         return derived_shard(values, "key")
 
     def tombstone(self, edit: Edit) -> Tombstone:
+        """Return the row that records the deletion of this row, or the change of its key."""
         tombstone = super().tombstone(edit)
         tombstone.key, tombstone.shard, tombstone.plan = self.key, self.shard, self.plan_id
         return tombstone

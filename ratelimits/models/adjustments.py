@@ -39,7 +39,7 @@ class Adjustment(models.Model):
         APPROVED = "approved", _("approved")
         REFUSED = "refused", _("refused")
 
-    #: The approval states in which reports contain an adjustment.
+    #: The approval states of adjustments that reports contain.
     REPORTABLE = (Approval.UNASKED, Approval.APPROVED)
 
     reference = models.UUIDField(_("reference"), default=uuid.uuid4, unique=True, editable=False)

@@ -12,7 +12,7 @@ from ratelimits.engine.assemble.shape import REQUEST_NUMBERS, Shape, renews
 from ratelimits.engine.assemble.states import HEADER, RULE, StateLines
 from ratelimits.engine.keys import SHARD_KEYS
 
-#: The start of a line of the template that is a directive.
+#: The start of a directive: a line of the template that says what to do, such as "--: for limit" (see lua/decide.lua).
 _DIRECTIVE = "--: "
 
 
@@ -105,7 +105,7 @@ class ScriptText(StateLines):
         These sections are made here:
         after_resolve  the two things that can follow `resolve`: starting the limit anew, and the reply that the params
                        do not hold at this moment
-        lost           the test whether Redis has lost the state of a lasting limit
+        lost           the test whether Redis has lost the state of a lasting limit, which is restored from the ledger
         renew          after a reset: a lasting limit gets a new state (see `renews`)
         """
         if name == "after_resolve":

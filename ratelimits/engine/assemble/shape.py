@@ -1,4 +1,8 @@
-"""The shape of a call: everything about a call that does not change from one request to the next."""
+"""The shape of a call: everything about a call that does not change from one request to the next.
+
+A lasting limit is a limit whose count is restored from the ledger if Redis has lost its state. A form of a record says
+which fields the record contains, and their types.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +47,7 @@ class Shape(NamedTuple):
     costs      the number of costs
     meters     the number of meters
     open_key   the position in KEYS, from 1, of the open batch, if there are meters. The key of a receipt follows
-    virtual    whether the clock is virtual, so that nothing expires
+    virtual    whether the clock is virtual (in the simulator), so that nothing expires
     at_once    whether a request that would have to wait is refused, whatever the timeouts are
     whole      whether a whole receipt is refunded
     lease      whether the call names its leases
@@ -92,6 +96,6 @@ def flags(shape: Shape) -> dict[str, bool]:
 def renews(shape: Shape) -> bool:
     """Return whether the call is a reset that writes new states.
 
-    A lasting limit needs a new state: without a state, the next decision would restore the old count from the ledger.
+    A lasting limit needs a new state: without a state, the next decision could restore the old count from the ledger.
     """
     return shape.op == "reset" and (shape.general or any(limit.lasting for limit in shape.limits))

@@ -1,4 +1,8 @@
-"""Write the lines of a script that read and write packed states (lua/records.lua describes them)."""
+"""Write the lines of a script that read and write packed states (lua/records.lua describes them).
+
+The form of a record says which fields it contains, and their types. Most records of a limit have the limit's usual
+form. A record has another form if the usual form cannot hold one of its numbers.
+"""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def _give_back(whole_command: Command, replies: Replies, until: int, nonce: byte
         terms = part.command.call.program.terms
         costs = part.command.call.costs
         # Leave out limits that were not charged: shadow limits that would have refused the request, and limits with
-        # the cost 0.
+        # the cost 0. (The slot of a term is the position of its cost, not a slot of the cluster.)
         charged = [i for i, term in enumerate(terms) if charging_reply[HEAD + PER_LIMIT * i] and costs[term.slot]]
         if not charged:
             continue

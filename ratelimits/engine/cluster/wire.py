@@ -66,7 +66,10 @@ def owners(rows: Sequence[Any], asked: Address, remap: Callable[[Address], Addre
 
 
 class _Node(Wire):
-    """The connections to one node. Each node has a breaker, so a failing node does not stop calls to other nodes."""
+    """The connections to one node, and its circuit breaker, which stops calls for a second after several failures.
+
+    Each node has its own breaker, so a failing node does not stop calls to other nodes.
+    """
 
     def __init__(self, pool: Any, timeout: float) -> None:
         self._open(pool, timeout)

@@ -5,8 +5,8 @@ written together. (In one turn, an event loop runs all callbacks that are ready.
 commands.
 
 At most IN_FLIGHT commands are written and not answered. Further commands wait in order until they are written. This
-wait has no time limit, because it does not mean that the server has failed. The TIMEOUT of a command begins when the
-command is written.
+wait has no time limit, because it does not mean that the server has failed. The time that the setting TIMEOUT allows
+for a command begins when the command is written.
 """
 
 from __future__ import annotations

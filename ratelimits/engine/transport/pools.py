@@ -43,7 +43,7 @@ def _connection_arguments(kwargs: dict[str, Any], timeout: float) -> dict[str, A
     arguments = {
         **{name: value for name, value in kwargs.items() if not name.startswith(_ADDED_BY_POOL)},
         "decode_responses": False,
-        "protocol": 2,  # RESP 2
+        "protocol": 2,  # version 2 of RESP, the protocol of Redis
         "health_check_interval": 0,  # no checks
         "retry_on_timeout": False,
         "retry_on_error": [],
