@@ -82,6 +82,7 @@ def check_and_wait(
 
 
 def _wait_unless_cancelled(seconds: float, request: HttpRequest | None) -> None:
+    # `clock.frozen` is None, unless a test has stopped the clock. Then `clock.sleep` only moves the clock.
     if clock.frozen is None and isinstance(request, ASGIRequest) and not _runs_a_loop():
         # A sync view runs in a thread. This thread waits for a coroutine, because asgiref cancels the coroutine when
         # the request is cancelled. Nothing could interrupt time.sleep.

@@ -40,7 +40,7 @@ def write(requests: Sequence[UnwrittenRequest], left_out: int = 0) -> None:
             account=identity.account or "",
             address=identity.address or "",
             scope=ledger_name(scope),
-            method=ledger_name(method)[:20],
+            method=ledger_name(method)[:20],  # The column has 20 characters. No usual method is longer.
             costs={ledger_name(meter): int(cost) for meter, cost in costs.items()},
             refused=refused,
         )
@@ -52,7 +52,8 @@ def write(requests: Sequence[UnwrittenRequest], left_out: int = 0) -> None:
         RecordedRequest.objects.using(using).bulk_create(rows, batch_size=_ROWS_PER_QUERY)
         _trim(using)
     finally:
-        # Close this thread's own connection: the thread serves no requests, so Django would never close it.
+        # Close this thread's own connection: the thread serves no requests, so Django would never close it. Inside a
+        # transaction, as in a test, leave it open.
         if not connections[using].in_atomic_block:
             connections[using].close()
 

@@ -56,7 +56,7 @@ def billing_period_of(report: Report, period: str) -> str:
     """Return the billing period in which usage that was counted under `period` is priced.
 
     `period` and the result are starts of periods (s since 1970 UTC, as text). They differ only if Redis counted usage
-    in periods that overlap, after the account's billing day or time zone was edited. Such periods are priced as one.
+    in periods that overlap, after the account's anchor or time zone was edited. Such periods are priced as one.
     """
     billing_period: str = report.prices.get("members", {}).get(period, period)
     return billing_period

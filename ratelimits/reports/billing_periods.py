@@ -105,12 +105,15 @@ def billing_periods(
         members = previous.members | {start}
         _, joined_end = _free_span(closed.values(), previous.start, _last_end(members, used, last_used(members)))
         if joined_end - previous.start < SHORTEST:
+            # No billing period is so short. So end it with the member that ends last.
             joined_end = max(free_end, previous.end)
         if joined_end - previous.start <= MAX_LENGTH:
             open_[-1] = BillingPeriod(previous.start, joined_end, members)
         elif free_end - previous.end >= SHORTEST:
+            # The rest of the counted period after the previous billing period is long enough for another one.
             open_.append(BillingPeriod(previous.end, free_end, frozenset({start})))
         else:
+            # The rest is too short. So the counted period belongs to the previous billing period, which keeps its end.
             open_[-1] = BillingPeriod(previous.start, previous.end, members)
     return sorted([*closed.values(), *open_], key=lambda billing_period: billing_period.start)
 

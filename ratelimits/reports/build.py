@@ -101,7 +101,7 @@ def between(since: Mapping[str, int], chain: Mapping[str, int]) -> Q:
         Q(batch__shard=int(shard), batch__position__gt=since.get(shard, 0), batch__position__lte=position)
         for shard, position in sorted(chain.items())
     ]
-    no_lines = Q(pk__in=())
+    no_lines = Q(pk__in=())  # the result if `chain` is empty
     return reduce(or_, shards, no_lines)
 
 
@@ -264,6 +264,7 @@ def usage_line(
     subject = (group["meter"], group["key"], group["rule"], group["version"])
     is_correction = report.version > 1 or billing_start != report.period_start
     name = report_id(report.account, report.period_start)
+    # If several counted periods are one billing period, the start of the counted period tells their lines apart.
     usage_subject = subject if start == billing_start else (*subject, start)
     if is_correction:
         own_id = make_id(name, report.version, CORRECTION, start, *subject)

@@ -15,7 +15,8 @@ from ratelimits.reports.periods import iso
 #: The word before the number of missing units in a gap's text, by kind of gap. "unknown" is for requests whose replies
 #: were lost, "unreported" for prefetched permits of a process that was killed. For these gaps the word is "at-most",
 #: because perhaps the ledger has some of these requests, or the process did not spend some of these permits.
-#: "unmetered" is for requests that a failure policy let through while Redis did not answer.
+#: "unmetered" is for requests that a failure policy let through while Redis did not answer. For all other kinds of gaps
+#: the word is "missing".
 _UNITS = {"unknown": "at-most", "unmetered": "unmetered", "unreported": "at-most"}
 
 

@@ -125,6 +125,7 @@ class AccessIndex:
     def _sort(self) -> None:
         """Sort the networks, the smallest first, and note when rows come into force."""
         self._v4, self._v6 = dict(sorted(self._v4.items())), dict(sorted(self._v6.items()))
+        # 0 stands for rows without a start.
         self._starts = sorted({row.valid_from for row in self._by_pk.values()} - {0})
 
     def next_start(self, now: int) -> int:

@@ -97,6 +97,7 @@ class Closing:
             elif billing_period.end <= self._now:
                 period = self.periods.period(billing_period)
                 if not self.open_because(period):
+                    # The new report also gets the late usage of earlier periods that need no version of their own.
                     late_periods = [other for start, other in late.items() if start < billing_period.start]
                     late_periods = [other for other in late_periods if not self._needs_new_version(other)]
                     written.append(self._first_version(period, billing_period, adjustments, late_periods))
@@ -357,6 +358,7 @@ class Closing:
         billing_starts = {
             str(start // SECOND): str(period.start // SECOND) for period in billing_periods for start in period.members
         }
+        # A report stores only those counted periods that start at another moment than their billing period.
         members = {member: billing_start for member, billing_start in billing_starts.items() if member != billing_start}
         prices = {"account_name": self._data.account_name(self.account), "periods": records, "members": members}
         return prices | ({"names": list(other_names)} if other_names else {})

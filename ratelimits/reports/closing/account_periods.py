@@ -34,6 +34,7 @@ class AccountPeriods:
     @cached_property
     def billing_periods(self) -> list[BillingPeriod]:
         """Return the billing periods with usage, adjustments or a report, sorted by their starts."""
+        # The end of each counted period, by its start. Both are in µs.
         used: dict[int, int] = {}
         for usage in self._data.usage(self._account):
             start = usage.period * SECOND
@@ -42,6 +43,7 @@ class AccountPeriods:
         used |= {start: self._end(start) for start in self._counted if start not in used}
         reported = reported_periods(self._data.reports(self._account), used)
         spans = [*used.items(), *((period.start, period.end) for period in reported)]
+        # A period that has only adjustments is added too.
         for start in map(start_of, self._data.adjustments(self._account)):
             if not any(first <= start < end for first, end in spans):
                 used[start] = self._end(start)
@@ -103,7 +105,7 @@ class AccountPeriods:
             return next(matching, None) or self._data.terms(self._account, fallback_at)
         except ValueError:
             if self._lenient:
-                return Terms()
+                return Terms()  # calendar months in UTC
             raise
 
     def _last_used(self, starts: Collection[int]) -> dict[int, int]:

@@ -160,7 +160,7 @@ def close_together(
     with transaction.atomic(using=using, durable=True):
         locked = [ShardState.lock(using, shard) for shard in to_lock]
         data = ClosingData(using, names, {state.shard: state for state in locked if state is not None})
-        crash.reached("close:locked")
+        crash.reached("close:locked")  # does nothing; tests end the process at these steps
         writer = ReportWriter(using)
         for name in names:
             closing = Closing(data, name, shards[name], now, with_new_gaps.get(name, ()), writer)

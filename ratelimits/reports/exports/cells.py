@@ -20,8 +20,8 @@ _DIGITS = 15
 _DAY = 86_400 * SECOND
 #: 1970-01-01 as the number of a day in a spreadsheet.
 _EPOCH = 25_569
-#: All spreadsheets show a moment from _FIRST to before _LAST as the same date (µs since 1970 UTC; from 1901-07-22 to
-#: the end of the year 9999).
+#: Moments (µs since 1970 UTC) from 1901-07-22 to the end of the year 9999. All spreadsheets show a moment from _FIRST
+#: to before _LAST as the same date.
 _FIRST, _LAST = -25_000 * _DAY, 2_932_897 * _DAY
 #: Characters that XML cannot contain.
 _NOT_IN_XML = re.compile("[\ud800-\udfff\ufffe\uffff]")

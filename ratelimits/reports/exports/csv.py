@@ -100,7 +100,7 @@ def lines(columns: Sequence[str], no_texts: Collection[str], rows: Iterable[list
                 values[index] = neutral(values[index])
             line = ",".join(values)
         if line.count(",") == commas and '"' not in line and "\n" not in line and "\r" not in line:
-            yield f"{line}\n"  # The writer would give the same line, but in three times the time.
+            yield f"{line}\n"  # The writer would make the same line, but would take three times as long.
         else:
             yield _with_line_feed(write(values))
 

@@ -96,6 +96,7 @@ def _late_batches(using: str, source: str, shard: int, ends: list[_ReportEnd]) -
     for batch in batches.only(*columns).iterator(CHUNK):
         while passed < len(ends) and ends[passed].position < batch.first_position:
             latest, passed = max(latest, ends[passed], key=lambda end: end.period_end), passed + 1
+        # The clocks of two machines can differ by TOLERANCE.
         in_time = batch.opened_at >= latest.period_end - TOLERANCE
         if in_time or _is_explained(using, shard, batch.opened_at, batch.sealed_at):
             continue

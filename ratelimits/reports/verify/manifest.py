@@ -144,10 +144,10 @@ def _open(using: str, month: str) -> list[str]:
     start, end = month_window(month)
     usage = PeriodUsage.objects.using(using).filter(covered=None)
     usage = usage.filter(period__gte=start // SECOND, period__lt=end // SECOND)
-    waiting = TABLES["adjustments"].rows(using, start, end).filter(report=None)
-    waiting = waiting.exclude(approval=Adjustment.Approval.REFUSED)
+    unreported = TABLES["adjustments"].rows(using, start, end).filter(report=None)
+    unreported = unreported.exclude(approval=Adjustment.Approval.REFUSED)
     periods = {(account, period * SECOND) for account, period in usage.values_list("account", "period").distinct()}
-    adjusted = waiting.values_list("account", "period_start")
+    adjusted = unreported.values_list("account", "period_start")
     periods |= {(account, int(at.timestamp()) * SECOND) for account, at in adjusted}
     terms = TermsBook(using).of({account for account, _period in periods})
     return [

@@ -124,7 +124,7 @@ class ReportVerifier:
 
         Return "" if there is no such archive.
         """
-        in_report = Q(pk__in=())
+        in_report = Q(pk__in=())  # matches nothing; the conditions of the shards are added
         for since in report.since.values():
             for shard, position in report.chain.items():
                 in_report |= Q(shard=int(shard), last_position__gt=since.get(shard, 0), first_position__lte=position)
