@@ -70,8 +70,9 @@ class Decision:
 
     allowed      whether the request is admitted. If the algorithm lets requests wait, the request proceeds after `wait`
     limit        the capacity of the binding limit (its rate for the algorithms smooth_*); None if no limit is enforced
-    remaining    how many permits could be taken now: the fewest that an enforced limit has left
-    retry_after  seconds until the same request would be admitted, if no other request comes; None if never
+    remaining    how many permits could be taken now: the fewest that an enforced limit has left; 0 if none is enforced
+    retry_after  seconds until the same request would be admitted, if no other request comes; None if never, 0 if the
+                 request is admitted
     reset_after  seconds until all permits of the limits have come back
     wait         seconds that the caller must wait before the request proceeds
     receipt      the permits that the request took, with which it can be refunded or settled; None if it took none

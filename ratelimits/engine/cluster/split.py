@@ -1,12 +1,12 @@
 """Decide a call on a cluster, shard by shard. In the end either all limits admit and are charged, or none is charged.
 
 A shard is a part of the accounts. All Redis keys of a shard are in one slot of the cluster, so they are on one node.
-The shards of a call are decided one after the other. The account's shard comes last, and only this shard counts the
-request.
+The shards of a call are decided one after the other. The last shard is the account's shard, or the shard of the
+request's key if there is no account. Only this shard counts the request.
 
 If a shard refuses, the permits that were taken in earlier shards are given back. The answer lists all limits. So the
-app also asks the later shards what their limits have left, without charging them (a peek). The account's shard counts
-the refusal.
+app also asks the later shards what their limits have left, without charging them (a peek). The last shard counts the
+refusal.
 
 This module does no I/O. `steps` yields each command with the slot of its node, and receives the reply.
 """
@@ -284,7 +284,7 @@ def _peek(whole_command: Command, replies: Replies, refusing: int) -> Generator[
 
 
 def _count_denied(whole_command: Command, reply: Reply) -> Generator[Sent, bytes, None]:
-    """Yield the command with which the account's shard counts a refusal by another shard."""
+    """Yield the command with which the last shard counts a refusal by an earlier shard."""
     call, usage = whole_command.call, whole_command.call.usage
     if usage is not None and reply[0] == DECIDED and call.counts_refusal:
         term = call.program.terms[reply[2] - 1]  # the binding limit

@@ -56,7 +56,8 @@ class IdleConnections:
     def _begin(self) -> None:
         self._process = _process
         self._connecting = threading.Semaphore(CONNECTING)
-        #: The message and the event of the last failure to connect; None if the last attempt succeeded.
+        #: The message and the event of the last failure to connect; None if the last attempt did not fail. (Errors with
+        #: the same event count as one failure.)
         self._failure: tuple[str, object] | None = None
 
     def take(self) -> OwnedConnection:

@@ -142,7 +142,10 @@ class _Link(asyncio.Protocol):
             owner.write()
 
     def _error_for_caller(self, error: Exception) -> Exception:
-        """Return the error for the caller. If the server refuses writes, do not use this connection any more."""
+        """Return the error for the caller. After some errors, do not use this connection any more.
+
+        These errors are: the server refuses writes, and errors that are no ResponseError, such as BusyLoadingError.
+        """
         if isinstance(error, ResponseError) and not refuses_writes(error):
             return error
         self.ended = True

@@ -35,6 +35,7 @@
 --@params * lease_ttl - - - - capacity
 --@record leases I7 last i7 base I6 stored_permits I6 next_number I6 others I6 powers I7 oldest i7 newest
 -- Fields of a limit `l`:
+--   base             a moment (µs since 1970). The expiries of leases are stored as µs after this moment
 --   stored_permits   permits of all stored leases
 --   ended_permits    permits of the stored leases that have ended
 --   live_permits     permits of the leases that have not ended

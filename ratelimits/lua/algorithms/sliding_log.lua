@@ -25,6 +25,7 @@
 --@params * period - - - - capacity
 --@record log I7 last I7 stored_period i7 base I6 in_list I6 in_tree I5 next_block I5 first_block i7 ended_until i7 stored_oldest I6 stored_ended
 -- A charge *ends* when a period has passed since it was made. Then its permits are free again. Fields of a limit `l`:
+--   base                         a moment (µs since 1970). The times of charges are stored as µs after this moment
 --   in_list, in_tree             the permits in the list and in the tree
 --   ended_permits, ended_items   the permits and the items in the list that have ended
 --   ended_in_tree                the permits in the tree that have ended

@@ -23,8 +23,9 @@ _MAX_NAMED = 50
 
 class Command(ExplainedCommand):
     help = (
-        "Sends new lines of finalised reports to the billing systems in RATELIMITS['PUSH']. Each line is sent once."
-        " Prints how many lines were accepted and refused. The exit status is 1 if a person must settle a delivery."
+        "Sends new lines of finalised reports to the billing systems in RATELIMITS['PUSH']. A billing system counts"
+        " each line once, even if it receives the line again after a failure. Prints how many lines are in each state."
+        " The exit status is 1 if a person must settle a delivery."
     )
     examples = (
         "",
