@@ -89,7 +89,7 @@ class Access(Versioned):
                 violation_error_message=END_NOT_AFTER_START,
             ),
             # `clean` refuses any two rows that overlap, but rows can be written without `clean`. This constraint
-            # refuses a second row without an end.
+            # refuses a second row without an end: from some moment on, both rows would be in force.
             models.UniqueConstraint(
                 fields=["target"],
                 condition=Q(valid_until=None),

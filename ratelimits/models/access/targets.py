@@ -77,7 +77,7 @@ def _network_target(name: str) -> str:
         )
     if "/" in name and str(ip_network(name, strict=False).network_address) != _address(name):
         raise ValidationError(
-            _("%(name)s is an address and a network at once: write %(network)s for the network."),
+            _("The address in %(name)s is not the first address of this network: write %(network)s for the network."),
             code="target",
             params={"name": name, "network": network},
         )
