@@ -431,6 +431,15 @@ def test_a_line_leads_to_the_edit_that_made_its_price() -> None:
     assert edits[-1] == ("price", "requests per_unit: 0.1", "added")
 
 
+def test_a_line_leads_to_the_price_of_a_plan_that_ended_before_the_period() -> None:
+    spend(priced(unit_price="0.10"), "2026-10-10", 7)
+    edits.change("2026-10-20", plan=None)
+    (report,) = close("2026-11-02")
+    assert report.amounts["total"] == {"EUR": "0.20"}
+    shown = [(edit.kind, edit.row, edit.did) for edit in terms_edits(report.lines.get(), "default")]
+    assert shown == [("account", "Acme Ltd.", "changed"), ("price", "requests per_unit: 0.1", "added")]
+
+
 def tampered(report: Report, field: str, change: Any) -> str:
     """Change a report's field without the models; return the findings of verify."""
     value = getattr(report, field)

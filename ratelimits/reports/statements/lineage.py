@@ -54,8 +54,15 @@ def rule_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
 def terms_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
     """Yield the last edits before the period's end: of the account, its plan, and the plan's quantity for the meter.
 
-    Also yield the edit that set the price of the line.
+    Also yield the edit that set the price of the line. It is perhaps of a plan that the account no longer had at the
+    end of the period.
     """
+    yield from _account_edits(line, using)
+    yield from _price_edits(line, using)
+
+
+def _account_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
+    """Yield the last edits before the period's end of the account, its plan and the plan's quantity for the meter."""
     at = line.report.period_end - 1
     account = record_at(Account, using, at, identifier=line.report.account) if line.report.account else None
     if account is None:
@@ -68,7 +75,6 @@ def terms_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
     included = record_at(PlanInclusion, using, at, plan_id=account.plan_id, meter=line.meter)
     if included is not None:
         yield _edit(PlanInclusion, included)
-    yield from _price_edits(line, using)
 
 
 def _price_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
