@@ -97,9 +97,10 @@ def scopes_since(since: int, count: int) -> list[str]:
 def refused_requests(identity: Identity, starts: Collection[int], seconds: int, count: int) -> list[RecordedRequest]:
     """Return the newest recorded requests of an identity that were refused, at most `count`.
 
-    The requests are found by the identity's API key. Without an API key they are found by the user, without a user by
-    the account, and without an account by the address. Only the spans of `seconds` that begin at `starts` (seconds
-    since 1970 UTC) are read, because the table has an index on the time, but not on the keys.
+    The requests are found by the API key of the identity and its account. Without an API key they are found by the user
+    and the account, without a user by the account alone, and without an account by the address. Only the spans of
+    `seconds` that begin at `starts` (seconds since 1970 UTC) are read, because the table has an index on the time, but
+    not on the keys.
     """
     spans = Q()
     for start in starts:

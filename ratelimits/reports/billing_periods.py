@@ -81,8 +81,9 @@ def billing_periods(
 
     `used` has the end of each counted period, by its start. `reported` are the billing periods that have a report.
 
-    A counted period that overlaps reported periods is shortened to its free part, which no reported period contains. If
-    the free part is too short, the counted period belongs to one of the reported periods.
+    A counted period with usage on reports belongs to a reported period. Any other counted period that overlaps reported
+    periods is shortened to its free part, which no reported period contains. If the free part is too short, the counted
+    period belongs to one of the reported periods.
 
     Counted periods that overlap each other become one billing period. This billing period starts with the first of
     them, and ends with the one that was used last. If this billing period would be longer than MAX_LENGTH, the counted

@@ -79,6 +79,7 @@ class IncludedBook:
         """Return the quantities of the plan at the end of the period, or of the last plan before the end."""
         source = _source_of_plan(name, terms, spans)
         row = _row_of(source)
+        # If a former name belongs to another account row now, it has the plan of that row. Such names are left out.
         others = {span.name for span in spans if row and span.row == row} - {name}
         names = frozenset(other for other in others if _row_of(self._source_of_plan(other, start, end)) == row)
         if isinstance(source, _RowSpan):

@@ -199,7 +199,8 @@ class Charge(NamedTuple):
     """A row and its amount.
 
     `parts` has one part for each unit price of the row's units. `total` is the amount of the report's versions up
-    to the row's version. Without a price, `amount` is None, and `currency` and `total` are "".
+    to the row's version. If the row's meter has no price, `amount` is None. If no meter of its period has a price,
+    `currency` and `total` are "" too.
     """
 
     row: Row

@@ -120,7 +120,7 @@ class Chooser:
         moments += [max(item.edited_at, item.valid_from) for item in overrides]
         return AppliedRule(
             name=row.name,
-            key="",
+            key="",  # The same result is used for many keys.
             key_kind=kind,
             algorithm=algorithm,
             meter=row.meter,

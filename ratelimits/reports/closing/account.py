@@ -71,6 +71,7 @@ class Closing:
         self._with_new_gaps = with_new_gaps
         self._batch_may_be_missing = False
         self.periods = AccountPeriods(data, account)
+        #: The position of the last tallied batch of each shard. New reports contain the usage up to these positions.
         self.chain = {str(state.shard): state.tallied for state in self._states}
 
     def close(self, only: Collection[int] | None = None) -> list[Report]:

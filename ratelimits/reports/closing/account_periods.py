@@ -54,7 +54,10 @@ class AccountPeriods:
         return [period for period in self.billing_periods if not period.closed]
 
     def open_by_member(self) -> dict[int, tuple[BillingPeriod, Period]]:
-        """Return the billing periods without a report, by the starts (µs) of their counted periods."""
+        """Return the billing periods without a report, by the starts (µs) of their counted periods.
+
+        Each item has the billing period, and the same period as a `Period`, with its time zone.
+        """
         by_member: dict[int, tuple[BillingPeriod, Period]] = {}
         for billing_period in self.open():
             period = self.period(billing_period)

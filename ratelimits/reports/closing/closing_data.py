@@ -90,7 +90,10 @@ class ClosingData:
         return counts
 
     def gaps(self, account: str, shards: list[int], start: int, end: int) -> str:
-        """Return the text about gaps for a report of the account and period."""
+        """Return the text about gaps for a report of the account and period.
+
+        It also names the meters for which processes counted more requests than the ledger has.
+        """
         gaps = self._gaps.of(start, end)
         texts = [gaps.text(shard, account, start, end) for shard in shards]
         texts.append(cross_check.text(self._comparisons(account, start, end)))

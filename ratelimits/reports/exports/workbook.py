@@ -108,7 +108,7 @@ class Workbook:
         """Write the workbook without rows."""
         import xlsxwriter
 
-        # With `constant_memory`, XlsxWriter writes texts into the cells.
+        # With `constant_memory`, XlsxWriter writes texts into the cells, as this module does, and not into a table.
         book = xlsxwriter.Workbook(str(path), {"constant_memory": True, "tmpdir": str(self._directory)})
         book.set_properties({"title": self._title, "created": _CREATED})
         for sheet in self._sheets:

@@ -53,6 +53,7 @@ def _verify_rows(model: type[Versioned], using: str) -> Iterator[str]:
 
 
 def _backdated(model: type[Versioned], using: str) -> Any:
+    """Return the rows whose `version` or `since` is below that in the newest record of their history."""
     rows = with_newest_record(model, using)
     return rows.filter(Q(version__lt=F("recorded")) | Q(since__lt=F("recorded_since"))).order_by("pk")
 

@@ -113,6 +113,6 @@ def _late_batches(using: str, source: str, shard: int, ends: list[_ReportEnd]) -
 
 
 def _is_explained(using: str, shard: int, since: int, until: int) -> bool:
-    """Return whether a declared gap of the shard overlaps the time between two moments (µs since 1970 UTC)."""
+    """Return whether a gap of a kind in `_EXPLAINING_KINDS` is declared for the shard between two moments (µs)."""
     gaps = DurabilityGap.objects.using(using).filter(Q(shard=shard) | Q(shard=None), kind__in=_EXPLAINING_KINDS)
     return gaps.filter(since__lte=max(since, until), until__gte=min(since, until)).exists()

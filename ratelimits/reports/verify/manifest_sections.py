@@ -353,6 +353,7 @@ def was_dropped(using: str, name: str) -> bool:
     Restoring an archive brings back the lines, but not the totals. So if all lines of the day were restored from
     archives, the totals were deleted.
     """
+    # Totals of other kinds are not deleted when lines are archived.
     kind, _space, day = name.partition(" ")
     start = int(datetime.fromisoformat(day).timestamp())
     ranges = ArchivedRange.all_ranges.using(using)

@@ -89,6 +89,7 @@ def _verify_adjustment(report: Report, adjustment: Adjustment, unmatched: list[R
     """Compare an adjustment with its line, and remove this line from the list `unmatched`."""
     if adjustment.account != report.account or not _is_of_period(report, start_of(adjustment)):
         yield f"adjustment {adjustment.reference} ({adjustment}) has another account or period than {report}"
+    # The allowance matters only for the included quantity, which is not compared here. So it is empty.
     expected = adjustment_line(report, adjustment, Allowance({}))
     line = next((line for line in unmatched if line.line_id == expected.line_id), None)
     if line is None:
