@@ -51,7 +51,10 @@ class Gaps:
 
     @staticmethod
     def rows(using: str, start: int, end: int) -> QuerySet[DurabilityGap]:
-        """Return the gaps that overlap the span from `start` to before `end`, in the order of a report's text."""
+        """Return the gaps that overlap the span from `start` to before `end`, in the order of a report's text.
+
+        The end of a gap, `until`, is the last moment of the gap.
+        """
         rows = DurabilityGap.objects.using(using).filter(Q(since__lt=end), Q(until__gte=start))
         return rows.order_by("since", "event")
 

@@ -59,6 +59,7 @@ def digests_at(positions: Iterable[ChainPosition], *sources: str) -> dict[ChainP
     """
     unread, digests = {(shard, position) for shard, position in positions if position}, dict[ChainPosition, str]()
     for using in sources:
+        # The list of archives keeps the digest of the last batch of each archived range.
         for model, column in ((Batch, "position"), (ArchivedRange, "last_position")):
             missing = sorted(unread)
             for first in range(0, len(missing), _MAX_POSITIONS):

@@ -78,7 +78,8 @@ class Chooser:
             if not wanted(row) or not applies_to_caller(row, present, groups):
                 continue
             kind = counted_kind(row, present)
-            # Do not leave out a rule with an unknown kind of key: it is perhaps meant for this request.
+            # Do not leave out a rule with an unknown kind of key: it is perhaps meant for this request. Such a rule is
+            # not valid, so its failure policy decides.
             if kind is None and row.key_kind in COUNTED:
                 continue
             # The last deletions of rules with this name, in this plan and in plans with a higher rank.

@@ -2,7 +2,7 @@
 
 A report has versions: each correction adds one. Late usage is usage that arrives after its period was closed. A lost
 reply is a reply of Redis that did not arrive: nobody knows whether Redis has counted the request. An allowance has the
-quantities that the plan includes in a period, and how much of them is used already.
+quantities that the plan includes in a period, and how much of them is used so far.
 """
 
 from __future__ import annotations

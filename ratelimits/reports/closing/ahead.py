@@ -24,6 +24,8 @@ _MARGIN = 32 * 86_400 * 1_000_000
 class GroupsAhead:
     """Reads the groups of ledger lines, for as many accounts at once as memory allows.
 
+    A group is the sum of the ledger lines that become one report line (see `build.grouped`).
+
     `chain` has, for each shard, the position of the last batch whose lines are read.
 
     `periods` has, for each account, the starts (s since 1970 UTC) of periods that are not on a report yet. Ask for the

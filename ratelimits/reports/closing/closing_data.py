@@ -35,6 +35,7 @@ class ClosingData:
         self.using = using
         self.states = states
         self.rules = RuleBook(using)
+        #: Adds to each group the limit that its report line shows.
         self.limits = Limits(using, self.rules)
         self.prices = PriceBook(using)
         self._accounts = accounts

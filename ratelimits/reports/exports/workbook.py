@@ -210,7 +210,7 @@ class _Sheet:
 
 
 def _letters(index: int) -> str:
-    """Return the letters of a column: A to Z, AA and so on."""
+    """Return the letters of a column: A to Z, then AA, AB and later ones."""
     return (_letters(index // 26 - 1) if index >= 26 else "") + chr(ord("A") + index % 26)
 
 

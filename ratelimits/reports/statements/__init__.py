@@ -168,6 +168,7 @@ def _provisional(
     without_usage = (_group_without_usage(name, period) for name, period in adjusted)
     # The allowances that several names of an account share, by these names and the start of the billing period.
     shared: dict[tuple[frozenset[str], int], Allowance] = {}
+    # `Limits.of` adds to each group the limit that its line shows.
     groups = heapq.merge(Limits(using, rules).of(grouped(condition, using)), without_usage, key=_account_and_period)
     open_groups = _open_groups(using, groups)
     for _key, pairs in groupby(open_groups, key=_open_period_and_account):

@@ -1,6 +1,6 @@
 """Calculate the effect that an adjustment will have on the report of its period.
 
-An allowance has the quantities that a plan includes in a period, and how much of them is used already.
+An allowance has the quantities that a plan includes in a period, and how much of them is used so far.
 """
 
 from __future__ import annotations

@@ -341,7 +341,7 @@ def process_names(using: str, start: int, end: int, progress: Progress | None = 
         kind, start_of_bin, *_subject, process = row
         kind_and_day = kind, day_of(start_of_bin)
         digests.setdefault(kind_and_day, hashlib.sha256()).update(digest_of(row).encode())
-        if kind in FOLDED and process:
+        if kind in FOLDED and process:  # Only totals of the kinds in FOLDED are summed over all processes.
             unsummed.add(kind_and_day)
     for kind, start_of_day in digests.keys() - unsummed:
         yield f"{kind} {iso(start_of_day * SECOND)}", digests[kind, start_of_day].hexdigest()

@@ -77,7 +77,8 @@ def _months(using: str, names: Collection[str]) -> dict[str, _Months]:
         with_history.add(pk)
         group = months[related[first.identifier]]
         group.terms |= {(record.timezone, record.billing_anchor) for record in (first, *later)}
-        # If the first record is not the one that added the row, earlier states of the row are unknown.
+        # If the first record is not the one that added the row, earlier states of the row are unknown. They are unknown
+        # too if the app found a row of raw SQL and recorded it then (ADOPTION_REASONS).
         if first.history_type != "+" or first.history_change_reason in ADOPTION_REASONS:
             group.since = max(group.since, first.since)
     for account in Account.objects.using(using).filter(identifier__in=related).exclude(pk__in=with_history):
