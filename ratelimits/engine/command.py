@@ -76,20 +76,20 @@ class Command:
         self._cached = _NEVER_VALID
         shards = [shard(keyspace, key, call.account) for key in call.keys]
         compared = _shards_to_compare(keyspace, call, shards)
-        states, packed = state_keys(keyspace, call, shards), program.packed_states
-        keys = [*map(keyspace.head, compared), *states[:packed]]
+        states, packed_count = state_keys(keyspace, call, shards), program.packed_states
+        keys = [*map(keyspace.head, compared), *states[:packed_count]]
         if usage is not None:
             keys.append(keyspace.open(compared[0]))
         if call.receipt is not None:
             keys.append(keyspace.receipt(compared[0], call.receipt.nonce))
         before_own_keys = len(keys)
-        if len(states) > packed:
+        if len(states) > packed_count:
             # Name all keys. While a cluster moves a slot, a node runs a script only if this node has all named keys.
-            keys += [*states[packed:], *further_keys(keyspace, call, shards)]
+            keys += [*states[packed_count:], *further_keys(keyspace, call, shards)]
         meters = len(usage.meters) if usage is not None else 0
         leases = 1 if call.lease is not None else 0
         #: The deciding script for calls of this shape, and its argument `layout`, which only a general script has.
-        self.script, self._layout = _assembled(call, len(compared), before_own_keys - packed, keyspace.slots_move)
+        self.script, self._layout = _assembled(call, len(compared), before_own_keys - packed_count, keyspace.slots_move)
         #: The bytes of the command before the nonce.
         # 7 arguments are always there: EVALSHA, the SHA-1, the number of keys, nonce, head, request and program.
         self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n%b" % (
@@ -170,11 +170,11 @@ def _assembled(call: Call, heads: int, keys_without_state: int, slots_move: bool
     states of limits: these are the heads, `open` and the receipt.
     """
     program, usage = call.program, call.usage
-    packed = program.packed_states
+    packed_count = program.packed_states
 
     def position(state: int) -> int:
         """Return the position in KEYS of a state, from its position in `Program.states`. For 0 (no state) return 0."""
-        return state + (keys_without_state if state > packed else heads) if state else 0
+        return state + (keys_without_state if state > packed_count else heads) if state else 0
 
     shape = Shape(
         op=call.op.name.lower(),
@@ -185,7 +185,7 @@ def _assembled(call: Call, heads: int, keys_without_state: int, slots_move: bool
         heads=heads,
         costs=len(call.costs),
         meters=len(usage.meters) if usage is not None else 0,
-        open_key=heads + packed + 1,
+        open_key=heads + packed_count + 1,
         virtual=call.virtual,
         at_once=call.at_once,
         whole=call.whole,

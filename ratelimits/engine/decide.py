@@ -57,7 +57,7 @@ def parse_reply(call: Call, packed: bytes, nonce: bytes) -> Decision | None:
     if kind == LOST:
         raise Lost
     if call.now is not None:
-        raise Stale(0, version_or_now)
+        raise Stale(version=0, now=version_or_now)
     clock.correct(version_or_now)
     return None
 
@@ -73,7 +73,7 @@ def decide_call(server: Server, call: Call, command: Command | None = None) -> D
     if decision is None:  # `clock` was wrong, and now it is right: send the call again
         decision = parse_reply(call, server.wire.call(command, nonce), nonce)
     if decision is None:
-        raise Stale(0, clock.now())
+        raise Stale(version=0, now=clock.now())
     if command.is_first:
         command.is_first = False
     return decision
@@ -95,7 +95,7 @@ async def adecide_call(server: Server, call: Call, command: Command | None = Non
         if decision is None:
             decision = parse_reply(call, await server.wire.acall(command, nonce), nonce)
         if decision is None:
-            raise Stale(0, clock.now())
+            raise Stale(version=0, now=clock.now())
         if command.is_first:
             command.is_first = False
     except Exception as error:

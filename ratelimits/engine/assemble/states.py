@@ -151,7 +151,11 @@ class StateLines:
         yield "end"
 
     def read_record(self, limit: LimitText, raw: str, start: str, key: str) -> Iterator[str]:
-        """Yield the lines that read one record at any position of the packed state."""
+        """Yield the lines that read one record at any position of the packed state.
+
+        `raw`, `start` and `key` are Lua expressions: the packed state, the record's position (nil if there is no such
+        record), and the Redis key.
+        """
         yield "do"
         yield limit.bind(f"local raw, pos = {raw}, {start}")
         yield limit.bind("l.last = nil")
@@ -242,7 +246,7 @@ class StateLines:
             yield "end"
 
     def set_state(self, key: str, latest_before: str = "") -> Iterator[str]:
-        """Yield the lines that write a packed state, `value`.
+        """Yield the lines that write a packed state, `value`. `key` is the Lua expression of its Redis key.
 
         `latest_before` is the Lua name of the expiry that the packed state had before; "" if it is not known.
         """

@@ -93,13 +93,13 @@ def _split(keyspace: Keyspace, call: Call) -> list[ShardPart]:
     order = list(dict.fromkeys(shards[term.key] for term in terms))
     # The shard that counts the request comes last, even if it has no limit of the call. If the call is not counted, the
     # account's shard comes last, but only if it has a limit.
-    last: int | None = None
+    last_shard: int | None = None
     if call.usage is not None:
-        last = shard_of_usage(keyspace, call.usage)
+        last_shard = shard_of_usage(keyspace, call.usage)
     elif call.account:
-        last = shard_of(f"account:{call.account}", keyspace.shards)
-    if last is not None and (last in order or call.usage is not None):
-        order = [*(shard_id for shard_id in order if shard_id != last), last]
+        last_shard = shard_of(f"account:{call.account}", keyspace.shards)
+    if last_shard is not None and (last_shard in order or call.usage is not None):
+        order = [*(shard_id for shard_id in order if shard_id != last_shard), last_shard]
     shard_parts = []
     for shard_id in order:
         limits = tuple(i for i, term in enumerate(terms) if shards[term.key] == shard_id)
@@ -110,7 +110,7 @@ def _split(keyspace: Keyspace, call: Call) -> list[ShardPart]:
         part_call = call._replace(
             program=program(tuple(replace(terms[i], key=keys.index(terms[i].key)) for i in limits)),
             keys=tuple(call.keys[key] for key in keys),
-            usage=call.usage if shard_id == last else None,
+            usage=call.usage if shard_id == last_shard else None,
             receipt=receipt,
         )
         shard_parts.append(ShardPart(slot_of(keyspace, shard_id), limits, keys, Command(keyspace, part_call)))
@@ -190,11 +190,11 @@ def _try(whole_command: Command, nonce: bytes) -> Sending:
     except (Unavailable, RedisError):
         yield from _give_back(whole_command, replies, position, nonce)
         raise
-    last = replies[position]
-    if not _is_admitted(last):
+    newest_reply = replies[position]
+    if not _is_admitted(newest_reply):
         yield from _give_back(whole_command, replies, position, nonce)
-        if last[0] != DECIDED:
-            return last
+        if newest_reply[0] != DECIDED:
+            return newest_reply
         yield from _peek(whole_command, replies, position)
     reply = _combined(call, all_parts, replies)
     if reply[1] == 1:
@@ -266,12 +266,12 @@ def _undo(call: Call, terms: tuple[Term, ...], at: int, nonce: str) -> Call:
     )
 
 
-def _peek(whole_command: Command, replies: Replies, refusing: int) -> Generator[Sent, bytes, None]:
-    """Yield peeks at the parts after the position `refusing`, whose part has refused the request.
+def _peek(whole_command: Command, replies: Replies, refusing_position: int) -> Generator[Sent, bytes, None]:
+    """Yield peeks at the parts after the position `refusing_position`, whose part has refused the request.
 
     If a peek fails, the request is still refused.
     """
-    for position, part in enumerate(parts(whole_command)[refusing + 1 :], refusing + 1):
+    for position, part in enumerate(parts(whole_command)[refusing_position + 1 :], refusing_position + 1):
         if not part.limits:
             continue
         peek = Command(whole_command.keyspace, part.command.call._replace(op=Op.PEEK, usage=None))
@@ -288,7 +288,7 @@ def _count_denied(whole_command: Command, reply: Reply) -> Generator[Sent, bytes
     call, usage = whole_command.call, whole_command.call.usage
     if usage is not None and reply[0] == DECIDED and call.counts_refusal:
         term = call.program.terms[reply[2] - 1]  # the binding limit
-        counted = RefusalCount(usage, call.costs[: len(usage.meters)], term.rule, term.version, 1)
+        counted = RefusalCount(usage, call.costs[: len(usage.meters)], term.rule, term.version, requests=1)
         yield from _count(whole_command, usage, "d", [counted])
 
 
@@ -303,7 +303,7 @@ def _count_shadowed(whole_command: Command, reply: Reply) -> Generator[Sent, byt
         term = call.program.terms[i]
         if not reply[HEAD + PER_LIMIT * i] and term.slot < len(usage.meters):
             usage_in_meter = usage._replace(meters=(usage.meters[term.slot],))
-            counted.append(RefusalCount(usage_in_meter, (call.costs[term.slot],), term.rule, term.version, 1))
+            counted.append(RefusalCount(usage_in_meter, (call.costs[term.slot],), term.rule, term.version, requests=1))
     if counted:
         yield from _count(whole_command, usage, "s", counted)
 
@@ -339,7 +339,7 @@ def _combined(call: Call, all_parts: Sequence[ShardPart], replies: Replies) -> R
     enforced: list[tuple[int, int, int]] = []
     moments = [0] * len(call.keys)
     #: For each shard that refuses: retry_after, and the position of the shard's binding limit in the whole call.
-    refusing: list[tuple[int, int]] = []
+    refusals: list[tuple[int, int]] = []
     wait = at = now = 0
     for position, part in enumerate(all_parts):
         reply = replies.get(position)
@@ -355,14 +355,14 @@ def _combined(call: Call, all_parts: Sequence[ShardPart], replies: Replies) -> R
         for key in part.keys:
             moments[key] = at
         if allowed != 1:
-            refusing.append((retry_after, part.limits[part_binding - 1]))
+            refusals.append((retry_after, part.limits[part_binding - 1]))
     binding = remaining = retry = reset = 0
     if enforced:
         remaining, binding, _reset = min(enforced)
         binding, reset = binding + 1, max(reset_after for _remaining, _i, reset_after in enforced)
-    if refusing:
+    if refusals:
         # The binding limit is the first limit that never admits, or else the limit that refuses for the longest time.
-        retry, binding = min(refusing, key=_order_of_refusal)
+        retry, binding = min(refusals, key=_order_of_refusal)
         binding, wait = binding + 1, 0
-    head = (DECIDED, int(not refusing), binding, remaining, retry, reset, wait, at, now)
+    head = (DECIDED, int(not refusals), binding, remaining, retry, reset, wait, at, now)
     return (*head, *(value for standing in standings for value in standing), *moments)

@@ -280,7 +280,7 @@ class ClusterWire(Wire):
         except StopIteration as end:
             return _as_bytes(end.value)
 
-    def stream(self, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
+    def stream(self, makers: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
         """Raise ImproperlyConfigured: the simulator needs one server."""
         raise ImproperlyConfigured("the simulator runs on one server, not on a cluster")
 

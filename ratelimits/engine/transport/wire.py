@@ -163,22 +163,22 @@ class Wire:
             await pool.disconnect()
         return None
 
-    def stream(self, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
+    def stream(self, makers: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
         """Load the scripts, then send many commands at once and return their replies in order.
 
-        Each item of `packed` gets the run of the server and returns the bytes of one command. Only the simulator calls
+        Each item of `makers` gets the run of the server and returns the bytes of one command. Only the simulator calls
         this method. Raise the errors of `call`. If the scripts are deleted meanwhile, raise ResponseError: some of the
         commands were not carried out.
         """
         if self._idle is None:
             connection, run = self._take()
             try:
-                return _streamed(connection, run, packed, scripts)
+                return _streamed(connection, run, makers, scripts)
             finally:
                 self._pool.release(connection)
         owned = self._idle.take()
         try:
-            replies = _streamed(owned.connection, owned.run, packed, scripts)
+            replies = _streamed(owned.connection, owned.run, makers, scripts)
         except ResponseError:
             self._idle.give(owned)
             raise
@@ -264,14 +264,14 @@ def _load_and_repeat(exchange: Callable[[bytes], Any], command: Sendable, run: s
     return exchange(command.to_bytes(run, nonce))
 
 
-def _streamed(connection: Any, run: str, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
+def _streamed(connection: Any, run: str, makers: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
     """Do the work of `Wire.stream` on one connection."""
     try:
         loads = [loading(script) for script in scripts]
-        connection.send_packed_command([b"".join([*loads, *[make(run) for make in packed]])], check_health=False)
+        connection.send_packed_command([b"".join([*loads, *[make(run) for make in makers]])], check_health=False)
         replies: list[Any] = []
         failure: ResponseError | None = None
-        for _ in range(len(loads) + len(packed)):
+        for _ in range(len(loads) + len(makers)):
             try:
                 replies.append(connection.read_response())
             except ResponseError as error:

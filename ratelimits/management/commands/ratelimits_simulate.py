@@ -213,7 +213,7 @@ def _parse_replay(text: bytes, prefix: str) -> _Replay:
         return _Replay(read_rules(data["rule"]), enumerate(data["trace"], 1), prefix)
     except ValueError as error:
         not_in_trace = 0  # instead of the number of a line of the trace
-        return _Replay((), (), prefix, BadLine(not_in_trace, str(error)))
+        return _Replay(rules=(), numbered_lines=(), prefix=prefix, error=BadLine(not_in_trace, str(error)))
 
 
 def _opened(name: str) -> BinaryIO:
