@@ -191,7 +191,7 @@ class Row(NamedTuple):
         return VERSION
 
     def texts(self) -> list[str]:
-        """Return the values as every export writes them: moments in ISO 8601, numbers as decimals."""
+        """Return the values as every export writes them: moments in ISO 8601, numbers in decimal digits."""
         return [write(value) for write, value in zip(_WRITE, self, strict=True)]
 
 
@@ -292,7 +292,10 @@ class RowMaker:
         return self._make(self._sort(unsorted))
 
     def without_line(self, **values: Any) -> Row:
-        """Return a row that does not come from a line. Except for `values`, it has zeros and empty texts."""
+        """Return a row that does not come from a line, with these values.
+
+        Its other columns have the report's values, or else zeros and empty texts.
+        """
         empty = self.of_values([column.empty for column in TABLE if column.name in self.fields])
         return empty._replace(**values)
 

@@ -57,7 +57,7 @@ class FileTable:
 
     @property
     def numbers(self) -> set[str]:
-        """Return the columns with numbers and moments. No spreadsheet reads the cells of these columns as formulae."""
+        """Return the columns with numbers and moments. No spreadsheet reads the cells of these columns as formulas."""
         return {"valid_from", "valid_until", "capacity", "rate", "period"} & {*self.columns}
 
 

@@ -48,7 +48,7 @@ Positions = Mapping[str, int]
 
 
 class Closing:
-    """Closes one account at `now` (µs since 1970 UTC). The account's shards must be locked.
+    """Closes one account at `now` (µs since 1970 UTC). To write reports, the account's shards must be locked.
 
     `with_new_gaps` are the starts of closed periods for which a gap was declared or changed after the closing. `writer`
     collects the reports until its `flush` writes them to the database.
@@ -136,7 +136,7 @@ class Closing:
         return [state.shard for state in self._states if state.frozen]
 
     def obstacle(self, period: Period) -> str:
-        """Return what prevents a report of a period, as a sentence; "" if its usage is complete."""
+        """Return what prevents a report of a period, as a sentence; "" if nothing prevents it."""
         reason = self.open_because(period)
         if reason:
             return reason

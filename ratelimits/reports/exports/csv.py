@@ -86,7 +86,7 @@ def _marked_as_texts(values: list[str]) -> list[str]:
 
 
 def lines(columns: Sequence[str], no_texts: Collection[str], rows: Iterable[list[str]]) -> Iterator[str]:
-    """Yield the header, and then each row as a line without formulae. The columns `no_texts` never contain formulae."""
+    """Yield the header, and then each row as a line without formulas. The columns `no_texts` never contain formulas."""
     text_columns, commas = [index for index, name in enumerate(columns) if name not in no_texts], len(columns) - 1
     # The writer quotes each value that contains a character of the line terminator. With CR LF, it also quotes values
     # with a single CR. This is needed, because some readers take a single CR as the end of a line.

@@ -138,8 +138,8 @@ def _values(row: Row, count: int) -> Sequence[object]:
 def _height(text: str) -> int:
     """Return the height, in points, of a row with a wrapped text.
 
-    The file must contain the height, because some programs do not compute it. `workbook` writes at most 409 points,
-    because Excel allows only these. 64 lines are higher than this, so a longer text need not be wrapped.
+    The file must contain the height, because some programs do not compute it. The module `workbook` writes at most
+    409 points, because Excel allows no more. 64 lines are higher than this, so only so much of the text is wrapped.
     """
     return LINE_HEIGHT * len(wrap(text[: 64 * _GAP_WIDTH], _GAP_WIDTH, break_on_hyphens=False))
 

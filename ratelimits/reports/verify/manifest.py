@@ -66,9 +66,9 @@ def build(using: str, month: str, progress: Progress | None = None) -> dict[str,
     """
     columns = _columns()
     for _try in range(_TRIES):
-        before = _newest(using)
+        before = _fingerprint(using)
         listed = _sections(using, month, columns, progress)
-        if _newest(using) == before:
+        if _fingerprint(using) == before:
             break  # Otherwise a report was finalised meanwhile, and is perhaps not in some sections: read again.
     states = list(ShardState.objects.using(using).order_by("shard"))
     history = manifest_sections.history(using, progress=progress)
@@ -104,7 +104,7 @@ def _signed_text(manifest: dict[str, Any]) -> str:
     return json.dumps(signed, sort_keys=True, separators=(",", ":"))
 
 
-def _newest(using: str) -> dict[str, Any]:
+def _fingerprint(using: str) -> dict[str, Any]:
     """Return numbers that change when a report is finalised or an adjustment is added."""
     return {
         **Report.objects.using(using).aggregate(Max("pk")),

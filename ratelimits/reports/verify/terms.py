@@ -224,7 +224,8 @@ def _described(plan: str, included: Any) -> str:
 def _verify_kept(using: str) -> Iterator[str]:
     """Yield an error for each kept billing period without usage, and for each one with a wrong shard.
 
-    If an account's terms change, its present billing period is kept, but only if it has usage.
+    If an account's terms change, its present billing period is kept, but only if it has usage. The shard is one of the
+    configuration: `key_shard` divides the keys and the accounts into such shards.
     """
     for row in KeptPeriod.objects.using(using).order_by("account").iterator(_CHUNK):
         names = _related(using, {row.account})[row.account]
@@ -237,7 +238,7 @@ def _verify_kept(using: str) -> Iterator[str]:
             yield f"{name} has no usage: only a period with usage is kept when an account's terms change"
         shard = key_shard(f"account:{row.account}")
         if row.shard != shard:
-            yield f"{name} has the shard {row.shard}, but the other rows of this account have the shard {shard}"
+            yield f"{name} is in shard {row.shard} of the configuration, but this account is in shard {shard}"
 
 
 def _when(at: int) -> str:

@@ -201,7 +201,7 @@ def test_a_kept_period_in_a_wrong_shard_is_named() -> None:
     shard = key_shard("account:acme")
     QuerySet(KeptPeriod).update(shard=shard + 1)
     (finding,) = findings()
-    assert finding.endswith(f" has the shard {shard + 1}, but the other rows of this account have the shard {shard}")
+    assert finding.endswith(f" is in shard {shard + 1} of the configuration, but this account is in shard {shard}")
 
 
 def test_without_the_kept_period_the_next_bounds_are_others_and_no_moment_has_two_allowances() -> None:
