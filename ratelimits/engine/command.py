@@ -115,6 +115,7 @@ class Command:
         return self._cached[3]  # the bytes
 
     def _make(self, run: str, now: int) -> _CachedBytes:
+        """Make the bytes that follow the nonce. Return the cache item: the run, the span of validity, and the bytes."""
         call = self.call
         usage, receipt = call.usage, call.receipt
         packed = call.program.packed(now)
@@ -122,14 +123,14 @@ class Command:
         if self._cached[0] != run:  # the server has another run than at the last call
             self.is_first = call.program.lasts and call.op is Op.TRY
         is_first = self.is_first
-        #: The arguments after the program: the layout, the names of the counters, and the name of the leases.
-        fields: list[bytes] = []
+        # These arguments follow the program: the layout, the names of the counters, and the name of the leases.
+        last_arguments: list[bytes] = []
         if usage is not None and receipt is not None:
-            fields = counters_of(usage, receipt.bin, receipt.period)
+            last_arguments = counters_of(usage, receipt.bin, receipt.period)
         elif usage is not None:
             bin_start, period, until = bin_and_period(usage, now)
             start, end = max(start, bin_start * MICROSECONDS, period * MICROSECONDS), min(end, until)
-            fields = counters_of(usage, bin_start, period)
+            last_arguments = counters_of(usage, bin_start, period)
         moment = clock.frozen if call.now is None else call.now
         # The numbers that ARGV[3] begins with. lua/decide.lua describes them, in this order.
         request = (
@@ -141,17 +142,18 @@ class Command:
             float((call.version is not None) + 2 * is_first),
         )
         if call.lease is not None:
-            fields.append(call.lease.encode())
+            last_arguments.append(call.lease.encode())
         if self._layout is not None:
-            fields.insert(0, self._layout)
+            last_arguments.insert(0, self._layout)
         # Do not cache the bytes of a call that has a fixed moment or a receipt: no other call has the same bytes.
+        # `__wrapped__` is the function without its cache.
         make_middle = _middle if moment is None and receipt is None else _middle.__wrapped__
         middle = make_middle(packed.program, f"{call.version or 0} {run}", request, call.costs)
         if clock.frozen is not None or is_first:
             # The next call must not use these bytes: it can have another moment, and it is not the first call any more.
             # A span without length is never valid.
             start = end = now
-        return run, start, end, middle + bulks(*fields)
+        return run, start, end, middle + bulks(*last_arguments)
 
 
 @lru_cache(maxsize=1024)
