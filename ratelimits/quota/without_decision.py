@@ -51,7 +51,7 @@ def by_policies(prepared: Prepared, identity: Identity, costs: Mapping[str, int]
     applied = [rule for rule in prepared.rules if rule.mode is Mode.ENFORCE]
     if any(rule.algorithm.admits_nothing and costs[rule.meter] > 0 for rule in applied):
         # Such a rule refuses every request, so no state in Redis is needed. Trying again would never help.
-        return Answer(False, None, prepared, retry_after=None)
+        return Answer(False, prepared=prepared, retry_after=None)
     policies = {rule.on_failure for rule in applied}
     return _answer(prepared, applied, prepared.unreadable, policies, identity, costs, metered)
 
@@ -67,7 +67,7 @@ def _answer(
 ) -> Answer:
     refused = any(rule.refuses and costs[rule.meter] > 0 for rule in unreadable)
     if refused or "deny" in policies:
-        return Answer(False, None, prepared, _RETRY_AFTER, unavailable=True)
+        return Answer(False, prepared=prepared, retry_after=_RETRY_AFTER, unavailable=True)
     retry_after = local.charge(
         [
             (key_of(identity, rule.key_kind), rule.name, rule.algorithm, costs[rule.meter])
@@ -76,7 +76,7 @@ def _answer(
         ]
     )
     if retry_after != 0:  # 0: no rule with the policy "local" refuses
-        return Answer(False, None, prepared, retry_after)
+        return Answer(False, prepared=prepared, retry_after=retry_after)
     if metered:
         process_totals.unmetered(identity.account_id, usage_key(identity), costs)
-    return Answer(True, None, prepared)
+    return Answer(True, prepared=prepared)

@@ -85,8 +85,8 @@ class IncludedBook:
         if isinstance(source, _RowSpan):
             assert source.plan is not None
             plan, included = self._terms.plans.of(source.plan, source.until - 1)
-            return Included(plan, included, names, names, (plan, source.until - 1))
-        return Included(terms.plan, terms.included, names, names, (terms.plan, end - 1))
+            return Included(plan, included, names, shared=names, price_source=(plan, source.until - 1))
+        return Included(terms.plan, terms.included, names, shared=names, price_source=(terms.plan, end - 1))
 
     def _source_of_plan(self, name: str, start: int, end: int) -> _RowSpan | int:
         return _source_of_plan(name, self._terms.at(name, end - 1), self._spans(name, start, end))

@@ -20,10 +20,11 @@ from ratelimits.reports.exports.workbook import LINE_HEIGHT, SheetColumn, SheetT
 from ratelimits.reports.rows import COLUMNS, TABLE, VERSION, Charge, Row, columns, names
 
 #: The columns with amounts. Only files with amounts have them.
-_MONEY = [Column(ColumnKind.DECIMAL, "", name=name) for name in ("unit_price", "amount", "report_total")]
+_MONEY = [Column(ColumnKind.DECIMAL, meaning="", name=name) for name in ("unit_price", "amount", "report_total")]
 #: All columns by name.
 _COLUMNS_BY_NAME = {
-    column.name: column for column in (*TABLE, *_MONEY, Column(ColumnKind.TEXT, "", name="account_name", width=24))
+    column.name: column
+    for column in (*TABLE, *_MONEY, Column(ColumnKind.TEXT, meaning="", name="account_name", width=24))
 }
 #: How many characters of a text about gaps fit on one line.
 _GAP_WIDTH = (_COLUMNS_BY_NAME["durability_gap"].width or 0) - 6  # less 6, because characters differ in width
@@ -145,7 +146,7 @@ def _height(text: str) -> int:
 
 
 def _column(name: str) -> SheetColumn:
-    column = _COLUMNS_BY_NAME.get(name) or Column(ColumnKind.TEXT, "", name=name)
+    column = _COLUMNS_BY_NAME.get(name) or Column(ColumnKind.TEXT, meaning="", name=name)
     width = column.width or max(len(name) + 4, 11)  # The button of the filter needs 4 characters.
     if column.kind is ColumnKind.MOMENT:
         # A moment has 20 characters.

@@ -155,7 +155,14 @@ def _final(
     )
     # Until here, `overage` has the overage of all names of the account. The allowance has that of this name.
     overage.subtract(allowance.over)
-    return _State(used, newest.version, allowance, prices, overage_of_other_names=overage, has_usage_or_report=True)
+    return _State(
+        used=used,
+        version=newest.version,
+        allowance=allowance,
+        prices=prices,
+        overage_of_other_names=overage,
+        has_usage_or_report=True,
+    )
 
 
 def _provisional(
@@ -186,5 +193,10 @@ def _provisional(
     except ValueError:
         prices = {}  # The price is invalid; the list of open periods shows the error.
     return _State(
-        used, 0, allowance, prices, overage_of_other_names=overage, has_usage_or_report=has_usage or bool(overage)
+        used=used,
+        version=0,
+        allowance=allowance,
+        prices=prices,
+        overage_of_other_names=overage,
+        has_usage_or_report=has_usage or bool(overage),
     )
