@@ -81,7 +81,8 @@ def newest(since: int, count: int, scopes: Collection[str] = ("*",)) -> Trace:
     newest_first = list(rows.order_by("-at", "-pk")[: count + 1])
     more = len(newest_first) > count
     requests = newest_first[:count][::-1]
-    # Read the rows of all scopes: the requests that a row counts as left out can have other scopes than the row.
+    # Read the rows of all scopes: the requests that a row counts as left out can have other scopes than the row. If
+    # there are more requests, begin with the oldest one that was read.
     left_out = RecordedRequest.objects.using(conf.DATABASE).filter(
         at__gte=requests[0].at if more else since, left_out__gt=0
     )

@@ -65,7 +65,10 @@ class AccountPeriods:
         return by_member
 
     def period(self, billing_period: BillingPeriod) -> Period:
-        """Return a billing period with its time zone."""
+        """Return a billing period with its time zone: the one by which its last counted period starts.
+
+        If no known time zone fits, it is the account's time zone at the end of the period.
+        """
         return Period(
             billing_period.start,
             billing_period.end,

@@ -152,8 +152,9 @@ def _batches(using: str, end: int, progress: Progress | None) -> Iterator[tuple[
         for _before_end, batches in groupby(group, key=lambda batch: batch.sealed_at < end):
             first, last, count, digest = 0, 0, 0, hashlib.sha256()
             for _shard, begin, last, fence, _sealed, applied in batches:
-                first, count = first or begin, count + 1
+                first, count = first or begin, count + 1  # Positions begin with 1, so 0 means that there is none yet.
                 digest.update(digest_of((last, applied)).encode())
+                # A batch that follows the batches of the last item, and has the same fence, is added to this item.
                 if fences and fences[-1][1:] == [begin - 1, fence]:
                     fences[-1][1] = last
                 else:
