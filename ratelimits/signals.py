@@ -16,8 +16,8 @@ threshold_reached = Signal()
 #: Receivers run within the request: keep them short. In async code, async receivers are awaited.
 request_refused = Signal()
 
-#: Sent in the process that made an edit, after its commit, when other processes can know about the edit. `version` is
-#: the version of the configuration, and `using` is the alias of its database.
+#: Sent in the process that made an edit, after the commit and after the attempt to tell Redis the new version.
+#: `version` is the version of the configuration, and `using` is the alias of its database.
 rules_changed = Signal()
 
 #: Sent in the worker that finalised a report, after the commit. `sender` is the model `Report`, and `report` its row.

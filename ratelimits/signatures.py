@@ -31,7 +31,10 @@ def error_of(text: str, signature: str) -> str:
         return "its signature was made neither with SIGNING_KEY nor with one of SIGNING_KEYS_OLD"
     if "" in conf.SIGNING_KEYS_OLD:
         return ""
-    return 'it has no signature: it was removed, or there was no SIGNING_KEY yet (if so, add "" to SIGNING_KEYS_OLD)'
+    return (
+        "it has no signature: either somebody removed the signature, or there was no SIGNING_KEY when it was written"
+        ' (if so, add "" to SIGNING_KEYS_OLD)'
+    )
 
 
 def has_key() -> bool:

@@ -22,13 +22,18 @@ NEW = 0
 
 
 class EditedRule:
-    """A rule, saved or not, beside all other rules, plans and overrides in force. It applies even if it is "off"."""
+    """A rule with the values that somebody has typed, beside all other rules, plans and overrides in force.
+
+    If its mode is "off", the class treats it as enforced, to show which requests the rule would apply to.
+    """
 
     def __init__(self, current: Snapshot, rule: Rule, identities: Iterable[Identity]) -> None:
         """Put the rule into the current rules. The rows about the keys of all `identities` are read together."""
         identities = list(identities)
         row = rule_row(rule)
         self._pk = row.pk or NEW
+        # The version and the moment of the edit are known only after saving. They do not decide to which requests the
+        # rule applies, so any values will do.
         row = replace(row, pk=self._pk, version=0, edited_at=0, mode="enforce" if row.mode == "off" else row.mode)
         rows = current.with_rows_of(*identities).rows
         groups_of_users = rows.groups
@@ -37,7 +42,7 @@ class EditedRule:
             groups_of_users = groups_of_users | groups.read(users - groups_of_users.keys())
         rows = replace(rows, rules={**rows.rules, self._pk: row}, groups=groups_of_users)
         self._snapshot = Snapshot(rows, _now, _unread, versioned=False)
-        #: The answers of `applied`.
+        #: The results of `applied`.
         self._cache: dict[tuple[str, str, Identity], tuple[AppliedRule, str] | None] = {}
 
     def applied(self, scope: str, method: str, identity: Identity) -> tuple[AppliedRule, str] | None:

@@ -19,8 +19,7 @@ class KeyFacts(NamedTuple):
 
     changed_at  when the plan, the account or an override last changed, in µs since 1970 UTC; 0 if this is longer ago
                 than RECENT
-    kept        the period that kept its start and end after a change of time zone or anchor; None if there is no such
-                period
+    kept        the kept period of the account; None if it has none, and for other keys
     """
 
     plan: int
@@ -66,6 +65,7 @@ class Facts:
         # The limits of the key also changed when the validity of a row began or ended.
         for edited_at, *edges in times:
             changes += edited_at, *(edge for edge in edges if 0 < edge <= now)
+        # The newest row comes first. If several rows are in force, this one counts.
         in_force: dict[str, OverrideRow] = {}
         for override in overrides:
             if override.valid_from <= now < override.valid_until:

@@ -22,8 +22,9 @@ from ratelimits.models.versions import editing
 def planned(key: str, rule: str, extra: int, until: datetime, *, account: str = "") -> list[KeyOverride]:
     """Return overrides that give a key `extra` more permits under a rule from now until `until`. Do not save them.
 
-    If the key has overrides already, their other numbers do not change. Raise ValidationError if the key has no rule
-    with this name, if the rule has no capacity, or if `until` is in the past.
+    If overrides of the key and rule are in force in this time, the returned overrides have the same numbers except the
+    capacity. `account` is the identifier of the key's account; "" if it is not known. Raise ValidationError if no rule
+    with this name applies to the key, if the rule has no capacity, if `extra` is below 1, or if `until` is in the past.
     """
     now = timezone.now()
     if extra < 1:
@@ -39,6 +40,7 @@ def planned(key: str, rule: str, extra: int, until: datetime, *, account: str = 
     for row in existing:
         edges |= {edge for edge in (row.valid_from, row.valid_until) if edge is not None and now < edge < until}
     granted = []
+    # One override for each part of the time in which no existing override begins or ends.
     for start, end in pairwise(sorted(edges)):
         in_force = next((row for row in existing if _is_in_force(row, start)), None)
         override = KeyOverride(key=key, rule=rule) if in_force is None else _copy(in_force)

@@ -34,7 +34,8 @@ _MAX_KEY = 200
 #: Maximum number of users that one query names.
 _CHUNK = 500
 
-#: Whether rules are in force that are not in the database. Such rules can name groups. Only tests have such rules.
+#: Whether rules are in force that are not in the database. Only tests have such rules. They can name groups. So changes
+#: of groups are then noted even if no rule in the database names a group.
 has_rules_outside_database = False
 
 
@@ -43,7 +44,7 @@ class Memberships:
     """The table of the members of groups.
 
     model    the model of this table
-    user     the name of the table's column for the user
+    user     the name of the model's field for the user
     user_pk  the field that is the primary key of users
     using    the alias of the table's database
     """
@@ -70,7 +71,7 @@ def memberships() -> Memberships | None:
     except FieldDoesNotExist:
         return None
     model = field.remote_field.through
-    # Do not read from a replica: it perhaps does not have the newest change yet.
+    # Read from the database that is written: a replica may not have the newest change yet.
     return Memberships(model, field.m2m_field_name(), user_model._meta.pk, router.db_for_write(model))
 
 

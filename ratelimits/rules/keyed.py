@@ -29,7 +29,10 @@ _CHUNK = 2000
 
 
 class OverrideRow(NamedTuple):
-    """An override of one key. It was last edited at `edited_at`. Moments are in µs since 1970 UTC."""
+    """An override of one key. It was last edited at `edited_at`. Moments are in µs since 1970 UTC.
+
+    `numbers` has the names and values that replace those of the rule. `mode` is "" if the rule's mode stays.
+    """
 
     pk: int
     key: str
@@ -59,7 +62,8 @@ class MembershipRow(NamedTuple):
 class AccountRow(NamedTuple):
     """An account. `plan` is the id of the account's plan; 0 if the account has no plan.
 
-    `edited_at` is the moment of the last edit of the account, in µs since 1970 UTC.
+    `anchor` is a local date and time at which a billing period starts, such as "2026-01-31T06:00"; None for calendar
+    months. `edited_at` is the moment of the last edit of the account, in µs since 1970 UTC.
     """
 
     pk: int
@@ -101,9 +105,10 @@ def read(using: str, shards: Collection[int], above: int | None = None) -> dict[
         first: _T = stored.setdefault(value, value)
         return first
 
-    moments = "valid_from", "valid_until", "version", "since"
+    # The model's field `since` is `edited_at` here.
+    last_columns = "valid_from", "valid_until", "version", "since"
     overrides: dict[int, dict[str, tuple[OverrideRow, ...]]] = {}
-    columns = "shard", "key", "pk", "rule", *KeyOverride.NUMBERS, "mode", *moments
+    columns = "shard", "key", "pk", "rule", *KeyOverride.NUMBERS, "mode", *last_columns
     rows = KeyOverride.objects.using(using).filter(**wanted).order_by("version", "pk").values_list(*columns)
     numbers = cache(_numbers)
     for shard, key, pk, rule, capacity, rate, period, mode, begins, ends, version, edited_at in rows.iterator(_CHUNK):
@@ -115,7 +120,7 @@ def read(using: str, shards: Collection[int], above: int | None = None) -> dict[
     memberships: dict[int, dict[str, tuple[MembershipRow, ...]]] = {}
     plan_memberships = PlanMembership.objects.using(using).filter(**wanted).order_by("version", "pk")
     for shard, key, pk, plan, begins, ends, version, edited_at in plan_memberships.values_list(
-        "shard", "key", "pk", "plan", *moments
+        "shard", "key", "pk", "plan", *last_columns
     ).iterator(_CHUNK):
         membership = MembershipRow(
             pk, once(plan), _micros(begins, 0), _micros(ends, NEVER), once(version), once(edited_at)
@@ -129,7 +134,7 @@ def read(using: str, shards: Collection[int], above: int | None = None) -> dict[
         account = AccountRow(pk, once(plan or 0), once(timezone), once(anchor or None), once(version), once(edited_at))
         _put(accounts, shard, f"account:{identifier}", account)
     deleted_at: dict[int, dict[str, int]] = {}
-    if above is None:
+    if above is None:  # With `above`, `merge` gets the tombstones from its caller.
         tombstones = Tombstone.objects.using(using).filter(kind__in=("keyoverride", "planmembership", "account"))
         deletions = tombstones.filter(shard__in=shards).values_list("shard", "key").annotate(Max("since"))
         for shard, key, moment in deletions:

@@ -28,7 +28,7 @@ class LedgerQuery(NamedTuple):
 
 
 def read(query: LedgerQuery) -> int:
-    """Return the number of units that were admitted and not refunded."""
+    """Return the number of units that were admitted and not refunded, at least 0."""
     periods = [start // MICROSECONDS for start in query.billing_periods]
     lines = Line.objects.using(conf.DATABASE).filter(account=query.account, period__in=periods, meter=query.meter)
     lines = lines.filter(bin__gte=query.start // MICROSECONDS, bin__lt=query.end // MICROSECONDS)

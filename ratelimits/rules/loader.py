@@ -37,6 +37,7 @@ Override = Callable[[rows.Rows], rows.Rows]
 #: Maximum number of seconds to wait for the reply to one query.
 PATIENCE = 5.0
 #: For this time (µs) after a failure, the database is not asked again. (A reload without a minimum version does ask.)
+#: While Redis has a newer version than the database, this is also the time until the next refresh.
 _PAUSE = 1_000_000
 #: If the clock steps back by more than this time (µs), the snapshot is made again.
 _STEP = 1_000_000
@@ -59,11 +60,13 @@ class Loader:
         self._refreshes = True
         #: The rules that a test uses instead of the rules in the database; None outside such a test.
         self._override: Override | None = None
-        #: The number of versions that this process had published when the rules were read. It is used only with an
-        #: override.
+        #: How many edits this process had published (announced to Redis) when the rules were read. With an override,
+        #: the rules are read again if this number has changed.
         self._publications = 0
         self._current: Snapshot | None = None
+        #: The moment of the next refresh, by `clock`.
         self._refresh_at = 0
+        #: The moment and the message of the last failure to ask the database; None after a success.
         self._failure: tuple[int, str] | None = None
         #: The version in Redis, if it is above the version in the database; otherwise 0.
         self._newer_in_redis = 0
@@ -171,7 +174,7 @@ class Loader:
         """Return a snapshot that is valid now.
 
         If the validity of a row has begun or ended, make a new snapshot from the same rows. If RELOAD_INTERVAL has
-        passed, read the rows again in the background.
+        passed, read the rows again in the background. If the clock has stepped back, do both.
         """
         if self._pid != os.getpid():
             self._begin()
@@ -184,10 +187,12 @@ class Loader:
             return self._current or current
 
     def _refresh(self) -> None:
+        """Read the rules again, or let decisions compare versions with Redis again (see `_use`). Runs in the thread."""
         current, newer_in_redis = self._current, self._newer_in_redis
         self._newer_in_redis = 0
         if newer_in_redis and current is not None:
-            self._use(current.rows)  # the next decision shows whether Redis still has a newer version
+            # Compare versions again. The next decision then shows whether Redis still has a newer version.
+            self._use(current.rows)
             return
         try:
             self._load(None)
@@ -216,7 +221,9 @@ class Loader:
                 raise RulesUnavailable(message)
         future = self._start(job, argument)
         if future is None:
-            raise RulesUnavailable("the process has no thread to read the rules: it is ending, or has too many")
+            raise RulesUnavailable(
+                "the process cannot start a thread to read the rules: it is ending, or it has too many threads"
+            )
         return future
 
     def _start(self, job: Callable[..., R], *arguments: Any) -> Future[R] | None:
@@ -336,8 +343,8 @@ class Loader:
     def _use(self, rows_read: rows.Rows) -> Snapshot:
         """Use these rows from now on.
 
-        While Redis has a newer version than the database, decisions do not compare versions. A second later, the next
-        refresh lets decisions compare versions again.
+        While Redis has a newer version than the database, decisions do not compare versions with Redis. A second later,
+        the next refresh lets them compare versions again. In tests, they never compare versions.
         """
         with self._lock:
             redis_is_newer = rows_read.version < self._newer_in_redis
@@ -352,6 +359,10 @@ class Loader:
         return rows_read if self._override is None else self._override(rows_read)
 
     def _query(self, query: Callable[[], R], other_database: str | None = None) -> R:
+        """Return the result of a function that makes queries. Raise RulesUnavailable if a database cannot be asked.
+
+        The function can use the database of the rules, and `other_database`.
+        """
         try:
             with ExitStack() as stack:
                 for alias in dict.fromkeys((conf.DATABASE, other_database or conf.DATABASE)):
@@ -371,7 +382,7 @@ class Loader:
     @contextmanager
     def _connected(self, alias: str) -> Iterator[None]:
         """Connect this thread to a database, time each of its queries, and close the connection at the end."""
-        borrowed = False
+        borrowed = False  # Whether a test has lent its own connection, which must stay open.
         try:
             with tests.connection(alias) if alias == conf.DATABASE else nullcontext(False) as borrowed:
                 connection = connections[alias]

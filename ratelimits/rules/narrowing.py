@@ -1,7 +1,4 @@
-"""Decide about single rules: whether a rule applies to a request, which key it counts, and with which numbers.
-
-`choosing` calls these functions for the rules of a snapshot.
-"""
+"""Decide about single rules: whether a rule applies to a request, which key it counts, and with which numbers."""
 
 from __future__ import annotations
 
@@ -34,8 +31,10 @@ def covers(row: RuleRow, scope: str, method: str) -> bool:
 def for_head(applied: list[tuple[int, RuleRow, AppliedRule]]) -> list[tuple[int, RuleRow, AppliedRule]]:
     """Return the rules that apply to a HEAD request.
 
-    If a rule names HEAD, leave out the rules of the same scope and meter that name GET but not HEAD. A shadow rule that
-    names HEAD does not have this effect, because a shadow rule must never change a decision.
+    If an enforced rule names HEAD, it replaces the rules of the same scope and meter that name GET but not HEAD: leave
+    these out. A shadow rule that names HEAD replaces no rule, because a shadow rule must never change a decision.
+
+    Each rule comes with its rank (see `let_one_bill`) and its row.
     """
     with_head = {
         (row.scope, row.meter) for _rank, row, rule in applied if "HEAD" in row.methods and rule.mode is Mode.ENFORCE

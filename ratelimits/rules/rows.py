@@ -1,7 +1,8 @@
 """Read the rules at one version into frozen rows. At first, read all rows. Later, read only changed rows.
 
-Rules, plans, blocks and allows are always read. Rows about single keys (overrides, memberships, accounts) are read for
-a whole shard of keys at a time. So a key without rows needs no query of its own.
+Rules, plans, blocks and allows are read at once for all keys. (A block refuses the requests of a key or network. An
+allow exempts them from the rules.) Rows about single keys (overrides, memberships, accounts) are read for a whole shard
+of keys, when one of these keys is used. So a key without rows needs no query of its own.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ _ATTEMPTS = 5
 class RuleRow:
     """A rule.
 
-    plan           the id of the rule's plan; 0 for a default rule
+    plan           the id of the rule's plan; 0 for a default rule, which belongs to no plan
     except_scopes  the scopes in which a rule for "*" does not apply
     callers        "everyone", "anonymous" or "authenticated"
     group          the name of the group to whose members the rule applies; "" for no group
+    parameters     the algorithm and its numbers, as in a rule file; {} if the row is not valid
+    on_failure     the failure policy; "" for the project's FAILURE_POLICY
     lasting        in which cases a key's count is restored from the ledger (see `Lasting`)
     counts_since   the moment since which the rule exists, in µs since 1970 UTC
     edited_at      the moment of the last edit, in µs since 1970 UTC
@@ -151,13 +154,14 @@ def read(using: str, current: Rows | None) -> Rows:
     """Return the rows at the version in force. If the current rows have this version, return them.
 
     If possible, read only changed rows, otherwise all rows. Read the version before and after the rows. If an edit was
-    committed in between, read the rows again.
+    committed in between, read the rows again, up to `_ATTEMPTS` times. After that, the next call reads what is missing.
     """
     for _attempt in range(_ATTEMPTS):
         version, complete_from = ConfigVersion.read(using)
         if current is not None and current.version == version:
             return current
-        # A process whose version is below `complete_from` must read all rows.
+        # `ratelimits_reload` and the repair of a restored database raise `complete_from`: perhaps rows changed without
+        # a new version. So a process whose version is below `complete_from` must read all rows.
         if current is None or not (complete_from <= current.version < version):
             rows = _read_all(using, version)
         else:

@@ -24,7 +24,7 @@ def key_of(identity: Identity, kind: str) -> str:
 
 
 def _network_or_kind(identity: Identity, kind: str) -> str:
-    """Return the network of the address. For other kinds, return the kind itself: one key for all such requests."""
+    """Return the network of the address. For any other kind, such as "global", return the kind as the only key."""
     _address, slash, lengths = kind.partition("/")
     if not slash or identity.address is None:
         return kind
@@ -40,6 +40,7 @@ class AppliedRule:
     key_kind  the attribute of Identity that contains the key; "global"; or "address/24/56" for the network of the
               address, with the length of its IPv4 prefix and of its IPv6 prefix
     max_wait  the longest wait in seconds
+    on_failure  the failure policy: "allow", "deny" or "local"
     prefetch  maximum number of requests for which a process takes permits in advance; 0 for none
     refusal_status, refusal_text  what a refused client receives. If the text is "", the client reads when to try again
     lasting   in which cases a key's count is restored from the ledger (see `Lasting`)

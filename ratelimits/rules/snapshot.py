@@ -1,8 +1,8 @@
 """Find the rules that apply to a request.
 
 A snapshot is a copy of the rules at one version, in memory. It finds the rules for each kind of request once, and
-caches them as a Selection. Requests in the same scope get the same Selection if their keys are on the same plan and
-have no overrides.
+caches them as a Selection. Requests in the same scope get the same Selection if they have the same kinds of keys, and
+if these keys are on the same plan and have no overrides.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: One lock for all snapshots. A forked child makes a new lock, since a thread of its parent perhaps held the old one.
+#: One lock for all snapshots. If a thread of the parent holds the lock during a fork, the child's copy stays locked. So
+#: a forked child makes a new lock.
 _lock = threading.Lock()
 
 
@@ -73,7 +74,7 @@ class MissingRows(NamedTuple):
 
 
 def _keys_of(identity: Identity) -> tuple[tuple[int, str | None], ...]:
-    """Return the identity's keys, each with the bit of its kind."""
+    """Return the identity's keys, each with the bit of its kind. The narrowest key is the first; its plan counts."""
     return (
         (API_KEY, identity.api_key),
         (USER, identity.user),
@@ -125,8 +126,8 @@ class Snapshot:
         self.versioned = versioned
         self.version = rows.version
         self.seen_at = clock()
-        # A new snapshot is needed when a block or allow comes into force, because decisions about its key or network
-        # are perhaps in the cache.
+        # Repeated requests use prepared commands and stored refusals, without a look at blocks and allows. These belong
+        # to one snapshot. So a new snapshot is needed when a block or allow comes into force.
         self.good_until = rows.access.next_start(self.seen_at)
         self._clock = clock
         self._access = rows.access or None
@@ -148,7 +149,8 @@ class Snapshot:
     def select(self, scope: str, method: str, identity: Identity) -> Selection:
         """Return the rules that apply to a request of this identity. `method` is the HTTP method.
 
-        If the rows about the identity's keys were read before, this makes no query and needs no lock.
+        If the rows about the identity's keys were read before, this makes no query. If the result is in the cache, this
+        needs no lock.
         """
         properties = self._properties_of(identity)
         if properties is None:
@@ -211,7 +213,7 @@ class Snapshot:
         selection = self._selections.get(cache_key)
         if selection is None:
             selection = self._collect(properties, lambda row: row.scope == scope and not row.methods)
-            # Scopes come from the project's code, so there are few of them.
+            # Scopes come from the project's code. There are few of them, so the cache needs no maximum here.
             selection = self._selections.setdefault(cache_key, selection)
         return selection
 
