@@ -80,8 +80,9 @@ def _ledger() -> list[Reading]:
     if totals["pk__count"] >= conf.SHARDS and totals["watermark__min"]:
         age = max(time.time() - totals["watermark__min"] / 1_000_000, 0)
         found.append(Reading("watermark_age_seconds", "Age of the moment until which the ledger is complete", age))
-    quarantined = QuarantinedBatch.objects.using(using).count()
-    found.append(Reading("quarantined_batches", "Batches that cannot be written to the ledger", quarantined))
+    quarantined = QuarantinedBatch.objects.using(using).filter(resolved_at=None).count()
+    meaning = "Batches that cannot be written to the ledger, and wait for a person's decision"
+    found.append(Reading("quarantined_batches", meaning, quarantined))
     gaps = dict(
         DurabilityGap.objects.using(using)
         .filter(recovered_at=None)

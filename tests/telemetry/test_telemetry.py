@@ -14,6 +14,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory, override_settings
+from django.utils import timezone
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -33,7 +34,7 @@ from ratelimits.engine import Limit
 from ratelimits.engine.transport.connection import NotReached
 from ratelimits.identity import Identity
 from ratelimits.middleware import QuotaMiddleware
-from ratelimits.models import Access, Rule
+from ratelimits.models import Access, QuarantinedBatch, Rule
 from ratelimits.outbound import WaitTooLong, permits
 from ratelimits.quota import checking
 from ratelimits.quota.answers import observing
@@ -185,6 +186,14 @@ def test_the_page_shows_the_way_to_the_ledger() -> None:
     assert samples["ratelimits_backlog_batches",] == 0
     assert samples["ratelimits_gaps", "restart"] == 0
     assert samples["ratelimits_unmetered_requests_day",] == 0
+
+
+@pytest.mark.usefixtures("watched")
+def test_a_quarantined_batch_is_counted_until_a_person_resolves_it() -> None:
+    QuarantinedBatch.objects.create(shard=1, name="a:1", content="1")
+    QuarantinedBatch.objects.create(shard=1, name="a:2", content="2", resolved_at=timezone.now())
+    state.forget()
+    assert scraped()["ratelimits_quarantined_batches",] == 1
 
 
 @pytest.mark.usefixtures("watched")
