@@ -60,7 +60,7 @@ def drain() -> None:
             draining.drain()
     except (NotFencedError, RedisError) as error:
         logger.warning("Usage could not be drained; the next run of the task tries again: %s", error)
-    # Tally also after an error: perhaps only one shard had the error, and the other shards were drained.
+    # Add to the totals also after an error: perhaps only one shard had the error, and the other shards were drained.
     tallying.tally()
 
 
@@ -74,7 +74,7 @@ def finalise() -> None:
 
 @shared_task(name="ratelimits.alerts", ignore_result=True, acks_late=True)
 def alerts() -> None:
-    """Raise the alerts that are due by the ledger's totals, and start a task for each delivery that is due."""
+    """Raise an alert for each threshold that an account has newly reached. Start a task for each delivery now due."""
     try:
         evaluate()
     except RulesUnavailable as error:
@@ -123,8 +123,8 @@ def compact() -> None:
 def beat_schedule() -> dict[str, dict[str, Any]]:
     """Return the periodic tasks for Celery's `beat_schedule`.
 
-    A task is dropped if it has not started before the next one is due. Tasks that seal wait longer: after a long drain,
-    the worker then seals as soon as it is free.
+    A task is dropped if it has not started before the same task is due again. Tasks that seal wait longer: after a long
+    drain, the worker then seals as soon as it is free.
     """
     intervals = {
         "ratelimits.seal": conf.SEAL_INTERVAL,

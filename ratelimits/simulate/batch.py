@@ -23,7 +23,9 @@ ReadyCommand = tuple[bytes, Script]
 Reply = tuple[int, ...]
 
 # With a virtual clock, the script uses neither the nonce nor the run of the server. So these can have any value.
-_NONCE, _RUN, _LEASE = b"0", "virtual", "."
+_NONCE, _RUN = b"0", "virtual"
+#: The lease in the command from which a template is made. Each other command has its own lease in this place.
+_LEASE = "."
 #: The arguments of a command between its Redis keys and the bytes that describe the request: the nonce, and a text with
 #: the version of the rules (0: the script does not compare it) and the run.
 _NONCE_AND_RUN = bulks(_NONCE, f"0 {_RUN}".encode())
@@ -37,7 +39,8 @@ _DECIDED, _STALE = struct.Struct("<7q"), struct.Struct("<2q")
 class _Template:
     """The bytes that all commands of one operation have in common.
 
-    A command consists of `name`, the Redis keys, `before`, the times, `between`, the cost, `after` and the lease.
+    A command consists of `name` (EVALSHA and the script), the Redis keys, `before`, the times, `between`, the cost,
+    `after` and the lease.
     """
 
     __slots__ = ("after", "before", "between", "end", "fronts", "name", "script", "start")
@@ -55,7 +58,8 @@ class CommandMaker:
     """Makes commands of a program with a virtual clock.
 
     Most bytes of a command are made only once. For each command, only the times, the key, the cost and the lease are
-    put in. All terms of the program must have the `key` 0 and the `slot` 0: they use the only key and the only cost.
+    put in. A command has one key and one cost. So all terms of the program must use the key and the cost with the
+    index 0 (`Term.key` and `Term.slot`).
     """
 
     def __init__(self, keyspace: Keyspace, program: Program) -> None:
@@ -74,7 +78,7 @@ class CommandMaker:
             front = template.fronts[key] = b"%b%b%b" % (template.name, bulks(*self._keys(key)), template.before)
         command = front + _TIMES.pack(now, timeout) + template.between + _COST.pack(cost) + template.after
         if self._leases:
-            command += bulks(f".{lease}".encode())
+            command += bulks(f".{lease}".encode())  # with a dot, because `lease` can be ""
         return command, template.script
 
     def _template(self, op: Op, key: str, now: int) -> _Template:
@@ -122,14 +126,14 @@ def replay(server: Server, commands: Sequence[ReadyCommand]) -> list[Reply]:
     Other code must not use the keys of these commands until the replies arrive. Raise Stale if a command's moment is
     not in the calendar window for which the command was made.
     """
-    packed = [partial(_with_any_run, command) for command, _script in commands]
-    packed_replies = server.wire.stream(packed, {script for _command, script in commands})
+    makers = [partial(_with_any_run, command) for command, _script in commands]
+    packed_replies = server.wire.stream(makers, {script for _command, script in commands})
     unpack = _DECIDED.unpack_from
     replies = [unpack(raw) if len(raw) >= _DECIDED.size else _STALE.unpack_from(raw) for raw in packed_replies]
     for reply in replies:
         if reply[0] != DECIDED:
             _stale, server_time = reply[:2]
-            raise Stale(0, server_time)
+            raise Stale(0, server_time)  # 0: the rules are not too old, only their calendar windows
     return replies
 
 

@@ -54,6 +54,7 @@ class TraceLine(NamedTuple):
     at       the moment in seconds, as it is written in the line
     now      the same moment in µs
     timeout  the longest accepted wait in µs; -1 if any wait is accepted
+    lease    the name of the lease that the line takes or ends; "" if the line names none
     rules    the new rules, in a line with the op `set_rule`; None in other lines
     """
 
@@ -245,7 +246,8 @@ class Reader:
         new_rules = read_rules(data)
         if len(new_rules) != len(self.rules):
             raise ValueError(
-                f"set_rule has {len(new_rules)} rules, but the trace has {len(self.rules)}: write one for each"
+                f"set_rule has {len(new_rules)} rules, but the trace has {len(self.rules)}: write a new rule for each"
+                " rule of the trace"
             )
         self._use_rules(new_rules)
         return new_rules

@@ -145,7 +145,7 @@ class Replay:
             yield self._makers[-1].command(Op.CHANGE, key, 0, line.now)
 
     def state_keys(self) -> Iterator[str]:
-        """Return the Redis keys of all states that this replay has perhaps written."""
+        """Return the Redis keys of all states that this replay can have written."""
         # The keys depend only on the algorithms of the rules. So take one maker for each combination of algorithms.
         makers = {tuple(term.algorithm.id for term in maker.program.terms): maker for maker in self._makers}
         return (state for maker in makers.values() for key in self._keys for state in maker.state_keys(key))

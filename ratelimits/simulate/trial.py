@@ -100,6 +100,7 @@ class _Load:
         for at, begins, cost, lease in sorted(events):
             moment = start + at
             op = Op.TRY if begins else Op.RELEASE
+            # The first field is the moment as a trace file writes it, in seconds. Here nobody reads it.
             yield TraceLine(moment, moment, op, "", cost, timeout, lease if self.duration else "")
 
 
@@ -176,7 +177,8 @@ def _loads(algorithm: Algorithm, now: int) -> tuple[_Load, _Load]:
     time_to_cover = max(span, micros(algorithm.suggested_max_wait or Decimal(0)))
     # The length of the longest overload for which MAX_LINES requests are enough, if each takes a tenth of the permits.
     longest = MAX_LINES * max(permits // 10, 1) * span // (_OVERLOAD_FACTOR * permits)
-    # A quarter of HORIZON, so that all moments are before HORIZON. SLOTS, so that each slot has at least 1 µs.
+    # At most a quarter of HORIZON, so that all moments are before HORIZON. At least SLOTS µs, so that no slot is
+    # shorter than 1 µs.
     length = max(min(_REFILLS * time_to_cover, longest, HORIZON // 4), span, SLOTS)
     return _bursts(permits, length, max_cost, duration), _overload(permits, span, length, max_cost, duration)
 

@@ -34,7 +34,7 @@ _AMBER_INTERVALS = 3
 _RED_INTERVALS = 10
 #: If an interval is shorter than this number of seconds, this number replaces it: a task can take that long.
 _MIN_INTERVAL = 20
-#: The level is amber if a server uses the first share of its maximum memory, and red if it uses the second share.
+#: The level is amber if a server uses at least the first share of its maximum memory, and red from the second share on.
 _AMBER_MEMORY, _RED_MEMORY = 0.8, 0.95
 #: If more than this number of sealed batches wait in each shard, on average, the level is amber.
 _AMBER_WAITING = 10
@@ -127,7 +127,7 @@ def _memory(redis: RedisState) -> Fact:
     title = _("Memory")
     if not redis.servers:
         return _unknown("memory", title)
-    # A server without a maximum counts as nearly empty.
+    # A server without a maximum counts as nearly empty: a maximum of 2**63 bytes replaces its 0.
     fullest = max(redis.servers, key=lambda server: (server.memory / (server.max_memory or 2**63), server.memory))
     used = f"{fullest.memory / 2**20:,.1f} MiB"
     if not fullest.max_memory:
@@ -239,7 +239,10 @@ def _level_of_age(age: float, interval: float) -> Level:
 
 
 def ago(seconds: float) -> str:
-    """Return a text such as "3 h ago" for a number of seconds. Less than two hours are shown in minutes, and so on."""
+    """Return a text such as "3 h ago" for a number of seconds.
+
+    The unit is the largest of days, hours, minutes and seconds of which at least two have passed.
+    """
     for unit, text in ((86_400, _("%(n)s d ago")), (3_600, _("%(n)s h ago")), (60, _("%(n)s min ago"))):
         if seconds >= 2 * unit:
             return text % {"n": f"{seconds // unit:,.0f}"}

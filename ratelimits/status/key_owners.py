@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 def no_owner_text(key: str) -> str:
     """Return a sentence that says that nobody has a key. Return "" if somebody has the key, or perhaps has it.
 
-    The app knows all users and accounts. It knows an API key if the key was used in the last days, if an override,
-    a membership or a block names the key, or if KEY_SEARCH finds it. Without KEY_SEARCH, other API keys can exist. Any
-    address can belong to somebody.
+    The app knows all users and accounts. It knows an API key if the key was used in the last days (USED_DAYS in
+    known_keys.py), if an override, a membership, a block or an allow names the key, or if KEY_SEARCH finds it. Without
+    KEY_SEARCH, other API keys can exist. Any address can belong to somebody.
     """
     kind, _colon, name = key.partition(":")
     if kind == "user":
@@ -85,5 +85,6 @@ def _account_exists(name: str) -> bool:
 
 
 def _is_named_in_a_row(key: str) -> bool:
+    # `Access` is the table of blocks and allows.
     named = ((KeyOverride, "key"), (PlanMembership, "key"), (Access, "target"))
     return any(model._default_manager.using(conf.DATABASE).filter(**{column: key}).exists() for model, column in named)

@@ -82,9 +82,9 @@ def looks_secret(text: str) -> bool:
 def known_keys(text: str, tables: Container[type[Model]]) -> SearchResult:
     """Find the keys that contain a text, and the keys whose name contains the text.
 
-    A key comes first if the key or its name equals the text. `tables` are the tables to search: some of accounts,
-    users, overrides, memberships, blocks, totals of keys. The project's function in the setting KEY_SEARCH also
-    searches.
+    A key comes first if the key or its name equals the text. `tables` are the tables to search. They are some of these:
+    accounts, users, overrides, memberships, blocks and allows (`Access`), totals of keys. The project's function in the
+    setting KEY_SEARCH also searches.
     """
     failed = False
     found: dict[str, KnownKey] = {}

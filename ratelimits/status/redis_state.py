@@ -105,7 +105,7 @@ def _start(target: Any, *arguments: Any) -> None:
 
 
 def _ask_all(messages: SimpleQueue[_Message]) -> None:
-    """Find the servers, and ask each of them in its own thread. In a cluster, one node must first list the others."""
+    """Find the servers, and ask each of them in its own thread. In a cluster, one node must first list all nodes."""
     try:
         server = current_server()
         clients = list(server.wire.servers(server.keyspace, range(server.keyspace.shards)))

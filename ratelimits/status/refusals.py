@@ -34,6 +34,7 @@ class RefusedRequests:
     start: int
     #: Length of the span in seconds.
     seconds: int
+    #: The key whose requests were refused; "" for a block, which counts the requests of all its keys together.
     key: str
     #: Primary key of the rule; 0 for a block.
     rule: int
@@ -116,7 +117,7 @@ class NewRefusal(NamedTuple):
 
 
 def newest_refusals(now: float, count: int) -> list[NewRefusal]:
-    """Return the newest refusals in about an hour, of all keys, at most `count`. This is one query.
+    """Return the newest refusals of the last 60 to 75 minutes, of all keys, at most `count`. This is one query.
 
     In each quarter of an hour, the keys with most refusals come first. The query reads at most `_MAX_READ` totals.
     """
@@ -132,7 +133,7 @@ def newest_refusals(now: float, count: int) -> list[NewRefusal]:
 
 
 def refused_of_keys(keys: Collection[tuple[str, str]], now: float) -> Counter[tuple[str, str]]:
-    """Return, for pairs (account, key), the number of requests that were refused in about 24 hours.
+    """Return, for pairs (account, key), the number of requests that were refused in the last 23 to 24 hours.
 
     This is one query. `now` is in seconds since 1970 UTC.
     """
@@ -151,8 +152,8 @@ def refused_of_keys(keys: Collection[tuple[str, str]], now: float) -> Counter[tu
 def blocked_lately(targets: Collection[str], now: float) -> list[RefusedRequests]:
     """Return the requests that blocks of these targets refused in 24 hours, by quarter of an hour, newest first.
 
-    The numbers are process totals. The number of a block counts the requests of all keys that the block refused. `now`
-    is in seconds since 1970 UTC.
+    The numbers are process totals. A number counts the requests of all keys of a block together. `now` is in seconds
+    since 1970 UTC.
     """
     since = int(now) // QUARTER * QUARTER - 24 * HOUR
     rows = ProcessTotal.objects.using(conf.DATABASE).filter(kind="blocked", bin__gte=since)
@@ -162,5 +163,7 @@ def blocked_lately(targets: Collection[str], now: float) -> list[RefusedRequests
         before = largest.get((start, target))
         # A request can be counted in several meters. So the largest number is taken, not the sum.
         if before is None or before.denied < requests:
-            largest[start, target] = RefusedRequests(start, QUARTER, "", 0, meter, requests, target=target)
+            largest[start, target] = RefusedRequests(
+                start, QUARTER, key="", rule=0, meter=meter, denied=requests, target=target
+            )
     return sorted(largest.values(), key=lambda row: (-row.start, row.target))[: MAX_REFUSALS + 1]

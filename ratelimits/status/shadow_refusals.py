@@ -95,7 +95,8 @@ def _largest_keys(using: str, hours: range, rules: list[int]) -> tuple[dict[int,
 
     The database sorts and counts the keys, so that this process never has all of them in memory.
     """
-    # Read the totals of quarters of an hour: they contain only refusals, so there are fewer of them than of hours.
+    # Read the totals of quarters of an hour. Only keys with refusals have such totals. The totals of hours also contain
+    # the keys without refusals, so there are more of them.
     rows = KeyTotal.objects.using(using).filter(span=QUARTER, start__gte=hours[0], shadow_requests__gt=0)
     rows = rows.filter(rule__in=rules)
     sums = rows.order_by().values("rule", "account", "key").annotate(requests=Sum("shadow_requests"))

@@ -51,7 +51,10 @@ def observe(observation: Observation) -> None:
 
 
 def _label(rule: str) -> str:
-    """Return the label under which a rule is counted: its name, or OTHER if MAX_RULES other rules have a counter."""
+    """Return the label under which a rule is counted: its name, or OTHER if MAX_RULES other rules have a counter.
+
+    If no rule decided, the name and the label are "".
+    """
     if rule in _rules or not rule:
         return rule
     if len(_rules) >= MAX_RULES:

@@ -57,7 +57,7 @@ def ratelimits_refusals(context: dict[str, Any]) -> dict[str, Any]:
     request, text = context["request"], ""
     try:
         refusals = recent_refusals(request, request.current_app)
-        if refusals == []:
+        if refusals == []:  # not None, which means that the user may not see refusals
             text = before_first_drain(conf.DATABASE)
     except (NoReverseMatch, DatabaseError) as error:
         logger.warning("The recent refusals could not be read: %s", error)
