@@ -53,7 +53,7 @@ def view_key(key: Key, request: Any, arguments: Mapping[str, Any], *function_arg
     """Return a request's key, such as "view_key:5f2c…". `with_view_key` describes the arguments and the errors."""
     if callable(key):
         value, source = key(*function_arguments), ""
-        value = getattr(value, "pk", value)
+        value = getattr(value, "pk", value)  # for a row of a model: its primary key
     else:
         value, source = reader(key)(request, arguments), key
     text = source if value is None or value == "" else f"{source}\0{value}"
@@ -92,6 +92,7 @@ def _query(name: str) -> _Reader:
 def _field(name: str) -> _Reader:
     def read(request: Any, arguments: Mapping[str, Any]) -> Any:
         try:
+            # Only a request of DRF has `parsers` and `data`.
             body = request.data if hasattr(request, "parsers") else request.POST
         except _unreadable():
             return None
@@ -104,7 +105,7 @@ def _argument(name: str) -> _Reader:
     return lambda request, arguments: arguments.get(name)
 
 
-#: The functions that make a reader, by the word before the colon, such as "header:X-Team".
+#: The functions that make a reader, by the word before the colon of a key, such as "header" in "header:X-Tenant".
 _READERS: dict[str, Callable[[str], _Reader]] = {
     "header": _header,
     "query": _query,

@@ -65,10 +65,10 @@ class frozen_quota_clock(TestContextDecorator):  # noqa: N801  (it is used as a 
     def enable(self) -> FrozenClock:
         leave = namespace.enter()
         previous = clock.frozen
-        self._stop(clock.now() if self._at is None else (self._at - _EPOCH) // timedelta(microseconds=1))
+        self._set(clock.now() if self._at is None else (self._at - _EPOCH) // timedelta(microseconds=1))
 
         def end() -> None:
-            self._stop(previous)
+            self._set(previous)
             leave()
 
         self._ends.append(end)
@@ -78,8 +78,11 @@ class frozen_quota_clock(TestContextDecorator):  # noqa: N801  (it is used as a 
         self._ends.pop()()
 
     @staticmethod
-    def _stop(at: int | None) -> None:
-        """Stop the clock at a moment (µs since 1970 UTC). If `at` is None, let the clock run."""
+    def _set(at: int | None) -> None:
+        """Stop the clock at a moment (µs since 1970 UTC). If `at` is None, let the clock run.
+
+        Forget refusals and the fallback's counts: they are from moments of the other clock.
+        """
         clock.frozen = at
         rules.use_clock(None if at is None else clock.now)
         from_memory.denials.clear()

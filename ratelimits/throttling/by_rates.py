@@ -139,7 +139,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         return self.throttle_success() if outcome.all_admit else True
 
     def throttle_success(self) -> bool:
-        """Return True. `allow_request` calls this method if the request is admitted and charged."""
+        """Return True. `allow_request` calls this method if all throttles of the view admit the request."""
         return True
 
     def wait(self) -> float | None:
@@ -161,8 +161,8 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
             keys_and_rates = [key_and_rate, *_keys_and_rates(request, view)]
             outcomes = attributes[_OUTCOMES] = self._decide(list(dict.fromkeys(keys_and_rates)), request, view)
         outcome = outcomes.pop(key_and_rate, None)
-        # There is no outcome if this throttle was asked before, or if it had another key or rate in `_keys_and_rates`.
-        # Then decide only this throttle.
+        # There is no outcome if this throttle was asked about this request before, or if it had another key or rate
+        # when `_keys_and_rates` asked it. Then decide only this throttle.
         return outcome if outcome is not None else self._decide([key_and_rate], request, view)[key_and_rate]
 
     def _decide(self, keys_and_rates: list[_KeyAndRate], request: Request, view: APIView) -> _Outcomes:
@@ -221,7 +221,7 @@ def _limits(keys_and_rates: Iterable[_KeyAndRate]) -> Iterator[Limit]:
 
 
 def _outcomes(answer: Answer, keys_and_rates: Sequence[_KeyAndRate]) -> _Outcomes:
-    if answer.decision is None:  # FAILURE_POLICY admits the request.
+    if answer.decision is None:  # FAILURE_POLICY admits the request, or ENABLED is False.
         return {key_and_rate: _Outcome(True, True, 0.0, answer) for key_and_rate in keys_and_rates}
     return {
         key_and_rate: _Outcome(
@@ -235,7 +235,7 @@ def _outcomes(answer: Answer, keys_and_rates: Sequence[_KeyAndRate]) -> _Outcome
 
 
 def _fields(answer: Answer, limits: Sequence[Limit], keys_and_rates: Sequence[_KeyAndRate]) -> dict[str, str]:
-    """Return the RateLimit fields of the response."""
+    """Return the header fields of the response that describe the limits, such as RateLimit."""
     decision = answer.decision
     if decision is None or decision.binding is None:
         return {}

@@ -108,6 +108,7 @@ class QuotaThrottle(BaseThrottle):
         headers = getattr(view, "headers", None)
         if headers is not None:
             headers.update(answer.headers())
+        # In these cases Django REST framework's own refusal (with the status 429) can be wrong.
         if not answer.allowed and (
             answer.decision is None
             or answer.prepared is None

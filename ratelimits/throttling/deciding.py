@@ -38,7 +38,8 @@ def check_limits(limits: Sequence[Limit], now: int | None = None) -> Answer:
     else:
         answer = _decide(limits, now)
     if not answer.allowed and request_refused.receivers:
-        observing.refused(answer, None, "*", "")
+        # Rates in code belong to no scope, and count a cache key instead of an identity.
+        observing.refused(answer, identity=None, scope="*", method="")
     return answer
 
 
@@ -49,6 +50,8 @@ def _decide(limits: Sequence[Limit], now: int | None) -> Answer:
     try:
         decision = decide(limits, now=now)
     except UNAVAILABLE as error:
+        # If one node of a cluster fails, other nodes may answer. If the caller was stopped, Redis did not fail. So the
+        # breaker does not count these errors.
         if isinstance(error, Unavailable) and not isinstance(error, (NodeUnavailable, Interrupted)):
             checking.breaker.failed(error.event)
         logger.error("There is no decision, so FAILURE_POLICY decides: %s", error)

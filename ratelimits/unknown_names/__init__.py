@@ -48,6 +48,7 @@ def in_rule(scope: str, meter: str, except_scopes: str = "") -> Iterator[str]:
 
     `except_scopes` is the list of scopes in which the rule does not apply.
     """
+    # `in_views.scopes` or `in_views.meters` is None if views can have scopes or meters that are not known here.
     in_views, (scope, methods) = named_by_views(), split_scope(scope)
     if scope in conf.OUTBOUND_SCOPES:
         return  # outbound calls name their meters in code that is not searched

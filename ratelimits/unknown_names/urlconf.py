@@ -60,6 +60,7 @@ def written_in_views() -> tuple[frozenset[str], frozenset[str]]:
 def _names_in_code() -> _NamesInCode:
     names = _NamesInCode(set(), {_DEFAULT_METER}, every_scope=True, every_meter=True)
     all_options = conf.PATHS.values() if isinstance(conf.PATHS, dict) else ()
+    # The middleware limits the paths in PATHS. A list of paths names no scopes and costs.
     of_paths = ((options.get("scope"), options.get("cost")) for options in all_options)
     for scope, cost in (*_scopes_and_costs(get_resolver().url_patterns), *of_paths):
         if scope is None or isinstance(scope, str):
