@@ -1,6 +1,7 @@
 """Verify the ledger, the reports and the delivery ledger, for the command `ratelimits_verify`.
 
-The result also says what was checked, and what could not be checked.
+The delivery ledger is the table of what was pushed to billing systems. The result also says what was checked, and what
+could not be checked.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Verification:
 
     `month` (such as "2026-11") chooses the reports of one month. `account` chooses the reports of one account. With
     `account`, the ledger itself is not verified. `archives` are archive files. `manifests` are results of
-    `manifest.parse`. `checked` has the number of checked things, by kind. `progress` gets the stages that can take
-    long.
+    `manifest.parse`. `checked` has the number of checked things, by kind. `progress` shows how much of each long stage
+    is done.
     """
 
     def __init__(
@@ -202,7 +203,7 @@ class Verification:
         if self._account is None and (count := count_without_history(self._using)):
             yield (
                 f"{count} rows of the configuration have no history, so nobody can see whether they were changed:"
-                " ratelimits_reload gives them one."
+                " ratelimits_reload gives them a history."
             )
         for manifest in self._manifests:
             yield from _unchecked_with(manifest)

@@ -41,7 +41,7 @@ class BatchOutcome(Enum):
 
     APPLIED = auto()  # The batch is in the ledger now.
     DONE_BEFORE = auto()  # The batch was written to the ledger, or quarantined, before. Nothing was done now.
-    DISCARDED = auto()  # The ledger has the same batch with more usage; a gap is declared.
+    DISCARDED = auto()  # The ledger already has this batch, with more usage; a gap is declared.
     QUARANTINED = auto()  # The batch is stored for a person's decision, and the shard's watermark is frozen.
     LOST = auto()  # The batch was listed, but disappeared from Redis and was never applied; a gap is declared.
     BUSY = auto()  # Another process drains the shard.
@@ -68,6 +68,7 @@ def apply(
             outcome = quarantine(using, state, packet, "a batch with this number was archived: compare both")
         elif quarantined:
             outcome = quarantine(using, state, packet, "a batch with this number was quarantined before: compare both")
+        # A batch that a gap declares missing may come late: `_was_missing` lets it pass.
         elif packet.incarnation == state.incarnation and packet.seq <= state.seq and not _was_missing(using, packet):
             outcome = quarantine(using, state, packet, "the ledger has later batches, but not this one")
         else:
@@ -84,7 +85,7 @@ def apply(
 
 
 def _advance(state: ShardState, packet: Packet) -> None:
-    """Note in the shard's state that this batch is the newest one, unless a later batch is noted already."""
+    """Note in the shard's state that this batch is the newest one, unless a later batch of its incarnation is noted."""
     if packet.incarnation != state.incarnation or packet.seq > state.seq:
         state.incarnation, state.seq, state.cum = packet.incarnation, packet.seq, packet.cum
 
@@ -143,8 +144,8 @@ def _apply_again(using: str, state: ShardState, packet: Packet, fence: str) -> B
     assert in_ledger is not None
     if in_ledger.first_seq != in_ledger.seq:
         # `parts` has the digest of each joined batch, one after the other.
-        first = DIGEST_BYTES * (packet.seq - in_ledger.first_seq)
-        if bytes(in_ledger.parts)[first : first + DIGEST_BYTES].hex() == packet.content:
+        start = DIGEST_BYTES * (packet.seq - in_ledger.first_seq)
+        if bytes(in_ledger.parts)[start : start + DIGEST_BYTES].hex() == packet.content:
             return BatchOutcome.DONE_BEFORE
         return quarantine(using, state, packet, "a batch that was compacted came again with different contents")
     if in_ledger.content == packet.content:
@@ -191,7 +192,7 @@ def quarantine(
         content=packet.content if packet else checksum_of(fields),
         defaults={"reason": reason[:300], "fields": content},
     )
-    # If a person has resolved the same batch before, it does not freeze the watermark again.
+    # If a person has resolved a batch with the same contents before, it does not freeze the watermark again.
     state.frozen = state.frozen or quarantined.resolved_at is None
     if packet is not None:
         _advance(state, packet)

@@ -125,6 +125,7 @@ def _drain_server(
         if not listed:
             return
         if progress is not None:
+            # The number of batches in the first pass. Later passes drain batches that come meanwhile.
             result.add_progress = progress.counter("batches", sum(pending.count for pending in listed))
             progress = None
         crash.reached("drain:listed")
@@ -283,7 +284,7 @@ def _drain_shards(server: Server, using: str, batches: Iterable[_ReadBatch], res
             continue
         result.outcomes[outcome] += 1
         if outcome is BatchOutcome.BUSY:
-            # Another process drains this shard, and will also drain the other batches of the shard.
+            # Another process drains this shard. Leave all batches of the shard to that process.
             busy_shards.add(pending.shard)
             continue
         try:

@@ -72,7 +72,7 @@ def _check_and_wait(server: Server, run: str, shard: int, deadline: float | None
         _check_run(client.info(), run)
         return "none"
     with redis.Redis(connection_pool=client.connection_pool, single_connection_client=True) as connection:
-        _check_server(connection, run)
+        _checked_info(connection, run)
         policy, suspended_in_rewrite = _policy(connection)
         if policy == "no":
             raise NotFencedError(
@@ -90,7 +90,7 @@ def _check_and_wait(server: Server, run: str, shard: int, deadline: float | None
             _write_key(connection, key)
         else:
             _wait_for_fsync(connection, run, key, deadline)
-        _check_server(connection, run)
+        _checked_info(connection, run)
     return policy
 
 
@@ -99,8 +99,8 @@ def _check_run(info: dict[str, Any], run: str) -> None:
         raise NotFencedError("the server was restarted or replaced since the batches were read: drain again")
 
 
-def _check_server(connection: redis.Redis, run: str) -> dict[str, Any]:
-    """Check that the server is in this run and writes its append-only file. Return the server's INFO."""
+def _checked_info(connection: redis.Redis, run: str) -> dict[str, Any]:
+    """Return the server's INFO. Raise NotFencedError if INFO shows another run, or no append-only file that works."""
     info: dict[str, Any] = connection.info()
     _check_run(info, run)
     if not info.get("aof_enabled"):
@@ -150,7 +150,7 @@ def _wait_for_fsync(connection: redis.Redis, run: str, key: str, deadline: float
     idle_since, loop_turned, key_written, rewrites = None, False, False, None
     while True:
         looked_at = time.monotonic()
-        info = _check_server(connection, run)
+        info = _checked_info(connection, run)
         idle = not info.get("aof_pending_bio_fsync") and not _may_close_unseen(info)
         if not key_written or info.get("aof_rewrites") != rewrites:
             idle_since, loop_turned, key_written, rewrites = None, False, True, info.get("aof_rewrites")

@@ -1,7 +1,9 @@
 """Declaring gaps: spans of time in which usage may be missing. An event that is noticed many times gives only one row.
 
 Words in this module: a run is the time from a start of a server until its restart. An incarnation is a numbering of a
-shard's batches. After the server was restarted or has lost the shard's data, a new incarnation starts at 1.
+shard's batches. After the server was restarted or has lost the shard's data, a new incarnation starts at 1. `seq` is
+the number of a batch in its incarnation, and `cum` is the sum of all counters of the incarnation up to this batch (the
+running sum).
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ from ratelimits.models.ledger import (
 from ratelimits.usage.packet import CUM_MODULUS, Packet
 from ratelimits.usage.pending import PendingBatches
 
-#: What can be missing after a restart, by fsync policy.
 #: What can be missing after a restart, by the fsync policy of the server.
 _DETAIL = {
     "always": "appendfsync always: no acknowledged usage can be missing",
@@ -117,7 +118,10 @@ def _is_rolled_back(state: ShardState, pending: PendingBatches) -> bool:
 
 
 def _first_lost(using: str, state: ShardState, pending: PendingBatches) -> int:
-    """Return the number of the first batch that is neither in Redis nor in the ledger; 0 if no batch is lost."""
+    """Return the number of the first batch that is neither in Redis nor in the ledger; 0 if no batch is lost.
+
+    Return 0 also while a batch waits or is open: when this batch is applied, the missing batches are declared.
+    """
     if pending.count or pending.is_open or not pending.incarnation:
         return 0
     newest = state.seq
@@ -142,6 +146,7 @@ def declare_loss(using: str, state: ShardState, pending: PendingBatches, *, fsyn
         if not state.incarnation:
             event = f"{state.shard}:first sealed {pending.first_sealed}"
         declare(using, GapKind.WIPE, event, shard=state.shard, **span)
+        # As for a shard without a batch: the server's next batch has a new incarnation.
         state.incarnation, state.seq, state.cum = "", 0, 0
     elif _is_rolled_back(state, pending):
         detail = f"the server's newest batch is {pending.seq}, the ledger's is {state.seq}"

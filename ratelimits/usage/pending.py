@@ -42,7 +42,7 @@ class PendingBatches:
     sealed_clock: int
     #: The moment of the shard's first seal after the server last lost its data; 0 if unknown.
     first_sealed: int
-    #: Whether a batch is open.
+    #: Whether a batch is open; also true if the server cannot tell, while the shard's slot moves to another node.
     is_open: bool
 
     @property

@@ -164,7 +164,10 @@ def declare_unreported(server: Server, shards: Sequence[int], now: int | None = 
 
 
 def _late_records(reply: dict[bytes, bytes], now: int) -> dict[str, list[Uncounted]]:
-    """Return the records whose processes will not send anything more, by name. Leave out texts that are not records."""
+    """Return the records whose processes will not send anything more, by the name of the prefetch.
+
+    Leave out texts that are not records.
+    """
     records = {}
     for name, text in reply.items():
         try:
@@ -193,7 +196,7 @@ def _unreported_total(name: str, one: Uncounted) -> ProcessTotal:
 def fold(now: int) -> int:
     """Replace the old totals of single processes by the sums over all processes, for the kinds in `FOLDED`.
 
-    Return by how many rows the table has become smaller. `now` is seconds since 1970 UTC.
+    A sum has the process "". Return by how many rows the table has become smaller. `now` is seconds since 1970 UTC.
     """
     using, count = conf.DATABASE, 0
     old = ProcessTotal.objects.using(using).filter(kind__in=FOLDED, bin__lt=now - _FOLD_AGE).exclude(process="")

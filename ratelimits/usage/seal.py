@@ -49,7 +49,7 @@ def seal() -> list[SealResult]:
             together, clock = shards[first : first + _SHARDS_PER_TRIP], str(time_ns() // 1000)
             with client.pipeline(transaction=False) as pipeline:
                 for shard in together:
-                    new_incarnation = secrets.token_hex(12)  # its name, if one begins
+                    new_incarnation = secrets.token_hex(12)  # the name of a new incarnation, if the script begins one
                     server_time = ""  # let the script ask the server for its time
                     pipeline.eval(text, 1, server.keyspace.meta(shard), new_incarnation, server_time, clock)
                 replies.update(zip(together, pipeline.execute(raise_on_error=False), strict=True))

@@ -96,7 +96,7 @@ def expire(using: str, now: int) -> int:
 def rebuild(using: str, now: int, progress: Progress | None = None) -> None:
     """Delete all totals, and calculate them again. Drains wait meanwhile.
 
-    Only the lines of tallied batches are used: their usage was added to totals before. The next drain adds the usage of
+    Only the lines of tallied batches are used: their usage was added to totals before. The next tally adds the usage of
     later batches. `progress` shows how many kinds of totals are done.
     """
     with transaction.atomic(using=using, durable=True):

@@ -75,7 +75,7 @@ def _add(using: str, shard: int, batches: list[Batch]) -> None:
     quote = connection.ops.quote_name
     table = quote(PeriodUsage._meta.db_table)
     sums = ", ".join(f"{quote(name)} = {table}.{quote(name)} + excluded.{quote(name)}" for name in _SUMS)
-    # An end of a period that is stored already does not change.
+    # If a row has an end of its period (`period_end`), it keeps this end.
     statement = (
         f"INSERT INTO {table} ({', '.join(map(quote, columns))}) VALUES ({', '.join(['%s'] * len(columns))})"  # noqa: S608
         f" ON CONFLICT (account, period, meter, rule, shard) DO UPDATE SET {sums}, position = excluded.position,"

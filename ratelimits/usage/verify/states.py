@@ -76,7 +76,10 @@ def _still_differs(using: str, state: ShardState) -> bool:
 
 
 def _clock_was_ahead(using: str, state: ShardState) -> bool:
-    """Return whether a gap declares that the server's clock was ahead about at the shard's watermark, or later."""
+    """Return whether a gap declares that the server's clock was ahead. The gap must end after the watermark.
+
+    It can also end up to TOLERANCE µs before the watermark.
+    """
     gaps = DurabilityGap.objects.using(using).filter(kind=GapKind.CLOCK, shard=state.shard)
     return gaps.filter(until__gte=state.watermark - TOLERANCE).exists()
 

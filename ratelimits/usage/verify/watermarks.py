@@ -100,7 +100,8 @@ def _replies(client: redis.Redis, commands: list[tuple[Any, ...]]) -> list[Any]:
 def _is_known(using: str, batch: _WaitingBatch) -> bool:
     """Return whether a batch is in the ledger, archived or quarantined.
 
-    If the server's data was restored from a backup, such a batch can be in Redis again.
+    If the server's data was restored from a backup, such a batch can be in Redis again. Also return true if the number
+    of the batch is not a number: the drain quarantines such a batch.
     """
     incarnation, _colon, seq = batch.name.rpartition(":")
     if not seq.isdigit() or QuarantinedBatch.objects.using(using).filter(shard=batch.shard, name=batch.name).exists():
