@@ -20,7 +20,8 @@ request_refused = Signal()
 #: `version` is the version of the configuration, and `using` is the alias of its database.
 rules_changed = Signal()
 
-#: Sent in the worker that finalised a report, after the commit. `sender` is the model `Report`, and `report` its row.
+#: Sent in the process that finalised a report (a worker, a command or the admin), after the commit. `sender` is the
+#: model `Report`, and `report` is its row.
 period_closed = Signal()
 
 #: Sent when this process stops asking Redis, because several calls in a row have failed (`is_open` is True), and when

@@ -123,7 +123,7 @@ def _members_changed(instance: Any, action: str, reverse: bool, pk_set: Any, usi
 
 
 def _group_saved(created: bool, using: str, **kwargs: Any) -> None:
-    if not created:  # The group perhaps has another name now. A new group has no members yet.
+    if not created:  # The group can have another name now. A new group has no members yet.
         _groups_changed([], using)
 
 

@@ -115,8 +115,9 @@ class Loader:
     def reload(self, minimum_version: int | None = None) -> Snapshot:
         """Read the rules from the database and return them.
 
-        If the current rules have `minimum_version` or a newer version, return them without reading. Raise
-        RulesUnavailable if the database cannot be asked. Then the current rules stay in force.
+        If the current rules have `minimum_version` or a newer version, return them without reading. Do the same if an
+        earlier call found that only Redis has this version. Raise RulesUnavailable if the database cannot be asked; the
+        current rules then stay in force.
         """
         if tests.possible:
             self._follow_test()

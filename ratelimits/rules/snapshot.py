@@ -302,8 +302,8 @@ class Snapshot:
     def in_any_scope(self, identity: Identity) -> list[ExplainedRule]:
         """Return the rules that apply to some request of this identity, each with the reason why it applies.
 
-        The rules are sorted by name. Rules whose row is switched off are left out. The result is shown to people and is
-        not cached.
+        The rules are sorted by name. Rules that are off by their row, and rules in shadow mode that are not valid, are
+        left out. The result is shown to people and is not cached.
         """
         properties = self._properties_of(identity)
         if properties is None:

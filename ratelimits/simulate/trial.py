@@ -108,7 +108,7 @@ def try_rule(wire: Wire, algorithm: Algorithm, max_wait: Decimal | None, now: in
     """Return what a rule admits under bursts and under a steady overload.
 
     The loads begin near the moment `now` (µs since 1970 UTC). All keys that are written to the server are deleted
-    again. Raise Unavailable and redis.exceptions.RedisError if the server does not answer.
+    again. Raise Unavailable or redis.exceptions.RedisError if the server does not answer.
     """
     start, loads = _start(algorithm, now), _loads(algorithm, now)
     timeout = min(micros(max_wait), HORIZON) if max_wait and algorithm.may_wait else 0

@@ -32,7 +32,7 @@ TOP = 5
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A span of time that is divided into steps of equal length. The current step is the last one."""
+    """A span of time that is divided into steps of equal length. It ends with the current hour or day."""
 
     #: Start of the first step, in seconds since 1970 UTC.
     start: int
@@ -95,7 +95,7 @@ class UsageOverTime:
     """The usage of one meter in a window."""
 
     meter: str
-    #: The number of requests of each meter that has requests. The page lets people choose one of these meters.
+    #: The number of requests (of all kinds) of each meter that has requests. On the page, people choose one of them.
     meters: Mapping[str, int]
     steps: tuple[Step, ...]
     #: Number of requests of each kind in the whole window.

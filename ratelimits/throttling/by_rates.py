@@ -109,7 +109,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         """Return the client's address. For an IPv6 address, return its /64 network, which is counted as one client.
 
         The settings NUM_PROXIES and TRUSTED_PROXIES say which proxies are trusted, and so which entries of the header
-        X-Forwarded-For are read. If neither is set, the header is not read.
+        X-Forwarded-For (or ADDRESS_HEADER) are read. If neither is set, the header is not read.
         """
         return address_of(getattr(request, "_request", request)).removeprefix("ip:")
 

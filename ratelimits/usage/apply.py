@@ -179,10 +179,10 @@ def _apply_again(using: str, state: ShardState, packet: Packet, fence: str) -> B
 def quarantine(
     using: str, state: ShardState, packet: Packet | None, reason: str, *, name: str = "", fields: Any = None
 ) -> BatchOutcome:
-    """Store a complete batch for a person's decision, and freeze the shard's watermark.
+    """Store the contents of a batch for a person's decision, and freeze the shard's watermark.
 
-    If the batch could not be read, `packet` is None, and `name` and `fields` are from Redis. The caller must
-    hold the lock of the shard's row, and must save `state`.
+    If the batch could not be read, `packet` is None, and `name` and `fields` are as in Redis. The caller must hold the
+    lock of the shard's row, and must save `state`.
     """
     content: Any = [line.decode() for line in packet.lines] if packet else fields
     # Texts are cut to the lengths of their columns.

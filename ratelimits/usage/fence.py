@@ -145,7 +145,8 @@ def _wait_for_fsync(connection: redis.Redis, run: str, key: str, deadline: float
        more.
     4. Read INFO until no fsync is running: the fsync of step 3 has ended.
 
-    If the server starts to rewrite its file meanwhile, the key is perhaps in the old file. Then start again at step 1.
+    If the server starts to rewrite its file during these steps, the key may be in the old file. Then start again at
+    step 1.
     """
     idle_since, loop_turned, key_written, rewrites = None, False, False, None
     while True:
@@ -167,7 +168,7 @@ def _wait_for_fsync(connection: redis.Redis, run: str, key: str, deadline: float
 
 
 def _may_close_unseen(info: dict[str, Any]) -> bool:
-    """Return whether the server is perhaps closing a file outside the queue of fsyncs.
+    """Return whether the server may be closing a file outside the queue of fsyncs.
 
     Redis 7.0 does so while it rewrites its append-only file. After the rewrite this does not matter, because the server
     does not need the closed file any more.

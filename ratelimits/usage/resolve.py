@@ -149,7 +149,8 @@ def _sum_of_counters(lines: list[bytes]) -> int:
 def _packet(quarantined: QuarantinedBatch, state: ShardState, lines: list[bytes]) -> Packet:
     """Return a new batch for the accepted lines.
 
-    The moments of the new batch are the watermark. A later moment would say that later usage is in the ledger, too.
+    Its moments are the watermark; the present, if the shard has no watermark. A moment after the watermark would say
+    that later usage is in the ledger, too.
     """
     at = state.watermark or time.time_ns() // 1000
     without_digest = Packet(

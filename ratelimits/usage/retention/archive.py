@@ -60,12 +60,14 @@ class PruneResult:
 
 
 def prune(using: str, before: int, directory: Path, progress: Progress | None = None) -> Iterator[PruneResult]:
-    """Move batches to files if all their usage is in periods that started before `before` (s since 1970 UTC).
+    """Move the oldest batches of each shard to a file: all batches before the first one with usage of a newer period.
+
+    A newer period starts at `before` (s since 1970 UTC) or later. Batches that are not tallied yet stay, too.
 
     Also delete the process totals of days from which the ledger has no line any more. These totals are not needed any
     more: they were compared with the ledger when the reports were finalised. `progress` shows how many shards are
-    done. Raise ArchiveError if one of these periods is not finalised. If a call was interrupted at any point, call
-    again.
+    done. Raise ArchiveError if usage of an older period is not in a finalised report. If a call was interrupted at any
+    point, call again.
     """
     _require_finalised(PeriodUsage.objects.using(using).filter(period__lt=before))
     directory.mkdir(parents=True, exist_ok=True)

@@ -48,8 +48,8 @@ class CompactResult:
 def compact(progress: Progress | None = None) -> Iterator[CompactResult]:
     """Join the batches of every hour that ended at least an hour before the shard's watermark.
 
-    Yield a result for each joined batch. Hours that were joined before are not changed again. `progress` shows how
-    many shards are done.
+    Yield a result for each joined batch. An hour that has only one batch is not changed. `progress` shows how many
+    shards are done.
     """
     using = conf.DATABASE
     shards = list(ShardState.objects.using(using).order_by("shard").values_list("shard", "watermark"))
