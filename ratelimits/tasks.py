@@ -69,7 +69,7 @@ def finalise() -> None:
     """Close the billing periods whose usage is complete. Correct the reports of closed periods by new versions."""
     with note_run(Task.FINALISE):
         for _closed in closing.finalise_each():
-            pass
+            pass  # Each step of the iterator finalises reports.
 
 
 @shared_task(name="ratelimits.alerts", ignore_result=True, acks_late=True)
@@ -115,7 +115,7 @@ def compact() -> None:
     # Recorded requests can be personal data. So delete them first: they must be deleted even if the work below fails.
     trace.expire(time.time())
     for _joined in compacting.compact():
-        pass
+        pass  # Each step of the iterator joins batches.
     process_totals.fold(int(time.time()))
     span_totals.expire(conf.DATABASE, int(time.time()))
 

@@ -168,7 +168,7 @@ class Verification:
         if self._account is not None:
             yield (
                 "With --account only the reports of that account are checked. These are not checked: the ledger's"
-                " chains, the running totals, adjustments and gaps, the history of terms and prices, and what was"
+                " chains, the totals of usage, adjustments and gaps, the history of terms and prices, and what was"
                 " pushed."
             )
         for error in self._redis_errors[:1]:
@@ -189,7 +189,7 @@ class Verification:
             yield (
                 f"Usage was moved to {len(names)} archives that were not given (--archive DIRECTORY):"
                 f" {', '.join(names[:3])}{', …' if names[3:] else ''}. The lines in these archives are not compared."
-                " For the shards of these archives, a running total that is too large is perhaps not found."
+                " For the shards of these archives, this check may not find a total of usage that is too large."
             )
         for path in self._unknown_archives:
             yield f"{path} was not read: the ledger has no record of the archive {path.name}, or it was restored."
@@ -214,9 +214,9 @@ def _unchecked_with(manifest: dict[str, Any]) -> Iterator[str]:
     month = manifest["month"]
     if manifest["format"] == OLD_FORMAT:
         yield (
-            f"The manifest of {month} was written by an earlier version, so it does not show changes to these: how and"
-            " when batches were written, runs and watermarks of shards, names of processes, attempts to push, and"
-            " versions without an edit. Write another manifest."
+            f"The manifest of {month} was written by an earlier version of the app, so it does not show changes to"
+            " these: how and when batches were written, runs and watermarks of shards, names of processes, attempts to"
+            " push, and rows of the configuration whose version is newer than their history. Write another manifest."
         )
     if manifest["open"]:
         first = ", ".join(map(str, manifest["open"][:3]))

@@ -46,7 +46,8 @@ class frozen_quota_clock(TestContextDecorator):  # noqa: N801  (it is used as a 
 
     The time is the same for the throttle classes, the middleware, the decorator, `check`, their headers, and the
     validity of overrides, memberships, blocks and allows. A request that has to wait moves the clock and does not
-    sleep. A decorated function receives the clock in the argument with the name `kwarg_name`.
+    sleep. A decorated function receives the clock in the argument with the name `kwarg_name`. A decorated class has the
+    clock in the attribute with the name `attr_name`.
 
     All permits are unspent at the beginning. The tasks that write and close the ledger use the real time.
     """
