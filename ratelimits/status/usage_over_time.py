@@ -59,12 +59,12 @@ class Window:
 
 def last_day(now: int) -> Window:
     """Return the window of the current hour and the 23 hours before it, in steps of 15 minutes."""
-    return Window((now // HOUR - 23) * HOUR, QUARTER, 96, (HOUR, SIX_HOURS))
+    return Window((now // HOUR - 23) * HOUR, step=QUARTER, steps=96, key_spans=(HOUR, SIX_HOURS))
 
 
 def last_month(now: int) -> Window:
     """Return the window of today and the 29 days before it, in steps of a day in UTC."""
-    return Window((now // DAY - 29) * DAY, DAY, 30, (DAY, FIVE_DAYS))
+    return Window((now // DAY - 29) * DAY, step=DAY, steps=30, key_spans=(DAY, FIVE_DAYS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from ratelimits.quota.answers.observing import Observation, RequestOutcome
 from ratelimits.telemetry import state
 
 _NAME = "ratelimits"
-_meter = metrics.get_meter(_NAME)
+_otel_meter = metrics.get_meter(_NAME)
 _tracer = trace.get_tracer(_NAME)
-_decisions = _meter.create_counter("ratelimits.decisions", "{decision}", "Decisions, by binding rule and outcome")
-_shadow = _meter.create_counter("ratelimits.shadow_refusals", "{request}", "Refusals by rules in shadow mode")
-_seconds = _meter.create_histogram("ratelimits.decision.duration", "s", "Time of a decision, without waiting")
-_breaker = _meter.create_up_down_counter("ratelimits.breaker.open", "{process}", "Processes that do not ask Redis")
+_decisions = _otel_meter.create_counter("ratelimits.decisions", "{decision}", "Decisions, by binding rule and outcome")
+_shadow = _otel_meter.create_counter("ratelimits.shadow_refusals", "{request}", "Refusals by rules in shadow mode")
+_seconds = _otel_meter.create_histogram("ratelimits.decision.duration", "s", "Time of a decision, without waiting")
+_breaker = _otel_meter.create_up_down_counter("ratelimits.breaker.open", "{process}", "Processes that do not ask Redis")
 #: The metrics that are read when the SDK collects, with their units in the notation UCUM ("By" means bytes).
 _GAUGES = {
     "redis_up": "1",
@@ -44,7 +44,7 @@ def _reader(name: str) -> Callable[[CallbackOptions], Iterable[Measured]]:
 
 
 for _metric, _unit in _GAUGES.items():
-    _meter.create_observable_gauge(f"ratelimits.{_metric}", [_reader(_metric)], _unit)
+    _otel_meter.create_observable_gauge(f"ratelimits.{_metric}", [_reader(_metric)], _unit)
 
 
 def observe(observation: Observation) -> None:

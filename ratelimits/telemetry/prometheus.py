@@ -71,7 +71,7 @@ def breaker_changed(is_open: bool) -> None:
 
 
 class _State(Collector):
-    """The numbers that are read at each scrape."""
+    """The numbers that do not come from decisions. They are read when Prometheus reads the page."""
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, GaugeMetricFamily] = {}
@@ -89,10 +89,10 @@ def exposition() -> bytes:
     If PROMETHEUS_MULTIPROC_DIR is set, as for a web server with several processes, add up the metrics of all
     processes.
     """
-    decisions = registry
+    decision_registry = registry
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-        decisions = CollectorRegistry()
-        MultiProcessCollector(decisions)  # type: ignore[no-untyped-call]
-    state_now = CollectorRegistry(auto_describe=False)
-    state_now.register(_State())
-    return generate_latest(decisions) + generate_latest(state_now)
+        decision_registry = CollectorRegistry()
+        MultiProcessCollector(decision_registry)  # type: ignore[no-untyped-call]
+    state_registry = CollectorRegistry(auto_describe=False)
+    state_registry.register(_State())
+    return generate_latest(decision_registry) + generate_latest(state_registry)

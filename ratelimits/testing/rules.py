@@ -52,7 +52,7 @@ class override_rules(TestContextDecorator):  # noqa: N801  (it is used as a deco
 
     def enable(self) -> None:
         leave = namespace.enter()
-        previous = rules.override(_Override(self._rows))
+        previous = rules.override(_TestRules(self._rows))
         # The rules of the test can name groups. So changes of groups must take effect, even if no row names a group.
         had_rules_outside_database = groups.has_rules_outside_database
         groups.has_rules_outside_database = True
@@ -68,8 +68,8 @@ class override_rules(TestContextDecorator):  # noqa: N801  (it is used as a deco
         self._ends.pop()()
 
 
-class _Override:
-    """Replaces the rules among the rows of the database."""
+class _TestRules:
+    """Puts the rules of a test in the place of the rules among the rows of the database."""
 
     def __init__(self, rule_rows: list[tuple[RuleRow, str]]) -> None:
         self._rule_rows = rule_rows

@@ -222,7 +222,8 @@ def _limits(keys_and_rates: Iterable[_KeyAndRate]) -> Iterator[Limit]:
 
 def _outcomes(answer: Answer, keys_and_rates: Sequence[_KeyAndRate]) -> _Outcomes:
     if answer.decision is None:  # FAILURE_POLICY admits the request, or ENABLED is False.
-        return {key_and_rate: _Outcome(True, True, 0.0, answer) for key_and_rate in keys_and_rates}
+        admitted = _Outcome(self_admits=True, all_admit=True, wait=0.0, answer=answer)
+        return dict.fromkeys(keys_and_rates, admitted)
     return {
         key_and_rate: _Outcome(
             standing.allowed,

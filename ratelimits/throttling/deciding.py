@@ -57,7 +57,7 @@ def _decide(limits: Sequence[Limit], now: int | None) -> Answer:
         logger.error("There is no decision, so FAILURE_POLICY decides: %s", error)
         return _answer_without_decision()
     checking.breaker.succeeded()
-    return Answer(decision.allowed, decision, None, decision.retry_after)
+    return Answer(decision.allowed, decision, retry_after=decision.retry_after)
 
 
 def _answer_without_decision() -> Answer:

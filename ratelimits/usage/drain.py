@@ -375,5 +375,5 @@ def _contents(client: Any, key: str, kind: str) -> dict[str, str]:
 
 def _drop(server: Server, shard: int, name: str) -> None:
     """Delete a batch from Redis."""
-    text = scripts.read("drop").text.decode()
-    server.wire.client_of(server.keyspace, shard).eval(text, 1, server.keyspace.meta(shard), name)
+    text, number_of_keys = scripts.read("drop").text.decode(), 1
+    server.wire.client_of(server.keyspace, shard).eval(text, number_of_keys, server.keyspace.meta(shard), name)

@@ -66,7 +66,8 @@ def read_pending(
     text = scripts.read("run", "pending").text.decode()
     with server.wire.client_of(server.keyspace, shards[0]).pipeline(transaction=False) as pipeline:
         for shard in shards:
-            pipeline.eval(text, 1, server.keyspace.meta(shard), str(BATCHES_PER_PASS))
+            number_of_keys = 1
+            pipeline.eval(text, number_of_keys, server.keyspace.meta(shard), str(BATCHES_PER_PASS))
         replies = dict(zip(shards, pipeline.execute(raise_on_error=False), strict=True))
     clock = time_ns() // 1000 if clock is None else clock
     refused |= {shard: reply for shard, reply in replies.items() if isinstance(reply, ResponseError)}

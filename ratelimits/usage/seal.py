@@ -51,7 +51,8 @@ def seal() -> list[SealResult]:
                 for shard in together:
                     new_incarnation = secrets.token_hex(12)  # the name of a new incarnation, if the script begins one
                     server_time = ""  # let the script ask the server for its time
-                    pipeline.eval(text, 1, server.keyspace.meta(shard), new_incarnation, server_time, clock)
+                    number_of_keys, meta = 1, server.keyspace.meta(shard)
+                    pipeline.eval(text, number_of_keys, meta, new_incarnation, server_time, clock)
                 replies.update(zip(together, pipeline.execute(raise_on_error=False), strict=True))
 
     on_each(server, range(server.keyspace.shards), seal_on_server)

@@ -1,4 +1,8 @@
-"""Verify shard states: compare each state with the shard's batches, quarantined batches and archived ranges."""
+"""Verify shard states: compare each state with the shard's batches, quarantined batches and archived ranges.
+
+A state is a row of `ShardState`: what the ledger knows about a shard. An archived range is a row about batches of one
+incarnation that were moved to one archive file.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +61,7 @@ def _verify_position(name: str, state: Any) -> Iterator[str]:
     elif state.position < position:
         yield f"{name} is at position {state.position}, but has a batch at position {position}"
     elif state.head != (state.batch_digest or state.archive_digest or ""):
-        yield f"the head of {name} is not the digest of its newest batch"
+        yield f"the head of the digest chain of {name} is not the digest of its newest batch"
     if state.tallied > state.position:
         yield f"{name} was tallied up to position {state.tallied}, but is at {state.position}"
 
