@@ -456,10 +456,26 @@ class TestCorruption:
             assert newer in redis_client.get(key)
             redis_client.delete(key)
 
-    def test_a_key_of_another_kind_is_reported_and_can_be_reset(self, redis_client: RawRedis) -> None:
+    @pytest.mark.parametrize(
+        "limits", [[limit()], [limit("sliding_log")], [limit(), limit(key="user:2")]], ids=["one", "own", "two"]
+    )
+    def test_a_key_of_another_kind_is_reported_and_can_be_reset(
+        self, redis_client: RawRedis, limits: list[Limit]
+    ) -> None:
         key = KEYS.state(shard_of("user:1", 64), "user:1")
         redis_client.rpush(key, "a list")
         with pytest.raises(ResponseError, match=r"^CORRUPT the state at \S*:s:user:1 cannot be read: reset or"):
-            ask(limit())
-        reset([limit()])
-        assert ask(limit()).remaining == 9
+            ask(*limits, usage=usage())
+        # Nothing was charged, and nothing was counted.
+        assert [name for name in redis_client.keys("*") if not name.endswith(b":head")] == [key.encode()]
+        assert redis_client.lrange(key, 0, -1) == [b"a list"]
+        reset(limits)
+        assert ask(*limits).remaining == 9
+
+    def test_the_first_request_of_a_limit_is_decided_by_two_commands(self, redis_client: RawRedis) -> None:
+        ask(limit())
+        redis_client.delete(KEYS.state(shard_of("user:1", 64), "user:1"))
+        redis_client.config_resetstat()
+        ask(limit())
+        commands = {name.removeprefix("cmdstat_") for name in redis_client.info("commandstats")}
+        assert commands - {"config|resetstat", "evalsha", "script|load"} == {"mget", "set"}

@@ -88,9 +88,10 @@ class StateLines:
         raw = f"raw_{number}"
         yield f"local {raw}, fits_{number} = got[{self.shape.heads + number}], false"
         yield f"local latest_{number}, from_{number} = 0, 1"
-        yield f"if not {raw} then"
-        yield from self.no_state(limits, key)
-        yield "end"
+        if not self.finds_other_types_late:
+            yield f"if not {raw} then"
+            yield from self.no_state(limits, key)
+            yield "end"
         common = common_form(limits)
         if common is not None and not reset:
             form, size = common
@@ -131,6 +132,15 @@ class StateLines:
         for limit in limits:
             yield from self.read_record(limit, raw, f"starts[{NAME}]", f"KEYS[{key}]")
         yield "end"
+
+    @property
+    def finds_other_types_late(self) -> bool:
+        """Return whether the script notices a Redis key of another type only when it writes the state.
+
+        This saves a command at the first request of a limit. It is possible if the script writes nothing else before.
+        """
+        one_key = len(self.state_keys) == 1 and not any(limit.own_key for limit in self.shape.limits)
+        return one_key and self.shape.op == "try" and not self.shape.general
 
     def no_state(self, limits: Sequence[LimitText], key: int) -> Iterator[str]:
         """Yield the lines for a Redis key in which MGET found no string. Usually neither it nor the own keys exist.
@@ -217,7 +227,7 @@ class StateLines:
         yield f"value, latest = rarely().rewrite({raw}, names, records, {self.moment})"
         if common is not None and not self.flags["reset"]:
             yield "end"
-        yield from self.set_state(f"KEYS[{key}]", latest_before)
+        yield from self.set_state(f"KEYS[{key}]", latest_before, raw if self.finds_other_types_late else "")
         yield "end"
 
     @property
@@ -245,12 +255,18 @@ class StateLines:
         if self.flags["reset"]:
             yield "end"
 
-    def set_state(self, key: str, latest_before: str = "") -> Iterator[str]:
+    def set_state(self, key: str, latest_before: str = "", raw: str = "") -> Iterator[str]:
         """Yield the lines that write a packed state, `value`. `key` is the Lua expression of its Redis key.
 
-        `latest_before` is the Lua name of the expiry that the packed state had before; "" if it is not known.
+        `latest_before` is the Lua name of the expiry that the packed state had before; "" if it is not known. `raw` is
+        the Lua name of the packed state before; "" if it is known that the key has no other type.
         """
         yield f"if not value then call('UNLINK', {key})"
+        lasts = "" if self.shape.virtual else ", 'PX', latest * 1000 - (now - now % 1000) / 1000"
+        if raw:
+            yield "-- Without a state the key must not exist: if it does, it has another type."
+            yield f"elseif not {raw} then"
+            yield f"if not call('SET', {key}, value{lasts}, 'NX') then return rarely().corrupt({key}) end"
         if self.shape.virtual:
             yield f"else call('SET', {key}, value) end"
             return
@@ -258,4 +274,4 @@ class StateLines:
             # If the expiry does not change, KEEPTTL saves time on the server. If the moment comes from the request and
             # not from the server's clock, the state gets a new expiry.
             yield f"elseif by_server and latest == {latest_before} then call('SET', {key}, value, 'KEEPTTL')"
-        yield f"else call('SET', {key}, value, 'PX', latest * 1000 - (now - now % 1000) / 1000) end"
+        yield f"else call('SET', {key}, value{lasts}) end"

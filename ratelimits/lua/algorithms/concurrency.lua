@@ -68,6 +68,7 @@ local function announce(redis_key, retry, terms)
 end
 
 -- Removes all leases, also those that belong to nobody.
+--@rarely
 local function remove_all(redis_key)
   local details, freed = redis_key .. '${details}', redis_key .. '${freed}'
   -- While a cluster moves the slot, the list of freed leases may be on another node. Then the command fails.
@@ -79,7 +80,7 @@ end
 local function has_unclaimed(redis_key, need, base)
   local size = redis.pcall('LLEN', redis_key .. '${freed}')
   if type(size) ~= 'number' or size < need then return false end
-  for _, name in ipairs(redis.call('LRANGE', redis_key .. '${freed}', 0, int(need - 1))) do
+  for _, name in ipairs(redis.call('LRANGE', redis_key .. '${freed}', 0, need - 1)) do
     local expiry = tonumber(redis.call('ZSCORE', redis_key, '=' .. name) or -1)
     if expiry <= at - base then return false end
   end
@@ -344,7 +345,7 @@ function leases.check(l)
     local expiry
     if l.others == 0 and l.ended_permits == 0 then
       -- Each lease has one permit.
-      expiry = tonumber(call('ZRANGE', l.redis_key, int(need - 1), int(need - 1), 'WITHSCORES')[2])
+      expiry = tonumber(call('ZRANGE', l.redis_key, need - 1, need - 1, 'WITHSCORES')[2])
     end
     if not expiry then
       expiry = lease_functions().moment_with_permits(l.self, need)
@@ -355,7 +356,7 @@ function leases.check(l)
       if l.is_alone and l.cost == 1 then
         -- An odd `marks` means that newer rules make the call stale: the limit comes from a rule.
         local version = marks % 2 == 1 and string.match(ARGV[2], '^%d+') or 'any'
-        terms = version .. ' ' .. int(l.capacity) .. ' ' .. int(l.lease_ttl)
+        terms = string.format('%s %.0f %.0f', version, l.capacity, l.lease_ttl)
       end
       rarely().announce(l.redis_key, l.retry, terms)
     end
@@ -368,7 +369,7 @@ function leases.charge(l)
   end
   -- If no lease is in use, remove everything at once. A limit without a state must not count old leases.
   if l.is_new or l.live_permits == 0 and l.stored_permits > 0 then
-    remove_all(l.redis_key)
+    rarely().remove_all(l.redis_key)
     l.stored_permits, l.ended_permits, l.others, l.powers, l.is_new = 0, 0, 0, 0, false
   end
   if l.ended_permits > 0 then
@@ -408,7 +409,7 @@ function leases.standing(l)
 end
 
 function leases.store(l)
-  if l.is_new then remove_all(l.redis_key) end
+  if l.is_new then rarely().remove_all(l.redis_key) end
   l.life = l.stored_permits > 0 and l.newest + l.base - at or 0
 end
 
@@ -422,5 +423,5 @@ function leases.keep(l)
 end
 
 function leases.reset(l)
-  remove_all(l.redis_key)
+  rarely().remove_all(l.redis_key)
 end

@@ -70,12 +70,15 @@ local function log_functions()
   end
 
   local function format_item(t, count)
-    return count == 1 and int(t) or int(t) .. ':' .. int(count)
+    return string.format(count == 1 and '%.0f' or '%.0f:%.0f', t, count)
   end
+
+  -- Returns the name of a node's field.
+  local function field(level, number) return string.format('%d:%.0f', level, number) end
 
   -- Returns a node with all times in full; nil if it does not exist.
   local function load_node(l, level, number)
-    local name = level .. ':' .. int(number)
+    local name = field(level, number)
     if nodes[name] then return nodes[name] end
     local packed = redis.call('HGET', l.redis_key .. '${tree}', name)
     if not packed then return nil end
@@ -87,7 +90,7 @@ local function log_functions()
 
   -- The caller must not use the times of `node` afterwards, except the first one.
   local function store_node(l, level, number, node)
-    local name, first = level .. ':' .. int(number), node[1]
+    local name, first = field(level, number), node[1]
     for i = 3, #node, 2 do node[i] = node[i] - first end
     redis.call('HSET', l.redis_key .. '${tree}', name, cmsgpack.pack(node))
     nodes[name] = nil -- its times are differences now
@@ -182,13 +185,13 @@ local function log_functions()
   local function remove_blocks(l, first)
     local fields, from = {}, l.first_block
     l.first_block = math.max(from, math.min(first, from + SPREAD / 2))
-    for number = from, l.first_block - 1 do fields[#fields + 1] = '0:' .. int(number) end
+    for number = from, l.first_block - 1 do fields[#fields + 1] = field(0, number) end
     if #fields == 0 then return end
     local top = load_node(l, TOP, 0)
     for level = 1, TOP - 1 do
       local number = math.floor(from / SPREAD ^ level)
       if math.floor(l.first_block / SPREAD ^ level) > number then
-        fields[#fields + 1] = level .. ':' .. int(number)
+        fields[#fields + 1] = field(level, number)
         if level == TOP - 1 then
           l.in_tree, l.ended_in_tree = l.in_tree - top[2], l.ended_in_tree - top[2]
           table.remove(top, 1)
@@ -289,8 +292,8 @@ local function log_functions()
       for j = 2, #node, 2 do sum = sum + node[j] end
       -- Do not delete an empty node if blocks that are made later can still belong to it.
       if sum == 0 and level < TOP and (number + 1) * SPREAD ^ level <= l.next_block then
-        redis.call('HDEL', l.redis_key .. '${tree}', level .. ':' .. int(number))
-        nodes[level .. ':' .. int(number)] = nil
+        redis.call('HDEL', l.redis_key .. '${tree}', field(level, number))
+        nodes[field(level, number)] = nil
       else
         store_node(l, level, number, node)
       end
@@ -405,7 +408,7 @@ function log.charge(l)
     end
   end
   -- The server converts a number to text in less time than Lua does.
-  local items = call('RPUSH', l.redis_key, count == 1 and t or int(t) .. ':' .. int(count))
+  local items = call('RPUSH', l.redis_key, count == 1 and t or string.format('%.0f:%.0f', t, count))
   l.live_permits, l.in_list, l.newest = l.live_permits + l.cost, l.in_list + l.cost, t
   if items == 1 then
     -- The list is new. If it was evicted, it had other permits before.
