@@ -92,6 +92,7 @@ class StreamView(APIView):
 
     def throttle_cost(self, request: Request) -> dict[str, int]:
         query = StreamQuery(data=request.data)
+        # An invalid request costs no tokens, because the view refuses it.
         return {"requests": 1, "tokens": query.validated_data["max_tokens"] if query.is_valid() else 0}
 
     @extend_schema(request=StreamQuery, responses={(200, "text/plain"): str})

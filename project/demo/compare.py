@@ -31,7 +31,11 @@ class Row:
 
     @property
     def difference(self) -> int:
-        """Return the sum of all differences between clients and ledger. If it is above 0, the demo has failed."""
+        """Return by how much this key's counts are wrong. If this is above 0, the demo has failed.
+
+        This is the sum of the differences between the clients and the ledger, of the responses with another status than
+        200 and 429, and of the requests without a response.
+        """
         return (
             abs(self.seen.admitted - self.admitted)
             + abs(self.seen.denied - self.denied)

@@ -103,7 +103,7 @@ def running(
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask a process to end. After STOP_SECONDS, kill all processes of its session that still run."""
+    """Ask a process to end, and wait at most STOP_SECONDS. Then kill what still runs of its session."""
     with suppress(ProcessLookupError):
         process.terminate()
     with suppress(subprocess.TimeoutExpired):
@@ -114,7 +114,10 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def wait_until_up(url: str, process: subprocess.Popen[bytes], log: Path, seconds: float = 30.0) -> None:
-    """Wait until the URL gives a response, with any status. Raise DemoError after `seconds` without a response."""
+    """Wait until the URL gives a response, with any status.
+
+    Raise DemoError after `seconds` without a response, or if the process ends before the first response.
+    """
     deadline = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < deadline:
         try:

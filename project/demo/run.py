@@ -116,6 +116,7 @@ def _curl(key: seed.IssuedKey) -> str:
 
 
 def _stay_up(console: Console, watched: dict[str, subprocess.Popen[bytes]]) -> int:
+    """Wait until one of these processes ends. Return 1, the exit status for a failure."""
     while True:
         for name, process in watched.items():
             if process.poll() is not None:

@@ -37,7 +37,7 @@ def seed_staff() -> str:
 
 @transaction.atomic
 def seed_rules() -> None:
-    """Make two plans and their rules. Rows that exist stay as they are, because staff may have edited them."""
+    """Make two plans, their rules and the default rules. Rows that exist stay: staff may have edited them."""
     free, _ = Plan.objects.get_or_create(slug="free", defaults={"name": "Free"})
     pro, _ = Plan.objects.get_or_create(slug="pro", defaults={"name": "Pro"})
     for included, meter, quantity in (

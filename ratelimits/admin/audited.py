@@ -186,8 +186,8 @@ class AuditedAdmin(TypedNumbers, _Base):
     ) -> HttpResponse:
         """Show a former state of the row. A POST restores that state as a new edit.
 
-        Raise PermissionDenied for a POST of a user who may only view the row. django-simple-history itself would save
-        the row.
+        Raise PermissionDenied for a POST of a user who may only view the row: without this check, django-simple-history
+        would save the row.
         """
         pk = self._primary_key(unquote(object_id))
         if not version_id.isdecimal():
@@ -199,7 +199,7 @@ class AuditedAdmin(TypedNumbers, _Base):
             return self._checked_response(request, response)
 
     def revert_disabled(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may not restore the row.
+        """Return True if the user may not restore the row, and False if the user may restore it.
 
         To restore a row, a user needs the permission to change rows. To restore a deleted row, the user also needs the
         permission to add rows.

@@ -92,7 +92,8 @@ class TotalRow(NamedTuple):
 def total_rows(report: Report, totals: Iterable[MeterTotal]) -> list[TotalRow]:
     """Return a row for each meter of a report, with the meter's totals and exact amount.
 
-    The report is the first version. If it corrects units or amounts of earlier periods, their meter has a second row.
+    Call this only with the first version of a report. If this version also corrects units or amounts of earlier
+    periods, the meter of this correction has a second row.
     """
     rows = {(total.corrects, total.meter): total for total in totals}
     amounts: dict[tuple[bool, str], dict[str, Decimal]] = defaultdict(dict)

@@ -63,7 +63,7 @@ class InspectedAdmin(_Base):
     change_form_template = "ratelimits/admin/inspected_change_form.html"
 
     def inspected(self, row: Any) -> tuple[str, str]:
-        """Return the key that a row is about, and the account of this key. Return "" for a text that is not known."""
+        """Return the key that a row is about, and the account of this key. If one is not known, return "" for it."""
         raise NotImplementedError
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:

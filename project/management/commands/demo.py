@@ -19,8 +19,9 @@ from ratelimits.embedded import EmbeddedServer, ServerStartError, die_with_paren
 
 class Command(BaseCommand):
     help = (
-        "Starts Valkey, a database, a web server, a Celery worker and HTTP clients on this machine. Then compares the "
-        "clients' counts with the usage ledger, and prints the report."
+        "Starts a web server, a Celery worker and HTTP clients on this machine. Also starts Valkey, unless the "
+        "environment variable REDIS_URL names a server. Then compares the clients' counts with the usage ledger, and "
+        "prints the report."
     )
 
     # Django must not run the system checks by itself: `handle` runs them, but only in the process that runs the demo,
@@ -51,7 +52,7 @@ class Command(BaseCommand):
         except (DemoError, ServerStartError) as error:
             raise CommandError(str(error)) from error
         except KeyboardInterrupt:
-            status = 130
+            status = 130  # The usual exit status after Ctrl-C: 128 + SIGINT.
         if status:
             sys.exit(status)
 
@@ -62,6 +63,7 @@ class Command(BaseCommand):
             stack.callback(server.stop)
             child = subprocess.Popen(
                 [sys.executable, *sys.argv],
+                # The recorder records all requests, so that rules can be tried on them.
                 env={"RATELIMITS_RECORD_SAMPLE": "1", **os.environ, "REDIS_URL": server.url},
                 preexec_fn=die_with_parent,
             )

@@ -38,7 +38,7 @@ class ChangedRow:
     """A row that an edit added, changed or deleted.
 
     record       the record of the change in the row's history
-    before       the previous record of the same row, or None
+    before       the previous record of the same row; None for an added row, or if there is no previous record
     instance     the row, with the values of `record`
     is_newest    whether this is the last change of the row
     is_reversal  whether the change reverses the change before it, as an undo does
@@ -169,7 +169,10 @@ def _instance(record: Any, plans: dict[int, str]) -> Any:
 
 
 def _differences(record: Any, before: Any, plans: dict[int, str]) -> Iterator[Difference]:
-    """Yield the fields with different values. For an added or deleted row, yield all fields that are not empty."""
+    """Yield the fields with different values. For an added or deleted row, yield all fields that are not empty.
+
+    None, False and "" all count as empty, so a change from one of them to another is no difference.
+    """
     old, new = {"+": (None, record), "-": (record, None)}.get(record.history_type, (before, record))
     for field in record.tracked_fields:
         if field.name in _HIDDEN:

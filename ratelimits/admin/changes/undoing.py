@@ -24,8 +24,9 @@ from ratelimits.models.versions import editing
 def undoing(request: HttpRequest, site: AdminSite, table: str, history_id: int) -> HttpResponse:
     """Show the effect of undoing a change. If the user confirms, undo the change.
 
-    `history_id` names a record in the history of a table. Raise PermissionDenied if the user may not undo the change,
-    and Http404 if there is no such change.
+    `history_id` names a record in the history of a table. Raise PermissionDenied if the user may not undo the change.
+    Raise Http404 if there is no such change, if the change added the row, or if the values before the change are not
+    known.
     """
     model: Any = next((model for model in audited_models() if model._meta.model_name == table), None)
     page: Any = site._registry.get(model)
@@ -51,7 +52,7 @@ def _answer(request: HttpRequest, page: Any, history_id: int, form: ReasonForm) 
     # The record with the values to restore.
     former = None if change is None else change.record if change.kind == "-" else change.before
     if change is None or former is None:
-        raise Http404  # There is no such change, or it added the row: the page that deletes the row undoes this.
+        raise Http404  # If the change added the row, the page that deletes the row undoes the change.
     if change.kind == "-" and not page.has_add_permission(request):
         raise PermissionDenied
     name = f"{page.admin_site.name}:ratelimits_{page.model._meta.model_name}"

@@ -37,7 +37,7 @@ from ratelimits.status.refusals import (
 )
 from ratelimits.usage.complete import complete_until
 
-#: Blocks and allows are shown until this time after their end.
+#: For this time after its end, a block or allow is still shown.
 _SHOWN_AFTER_END = timedelta(hours=25)
 #: Maximum number of blocks and allows that are shown.
 _MAX_ACCESS = 50

@@ -156,7 +156,10 @@ class _Table:
         )
 
     def _key_link(self, key: str) -> SafeString:
-        """Return a key with a link to its page in the inspector. The key of this page, and `global`, get no link."""
+        """Return a key with a link to its page in the inspector.
+
+        The key and the address of the inspected identity, and `global`, get no link.
+        """
         without_link = ("", GLOBAL_KEY, self._identity.narrowest_key, self._identity.address)
         is_this_page = key == self._identity.account and self._identity.narrowest_key is None
         linked = bool(self._pages.inspect) and key not in without_link and not is_this_page

@@ -305,7 +305,8 @@ def _decided_text(access: AccessRow) -> str:
 def _may_count_by_owner(snapshot: Snapshot, identity: Identity) -> bool:
     """Return whether rules may count requests of an API key under its user or its account.
 
-    The identity of an API key does not name the user, and perhaps not the account.
+    The inspector does not know the user of an API key. If the API key has no account, it does not know the account
+    either.
     """
     unknown = {"user"} if identity.account else {"user", "account"}
     return any(row.key_kind in unknown and row.mode != "off" for row in snapshot.rows.rules.values())

@@ -32,7 +32,13 @@ class PastRule(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """A state of a rule in its history. `kind` is "+" for a new rule, "~" for an edit and "-" for a deletion."""
+    """A record of a rule's history: the state of the rule after an edit.
+
+    pk    the primary key of the record
+    at    the moment of the edit
+    kind  "+" for a new rule, "~" for an edit of the rule and "-" for its deletion
+    plan  the primary key of the rule's plan; None for a default rule
+    """
 
     pk: int
     name: str
@@ -44,7 +50,8 @@ class _Record(NamedTuple):
 class RuleHistories:
     """The histories of some rules. They are read with four queries, for any number of rules.
 
-    `spans` has a pair (rule, start of a span in s since 1970 UTC) for each later call of `at`.
+    `spans` has a pair (rule, start of a span in s since 1970 UTC) for each later call of `at`. A rule is its primary
+    key; 0 stands for no rule, as in the refusals of a block.
 
     current  the names of the rules that still exist, by primary key of the rule
     """
@@ -74,12 +81,15 @@ class RuleHistories:
         self._plans.update(Plan.objects.using(using).filter(pk__in=plans).values_list("pk", "slug"))
 
     def _record_at(self, rule: int, start: int) -> _Record | None:
-        """Return the newest record from before a moment. If all records are later, return the first record."""
+        """Return the newest record from before a moment. If all records are later, return the oldest one."""
         records, then = self._newest_first.get(rule, []), moment(start * 1_000_000)
         return next((record for record in records if record.at < then), records[-1] if records else None)
 
     def at(self, rule: int, start: int, seconds: int) -> PastRule:
-        """Return a rule as it was at the start of a span. `start` is in s since 1970 UTC."""
+        """Return a rule as it was at the start of a span. Without records of the rule, return only its name.
+
+        `start` is in s since 1970 UTC, and `seconds` is the length of the span.
+        """
         record, current = self._record_at(rule, start), self.current.get(rule)
         if record is None:
             name = current or _("rule %(number)s, which was deleted") % {"number": rule}
@@ -98,13 +108,14 @@ class RuleHistories:
             self._sentences[record.pk] = sentence
         return sentence
 
-    def _note(self, rule: int, then: _Record, start: int, seconds: int) -> str:
+    def _note(self, rule: int, shown: _Record, start: int, seconds: int) -> str:
+        """Return a text that says whether the rule was edited after the shown record, or deleted; "" if not."""
         current, end = self.current.get(rule), moment((start + seconds) * 1_000_000)
         if current is None:
             return _("deleted since")
-        if current != then.name:
+        if current != shown.name:
             return _("edited since; its name is now %(name)s") % {"name": current}
-        edits = [record.at for record in self._newest_first[rule] if record.kind == "~" and record.at > then.at]
+        edits = [record.at for record in self._newest_first[rule] if record.kind == "~" and record.at > shown.at]
         if any(at < end for at in edits):
             return _("edited in this span of time; these are its numbers from before the edit")
         return _("edited since; these are its numbers of that time") if edits else ""

@@ -67,6 +67,7 @@ class FinaliseView:
         """Show the reports of the chosen periods. After the user has confirmed, write them."""
         chosen = _chosen(request)
         confirmed = is_confirmed(request)
+        # Without digests, nothing is written: the outcome only has the reports to show.
         outcome = finalise_chosen(chosen, _digests(request) if confirmed else None)
         self._show_messages(request, outcome)
         if confirmed and outcome.to_confirm:
@@ -110,7 +111,11 @@ class FinaliseView:
 
 
 def _chosen(request: HttpRequest) -> dict[str, list[int]]:
-    """Return the starts of the chosen periods, by account. Leave out values that stand for no period."""
+    """Return the starts of the chosen periods, by account.
+
+    With the input `all`, these are the first complete periods of the list, at most MAX_CHOSEN. Otherwise they are the
+    inputs `period`. Inputs that stand for no period are left out.
+    """
     chosen: dict[str, list[int]] = {}
     if request.method != "POST":
         return chosen

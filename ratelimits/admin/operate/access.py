@@ -41,8 +41,8 @@ _DAY = 86_400
 def requests_of(targets: list[str] | None = None, seconds: int = _DAY) -> dict[str, int]:
     """Return, by target, the number of requests that a block refused or an allow exempted.
 
-    Count only these `targets`, or all if it is None, and only requests of the last `seconds`. A request with several
-    meters is counted as one request.
+    Count only these `targets` (all targets if it is None), and only requests of the last `seconds`. The table counts a
+    request once for each of its meters. So return the count of the meter with the most requests.
     """
     rows = ProcessTotal.objects.using(conf.DATABASE).filter(kind__in=("blocked", "exempt"))
     rows = rows.filter(bin__gte=int(time.time()) - seconds)
@@ -203,7 +203,8 @@ class AccessAdmin(EndsRows, KeySuggestions, AuditedAdmin):
 def consequences(request: HttpRequest, row: Access, names: Sequence[str] = ()) -> Consequences:
     """Return the consequences of an unsaved row.
 
-    There are warnings if the row blocks the user of this page, or if no user, account or API key has the row's key.
+    There is a warning if the row blocks the user of this page, and another if no user, account or API key has the row's
+    key.
     `names` are the names of the row's target, such as a user name.
     """
     blocks = row.effect == Access.Effect.BLOCK
@@ -231,7 +232,7 @@ def consequences(request: HttpRequest, row: Access, names: Sequence[str] = ()) -
         + (_("until %s.") % f"{ends:%Y-%m-%d %H:%M %Z}" if ends else _("without an end."))
     )
     warnings = [no_effect_text(row.target)]
-    # Ignore the start of the row: warn also of a block that begins later.
+    # Let the block begin at the moment 0, and look at this moment. So a block that begins later has the warning too.
     if blocks and AccessIndex([of_model(row)._replace(valid_from=0)]).find(identify(request), 0) is not None:
         warnings.append(_("This also blocks your own requests to the API. You can still use these admin pages."))
     sentences.append(_("Reason: %s") % row.reason)

@@ -43,7 +43,7 @@ class AccessForm(_Base):
             ("86400", gettext_lazy("for a day")),
             ("604800", gettext_lazy("for a week")),
         ],
-        help_text=gettext_lazy("This time begins at the start of the block or allow, or now if there is no start."),
+        help_text=gettext_lazy("This time begins now. If the block or allow starts later, it begins at that start."),
     )
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -60,8 +60,8 @@ class AccessForm(_Base):
         try:
             return canonical(text)
         except ValidationError as error:
-            # Return a text that begins like a key (such as "user:") unchanged: the model's own validation then says
-            # what is wrong with it.
+            # Return a wrong network, a text that begins like a key (such as "user:") and an unprintable text unchanged:
+            # the model's own validation then says what is wrong with it.
             if error.code != "key" or text.partition(":")[0] in COVERS or not text.isprintable():
                 return text
         found = type(self).search(text)

@@ -103,7 +103,7 @@ def chosen_key(request: HttpRequest, site: AdminSite) -> ChosenKey | KeyQuestion
 def ask_for_key(
     request: HttpRequest, site: AdminSite, opts: Any, question: KeyQuestion, title: str, back: str
 ) -> HttpResponse:
-    """Return the page that asks for the key. The form of the page opens the same page, with the key in the URL."""
+    """Return the page that asks for the key. Its form opens the present page again, with the key in the URL."""
     values = request.POST if request.method == "POST" else request.GET
     form = KeyForm(initial={name: values.get(name, "") for name in ("key", "account")})
     form.fields["key"].widget.attrs["autofocus"] = True
