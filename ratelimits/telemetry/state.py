@@ -97,7 +97,7 @@ def _ledger() -> list[Reading]:
         for kind in sorted({*gaps, "restart"})  # Always name one kind, so that the metric exists without gaps too.
     ]
     since = (int(time.time()) // BIN_SECONDS - _BINS) * BIN_SECONDS
-    uncounted = dict(
+    requests_by_kind = dict(
         ProcessTotal.objects.using(using)
         .filter(kind__in=("unmetered", "unanswered"), bin__gte=since)
         .order_by()
@@ -105,7 +105,7 @@ def _ledger() -> list[Reading]:
         .annotate(Sum("requests"))
     )
     found += [
-        Reading(f"{kind}_requests_day", meaning, uncounted.get(kind, 0))
+        Reading(f"{kind}_requests_day", meaning, requests_by_kind.get(kind, 0))
         for kind, meaning in (
             ("unmetered", "Requests of the last day that a failure policy let pass without counting them"),
             ("unanswered", "Requests of the last day of which it is not known whether they were counted"),

@@ -87,7 +87,7 @@ class QuotaThrottle(BaseThrottle):
         if cost is None:
             costs = ONE_REQUEST
         elif callable(cost) and getattr(cost, "__self__", None) is view:
-            costs = costs_of(cost, request)
+            costs = costs_of(cost, request)  # A method of the view has the view as `self`.
         else:
             costs = costs_of(cost, request, view)
         scope = getattr(view, "throttle_scope", None) or "*"

@@ -36,7 +36,10 @@ _DETAIL = {
 
 
 def declare(using: str, kind: GapKind, event: str, *, since: int, until: int, fsync: str = "", **details: Any) -> int:
-    """Declare a gap for an event. Return 1, or 0 if the event was declared before. Moments are µs since 1970 UTC."""
+    """Declare a gap for an event. Return 1, or 0 if the event was declared before. Moments are µs since 1970 UTC.
+
+    `event` is a text that is the same each time that the event is noticed. `details` are other fields of the gap.
+    """
     with transaction.atomic(using=using):
         row, created = DurabilityGap.objects.using(using).get_or_create(
             event=f"{kind}:{event}"[:300],
@@ -186,6 +189,7 @@ def declare_gaps_before(
     }
     if packet.incarnation == state.incarnation:
         count = 0
+        # What was counted after the newest batch in the ledger, and before `packet`: requests and units together.
         lost = (packet.previous_cum - state.cum) % CUM_MODULUS
         if packet.seq > state.seq + 1:
             count += declare_missing(
@@ -233,6 +237,7 @@ def _declare_gaps_between_incarnations(using: str, state: ShardState, packet: Pa
         detail = f"the server's newest batch was {number}, the ledger's is {state.seq}"
         count += declare(using, GapKind.ROLLBACK, event, detail=detail, **details)
     rows = Batch.objects.using(using).filter(shard=packet.shard, incarnation=packet.incarnation).order_by("-seq")
+    # The newest batch of the packet's own incarnation in the ledger; 0 and 0 if there is none.
     seq, cum = (rows.values_list("seq", "cum").first() if packet.seq > 1 else None) or (0, 0)
     if packet.seq > seq + 1:
         lost = (packet.previous_cum - cum) % CUM_MODULUS
