@@ -206,7 +206,7 @@ class TestFinalise:
     def test_what_cannot_be_finalised_is_left_open(self, admin_client: Client) -> None:
         start = at("2025-10-01")
         asked = admin_client.post(url(Report, "finalise"), {"period": [f"{start}:later", f"{start}:acme"]})
-        assert "These periods cannot be finalised now. The list says why they are open." in text(asked)
+        assert "These periods cannot be finalised now. The page “Open periods” says why." in text(asked)
         assert "later, 2025-10-01 00:00:00 UTC" in text(asked)
         assert "Finalise 1 report" in asked.content.decode()
         for values in ([], ["x"], ["²:acme"], [f"{'9' * 20}:acme"], [f"{start}:a\0"]):
