@@ -86,7 +86,8 @@ def _keys_of(identity: Identity) -> tuple[tuple[int, str | None], ...]:
 class Snapshot:
     """The rules at one version. The answers of a snapshot never change, and the snapshot caches them.
 
-    Some answers are valid only until a certain moment, for example until an override begins or ends.
+    (Only `access` looks at the clock at each call.) Some answers are valid only until a certain moment, for example
+    until an override begins or ends.
 
     seen_at     the last moment for which such an answer was found, in µs since 1970 UTC
     good_until  the first moment at which such an answer is no longer valid. Then another snapshot is needed

@@ -23,7 +23,7 @@ from ratelimits.simulate.replay import Replay, Simulator
 SLOTS, MIN_SLOTS = 48, 12
 #: Maximum number of requests of one load. If a load needs more requests, each request has a higher cost instead.
 MAX_LINES = 240
-#: A load lasts `_REFILLS` times as long as all permits need to come back.
+#: A load usually lasts `_REFILLS` times as long as all permits need to come back (see `_loads` for its bounds).
 _REFILLS = 3
 #: Number of bursts in a load of bursts.
 _BURSTS = 6

@@ -36,15 +36,18 @@ class UnresolvableError(ValueError):
 
 
 def discard(using: str, pk: int, who: str) -> str:
-    """Resolve a batch without a change to the ledger. Return the text of the decision, which is stored."""
+    """Resolve a batch without a change to the ledger. Return the text of the decision, which is stored.
+
+    Raise UnresolvableError if the batch was resolved before.
+    """
     return _resolve(using, pk, lambda quarantined, state: f"discarded by {who}")
 
 
 def accept(using: str, pk: int, who: str) -> str:
     """Add the usage that the ledger does not have, as a new batch. Return the text of the decision, which is stored.
 
-    Usage that the ledger already has is not added again. Raise UnresolvableError if nobody can know which usage the
-    ledger does not have.
+    Usage that the ledger already has is not added again. Raise UnresolvableError if the batch was resolved before, if
+    it cannot be read, or if nobody can know which usage the ledger does not have.
     """
 
     def add(quarantined: QuarantinedBatch, state: ShardState) -> str:
