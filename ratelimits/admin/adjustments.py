@@ -95,7 +95,7 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Search for an account, and for words of the reason."""
+        """Return the adjustments whose account or reason fits the search, and whether some may be repeated."""
         found, may_repeat = admin.ModelAdmin.get_search_results(self, request, queryset, search_term)
         if search_term:
             found |= queryset.filter(account__in=self.possible_accounts(request, search_term))
@@ -136,7 +136,10 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
     def add_view(
         self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Show the effect of a valid adjustment on the report. Save the adjustment if the user has seen the effect."""
+        """Show the effect of a valid adjustment on the report. Save the adjustment if the user has seen the effect.
+
+        A large adjustment is saved only if the user has also ticked the box LARGE.
+        """
         if request.method == "POST" and self.has_add_permission(request):
             form: Any = self.get_form(request)(request.POST)
             if form.is_valid():
@@ -165,6 +168,7 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
     def _effect_page(self, request: HttpRequest, adjustment: Adjustment) -> HttpResponse | None:
         """Return the page that shows the effect; None if the adjustment must be saved now.
 
+        If the effect cannot be computed, show a warning, and return None too.
         If an earlier POST of the page saved the adjustment, return a response with a warning instead.
         """
         if (saved := self._saved_before(request)) is not None:

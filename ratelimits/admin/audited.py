@@ -87,7 +87,7 @@ def recorded_user(request: HttpRequest) -> Iterator[None]:
 
 
 class AuditedAdmin(TypedNumbers, _Base):
-    """An admin page that records the user and the version of every change that a form or an action makes."""
+    """An admin page that records the user, the reason and the version of every change by a form or an action."""
 
     history_list_display = ["version"]
     action_form = ReasonedActionForm

@@ -63,7 +63,7 @@ class ReportDownloads(_Base):
         return super().changelist_view(request, context)
 
     def download_view(self, request: HttpRequest, pk: int) -> HttpResponseBase:
-        """Return a version of a report as a file. `?format=` names the format."""
+        """Return a version of a report as a file. `?format=` names the format (by default CSV)."""
         report = self.get_object(request, str(pk))
         if not self.has_view_permission(request, report):
             raise PermissionDenied

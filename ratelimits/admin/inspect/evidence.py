@@ -87,9 +87,12 @@ class ShownRefusal(NamedTuple):
 
 
 class RefusedLately(NamedTuple):
-    """A line about the refusals by one rule or block in a quarter of an hour. It joins the rows of all meters.
+    """A line about the refusals by one rule or block in a span of time. It joins the rows of all meters and keys.
 
+    span     the quarter of an hour, or the day for a moment of more than 24 hours ago, in UTC
     by       the block, or the rule as a sentence with its numbers at that time
+    denied   the number of refused requests
+    shadow   the number of requests that a rule in shadow mode would have refused
     keys     the key, or the number of keys; "" on the page of a single key
     note     says whether the rule was edited or deleted later; "" if not
     url      URL of the rule's page; "" if there is no link
@@ -296,7 +299,10 @@ def _recorded(
 def _joined_lines(
     rows: list[RefusedRequests], pages: tuple[str, str], histories: RuleHistories, *, of_account: bool
 ) -> Iterator[RefusedLately]:
-    """Yield a line for each rule or block and quarter of an hour, at most `_MAX_NEWEST` lines."""
+    """Yield a line for each rule or block and span of time, at most `_MAX_NEWEST` lines.
+
+    `pages` are the URLs `rule_page` and `history_page` of `shown_refusals`.
+    """
     by_rule: dict[tuple[int, int, str], list[RefusedRequests]] = {}
     for row in with_meters_joined(rows[:MAX_REFUSALS]):
         by_rule.setdefault((row.start, row.rule, row.target), []).append(row)

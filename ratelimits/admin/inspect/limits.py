@@ -83,7 +83,8 @@ def _permits(limit: LiveLimit) -> int:
 def _urgency(limit: LiveLimit, permits: int) -> tuple[int, float, str]:
     """Return the value by which rules are sorted.
 
-    Refusing rules come first, and then rules with a small share of permits left. Rules without an answer come last.
+    Refusing rules come first, and then rules with a small share of permits left. Rules without a standing come last:
+    they are off or cannot be read, or Redis did not answer.
     """
     standing, name = limit.standing, limit.why.row.name
     if standing is None:
@@ -92,7 +93,7 @@ def _urgency(limit: LiveLimit, permits: int) -> tuple[int, float, str]:
 
 
 class _Table:
-    """Makes the rows of the table. Data that all rows need is read only once."""
+    """Makes the rows of the table. Data that several rows need is read only once."""
 
     def __init__(
         self, identity: Identity, plans: Mapping[int, str], pages: Pages, access: AccessRow | None = None
@@ -248,7 +249,7 @@ def _next_request(limit: LiveLimit) -> str:
 def duration(seconds: float) -> str:
     """Return a length of time such as "2 h 5 min", with at most two units, rounded up to the smaller unit.
 
-    A length below 10 s has one decimal place.
+    A length below 10 s is rounded to one decimal place, and is at least 0.1 s.
     """
     if seconds < 10:
         return _("%s s") % f"{max(seconds, 0.1):.1f}"

@@ -59,9 +59,10 @@ class OpenPeriods(_Base):
         return self.has_view_permission(request) and may_finalise(request)
 
     def open_view(self, request: HttpRequest) -> HttpResponse:
-        """List the periods that have ended but are still open, each with the reason.
+        """List the periods that are over but still open, each with the reason.
 
-        `?account=` chooses an account. With `?running=1`, also list periods that have not ended.
+        A period is over GRACE_SECONDS after its end. `?account=` chooses an account. With `?running=1`, also list
+        periods that are not over.
         """
         if not self.has_view_permission(request):
             raise PermissionDenied

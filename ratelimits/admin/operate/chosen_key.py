@@ -58,10 +58,10 @@ class ChosenKey:
 
 
 class KeyQuestion(NamedTuple):
-    """The page asks for the key, because no key or more than one key was found.
+    """A question for the key, because no key or more than one key was found, or because its account is not known.
 
     problem  a sentence that says why the page asks, and what to do; "" if nothing was typed yet
-    choices  the keys or accounts to choose from. Each has the URL of this page with this choice
+    choices  the keys or accounts to choose from. Each has the URL that opens the requested page with this choice
     """
 
     problem: str = ""
@@ -103,7 +103,7 @@ def chosen_key(request: HttpRequest, site: AdminSite) -> ChosenKey | KeyQuestion
 def ask_for_key(
     request: HttpRequest, site: AdminSite, opts: Any, question: KeyQuestion, title: str, back: str
 ) -> HttpResponse:
-    """Return the page that asks for the key. Its form opens the present page again, with the key in the URL."""
+    """Return the page that asks for the key. Its form sends the key to the URL of this request, as `?key=`."""
     values = request.POST if request.method == "POST" else request.GET
     form = KeyForm(initial={name: values.get(name, "") for name in ("key", "account")})
     form.fields["key"].widget.attrs["autofocus"] = True
@@ -160,7 +160,7 @@ def _which_account(request: HttpRequest, key: str, error: UnknownAccountError) -
 
 
 def keys_of(request: HttpRequest, site: AdminSite, found: ChosenKey) -> tuple[tuple[KnownKey, str], ...]:
-    """Return the keys that an account used lately. Each has the URL of this page for the key.
+    """Return the keys that an account used lately. Each has the URL of the requested page for this key.
 
     Return no keys if `found` is not an account, or if the user may not view ledger lines.
     """
@@ -171,7 +171,7 @@ def keys_of(request: HttpRequest, site: AdminSite, found: ChosenKey) -> tuple[tu
 
 
 def _url(request: HttpRequest, key: str, account: str = "") -> str:
-    """Return the URL of this page for a key. The other values in the URL of the page stay."""
+    """Return the query string with which the requested page is about a key. Other values in its URL stay."""
     other_values = {name: value for name, value in request.GET.items() if name not in ("key", "account")}
     query = {"key": key} | ({"account": account} if account else {}) | other_values
     return f"?{urlencode(query)}"

@@ -42,7 +42,7 @@ def is_confirmed(request: HttpRequest) -> bool:
 def confirmation(
     request: HttpRequest, site: AdminSite, opts: Any, consequences: Consequences, back: str, *, form: Any = None
 ) -> HttpResponse:
-    """Return the page with the consequences. When the user confirms, the page posts the typed values again.
+    """Return the page with the consequences. When the user confirms, the page posts the values of this POST again.
 
     `back` is the URL of the link that cancels the action. `form` is a form with further inputs on this page.
     """

@@ -72,9 +72,10 @@ class EndsRows(_Base):
         return self.end_rows(request, [row]) or HttpResponseRedirect(self._list_url())
 
     def end_rows(self, request: HttpRequest, rows: Iterable[Any]) -> HttpResponse | None:
-        """Return the page that asks for a reason. If the user has already given the reason, end the rows: return None.
+        """Return the page that asks for a reason. If the request contains the reason, end the rows and return None.
 
-        Rows that have ended before stay as they are. Rows that begin later are deleted.
+        Rows that have ended before stay as they are. If all rows have ended before, show a warning and return None.
+        Rows that begin later are deleted.
         """
         rows = [row for row in rows if not has_ended(row)]
         if not rows:
