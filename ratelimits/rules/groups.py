@@ -141,6 +141,7 @@ def _groups_changed(users: Collection[Any], using: str) -> None:
 
 
 def _write_tombstones(users: Collection[Any]) -> None:
+    """Write a tombstone for each of these users, or one for all users. Write nothing if no rule names a group."""
     if not has_rules_outside_database and not Rule.objects.using(conf.DATABASE).exclude(group="").exists():
         return
     keys = [f"user:{pk}" for pk in users]

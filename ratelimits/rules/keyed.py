@@ -187,6 +187,7 @@ def merge(shards: list[KeyRows | None], changes: Mapping[int, KeyRows], tombston
 def _merged(
     current: Mapping[str, tuple[Row, ...]], new: Mapping[str, tuple[Row, ...]], deleted: set[int]
 ) -> dict[str, tuple[Row, ...]]:
+    """Return the current rows with the new rows. Leave out rows whose primary key is in `deleted`, and old versions."""
     removed = deleted | {row.pk for rows in new.values() for row in rows}
     merged = {}
     for key, rows in current.items():

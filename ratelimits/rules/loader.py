@@ -213,6 +213,7 @@ class Loader:
         return int(conf.RELOAD_INTERVAL * 1_000_000) if self._refreshes else never
 
     def _submit(self, job: Callable[[T], R], argument: T) -> Future[R]:
+        """Start a job in the thread. Raise RulesUnavailable soon after a failure (see `_PAUSE`) or without a thread."""
         if self._pid != os.getpid():
             self._begin()  # a forked child has no threads
         # A reload without a minimum version has the argument None. It asks the database even soon after a failure.

@@ -188,6 +188,7 @@ def _read_all(using: str, version: int) -> Rows:
 
 
 def _read_changes(using: str, current: Rows, version: int) -> Rows:
+    """Return the rows at `version`: the current rows with all edits and deletions after their version."""
     tombstones = list(Tombstone.objects.using(using).filter(version__gt=current.version).order_by("version"))
     rules, plans, deleted_at = dict(current.rules), dict(current.plans), dict(current.deleted_at)
     for tombstone in tombstones:

@@ -168,6 +168,7 @@ def _start(algorithm: Algorithm, now: int) -> int:
 
 
 def _loads(algorithm: Algorithm, now: int) -> tuple[_Load, _Load]:
+    """Return a load of bursts and a load of steady overload, of the same length."""
     permits, _time = algorithm.quota
     permits = max(permits, 1)
     span = max(_span(algorithm, now), 1)

@@ -155,6 +155,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         return self.duration / (self.num_requests + 1)
 
     def _outcome_of(self, key_and_rate: _KeyAndRate, request: Request, view: APIView) -> _Outcome:
+        """Return the outcome of this throttle. The first throttle of a view decides for all of them."""
         attributes: dict[str, Any] = getattr(request, "__dict__", {})
         outcomes: _Outcomes | None = attributes.get(_OUTCOMES)
         if outcomes is None:

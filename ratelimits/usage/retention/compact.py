@@ -129,6 +129,7 @@ def _summed_lines(using: str, batches: Sequence[Batch]) -> list[bytes]:
 
 
 def _joined_batch(batches: Sequence[Batch], lines: Sequence[bytes]) -> Batch:
+    """Return the batch that replaces these batches: it begins as the first of them, and ends as the last of them."""
     first, last = batches[0], batches[-1]
     joined = Batch(
         shard=first.shard,
