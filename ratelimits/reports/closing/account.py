@@ -10,20 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain as chained
-from itertools import islice
 from typing import Any
 
 from django.db.models import Sum
 from django.utils.translation import gettext as _
 
-from ratelimits import signatures
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment, Report, ReportLine
 from ratelimits.reports import amounts, signing
 from ratelimits.reports.adjusting import check_sizes
 from ratelimits.reports.billing_periods import BillingPeriod
 from ratelimits.reports.build import (
-    CHUNK,
     Allowance,
     Group,
     adjustment_line,
@@ -40,7 +37,7 @@ from ratelimits.reports.closing.writing import ReportWriter
 from ratelimits.reports.included import Included
 from ratelimits.reports.lost_replies import KeyAndMeter
 from ratelimits.reports.periods import SECOND, Period, iso
-from ratelimits.reports.rows import FINAL, USAGE, VERSION, RowMaker
+from ratelimits.reports.rows import VERSION
 from ratelimits.reports.terms.price_book import RecordedPrices
 
 #: The position of a batch, by shard.
@@ -327,18 +324,6 @@ class Closing:
             gaps=self._data.gaps(self.account, shards, period.start, period.end),
         )
 
-    def _line_ids_on_reports(self, line_ids: set[str]) -> set[str]:
-        """Return those of the `line_ids` that are on reports.
-
-        A line with late usage names the line that it corrects. There is no such line if its key, its meter and its rule
-        had no earlier usage.
-        """
-        if not line_ids:
-            return set()
-        self._writer.flush()
-        lines = ReportLine.objects.using(self._using).filter(line_id__in=line_ids)
-        return set(lines.values_list("line_id", flat=True))
-
     def _prices(
         self, report: Report, billing_periods: list[BillingPeriod], other_names: Sequence[str]
     ) -> dict[str, Any]:
@@ -382,31 +367,6 @@ class Closing:
     ) -> Report:
         """Write a report with these lines and the lines of its adjustments, and return it."""
         lines = chained(usage, (adjustment_line(report, adjustment, allowance) for adjustment in adjustments))
-        totals = amounts.Totals(report, self._priced_before(report.prices.get("names", ())))
-        digest, number, make = signing.Digest(report), 0, RowMaker(report, FINAL)
-        chunk = list(islice(lines, CHUNK))
-        # Most reports fit in one chunk. Such a report is written later, together with the reports of other accounts.
-        fits_in_chunk = len(chunk) < CHUNK
-        if not fits_in_chunk:
-            self._writer.begin(report)
-        while chunk:
-            corrected = self._line_ids_on_reports({line.corrects_line_id for line in chunk} - {""})
-            for line in chunk:
-                number += 1
-                line.report, line.number = report, number
-                if line.corrects_line_id not in corrected and line.charge_category == USAGE:
-                    line.corrects_line_id = ""
-                digest.add(make.from_line(line))
-                totals.add(line)
-            if fits_in_chunk:
-                break
-            self._writer.lines(chunk)
-            chunk = list(islice(lines, CHUNK))
-        report.line_count, report.digest = number, digest.hexdigest()
-        report.signature, report.amounts = signatures.sign(report.digest), totals.amounts()
-        if fits_in_chunk:
-            self._writer.add(report, chunk, adjustments)
-        else:
-            self._writer.end(report, adjustments)
+        self._writer.write(report, lines, adjustments, self._priced_before(report.prices.get("names", ())))
         self._reports.append(report)
         return report

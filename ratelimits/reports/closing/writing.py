@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
+from ratelimits import signatures
 from ratelimits.models import Adjustment, Report, ReportLine
+from ratelimits.reports import amounts, signing
 from ratelimits.reports.build import CHUNK
+from ratelimits.reports.rows import FINAL, USAGE, RowMaker
 from ratelimits.usage import crash
 
 
@@ -21,7 +25,43 @@ class ReportWriter:
         self._lines: list[ReportLine] = []
         self._adjusted: list[tuple[Report, Sequence[Adjustment]]] = []
 
-    def add(self, report: Report, lines: list[ReportLine], adjustments: Sequence[Adjustment]) -> None:
+    def write(
+        self, report: Report, lines: Iterable[ReportLine], adjustments: Sequence[Adjustment], earlier: list[Report]
+    ) -> None:
+        """Number the lines of a report, complete the report's digest, signature and amounts, and write all of it.
+
+        `earlier` has the reports before this one on which its prices depend (see `amounts.priced_together`).
+        """
+        unread, totals = iter(lines), amounts.Totals(report, earlier)
+        digest, number, make = signing.Digest(report), 0, RowMaker(report, FINAL)
+        chunk = list(islice(unread, CHUNK))
+        # Most reports fit in one chunk. Such a report is written later, together with the reports of other accounts.
+        fits_in_chunk = len(chunk) < CHUNK
+        if not fits_in_chunk:
+            self.flush()
+            report.save(using=self._using, force_insert=True)
+        while chunk:
+            corrected = self._line_ids_on_reports({line.corrects_line_id for line in chunk} - {""})
+            for line in chunk:
+                number += 1
+                line.report, line.number = report, number
+                if line.corrects_line_id not in corrected and line.charge_category == USAGE:
+                    line.corrects_line_id = ""
+                digest.add(make.from_line(line))
+                totals.add(line)
+            if fits_in_chunk:
+                break
+            self._write_lines(chunk)
+            chunk = list(islice(unread, CHUNK))
+        report.line_count, report.digest = number, digest.hexdigest()
+        report.signature, report.amounts = signatures.sign(report.digest), totals.amounts()
+        if fits_in_chunk:
+            self._add(report, chunk, adjustments)
+        else:
+            report.save(using=self._using, update_fields=["line_count", "digest", "signature", "amounts"])
+            self._link_adjustments([(report, adjustments)])
+
+    def _add(self, report: Report, lines: list[ReportLine], adjustments: Sequence[Adjustment]) -> None:
         """Add a complete report. It is written by `flush`, or when the added reports have enough lines."""
         self._reports.append(report)
         self._lines += lines
@@ -29,19 +69,20 @@ class ReportWriter:
         if len(self._lines) >= CHUNK:
             self.flush()
 
-    def begin(self, report: Report) -> None:
-        """Write a report without its lines. Call `lines` and `end` afterwards."""
-        self.flush()
-        report.save(using=self._using, force_insert=True)
-
-    def lines(self, lines: list[ReportLine]) -> None:
-        """Write some lines of the report for which `begin` was called."""
+    def _write_lines(self, lines: list[ReportLine]) -> None:
         ReportLine.objects.using(self._using).bulk_create(lines)
 
-    def end(self, report: Report, adjustments: Sequence[Adjustment]) -> None:
-        """Write the columns of a report that are known only after its lines were written."""
-        report.save(using=self._using, update_fields=["line_count", "digest", "signature", "amounts"])
-        self._link_adjustments([(report, adjustments)])
+    def _line_ids_on_reports(self, line_ids: set[str]) -> set[str]:
+        """Return those of the `line_ids` that are on reports.
+
+        A line with late usage names the line that it corrects. There is no such line if its key, its meter and its rule
+        had no earlier usage.
+        """
+        if not line_ids:
+            return set()
+        self.flush()
+        lines = ReportLine.objects.using(self._using).filter(line_id__in=line_ids)
+        return set(lines.values_list("line_id", flat=True))
 
     def flush(self) -> None:
         """Write all reports that were added but not written yet."""
@@ -49,7 +90,7 @@ class ReportWriter:
             return
         Report.objects.using(self._using).bulk_create(self._reports)
         crash.reached("close:report-written")  # does nothing; tests end the process at these steps
-        self.lines(self._lines)
+        self._write_lines(self._lines)
         self._link_adjustments(self._adjusted)
         self._reports, self._lines, self._adjusted = [], [], []
 
