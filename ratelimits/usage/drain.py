@@ -180,6 +180,7 @@ def _declare_losses(
                 continue
             if not _has_new_run_or_loss(using, state, pending):
                 continue
+            # If the incarnation is unknown and batches wait, only these batches show a loss. Then `apply` declares it.
             if pending.incarnation or not pending.count:
                 gaps.declare_loss(using, state, pending, fsync=result.fsync)
             # If batches wait, they were perhaps sealed in earlier runs. Then `apply` declares each restart.
