@@ -17,7 +17,8 @@ class NoMomentError(ValueError):
 def typed_moment(text: str, now: float) -> int | None:
     """Return the moment of a typed text, in seconds since 1970 UTC; None for "".
 
-    A time without a date means today, or yesterday if this time has not come yet today. Raise NoMomentError if the
+    A time without a date means today, or yesterday if this time has not come yet today. A text without an offset such
+    as +02:00 is in UTC. Raise NoMomentError if the
     text is not a moment of the past.
     """
     if not text:
@@ -31,7 +32,9 @@ def typed_moment(text: str, now: float) -> int | None:
 
 def _parsed(text: str, now: datetime) -> float | None:
     try:
-        at = datetime.combine(now.date(), time.fromisoformat(text), UTC)
+        clock = time.fromisoformat(text)
+        zone = clock.tzinfo or UTC
+        at = datetime.combine(now.astimezone(zone).date(), clock, zone)
         return (at if at <= now else at - timedelta(days=1)).timestamp()
     except ValueError:
         pass
