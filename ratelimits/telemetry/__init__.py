@@ -26,7 +26,7 @@ def start() -> None:
     try:
         names = conf.TELEMETRY
     except ImproperlyConfigured:
-        return  # `manage.py check` reports the setting.
+        return  # `manage.py check` reports that the setting is wrong.
     for name in names:
         try:
             module = import_module(_MODULES[name])

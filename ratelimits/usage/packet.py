@@ -33,12 +33,14 @@ _COUNTER_INDEXES = {
     for index, kind in enumerate("adrs")
     for count, indexes in (("1", (2 * index, 2 * index + 1)), ("n", (2 * index,)), ("u", (2 * index + 1,)))
 }
-#: The part of a field's name that stands for usage without an account.
-_UNNAMED = f"|{ANONYMOUS}|".encode()
+#: Reports and gaps use this name for usage without an account. In the name of a field, it is the name of an account, a
+#: key or a meter. Then `_text` replaces it.
+_RESERVED = f"|{ANONYMOUS}|".encode()
 #: The indexes of the columns of `_columns` that are numbers (bin, period, rule, version), and of those that are texts
 #: (meter, account, key).
 _NUMBERS, _TEXTS = (1, 2, 4, 5), (3, 6, 7)
-#: Characters that decoding or escaping changes. The line feed is not one of them, because `_columns` adds line feeds.
+#: Characters that decoding or escaping changes. The line feed is left out: `_columns` adds line feeds, and refuses
+#: names that contain one.
 _SPECIAL = bytes(range(32)).replace(b"\n", b"") + b"%\\"
 #: Maximum number of digits of a 64-bit counter.
 _MAX_DIGITS = 19
@@ -166,11 +168,12 @@ def _columns(names: list[bytes]) -> list[list[bytes]]:
         for number in set(columns[index]):
             if _NUMBER.fullmatch(number) is None:
                 raise Unreadable(f"the name of a field has {number[:40]!r} instead of a number")
+    # Names that decoding and escaping do not change are the usual case. They stay as they are.
     if not (
         text.isascii()
         and len(text.translate(None, _SPECIAL)) == len(text)
         and max(map(len, names)) <= LONGEST_NAME
-        and _UNNAMED not in text
+        and _RESERVED not in text
     ):
         for index in _TEXTS:
             texts = {raw: _text(raw) for raw in set(columns[index])}
