@@ -477,5 +477,5 @@ class TestCorruption:
         redis_client.delete(KEYS.state(shard_of("user:1", 64), "user:1"))
         redis_client.config_resetstat()
         ask(limit())
-        commands = {name.removeprefix("cmdstat_") for name in redis_client.info("commandstats")}
-        assert commands - {"config|resetstat", "evalsha", "script|load"} == {"mget", "set"}
+        commands = {name.removeprefix("cmdstat_").partition("|")[0] for name in redis_client.info("commandstats")}
+        assert commands - {"config", "evalsha", "script", "info"} == {"mget", "set"}
