@@ -15,14 +15,13 @@ from zlib import crc32
 from django.db import connections, transaction
 from django.utils import timezone
 
+from ratelimits.models.gaps import DurabilityGap, GapKind
 from ratelimits.models.ledger import (
     COUNTERS,
     LINES_PER_BATCH,
     SUBJECT,
     ArchivedRange,
     Batch,
-    DurabilityGap,
-    GapKind,
     Line,
     QuarantinedBatch,
     ShardState,

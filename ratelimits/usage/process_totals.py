@@ -23,7 +23,8 @@ from ratelimits.conf import conf
 from ratelimits.engine.keys import ANONYMOUS, BIN_SECONDS
 from ratelimits.engine.server import Server
 from ratelimits.engine.spent import Uncounted, uncounted
-from ratelimits.models.ledger import DurabilityGap, GapKind, ProcessTotal, ShardState
+from ratelimits.models.gaps import DurabilityGap, GapKind, ProcessTotal
+from ratelimits.models.ledger import ShardState
 from ratelimits.usage.gaps import note_changes
 
 if TYPE_CHECKING:

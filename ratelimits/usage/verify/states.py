@@ -13,7 +13,8 @@ from typing import Any
 
 from django.db.models import Count, Max, Min, OuterRef, Q, Subquery
 
-from ratelimits.models.ledger import ArchivedRange, Batch, DurabilityGap, GapKind, QuarantinedBatch, ShardState
+from ratelimits.models.gaps import DurabilityGap, GapKind
+from ratelimits.models.ledger import ArchivedRange, Batch, QuarantinedBatch, ShardState
 from ratelimits.usage.watermark import TOLERANCE
 
 

@@ -1,0 +1,103 @@
+"""What the ledger may lack: declared gaps, and the totals that processes count by themselves.
+
+Moments are in microseconds since 1970 UTC, and bins in seconds since 1970 UTC, by the clock of Redis.
+"""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.models.ledger import moment
+
+
+class GapKind(models.TextChoices):
+    """The reason why usage may be missing."""
+
+    RESTART = "restart", _("the server restarted or was replaced")
+    INCARNATION = "incarnation", _("counting began anew")
+    MISSING = "missing", _("batches are missing")
+    ROLLBACK = "rollback", _("the server's data went back to an older state")
+    WIPE = "wipe", _("the server's data was wiped")
+    SUM = "sum", _("the running sum does not continue")
+    FORK = "fork", _("a batch came again with less in it")
+    UNKNOWN = "unknown", _("replies were lost")
+    UNMETERED = "unmetered", _("requests were admitted unmetered")
+    UNREPORTED = "unreported", _("a process ended before it counted all requests")
+    FORCED = "forced", _("a period was closed before its usage was complete")
+    CLOCK = "clock", _("the server's clock was ahead")
+
+
+class DurabilityGap(models.Model):
+    """A declaration that usage of a shard may be missing from the ledger, between two moments."""
+
+    #: Text that identifies the event which caused the gap. Each event has one text, so no gap is declared twice.
+    event = models.CharField(_("event"), max_length=300, unique=True)
+    kind = models.CharField(_("kind"), max_length=16, choices=GapKind.choices)
+    shard = models.PositiveIntegerField(_("shard"), null=True, blank=True, help_text=_("Empty for all shards."))
+    account = models.CharField(
+        _("account"), max_length=255, blank=True, help_text=_("Empty for all accounts of the shard.")
+    )
+    incarnation = models.CharField(_("incarnation"), max_length=64, blank=True)
+    first_seq = models.BigIntegerField(_("first batch"), null=True, blank=True)
+    last_seq = models.BigIntegerField(_("last batch"), null=True, blank=True)
+    since = models.BigIntegerField(_("since (µs)"))
+    until = models.BigIntegerField(_("until (µs)"))
+    fsync = models.CharField(_("fsync policy"), max_length=16, blank=True)
+    units = models.BigIntegerField(_("units known to be missing"), null=True, blank=True)
+    detail = models.TextField(_("detail"), blank=True)
+    declared_at = models.DateTimeField(_("declared at"), auto_now_add=True)
+    recovered_at = models.DateTimeField(_("recovered at"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("durability gap")
+        verbose_name_plural = _("durability gaps")
+        indexes = [models.Index(fields=["shard", "until"], name="ratelimits_gap_shard")]
+
+    def __str__(self) -> str:
+        return f"{self.get_kind_display()}: {moment(self.since):%Y-%m-%d %H:%M:%S} – {moment(self.until):%H:%M:%S} UTC"
+
+
+class GapChange(models.Model):
+    """A mark that a gap was declared or changed. Final reports must still be compared with the gap."""
+
+    gap = models.ForeignKey(
+        DurabilityGap, models.CASCADE, related_name="+", db_constraint=False, verbose_name=_("durability gap")
+    )
+
+    class Meta:
+        verbose_name = _("change of a durability gap")
+        verbose_name_plural = _("changes of durability gaps")
+
+    def __str__(self) -> str:
+        return str(self.gap)
+
+
+class ProcessTotal(models.Model):
+    """A total of requests and units that one process counted by itself. A write replaces the total by a newer one.
+
+    If `process` is empty, the row has the sum over all processes.
+    """
+
+    process = models.CharField(_("process"), max_length=64)
+    #: What happened to the requests: "admitted", "blocked", "exempt", "unmetered", "unanswered" or "unreported".
+    kind = models.CharField(_("kind"), max_length=16)
+    account = models.CharField(_("account"), max_length=255, blank=True)
+    key = models.CharField(_("key"), max_length=255)
+    meter = models.CharField(_("meter"), max_length=255)
+    bin = models.BigIntegerField(_("bin (start, in s)"))
+    requests = models.BigIntegerField(_("requests"))
+    units = models.BigIntegerField(_("units"))
+
+    class Meta:
+        verbose_name = _("total of a process")
+        verbose_name_plural = _("totals of processes")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["account", "bin", "kind", "key", "meter", "process"], name="ratelimits_process_total"
+            )
+        ]
+        indexes = [models.Index(fields=["kind", "bin"], name="ratelimits_process_total_bin")]
+
+    def __str__(self) -> str:
+        return f"{self.process} {self.kind} {self.key}"
