@@ -13,7 +13,7 @@ from ratelimits.conf import conf
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.logs import bounded
 from ratelimits.models import DurabilityGap, QuarantinedBatch, ShardState
-from ratelimits.models.gaps import ProcessTotal
+from ratelimits.models.ledger.gaps import ProcessTotal
 from ratelimits.status.redis_state import read_redis
 
 logger = bounded(__name__)

@@ -15,7 +15,6 @@ from zlib import crc32
 from django.db import connections, transaction
 from django.utils import timezone
 
-from ratelimits.models.gaps import DurabilityGap, GapKind
 from ratelimits.models.ledger import (
     COUNTERS,
     LINES_PER_BATCH,
@@ -26,6 +25,7 @@ from ratelimits.models.ledger import (
     QuarantinedBatch,
     ShardState,
 )
+from ratelimits.models.ledger.gaps import DurabilityGap, GapKind
 from ratelimits.usage import crash, gaps
 from ratelimits.usage.packet import DIGEST_BYTES, Packet, chained, values
 

@@ -14,8 +14,8 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Q, QuerySet
 
-from ratelimits.models.gaps import DurabilityGap, GapChange, GapKind
 from ratelimits.models.ledger import ArchivedRange, Batch, QuarantinedBatch, ShardState
+from ratelimits.models.ledger.gaps import DurabilityGap, GapChange, GapKind
 from ratelimits.usage.packet import CUM_MODULUS, Packet
 from ratelimits.usage.pending import PendingBatches
 

@@ -23,8 +23,8 @@ from ratelimits.conf import conf
 from ratelimits.engine.keys import ANONYMOUS, BIN_SECONDS
 from ratelimits.engine.server import Server
 from ratelimits.engine.spent import Uncounted, uncounted
-from ratelimits.models.gaps import DurabilityGap, GapKind, ProcessTotal
 from ratelimits.models.ledger import ShardState
+from ratelimits.models.ledger.gaps import DurabilityGap, GapKind, ProcessTotal
 from ratelimits.usage.gaps import note_changes
 
 if TYPE_CHECKING:

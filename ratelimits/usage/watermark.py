@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 
 from django.db import transaction
 
-from ratelimits.models.gaps import GapKind
 from ratelimits.models.ledger import Batch, ShardState, moment
+from ratelimits.models.ledger.gaps import GapKind
 from ratelimits.usage import crash, gaps
 from ratelimits.usage.pending import PendingBatches
 

@@ -39,7 +39,7 @@ from ratelimits.engine.transport.breaker import FAILURES
 from ratelimits.engine.transport.multiplexed import Multiplexed
 from ratelimits.identity import Identity
 from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch
-from ratelimits.models.gaps import GapKind
+from ratelimits.models.ledger.gaps import GapKind
 from ratelimits.outbound import WaitTooLong, permits
 from ratelimits.quota import checking
 from ratelimits.quota.deny_cache import DenyCache, send

@@ -16,7 +16,7 @@ from ratelimits import engine
 from ratelimits.engine import NotSent, Unanswered
 from ratelimits.engine.server import current_server
 from ratelimits.models import Batch, DurabilityGap, Line
-from ratelimits.models.gaps import GapKind
+from ratelimits.models.ledger.gaps import GapKind
 from tests.support.engine.asking import KEYS, home, limit, usage
 from tests.support.eventually import PATIENCE
 from tests.support.sentinel import Watched

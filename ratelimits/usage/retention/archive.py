@@ -25,8 +25,8 @@ from django.db import connections, transaction
 from django.db.models import F, Min, Q, QuerySet
 from django.utils import timezone
 
-from ratelimits.models.gaps import ProcessTotal
 from ratelimits.models.ledger import COUNTERS, SUBJECT, ArchivedRange, Batch, Line, ShardState
+from ratelimits.models.ledger.gaps import ProcessTotal
 from ratelimits.models.reports import PeriodUsage
 from ratelimits.progress import Progress
 from ratelimits.usage.apply import write_lines

@@ -13,8 +13,8 @@ from django.db.models import Exists, F, OuterRef, Q
 
 from ratelimits import signatures
 from ratelimits.conf import conf
-from ratelimits.models.gaps import DurabilityGap, GapKind
 from ratelimits.models.ledger import COUNTERS, LINES_PER_BATCH, SUBJECT, ArchivedRange, Batch, Line, ShardState
+from ratelimits.models.ledger.gaps import DurabilityGap, GapKind
 from ratelimits.usage.packet import CUM_MODULUS, canonical, chained, checksum, content_digester, header_of
 from ratelimits.usage.retention.compact import signed_text
 from ratelimits.usage.verify.states import verify_states

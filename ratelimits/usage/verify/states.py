@@ -13,8 +13,8 @@ from typing import Any
 
 from django.db.models import Count, Max, Min, OuterRef, Q, Subquery
 
-from ratelimits.models.gaps import DurabilityGap, GapKind
 from ratelimits.models.ledger import ArchivedRange, Batch, QuarantinedBatch, ShardState
+from ratelimits.models.ledger.gaps import DurabilityGap, GapKind
 from ratelimits.usage.watermark import TOLERANCE
 
 
