@@ -17,7 +17,7 @@ local function is_lost(needs_state, last, start, now)
     -- If the clock has stepped back, `data_since` is later than now, and every state would seem to be older than the
     -- data. Then the data begins now.
     if stored[1] ~= run or tonumber(stored[2]) > now then
-      stored[2] = int(now)
+      stored[2] = string.format('%.0f', now)
       redis.call('HSET', meta, 'data_run', run, 'data_since', stored[2])
     end
     data_since = tonumber(stored[2])

@@ -52,9 +52,6 @@ local function intervals(whole, part, q, r, n, m)
   error('the numbers of a state do not fit together: reset the key')
 end
 
--- Returns a whole number as text, with all its digits.
-local function int(x) return string.format('%.0f', x) end
-
 -- Returns functions for exact numbers above 2^53. (A function with the line "--@rarely" is defined only when it is
 -- called.)
 --@rarely

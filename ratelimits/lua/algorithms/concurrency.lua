@@ -64,7 +64,7 @@ local function announce(redis_key, retry, terms)
   elseif terms ~= terms_before then
     terms = ASK_AGAIN
   end
-  redis.pcall('SET', key, int(count + 1) .. ' ' .. terms, 'PX', math.ceil(retry / 1000))
+  redis.pcall('SET', key, string.format('%.0f %s', count + 1, terms), 'PX', math.ceil(retry / 1000))
 end
 
 -- Removes all leases, also those that belong to nobody.
@@ -109,7 +109,7 @@ local function lease_functions()
 
   -- Returns the number of permits of all stored leases whose expiry is `t` or earlier.
   local function permits_ending_by(l, t)
-    local count = redis.call('ZCOUNT', l.redis_key, '-inf', int(t))
+    local count = redis.call('ZCOUNT', l.redis_key, '-inf', t)
     for_each_power(l.powers, function(letter, power)
       -- ';' is the next character after ':'. So `last` comes after all members with the expiry `t`.
       local last = letter .. string.format('%016.0f', t) .. ';'
@@ -135,7 +135,7 @@ local function lease_functions()
     local size = redis.call('ZCARD', l.redis_key)
     local first, last = 0, math.min(need, size) - 1
     local function expiry(rank)
-      return tonumber(redis.call('ZRANGE', l.redis_key, int(rank), int(rank), 'WITHSCORES')[2])
+      return tonumber(redis.call('ZRANGE', l.redis_key, rank, rank, 'WITHSCORES')[2])
     end
     if last < 0 or permits_ending_by(l, expiry(last)) < need then
       error('the leases of a limit are fewer than its count: reset the key')
@@ -180,8 +180,7 @@ local function lease_functions()
   -- Removes some of the ended leases. A charge removes more leases than it adds, so the number of ended leases does not
   -- grow without limit.
   local function remove_ended(l)
-    local by = int(at - l.base)
-    local ended = redis.call('ZRANGEBYSCORE', l.redis_key, '-inf', by, 'WITHSCORES', 'LIMIT', 0, MAX_REMOVED)
+    local ended = redis.call('ZRANGEBYSCORE', l.redis_key, '-inf', at - l.base, 'WITHSCORES', 'LIMIT', 0, MAX_REMOVED)
     for i = 1, #ended, 2 do
       l.ended_permits = l.ended_permits - permits_of(ended[i])
       remove_lease(l, ended[i], tonumber(ended[i + 1]))
@@ -198,16 +197,17 @@ local function lease_functions()
     end
     if expiry < l.oldest then l.oldest = expiry end
     if l.newest >= 0 and expiry > l.newest then l.newest = expiry end
-    redis.call('ZADD', l.redis_key, int(expiry), member)
+    redis.call('ZADD', l.redis_key, expiry, member)
     l.stored_permits, l.live_permits = l.stored_permits + count, l.live_permits + count
   end
 
   -- Adds a lease that is not plain.
   local function add_lease(l, name, count, expiry)
-    local label = int(l.next_number) .. ':' .. int(count)
+    local number = string.format('%.0f', l.next_number)
+    local label = string.format('%s:%.0f', number, count)
     add_member(l, label .. ':' .. name, count, expiry)
     redis.call('ZADD', l.redis_key .. '${details}', 0, '@' .. name .. ':' .. label)
-    for_each_member(int(l.next_number), count, expiry, function(other_member, power)
+    for_each_member(number, count, expiry, function(other_member, power)
       redis.call('ZADD', l.redis_key .. '${details}', 0, other_member)
       if l.powers % (2 * power) < power then l.powers = l.powers + power end
     end)
@@ -227,7 +227,7 @@ local function lease_functions()
     local given, gives_leases = 0, version == 'any' or version == string.match(head or '', '^%d+')
     while given < count and given < waiting and (not gives_leases or l.live_permits < capacity) do
       -- No other lease has this name: a number is not used again at one moment.
-      local name = gives_leases and int(at) .. '~' .. int(l.next_number) or '1'
+      local name = gives_leases and string.format('%.0f~%.0f', at, l.next_number) or '1'
       local size = redis.pcall('RPUSH', freed, name)
       if type(size) ~= 'number' then break end
       given = given + 1
@@ -240,18 +240,21 @@ local function lease_functions()
       -- The list expires before each of its leases ends.
       if size == 1 then redis.pcall('PEXPIRE', freed, math.max(math.floor(lease_ttl / 1000), 1)) end
     end
-    if given > 0 then redis.pcall('SET', key, int(waiting - given) .. string.match(value, ' .*'), 'KEEPTTL') end
+    if given > 0 then
+      local left = string.format('%.0f%s', waiting - given, string.match(value, ' .*'))
+      redis.pcall('SET', key, left, 'KEEPTTL')
+    end
   end
 
   -- Ends the first `count` leases in ${freed}. The callers for whom these leases were made may still wait. So this
   -- function announces these callers again.
   local function take_unclaimed(l, count)
     local freed = l.redis_key .. '${freed}'
-    for _, name in ipairs(redis.call('LRANGE', freed, 0, int(count - 1))) do
+    for _, name in ipairs(redis.call('LRANGE', freed, 0, count - 1)) do
       remove_lease(l, '=' .. name, tonumber(redis.call('ZSCORE', l.redis_key, '=' .. name)))
       rarely().announce(l.redis_key, l.lease_ttl)
     end
-    redis.call('LTRIM', freed, int(count), -1)
+    redis.call('LTRIM', freed, count, -1)
   end
 
   -- Returns two lists: the leases with the request's name that have not ended, the oldest first, and their expiries.
