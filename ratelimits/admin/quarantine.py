@@ -14,6 +14,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.admin.readonly import ReadOnlyAdmin
+from ratelimits.admin.reports.lines import database_of
 from ratelimits.models import QuarantinedBatch
 from ratelimits.models.ledger import COUNTERS, SUBJECT
 from ratelimits.usage import resolve
@@ -58,7 +59,7 @@ class QuarantinedBatchAdmin(ReadOnlyAdmin):
         if quarantined.resolved_at is not None:
             return "–"
         try:
-            lines = resolve.missing_lines(quarantined._state.db or "default", quarantined)
+            lines = resolve.missing_lines(database_of(quarantined), quarantined)
         except resolve.UnresolvableError as error:
             return str(error)
         if not lines:

@@ -137,7 +137,8 @@ class StateLines:
     def finds_other_types_late(self) -> bool:
         """Return whether the script notices a Redis key of another type only when it writes the state.
 
-        This saves a command at the first request of a limit. It is possible if the script writes nothing else before.
+        This saves a command at the first request of a limit. It is possible if nothing is charged or counted before the
+        write: the call has one packed state, and its limits have no own keys.
         """
         one_key = len(self.state_keys) == 1 and not any(limit.own_key for limit in self.shape.limits)
         return one_key and self.shape.op == "try" and not self.shape.general

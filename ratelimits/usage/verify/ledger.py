@@ -61,10 +61,11 @@ def _verify_strays(using: str) -> Iterator[str]:
     for pk, batch, account, key, meter in rows.values_list("pk", "batch_id", "account", "key", "meter").iterator(
         _ROWS_PER_READ
     ):
-        yield (
-            f"line {pk} ({account} {key} {meter}) has the primary key of a line of batch row {pk // LINES_PER_BATCH},"
-            f" but names batch row {batch}: both must be the same, and the batch must exist"
-        )
+        name, row = f"line {pk} ({account} {key} {meter})", pk // LINES_PER_BATCH
+        if row == batch:
+            yield f"{name} belongs to batch row {batch}, which does not exist"
+        else:
+            yield f"{name} names batch row {batch}, but has the primary key of a line of batch row {row}"
 
 
 class _BatchReplaced(Exception):
@@ -180,5 +181,7 @@ def _verify_start(using: str, batch: Batch) -> Iterator[str]:
     if batch.first_position != position + 1:
         yield f"the chain of shard {batch.shard:02d} begins at position {batch.first_position}, not at {position + 1}"
     if batch.previous_digest != digest:
-        before = "the archive" if archived is not None else "an empty chain"
-        yield f"batch {batch} does not continue the digest of {before}"
+        if archived is not None:
+            yield f"batch {batch} does not continue the digest at the end of the archive"
+        else:
+            yield f"batch {batch} begins the chain, but continues the digest of an earlier batch"

@@ -46,6 +46,15 @@ def second_batch() -> Batch:
         (lambda: Batch.objects.filter(position=2).update(cum=F("cum") + 1), "do not match its digest"),
         (lambda: Batch.objects.filter(position=2).delete(), "positions 2 to 2"),
         (lambda: Batch.objects.filter(position=1).delete(), "begins at position 2, not at 1"),
+        (
+            lambda: Batch.objects.filter(position=1).delete(),
+            "begins the chain, but continues the digest of an earlier batch",
+        ),
+        (
+            lambda: Line.objects.filter(admitted_units=20).update(batch_id=10**6),
+            "names batch row 1000000, but has the primary key of a line of batch row",
+        ),
+        (lambda: Batch.objects.filter(position=2)._raw_delete("default"), "which does not exist"),
         (lambda: Batch.objects.filter(position=2).update(digest="0" * 64), "does not match its content"),
     ],
 )
