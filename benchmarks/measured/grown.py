@@ -143,10 +143,10 @@ def _load_all() -> Any:
     """Read the rows about the keys of all shards."""
     from ratelimits import rules
     from ratelimits.models.versions import KEY_SHARDS
-    from ratelimits.rules import loader
+    from ratelimits.rules import query_thread
     from ratelimits.rules.snapshot import MissingRows
 
-    loader.PATIENCE = 600.0  # seconds: a request reads only one shard and has less time
+    query_thread.PATIENCE = 600.0  # seconds: a request reads only one shard and has less time
     every = frozenset(range(KEY_SHARDS))
     snapshot = asyncio.run(rules._loader.aload(MissingRows(every)))
     snapshot._with_rows(every)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ratelimits.models.rules import Rule
 from ratelimits.rules import groups
-from ratelimits.rules.loader import RulesUnavailable
+from ratelimits.rules.query_thread import RulesUnavailable
 from ratelimits.rules.rows import rule_row
 from ratelimits.rules.selection import AppliedRule
 from ratelimits.rules.snapshot import MissingRows, Snapshot

@@ -1,22 +1,18 @@
-"""Read the rules from the database, in a separate thread with a separate connection.
+"""Keep the newest snapshot of the rules in a process.
 
-The connection of a request cannot be used, because a request can be in a transaction. In this transaction, the process
-could read old rules, or an edit that is not committed yet.
+The rules are read in a separate thread with a separate connection. The connection of a request cannot be used, because
+a request can be in a transaction. In this transaction, the process could read old rules, or an edit that is not
+committed yet.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, TypeVar
-
-from django.db import Error as DatabaseError
-from django.db import connections
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
 from ratelimits.conf import conf
 from ratelimits.engine.publish import publications
@@ -24,6 +20,7 @@ from ratelimits.logs import bounded
 from ratelimits.models.testcase import tests
 from ratelimits.models.versions import ConfigVersion
 from ratelimits.rules import groups, keyed, ledger, rows
+from ratelimits.rules.query_thread import QueryThread, RulesUnavailable
 from ratelimits.rules.snapshot import MissingRows, Snapshot
 
 logger = bounded(__name__)
@@ -34,17 +31,11 @@ R = TypeVar("R")
 #: other rules. If the function has made the given `Rows` itself, it returns them unchanged.
 Override = Callable[[rows.Rows], rows.Rows]
 
-#: Maximum number of seconds to wait for the reply to one query.
-PATIENCE = 5.0
 #: For this time (µs) after a failure, the database is not asked again. (A reload without a minimum version does ask.)
 #: While Redis has a newer version than the database, this is also the time until the next refresh.
 _PAUSE = 1_000_000
 #: If the clock steps back by more than this time (µs), the snapshot is made again.
 _STEP = 1_000_000
-
-
-class RulesUnavailable(Exception):
-    """The rules could not be read from the database, and this process has no rules that are new enough."""
 
 
 def _now() -> int:
@@ -72,17 +63,16 @@ class Loader:
         self._newer_in_redis = 0
         #: The last value of `_newer_in_redis` that was logged.
         self._logged_newer = 0
+        self._thread = QueryThread()
         self._begin()
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        #: Start of the query that runs now, in seconds of the monotonic clock; None if no query runs.
-        self._query_began_at: float | None = None
         self._lock = threading.Lock()
         #: What the waiting jobs of the thread need: all rows of these shards, and the groups of these users.
         self._wanted: set[int] = set()
         self._wanted_users: set[str] = set()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ratelimits-rules")
+        self._thread.restart()
 
     def current(self) -> Snapshot:
         """Return the rules in force. The first call reads them, and raises RulesUnavailable if this fails.
@@ -94,7 +84,7 @@ class Loader:
         # Do not call `_now` here: this line runs at every decision, and a call would make it slower.
         current, now = self._current, time.time_ns() // 1000 if self._clock is _now else self._clock()
         if current is None:
-            return self._wait(self._submit(self._load, 0))
+            return self._thread.wait(self._submit(self._load, 0))
         # Do not call `min` here, for the same reason.
         if current.seen_at - _STEP <= now < current.good_until and now < self._refresh_at:
             return current
@@ -105,7 +95,7 @@ class Loader:
         if tests.possible:
             self._follow_test()
         if self._current is None:
-            return await self._await(self._submit(self._load, 0))
+            return await self._thread.wait_async(self._submit(self._load, 0))
         return self.current()
 
     def in_memory(self) -> Snapshot | None:
@@ -121,25 +111,25 @@ class Loader:
         """
         if tests.possible:
             self._follow_test()
-        return self._wait(self._submit(self._load, minimum_version))
+        return self._thread.wait(self._submit(self._load, minimum_version))
 
     async def areload(self, minimum_version: int | None = None) -> Snapshot:
         """Do the same as `reload`, in async code."""
         if tests.possible:
             self._follow_test()
-        return await self._await(self._submit(self._load, minimum_version))
+        return await self._thread.wait_async(self._submit(self._load, minimum_version))
 
     async def aload(self, missing: MissingRows) -> Snapshot:
         """Read the rows in `missing`, and return a snapshot that contains them."""
-        return await self._await(self._submit_missing(missing))
+        return await self._thread.wait_async(self._submit_missing(missing))
 
     def ledger_usage(self, query: ledger.LedgerQuery) -> int:
         """Return the usage that a query of the ledger finds. Raise RulesUnavailable if the database cannot be asked."""
-        return self._wait(self._submit(self._ledger_usage, query))
+        return self._thread.wait(self._submit(self._ledger_usage, query))
 
     async def aledger_usage(self, query: ledger.LedgerQuery) -> int:
         """Do the same as `ledger_usage`, in async code."""
-        return await self._await(self._submit(self._ledger_usage, query))
+        return await self._thread.wait_async(self._submit(self._ledger_usage, query))
 
     def _ledger_usage(self, query: ledger.LedgerQuery) -> int:
         return self._query(lambda: ledger.read(query))
@@ -182,7 +172,7 @@ class Loader:
         with self._lock:
             if now >= self._refresh_at or now < current.seen_at - _STEP:
                 self._refresh_at = now + self._interval()
-                self._start(self._refresh)
+                self._thread.try_to_submit(self._refresh)
             if self._current is current and not current.seen_at - _STEP <= now < current.good_until:
                 self._current = self._snapshot_of(current.rows, versioned=current.versioned)
             return self._current or current
@@ -202,7 +192,7 @@ class Loader:
 
     def _snapshot_of(self, current: rows.Rows, *, versioned: bool) -> Snapshot:
         return Snapshot(
-            current, self._clock, lambda missing: self._wait(self._submit_missing(missing)), versioned=versioned
+            current, self._clock, lambda missing: self._thread.wait(self._submit_missing(missing)), versioned=versioned
         )
 
     def _interval(self) -> int:
@@ -221,60 +211,12 @@ class Loader:
             failed_at, message = self._failure
             if self._clock() - failed_at < _PAUSE:
                 raise RulesUnavailable(message)
-        future = self._start(job, argument)
-        if future is None:
-            raise RulesUnavailable(
-                "the process cannot start a thread to read the rules: it is ending, or it has too many threads"
-            )
-        return future
-
-    def _start(self, job: Callable[..., R], *arguments: Any) -> Future[R] | None:
-        """Run a job in the thread. Return None if there is no thread, for example when the process ends."""
-        try:
-            return self._thread.submit(job, *arguments)
-        except RuntimeError as error:
-            logger.warning("The rules are not read: %s", error)
-            return None
+        return self._thread.submit(job, argument)
 
     def _submit_missing(self, missing: MissingRows) -> Future[Snapshot]:
         self._wanted.update(missing.shards)
         self._wanted_users.update(missing.users)
         return self._submit(self._load_missing, missing)
-
-    def _wait(self, future: Future[R]) -> R:
-        """Wait for a job of the thread. Raise RulesUnavailable if one query takes longer than PATIENCE seconds.
-
-        Only the time of a query counts, not the time before the thread begins the job.
-        """
-        while True:
-            try:
-                return future.result(self._patience_left())
-            except TimeoutError:
-                if not future.done() and self._patience_left() <= 0:
-                    raise RulesUnavailable(f"the database did not answer within {PATIENCE:g} s") from None
-
-    async def _await(self, future: Future[R]) -> R:
-        """Do the same as `_wait`, in async code."""
-        answer = asyncio.wrap_future(future)
-        # asyncio logs an error that no code has read. Read the error here, because a cancelled caller does not read it.
-        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-        while not (await asyncio.wait([answer], timeout=self._patience_left()))[0]:
-            if not future.done() and self._patience_left() <= 0:
-                raise RulesUnavailable(f"the database did not answer within {PATIENCE:g} s")
-        return answer.result()
-
-    def _patience_left(self) -> float:
-        """Return how many seconds the database has left to answer the query that runs now."""
-        began_at = self._query_began_at
-        return PATIENCE if began_at is None else max(began_at + PATIENCE - time.monotonic(), 0)
-
-    def _timed(self, execute: Callable[..., R], *args: Any) -> R:
-        """Run a statement, and note when it began. Runs in the thread."""
-        self._query_began_at = time.monotonic()
-        try:
-            return execute(*args)
-        finally:
-            self._query_began_at = None
 
     def _load(self, minimum_version: int | None) -> Snapshot:
         """Update the rows if no other job has done this in the meantime. Runs in the thread."""
@@ -360,37 +302,12 @@ class Loader:
         rows_read = rows.read(conf.DATABASE, current)
         return rows_read if self._override is None else self._override(rows_read)
 
-    def _query(self, query: Callable[[], R], other_database: str | None = None) -> R:
-        """Return the result of a function that makes queries. Raise RulesUnavailable if a database cannot be asked.
-
-        The function can use the database of the rules, and `other_database`.
-        """
+    def _query(self, make_queries: Callable[[], R], other_database: str | None = None) -> R:
+        """Return the result of `QueryThread.query`. If it raises RulesUnavailable, note the failure."""
         try:
-            with ExitStack() as stack:
-                for alias in dict.fromkeys((conf.DATABASE, other_database or conf.DATABASE)):
-                    stack.enter_context(self._connected(alias))
-                answer = query()
-        except (DatabaseError, ArithmeticError, TypeError, ValueError) as error:
-            # SQLite allows text in a column of numbers. Then Django raises one of the last three errors.
-            hint = "is it up, and was `manage.py migrate` run?"
-            if not isinstance(error, DatabaseError):
-                hint = "correct the row that raw SQL wrote"
-            message = f"the rules cannot be read from the database {conf.DATABASE!r}: {error}; {hint}"
-            self._failure = self._clock(), message
-            raise RulesUnavailable(message) from error
+            result = self._thread.query(make_queries, other_database)
+        except RulesUnavailable as error:
+            self._failure = self._clock(), str(error)
+            raise
         self._failure = None
-        return answer
-
-    @contextmanager
-    def _connected(self, alias: str) -> Iterator[None]:
-        """Connect this thread to a database, time each of its queries, and close the connection at the end."""
-        borrowed = False  # Whether a test has lent its own connection, which must stay open.
-        try:
-            with tests.connection(alias) if alias == conf.DATABASE else nullcontext(False) as borrowed:
-                connection = connections[alias]
-                self._timed(connection.ensure_connection)
-                with connection.execute_wrapper(self._timed):
-                    yield
-        finally:
-            if not borrowed:
-                connections[alias].close()
+        return result

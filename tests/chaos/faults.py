@@ -19,7 +19,7 @@ from django.db.models import F
 
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.models import ConfigVersion, Rule
-from ratelimits.rules.loader import PATIENCE
+from ratelimits.rules.query_thread import PATIENCE
 from tests.chaos.clocks import Clock
 from tests.chaos.compared import STEP
 from tests.chaos.load import TIMEOUT, Load

@@ -25,7 +25,7 @@ from ratelimits.engine.transport.idle import IDLE_CONNECTIONS
 from ratelimits.identity import Identity
 from ratelimits.quota import checking
 from ratelimits.quota.answers.answer import Answer
-from ratelimits.rules import loader
+from ratelimits.rules import query_thread
 from ratelimits.throttling import QuotaThrottle
 from tests.support.entry_points import begin_afresh
 from tests.support.rows import rule
@@ -55,7 +55,7 @@ def _used_up(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
     """Use up a limit that all requests share; no process repeats a refusal from memory."""
     begin_afresh(monkeypatch)
     # A busy machine may keep a thousand threads waiting for the rules. The database must not count as away.
-    monkeypatch.setattr(loader, "PATIENCE", 60)
+    monkeypatch.setattr(query_thread, "PATIENCE", 60)
     settings.RATELIMITS = {**settings.RATELIMITS, "DENY_CACHE_SECONDS": 0}
     rule("all", "token_bucket", capacity=10, rate=1, period=86_400, key_kind="global")
     assert [checking.check(someone(0)).allowed for _ in range(11)] == [True] * 10 + [False]

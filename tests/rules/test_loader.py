@@ -14,7 +14,8 @@ from ratelimits import rules
 from ratelimits.identity import Identity
 from ratelimits.models import Account, ConfigVersion, KeyOverride, Plan, PlanMembership, Rule
 from ratelimits.models.keys import key_shard
-from ratelimits.rules.loader import Loader, RulesUnavailable
+from ratelimits.rules.loader import Loader
+from ratelimits.rules.query_thread import RulesUnavailable
 from tests.rules.conftest import Clock
 from tests.support.rows import rule
 
@@ -353,7 +354,7 @@ class TestPatience:
         with ThreadPoolExecutor(1) as others:
             try:
                 with monkeypatch.context() as impatient:
-                    impatient.setattr("ratelimits.rules.loader.PATIENCE", 0.02)
+                    impatient.setattr("ratelimits.rules.query_thread.PATIENCE", 0.02)
                     asked = others.submit(ask)
                     assert not wait([asked], timeout=0.2).done
             finally:
@@ -370,7 +371,7 @@ class TestPatience:
                 return read(using)
 
         monkeypatch.setattr(ConfigVersion, "read", slowly)
-        monkeypatch.setattr("ratelimits.rules.loader.PATIENCE", 0.02)
+        monkeypatch.setattr("ratelimits.rules.query_thread.PATIENCE", 0.02)
         try:
             with pytest.raises(RulesUnavailable, match="the database did not answer within"):
                 ask()
