@@ -14,7 +14,8 @@ from ratelimits.algorithms import calendar
 from ratelimits.models.fields.validity import END_NOT_AFTER_START, overlapping, validate_period
 from ratelimits.models.history import History
 from ratelimits.models.keys import derived_shard, validate_key
-from ratelimits.models.versions import Edit, Tombstone, Versioned
+from ratelimits.models.versioned import Versioned
+from ratelimits.models.versions import Edit, Tombstone
 from ratelimits.pricing.money import minor_digits
 
 

@@ -15,7 +15,8 @@ from ratelimits.models.history import History, end_now
 from ratelimits.models.keys import derived_shard, validate_key
 from ratelimits.models.rules import Rule
 from ratelimits.models.validation import rules as validation
-from ratelimits.models.versions import Edit, Tombstone, Versioned
+from ratelimits.models.versioned import Versioned
+from ratelimits.models.versions import Edit, Tombstone
 
 
 class KeyOverride(Versioned):

@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.models.accounts import Plan
 from ratelimits.models.history import History
-from ratelimits.models.versions import Versioned
+from ratelimits.models.versioned import Versioned
 from ratelimits.pricing import tiers
 from ratelimits.pricing.money import ZERO, written
 from ratelimits.pricing.prices import GRADUATED, PER_UNIT, VOLUME, Price

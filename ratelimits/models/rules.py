@@ -31,7 +31,8 @@ from ratelimits.models.rule_parts.coverage import Callers, Coverage
 from ratelimits.models.rule_parts.refusal import Refusal, RefusalStatus
 from ratelimits.models.rule_parts.start import Start
 from ratelimits.models.validation import rules as validation
-from ratelimits.models.versions import Edit, Tombstone, Versioned
+from ratelimits.models.versioned import Versioned
+from ratelimits.models.versions import Edit, Tombstone
 
 
 def _algorithm_choices() -> list[tuple[str, Any]]:

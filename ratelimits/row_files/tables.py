@@ -10,7 +10,7 @@ from typing import Any
 
 from ratelimits.formulas import restorable
 from ratelimits.models import Account, KeyOverride, Plan, PlanMembership, Rule
-from ratelimits.models.versions import Versioned
+from ratelimits.models.versioned import Versioned
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from ratelimits.admin.changes.undoing import undoing
 from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.models import Access, Change, KeyOverride, Plan, PlanInclusion, PlanMembership, PlanPrice, Rule
 from ratelimits.models.ledger import moment
-from ratelimits.models.versions import Versioned
+from ratelimits.models.versioned import Versioned
 
 #: Number of changes on a page.
 PER_PAGE = 50

@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _
 from ratelimits.algorithms.wording import number
 from ratelimits.conf import conf
 from ratelimits.models import Plan
-from ratelimits.models.versions import Versioned
+from ratelimits.models.versioned import Versioned
 
 #: Columns that are not shown. Their values result from other columns, or from the edit itself.
 _HIDDEN = {"id", "version", "since", "counts_since", "shard"}

@@ -15,7 +15,8 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.models.access.targets import canonical, validate_target
 from ratelimits.models.fields.validity import END_NOT_AFTER_START, overlapping, validate_period
 from ratelimits.models.history import History, end_now
-from ratelimits.models.versions import Edit, Tombstone, Versioned
+from ratelimits.models.versioned import Versioned
+from ratelimits.models.versions import Edit, Tombstone
 
 
 class Access(Versioned):

@@ -22,7 +22,8 @@ from ratelimits.models.history import record
 from ratelimits.models.overrides import KeyOverride
 from ratelimits.models.prices import PlanPrice
 from ratelimits.models.rules import Rule
-from ratelimits.models.versions import Edit, Versioned, editing
+from ratelimits.models.versioned import Versioned
+from ratelimits.models.versions import Edit, editing
 from ratelimits.progress import Progress
 
 #: The change reasons in the history records of adopted rows.

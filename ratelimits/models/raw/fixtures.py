@@ -13,15 +13,8 @@ from django.db.models.signals import post_save, pre_save
 from django.dispatch import receiver
 
 from ratelimits.models.history import record
-from ratelimits.models.versions import (
-    ConfigVersion,
-    Edit,
-    Versioned,
-    edited,
-    editing,
-    publish_on_commit,
-    write_tombstones,
-)
+from ratelimits.models.versioned import Versioned, write_tombstones
+from ratelimits.models.versions import ConfigVersion, Edit, edited, editing, publish_on_commit
 
 _REASON = "loaddata"
 #: By connection: the history records that `_record_edit` added in the open transaction. The inner dict has the version

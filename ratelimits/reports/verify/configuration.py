@@ -10,7 +10,7 @@ from django.db.models import F, Max, Q
 
 from ratelimits.models import ConfigVersion
 from ratelimits.models.raw.adoption import MODELS, difference_from_history, never_recorded, with_newest_record
-from ratelimits.models.versions import Versioned
+from ratelimits.models.versioned import Versioned
 
 
 def verify_configuration(using: str, checked: Counter[str]) -> Iterator[str]:
