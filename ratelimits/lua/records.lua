@@ -18,8 +18,8 @@ local function scan(raw)
   return pos == #raw + 1 and starts or nil
 end
 
--- Returns the position four bytes before the first record with this header: from there, a format that begins with the
--- four bytes of an expiry fits. Returns nil if there is no such record, or if it is the first record of `raw`.
+-- Returns the position four bytes before the first record with this header. A format that reads an expiry (four bytes)
+-- and then this record can begin there. Returns nil if there is no such record, or if it is the first record of `raw`.
 --@rarely
 local function position(raw, header)
   local pos = 5
