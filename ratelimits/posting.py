@@ -37,11 +37,11 @@ class HttpAnswer:
 
     @property
     def summary(self) -> str:
-        """Return the status in words, for messages."""
+        """Return the status as a part of a sentence, such as "it answered 404 Not Found"."""
         return f"it answered {self.status} {http.client.responses.get(self.status, '')}".strip()
 
     def retry_after(self) -> float | None:
-        """Return how many seconds to wait, by the header Retry-After (at least 0); None without a valid header."""
+        """Return the seconds of the header Retry-After (at least 0); None if the header is missing or not valid."""
         value = (self.headers.get("Retry-After") or "").strip()
         if value.isascii() and value.isdecimal():
             return float(value)
@@ -56,14 +56,14 @@ class NotPublicError(OSError):
 
 
 class Deadline:
-    """The moment at which an exchange must be over."""
+    """The moment at which the whole answer must have arrived."""
 
     def __init__(self, seconds: float) -> None:
-        self._at = time.monotonic() + seconds
+        self._end = time.monotonic() + seconds
 
     def remaining(self) -> float:
         """Return the remaining seconds. Raise TimeoutError if no time is left."""
-        seconds = self._at - time.monotonic()
+        seconds = self._end - time.monotonic()
         if seconds <= 0:
             raise TimeoutError("timed out")
         return seconds
@@ -85,7 +85,7 @@ class _TimedReader(io.RawIOBase):
 
 
 class _TimedSocket:
-    """The methods of a socket that `http.client` uses. Each of them ends at the deadline."""
+    """The methods of a socket that `http.client` uses. Sending and reading stop at the deadline."""
 
     def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
         self._sock, self._deadline = sock, deadline
@@ -98,7 +98,7 @@ class _TimedSocket:
             unsent = unsent[self._sock.send(unsent) :]
 
     def makefile(self, _mode: str) -> BinaryIO:
-        """Return a buffered reader, like the method of a socket."""
+        """Return a buffered reader of the bytes that arrive."""
         return io.BufferedReader(_TimedReader(self._sock, self._deadline))
 
     def close(self) -> None:
@@ -107,15 +107,16 @@ class _TimedSocket:
 
 
 class Connection:
-    """A connection to the host of a URL, for one exchange. Use it as a context manager."""
+    """A connection to the host of a URL, for one request. Use it as a context manager."""
 
     def __init__(self, url: str, timeout: float, *, public_only: bool = False) -> None:
-        """Connect. Connecting and the exchange take at most `timeout` seconds together.
+        """Connect. Connecting, sending the request and reading the answer take at most `timeout` seconds together.
 
         The lookup of the host's name is not included in this time, since the system's resolver has its own time limits.
         If `public_only` is true, connect only to an address of the public internet. The check uses the addresses to
         which the socket then connects. So a name that changes its address between two lookups cannot avoid the check.
-        Raise OSError if connecting fails, and ValueError if `url` is not a URL. In both cases no request was sent.
+        Raise OSError if connecting fails, and ValueError if `url` is not a URL of http or https. In both cases no
+        request was sent.
         """
         parts = urlsplit(url)
         secure = parts.scheme == "https"
@@ -126,7 +127,7 @@ class Connection:
         self._connection = connection_class(parts.hostname, parts.port)
         addresses = socket.getaddrinfo(self._connection.host, self._connection.port, type=socket.SOCK_STREAM)
         if public_only:
-            # The last item of each row is (host, port, …).
+            # The last item of each row is (IP address, port, …).
             addresses = [row for row in addresses if is_public(str(row[4][0]))]
             if not addresses:
                 raise NotPublicError("the host has no public address (see the setting ALERT_PUBLIC_ONLY)")
@@ -150,9 +151,10 @@ class Connection:
     def post(self, content: bytes, fields: dict[str, str], *, body: bool = True) -> HttpAnswer:
         """Send a POST request and return the answer. `fields` are the request's headers.
 
-        If `body` is false, the answer's body is not read. Redirects are not followed. Raise OSError or
-        http.client.HTTPException unless the whole answer arrived. The message of the exception contains nothing of the
-        answer: people could otherwise read the first line of any server inside the network.
+        If `body` is false, the answer's body is not read. Redirects are not followed.
+
+        Raise OSError or http.client.HTTPException if the answer is not complete. The exception's message contains no
+        part of the answer. Otherwise people who can enter a URL could read data of servers inside the network.
         """
         self._connection.request("POST", self._path, content, fields)
         with http.client.HTTPResponse(self._sock, method="POST") as response:
@@ -170,8 +172,9 @@ def is_public(text: str) -> bool:
     """
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
-        # Addresses of transition mechanisms lead to the IPv4 address that they contain.
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
+        # Some IPv6 addresses contain the IPv4 address to which they lead.
+        _teredo_server, teredo_client = address.teredo or (None, None)
+        inner = address.ipv4_mapped or address.sixtofour or teredo_client
         if inner is None and address in _NAT64:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)  # the last 32 bits
         if inner is not None:

@@ -25,13 +25,13 @@ def _quota_server() -> None:
         from ratelimits.embedded import ServerStartError
         from ratelimits.testing import start_server_if_needed
 
-        with suppress(ServerStartError):  # A test that needs the server fails with this error.
+        with suppress(ServerStartError):  # A test that needs the server raises this error again.
             start_server_if_needed()
 
 
 @pytest.fixture
 def override_rules() -> Iterator[Callable[[Iterable[Mapping[str, Any] | Rule]], None]]:
-    """Return a function that takes rules. They replace the database's rules until the end of the test."""
+    """Return a function that takes rules. These rules replace the database's rules until the end of the test."""
     from ratelimits import testing
 
     with ExitStack() as stack:
@@ -44,7 +44,7 @@ def override_rules() -> Iterator[Callable[[Iterable[Mapping[str, Any] | Rule]], 
 
 @pytest.fixture
 def frozen_quota_clock() -> Iterator[FrozenClock]:
-    """Stop the time of all decisions during the test. Return the clock, which has `tick(seconds)`."""
+    """Stop the time of all decisions during the test. Return the clock, whose method `tick(seconds)` moves the time."""
     from ratelimits import testing
 
     with testing.frozen_quota_clock() as clock:

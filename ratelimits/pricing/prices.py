@@ -76,13 +76,14 @@ class Price:
         return plus(self.flat_fee, *(tier.fee for tier, _count in self._graduated(0, total)))
 
     def top_up(self, total: int) -> Decimal:
-        """Return the amount to add so that the minimum is reached; 0 if fees and units together reach it."""
+        """Return the amount by which fees and units together are below the minimum; 0 if they reach the minimum."""
         return max(minus(self.minimum, plus(self.fees(total), self.units(total))), ZERO)
 
     def parts(self, before: int, quantity: int, total: int) -> list[PricedPart]:
-        """Return one part for each unit price of `quantity` units.
+        """Divide `quantity` units into parts, with one part for each unit price.
 
-        These units come after the first `before` units, in a period with `total` units.
+        These units come after the first `before` units, in a period with `total` units. If `quantity` is below 0, the
+        parts subtract the last of the first `before` units.
         """
         if self.pricing == VOLUME:
             price = self._tier(total).unit_price
@@ -97,7 +98,10 @@ class Price:
         return parts if sign > 0 else parts[::-1]
 
     def repriced(self, before: int, total: int) -> Decimal:
-        """Return by how much the price of the first `before` units changes if the total reaches another tier."""
+        """Return the change of the price of the first `before` units if the total changes from `before` to `total`.
+
+        With volume pricing, the total can reach another tier. With other pricing, this price never changes.
+        """
         if self.pricing != VOLUME:
             return ZERO
         price_of_new_units = times(total - before, self._tier(total).unit_price)
@@ -107,7 +111,7 @@ class Price:
         return next(tier for tier in self.tiers if tier.up_to is None or total <= tier.up_to)
 
     def _graduated(self, start: int, end: int) -> Iterator[tuple[Tier, int]]:
-        """Yield the tiers of the units at positions `start` + 1 to `end`, each with how many of these units it has."""
+        """Yield each tier with units at the positions `start` + 1 to `end`, and the number of these units."""
         low = 0
         for tier in self.tiers:
             high = end if tier.up_to is None else min(tier.up_to, end)

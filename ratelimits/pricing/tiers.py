@@ -21,7 +21,7 @@ DIGITS = 15
 PLACES = 10
 #: The highest end of a tier.
 _MAX_UNITS = 10**12
-#: A line of a typed price: the end of the tier, the price of a unit, and perhaps a fee (see `_SHAPE`).
+#: A line with a tier: the end of the tier, the price of a unit, and perhaps a fee (see `_SHAPE`).
 _LINE = re.compile(r"\s*(?P<up_to>[^:]*?)\s*:\s*(?P<price>[^+]*?)\s*(?:\+\s*(?P<fee>.*?)\s*)?")
 _PRICE = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _SHAPE = 'write a tier as "1000: 0.10" (or "1000: 0.10 + 5" with a fee), and the last one as "more: 0.05"'

@@ -1,4 +1,4 @@
-"""How much of a long task is done, for a person who waits for it. The commands show it on a terminal."""
+"""Count how much of a long task is done. The commands show this count on a terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Stage(NamedTuple):
 
 
 class Progress:
-    """The stages of a task that have begun, in order. The task adds them; another thread can read them meanwhile."""
+    """The stages of a task that have begun, in order. While the task adds stages, another thread can read them."""
 
     def __init__(self) -> None:
         self.stages: list[Stage] = []

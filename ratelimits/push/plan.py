@@ -83,9 +83,9 @@ def unplanned(receiver: Receiver) -> QuerySet[Report]:
     # At `start` the month begins in the easternmost time zone. In the westernmost zone it begins 26 hours later. So a
     # period that starts in these 26 hours can still belong to the previous month.
     near_start = reports.filter(period_start__lt=start + 26 * 3600 * SECOND).order_by()
-    for at, timezone_ in near_start.values_list("period_start", "timezone").distinct():
-        if month_of(at, timezone_) < receiver.since:
-            reports = reports.exclude(period_start=at, timezone=timezone_)
+    for period_start, zone in near_start.values_list("period_start", "timezone").distinct():
+        if month_of(period_start, zone) < receiver.since:
+            reports = reports.exclude(period_start=period_start, timezone=zone)
     return reports.exclude(Exists(planned)).order_by("pk")
 
 
@@ -103,8 +103,8 @@ def deliveries(receiver: Receiver, report: Report, now: datetime) -> Iterator[Pu
 def rendered(receiver: Receiver, row: Row) -> tuple[str, str]:
     """Return the customer and the event of a line. The customer is "" if the receiver does not bill the account.
 
-    Raise ValueError if the function CUSTOMER returns neither None nor a text of at most 255 characters. Errors that
-    this function raises are not caught.
+    Raise ValueError if the function CUSTOMER returns neither None nor a text of at most 255 characters. Do not catch
+    the errors that CUSTOMER raises.
     """
     customer: object = (receiver.customer(row.account) or "") if row.account else ""
     if not isinstance(customer, str) or len(customer) > _MAX_CUSTOMER:

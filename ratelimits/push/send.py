@@ -66,7 +66,7 @@ def send(
 ) -> Counter[str]:
     """Send deliveries until none is due, a failure pauses the receiver, or `max_seconds` have passed.
 
-    Return how many deliveries changed to each state. `progress` shows how many are done.
+    Return how many deliveries changed to each state. `progress` counts the deliveries that changed.
     """
     started, last_give_up = monotonic(), float("-inf")
     changed: Counter[str] = Counter()
@@ -144,7 +144,7 @@ def _claim(receiver: Receiver, now: datetime) -> ClaimedDeliveries | None:
         if state.paused_until is not None and state.paused_until > now:
             return None
         due = waiting(receiver, now)
-        # Deliveries whose answer was lost come first: they must be repeated while the receiver still recognises them.
+        # Deliveries whose answer was lost come first: the receiver must still recognise their events.
         rows = list(due.exclude(unsure_since=None).order_by("unsure_since", "pk")[:limit])
         rows = rows or list(due.filter(unsure_since=None).order_by("pk")[:limit])
         if not rows:
@@ -237,17 +237,17 @@ def _mark_as_answering(receiver: Receiver, now: datetime) -> None:
 
 
 def _release(
-    rows: QuerySet[PushDelivery], never_sent: Collection[int], due: datetime, note: str, together: int | None
+    rows: QuerySet[PushDelivery], not_accepted: Collection[int], due: datetime, note: str, together: int | None
 ) -> None:
-    """End the claim of deliveries that were not accepted, so that they are sent again at `due`.
+    """End the claim of deliveries, so that they are sent again at `due`.
 
-    `together` is the maximum number of events in their next request; None does not change it. `never_sent` has
-    the primary keys of the deliveries that the receiver certainly did not accept.
+    `together` is the maximum number of events in their next request; None does not change this maximum. `not_accepted`
+    has the primary keys of the deliveries that the receiver certainly did not accept.
     """
     values: dict[str, object] = {"claim": None, "due_at": due, "note": note[:MAX_NOTE]}
     if together is not None:
         values["together"] = together
-    rows.filter(pk__in=never_sent).update(**values, unsure_since=None)
+    rows.filter(pk__in=not_accepted).update(**values, unsure_since=None)
     rows.update(**values)
 
 
@@ -270,7 +270,7 @@ def _pause(receiver: Receiver, claimed: ClaimedDeliveries, failure: PushFailed, 
             attempts = max(row.attempts for row in claimed.rows) + 1
             due += max(min(FIRST_PAUSE * 2 ** min(attempts, _MAX_DOUBLINGS), 2 * MAX_PAUSE), pause)
             together = max(len(claimed.rows) // 2, 1)
-        never_sent = claimed.never_sent if isinstance(failure, NoneAccepted) else frozenset()
-        _release(rows, never_sent, due, reason, together)
+        not_accepted = claimed.never_sent if isinstance(failure, NoneAccepted) else frozenset()
+        _release(rows, not_accepted, due, reason, together)
     crash.reached("push:held")
     logger.warning("Pushing to %s pauses until %s: %s", receiver.name, state.paused_until, reason)

@@ -57,7 +57,8 @@ def settle(
     and the customer that CUSTOMER returns now. If the account of a delivery still has no customer, this delivery does
     not change. `progress` gets two stages for these deliveries.
 
-    Raise NotSettledError, and settle nothing, if the decision does not fit one of the deliveries.
+    Raise NotSettledError, and settle nothing, if a line has no delivery, or if the decision does not fit one of the
+    deliveries. With AGAIN, do the same if no account of the deliveries has a customer.
     """
     now = now or timezone.now()
     note = f"{decision} by {by}: {reason}"[:MAX_NOTE]
@@ -88,7 +89,7 @@ def line_ids_in(receiver: Receiver, state: str) -> list[str]:
 def _send_again(
     receiver: Receiver, chosen: Sequence[PushDelivery], now: datetime, note: str, progress: Progress
 ) -> int:
-    """Mark the deliveries `chosen`, sorted by report, to be sent again; return how many were marked."""
+    """Mark the deliveries `chosen` to be sent again; return how many were marked. They must be sorted by report."""
     waiting = []
     counted = progress.counted(f"deliveries to {receiver.name}", chosen, len(chosen))
     for report, group in groupby(counted, key=lambda row: row.report):

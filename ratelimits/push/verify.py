@@ -32,8 +32,8 @@ from ratelimits.reports.statements import version_rows
 
 #: Maximum number of rows that are read at once.
 _CHUNK = 500
-#: Maximum time from now until a delivery is due, or until the pause of a receiver ends. (`send` makes such a delivery
-#: wait for at most 2 * MAX_PAUSE, or for the pause of its receiver.)
+#: Maximum time from now until a waiting delivery is due, or until the pause of a receiver ends. A pause lasts for at
+#: most MAX_WAIT. After a failure, a delivery waits for at most 2 * MAX_PAUSE or for the pause of its receiver.
 _MAX_DELAY = max(timedelta(seconds=MAX_WAIT), 2 * MAX_PAUSE) + CLAIM
 #: Fields of an event that are allowed to differ, because settings or the version of the app can change.
 _IGNORED = ("source", "dataschema")
@@ -62,7 +62,7 @@ def _verify_report(using: str, planned: list[PushedReport], checked: Counter[str
     titles = {pushed.receiver_id: f"pushing {report} to {pushed.receiver_id}" for pushed in planned}
     services = {name: _service(name) for name in titles}
     deliveries = PushDelivery.objects.using(using).filter(report=report)
-    # For each receiver, how many deliveries belong to a line of this report.
+    # For each receiver, the number of deliveries that belong to a line of this report.
     with_line: Counter[str] = Counter()
     rows = version_rows(report)
     while chunk := {row.line_id: row for row in islice(rows, _CHUNK)}:
@@ -132,7 +132,7 @@ def _verify_states(using: str) -> Iterator[str]:
         (Q(state__in=_SETTLED, settled_at=None), "is settled, but has no time of settlement"),
         (~Q(state__in=_SETTLED) & Q(settled_at__isnull=False), "is not settled, but has a time of settlement"),
         (~Q(state__in=(State.SKIPPED, State.ELSEWHERE)) & no_customer_or_event, "has no customer or no event"),
-        (Q(state=State.SKIPPED) & ~Q(customer="", event=""), "was skipped, but has a customer"),
+        (Q(state=State.SKIPPED) & ~Q(customer="", event=""), "was skipped, but has a customer or an event"),
         (Q(state=State.UNSURE, unsure_since=None), "was perhaps accepted, but has no time of the lost answer"),
         (Q(state=State.WAITING, due_at__gt=latest), "waits longer than a delivery can wait"),
         (Q(state=State.WAITING, together__lt=1), "is never sent, because its next request would contain no event"),

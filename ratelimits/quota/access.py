@@ -43,7 +43,7 @@ _decided: list[_Subject] = []
 #: For each subject: how many requests were not sent to Redis yet, and how many are not in the process totals yet.
 _unsent: Counter[_Subject] = Counter()
 _untotalled: Counter[_Subject] = Counter()
-#: The snapshot with which the last of these requests was decided. It knows the billing periods of accounts.
+#: The snapshot with which the last counted request was decided. It knows the billing periods of accounts.
 _snapshot: Snapshot | None = None
 
 
@@ -111,7 +111,7 @@ def take() -> list[RefusalCount]:
 
 
 def _usage(account: str | None, key: str, costs: Costs) -> Usage:
-    """Return the usage as which Redis counts blocked requests."""
+    """Return the usage that Redis counts for blocked requests."""
     assert _snapshot is not None
     try:
         timezone, anchor, kept, periods = _snapshot.billing(account)

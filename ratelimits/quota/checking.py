@@ -47,8 +47,8 @@ logger = bounded(__name__)
 
 #: Maximum number of times that Redis is asked again for one request. Redis is asked again if the rules in memory were
 #: too old, if a prefetch asked for too many permits, or after lost counts were restored. After RELOADS repetitions, the
-#: last call compares no versions. Its rules are new enough, because they were read after the request had come. Without
-#: this maximum, rules that are edited again and again could prevent a decision.
+#: last call does not compare versions. Its rules are new enough, because they were read after the request had come.
+#: Without this maximum, rules that are edited again and again could prevent a decision.
 RELOADS = 3
 _ATTEMPTS = range(1 + RELOADS + 1)  # the first call, its repetitions, and the last call
 
@@ -124,6 +124,7 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
                     return chosen
                 ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
             prepared, _costs, fetch, permits, zero_refusal, _decides = ready
+            # Redis is not asked before this refusal. So first read the rules again if this process has edited rules.
             if zero_refusal is not None and (commands.includes_own_edits or not from_memory.reread(commands)):
                 return from_memory.refused_by_zero(zero_refusal, prepared)
             if permits is not None:
@@ -146,7 +147,7 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
             )
             if answer is not None:
                 return answer
-    except BaseException as error:  # noqa: BLE001  (_note_failure raises it again unless a failure policy can answer)
+    except BaseException as error:  # noqa: BLE001  (_note_failure raises it again if no failure policy can answer)
         _note_failure(error, identity, costs)
     return without_decision.answer(prepared, identity, scope, method, costs, metered=True)
 
@@ -192,6 +193,7 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
                     return chosen
                 ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
             prepared, _costs, fetch, permits, zero_refusal, _decides = ready
+            # Redis is not asked before this refusal. So first read the rules again if this process has edited rules.
             if zero_refusal is not None and (commands.includes_own_edits or not await from_memory.areread(commands)):
                 return from_memory.refused_by_zero(zero_refusal, prepared)
             if permits is not None:
@@ -214,7 +216,7 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
             )
             if answer is not None:
                 return answer
-    except BaseException as error:  # noqa: BLE001  (_note_failure raises it again unless a failure policy can answer)
+    except BaseException as error:  # noqa: BLE001  (_note_failure raises it again if no failure policy can answer)
         _note_failure(error, identity, costs)
     return without_decision.answer(prepared, identity, scope, method, costs, metered=True)
 
@@ -276,10 +278,10 @@ async def _achoose(
 def _by_newer_row(
     selection: Selection, snapshot: Snapshot, identity: Identity, costs: Mapping[str, int]
 ) -> Answer | None:
-    """Return the answer of a block or allow that was read together with the rows about the key; None if there is none.
+    """Return the answer of a block or allow that is newer than `snapshot`; None if there is none.
 
-    These rows can be newer than `snapshot`, which then does not contain this block or allow. Redis does not report the
-    edit, because the selection already has the newest version.
+    The selection can have a newer version than `snapshot`. Redis does not report the edit to a process whose selection
+    already has the newest version. So look for a block or allow in the newest rules that this process has read.
     """
     if selection.version in (None, snapshot.version):
         return None
@@ -344,7 +346,7 @@ async def _aanswer_to_fetch(
 def _note_failure(error: BaseException, identity: Identity, costs: Mapping[str, int]) -> None:
     """Note a failed call in the breaker and the process totals. Raise the error again if no failure policy can answer.
 
-    If the caller was cancelled or stopped, the engine's error is the `__cause__` of the caller's error.
+    If `error` says that the caller was cancelled or stopped, its `__cause__` is the engine's error.
     """
     policy_answers = isinstance(error, (RulesUnavailable, Unavailable, ResponseError))
     cause = error if policy_answers else error.__cause__

@@ -14,7 +14,7 @@ MAX_METERS = 100
 
 
 class WrongCost(ValueError):
-    """The costs of a request are not valid. Correct the view that sets them."""
+    """Raised if the costs of a request are not valid. Then correct the view that sets these costs."""
 
 
 def valid_costs(costs: Mapping[str, int]) -> Mapping[str, int]:
@@ -32,7 +32,7 @@ def valid_costs(costs: Mapping[str, int]) -> Mapping[str, int]:
             raise WrongCost(f"the cost in {shown(meter)} must be a whole number from 0 to 2**40, not {shown(cost)}")
         if type(cost) is not int:
             all_int = False
-    # Convert other types to int, because Python cannot add numbers of some types, such as a float and a Decimal.
+    # Convert other types to int, because Python cannot add numbers of all types, such as a float and a Decimal.
     return costs if all_int else {meter: int(cost) for meter, cost in costs.items()}
 
 
@@ -41,5 +41,5 @@ def _is_cost(cost: Any) -> bool:
         return 0 <= cost <= MAX_COST
     try:
         return type(cost) is not bool and cost % 1 == 0 and 0 <= cost <= MAX_COST
-    except (TypeError, ArithmeticError):  # not a number, or one that cannot be compared, such as NaN
+    except (TypeError, ArithmeticError):  # not a number, or a Decimal that is infinite
         return False

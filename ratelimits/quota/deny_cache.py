@@ -1,10 +1,10 @@
 """Store refusals in memory, and repeat them without asking Redis.
 
 A refusal is repeated until its retry_after has passed, but for at most DENY_CACHE_SECONDS. So an edit, a reset or a
-refund that lets Redis admit the request takes effect after DENY_CACHE_SECONDS at the latest.
+refund takes effect after DENY_CACHE_SECONDS at the latest.
 
-Redis counts neither repeated refusals nor refusals by a limit with capacity 0, because it is not asked about them. This
-module counts both, and sends the counts to Redis every second and when the process ends.
+Redis is not asked about requests that get a repeated refusal, or that a limit with capacity 0 refuses. So this module
+counts these requests, and sends the counts to Redis every second and when the process ends.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class DenyCache:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._lock = threading.Lock()
-        #: The stored refusals by cache key. Only `repeat` knows whether a refusal has ended.
+        #: The stored refusals by cache key. Some of them have perhaps ended.
         self.refusals: dict[Hashable, StoredRefusal] = {}
         #: Refusals that are not repeated any more, but whose last repetitions are perhaps not counted yet.
         self._ended: list[StoredRefusal] = []
@@ -113,8 +113,8 @@ class DenyCache:
 
     def take(self) -> list[RefusalCount]:
         """Return all counts since the last call, and forget refusals that have ended."""
-        # Forget a refusal only some time after its end. Another thread that found it before its end can still count a
-        # repetition.
+        # Forget a refusal only some time after its end. Another thread that found the refusal before its end can still
+        # count a repetition.
         forget_before = self.clock() - INTERVAL
         with self._lock:
             unsent, self._unsent = self._unsent, []
@@ -140,7 +140,7 @@ class DenyCache:
                 del self._unsent[:-MAX_REFUSALS]
 
     def clear(self) -> None:
-        """Forget all refusals and counts. A forked process calls this method, because they belong to its parent."""
+        """Forget all refusals and counts. A forked process calls this method, because its parent sends these counts."""
         self._lock = threading.Lock()
         self.refusals.clear()
         self._ended.clear()

@@ -1,4 +1,4 @@
-"""A limiter in the memory of this process. If Redis fails, it decides for rules with the failure policy "local"."""
+"""Limit requests in the memory of this process. If Redis fails, this limiter decides for the policy "local"."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class LocalLimiter:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the spent permits, and make a new lock. A forked process calls this: both belong to its parent."""
+        """Forget the spent permits, and make a new lock. A forked process calls this method."""
         self._lock = threading.Lock()
-        #: By key and name of a limit: its spent permits, and the moment of this number in seconds of the clock. Later
-        #: some of these permits have come back.
+        #: For each key and name of a limit: the number of spent permits at a moment, and this moment in seconds of the
+        #: clock. After this moment, permits come back.
         self._spent: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
 
     def charge(self, limits: list[tuple[str, str, Algorithm, int]]) -> float | None:

@@ -1,8 +1,8 @@
 """Finish an admitted request: end its leases, and refund it after a server error.
 
 A lease is a place under a `concurrency` limit. Leases end when the response is made. The leases of a streaming response
-end when its stream has ended or was closed. At the latest, leases end when Django closes the request, after it has sent
-the response. The throttle class does not see the response, so its leases end in this way.
+end when its stream has ended or was closed. At the latest, leases end when Django closes the request after sending the
+response. Leases of the throttle class end only then, because the throttle class does not see the response.
 
 If a refund or a release fails, the functions here log the error and do not raise it: the response must still be sent.
 """
@@ -74,9 +74,9 @@ def _close(request: Any) -> None:
 
 
 def finish(request: HttpRequest, response: HttpResponseBase) -> None:
-    """Finish a request that has a response. Refund it if the status is 500 or above and BILL_ERRORS is not set.
+    """Finish a request that has a response. Refund it if the status is 500 or above and BILL_ERRORS is false.
 
-    End its leases. If the response streams, its leases end later, with the stream.
+    End its leases. If the response streams, the leases end later, with the stream.
     """
     _run(_steps(request, failed=response.status_code >= 500, ended=not _ends_with_stream(request, response)))
 
@@ -112,7 +112,8 @@ async def aend(request: Any) -> None:
 def fail(request: HttpRequest, error: BaseException) -> None:
     """Finish a request that ends without a response.
 
-    End its leases. Refund it, but not if the client has closed the connection, because work for it has already begun.
+    End its leases, and refund it if BILL_ERRORS is false. If the client has closed the connection, do not refund the
+    request, because work for it has already begun.
     """
     _run(_steps(request, failed=not isinstance(error, _CLIENT_GONE)))
 
@@ -120,8 +121,8 @@ def fail(request: HttpRequest, error: BaseException) -> None:
 async def afail(request: HttpRequest, error: BaseException) -> None:
     """Do the same as `fail`, in async code, even if the caller is cancelled.
 
-    If a sync view still runs in its thread, wait until it ends. If the request is still being decided or waits, its
-    view will not begin.
+    If a sync view still runs in its thread, wait until the view ends. If the request is still being decided, or waits
+    for its permits, its view will not begin.
     """
     if isinstance(error, _CLIENT_GONE):
         vars(request)[_ABANDONED] = True
@@ -229,7 +230,7 @@ _running: set[asyncio.Future[None]] = set()
 
 
 async def _call_despite_cancellation(do: Callable[[], None]) -> None:
-    """Call `do` in the request's thread after the work that runs there. Do this even if the caller is cancelled."""
+    """Call `do` in the request's thread, after the work that this thread does now, even if the caller is cancelled."""
     task = asyncio.ensure_future(sync_to_async(do)())
     _running.add(task)  # a reference is needed: an event loop has only weak references to its tasks
     task.add_done_callback(_running.discard)
@@ -242,11 +243,11 @@ def _is_rendered(response: Any) -> bool:
 
 
 def _ends_with_stream(request: Any, response: Any) -> bool:
-    """Return whether the leases end with the response's stream. If they do, change the stream so that it ends them."""
+    """Return whether the leases end with the response's stream. If so, change the stream: its end ends the leases."""
     attributes = vars(request)
     if not attributes.get(_LEASED) or not getattr(response, "streaming", False):
         return False
-    # A WSGI server can send a file itself, without this stream. Afterwards it closes the response, and the leases end.
+    # A WSGI server can send a file without this stream. Then the leases end when the server closes the response.
     sent_by_server = isinstance(request, WSGIRequest) and getattr(response, "file_to_stream", None) is not None
     if attributes.get(_WATCHED) is not response and not sent_by_server:
         attributes[_WATCHED] = response

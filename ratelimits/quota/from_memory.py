@@ -36,7 +36,7 @@ def _load_version(version: int) -> None:
     try:
         rules.reload(version)
     except RulesUnavailable as error:
-        logger.warning("Version %s of the rules cannot be read, the current ones stay in force: %s", version, error)
+        logger.warning("Version %s of the rules cannot be read; the current rules stay in force: %s", version, error)
 
 
 sender = Sender(denials, current_server, _load_version, access.take)
@@ -70,9 +70,10 @@ def refused_by_zero(decision: Decision, prepared: Prepared) -> Answer:
 def by_row(
     commands: PreparedCommands, identity: Identity, costs: Mapping[str, int] = ONE_REQUEST, *, again: bool = True
 ) -> Answer | None:
-    """Return the answer of a request's block or allow, and count the request; None if it has neither.
+    """Return the answer of a request's block or allow, and count the request; None if the request has neither.
 
-    Redis is not asked. If `again` is true and this process has edited rules since it read them, first read them again.
+    Redis is not asked. If `again` is true and this process has edited rules after it read them, first read the rules
+    again.
     """
     snapshot = commands.snapshot
     assert snapshot is not None
@@ -88,7 +89,7 @@ def by_row(
 
 
 def _answer_of_row(commands: PreparedCommands, row: AccessRow) -> Answer:
-    """Return the answer of a block or allow. Store it, unless it says how many seconds are left of the block."""
+    """Return the answer of a block or allow. Store the answer if it does not say when the block ends."""
     seconds = access.seconds_left(row) if row.blocks and row.status == access.TOO_MANY else None
     answer = Answer(not row.blocks, retry_after=seconds if row.blocks else 0.0, access=row)
     if seconds is None:
@@ -111,7 +112,7 @@ def reread(commands: PreparedCommands) -> bool:
     try:
         return rules.reload() is not commands.snapshot
     except RulesUnavailable as error:
-        logger.warning("The rules cannot be read again, the current ones stay in force: %s", error)
+        logger.warning("The rules cannot be read again; the current rules stay in force: %s", error)
         return False
 
 
@@ -121,5 +122,5 @@ async def areread(commands: PreparedCommands) -> bool:
     try:
         return await rules.areload() is not commands.snapshot
     except RulesUnavailable as error:
-        logger.warning("The rules cannot be read again, the current ones stay in force: %s", error)
+        logger.warning("The rules cannot be read again; the current rules stay in force: %s", error)
         return False

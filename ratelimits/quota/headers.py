@@ -83,12 +83,13 @@ def fields(
     """Return the RateLimit fields for a decision, without Retry-After.
 
     `policy_field` is the value of RateLimit-Policy. `name` is the quoted name of the binding limit. `allowed` and
-    `retry_after` (in seconds) are those of the answer to the request.
+    `retry_after` (in seconds) are fields of the answer to the request.
     """
     reply = decision.reply
     if allowed and reply[3] and not conf.X_RATELIMIT_HEADERS:
         # This is the usual case, so it calls no properties. `reply[2]` is the position of the binding limit, from 1.
-        # `reply[3]` is the permits left. From 9 on, each limit has three numbers. The last is reset_after in µs.
+        # `reply[3]` is the permits left. From `reply[9]` on, each limit has three numbers. The third of them is
+        # reset_after in µs.
         seconds = -(-reply[8 + 3 * reply[2]] // MICROSECONDS)  # rounded up
         return {"RateLimit-Policy": policy_field, "RateLimit": f"{name};r={reply[3]};t={seconds}"}
     reset: float | None
@@ -96,7 +97,7 @@ def fields(
     if not allowed and retry_after is not None:
         reset = retry_after
     elif not remaining and decision.limit == 0:
-        # A limit with capacity 0 never has permits. So there is no moment at which it has more.
+        # A limit with capacity 0 never has permits.
         reset = None
     shown = {"RateLimit-Policy": policy_field, "RateLimit": ratelimit_field(name, remaining, reset)}
     return shown | x_ratelimit_fields(decision.limit or 0, remaining, reset) if conf.X_RATELIMIT_HEADERS else shown
@@ -105,8 +106,8 @@ def fields(
 def fields_with_shadow(decision: Decision, policy_field: str, names: Sequence[str]) -> dict[str, str]:
     """Return the RateLimit fields of an admitted request, as if its shadow rules were enforced.
 
-    `names` are the quoted names of the limits. The fields show a limit that would refuse, or else the limit with the
-    fewest permits left.
+    `names` are the quoted names of the limits. The fields show the limit with the fewest permits left. If some limits
+    would refuse, only these limits are compared.
     """
     standings = decision.standings
     tightest = min(range(len(standings)), key=lambda index: (standings[index].allowed, standings[index].remaining))
@@ -118,9 +119,10 @@ def fields_with_shadow(decision: Decision, policy_field: str, names: Sequence[st
 
 
 def x_ratelimit_fields(limit: float, remaining: int, reset: float | None) -> dict[str, str]:
-    """Return the older X-RateLimit fields. `reset` is in seconds from now; if it is None, there is no reset field.
+    """Return the older X-RateLimit fields. `reset` is the number of seconds until the reset; None if there is no reset.
 
-    X-RateLimit-Reset is this number of seconds, or with X_RATELIMIT_RESET = "epoch" the moment in seconds since 1970.
+    With X_RATELIMIT_RESET = "epoch", X-RateLimit-Reset is the moment of the reset, in seconds since 1970. Otherwise it
+    is the number of seconds.
     """
     fields = {"X-RateLimit-Limit": str(limit), "X-RateLimit-Remaining": str(remaining)}
     if reset is not None:

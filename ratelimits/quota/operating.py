@@ -48,9 +48,9 @@ class UnknownAccountError(NothingDoneError):
 def identity_of(key: str, account: str = "") -> Identity:
     """Return the identity of a key with its account. If `account` is "", take the account from the latest usage.
 
-    If it is NO_ACCOUNT, the key has no account. Raise ValidationError if `key` is not a key. Raise UnknownAccountError
-    if the latest usage of a user or API key has no account, or has several accounts. The limits of a key are stored in
-    the account's shard, so they cannot be found without the account.
+    If `account` is NO_ACCOUNT, the key has no account. Raise ValidationError if `key` is not a key. Raise
+    UnknownAccountError if the latest usage of a user or API key has no account, or has several accounts. The limits of
+    a key are stored in the account's shard, so the limits cannot be found without the account.
     """
     address = address_in(key)
     validate_key(address)
@@ -99,9 +99,10 @@ def _choose_by_name(name: str) -> Choice:
 
 
 def counted_under(key: str, rule: str, account: str = "") -> list[tuple[AppliedRule, str, Standing]]:
-    """Return the rules with this name that count exactly this key, each with the key and its permits left.
+    """Return the rules with this name that count exactly this key, each with the key and the standing of the limit.
 
-    Raise the errors of `identity_of`, NothingDoneError if no rule with this name counts the key, or one of UNAVAILABLE.
+    Raise the errors of `identity_of`, NothingDoneError if no rule with this name counts the key, or one of the errors
+    `standings.UNAVAILABLE`.
     """
     # Read the newest rules first. If the known rules do not apply to the key, Redis is not asked, and cannot report
     # that there are newer rules.
@@ -121,7 +122,7 @@ def reset(key: str, rule: str, reason: str, *, account: str = "", by: Any = None
 
     The usage does not change. A process can repeat an earlier refusal for up to DENY_CACHE_SECONDS. Raise
     ValidationError for a wrong key or reason, NothingDoneError if the rule does not count the key, or one of the errors
-    UNAVAILABLE.
+    `standings.UNAVAILABLE`.
     """
     identity = identity_of(key, account)
     row = KeyReset(key=key, account=identity.account_id, rule=rule, reason=reason, by=by)

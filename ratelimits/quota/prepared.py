@@ -1,4 +1,4 @@
-"""Prepare commands: find the rules for one kind of request, and make the Redis command that decides such requests.
+"""Prepare commands: find the rules for one kind of request, and make the Redis command that decides these requests.
 
 A prepared command stays in memory. The next request of the same kind only sends this command.
 """
@@ -171,6 +171,7 @@ class PreparedCommands:
         self.snapshot = snapshot
         #: Whether a rule can let a request wait. True until the rules are known.
         self.waits = snapshot is None or snapshot.waits
+        #: The commands by cache key.
         self.by_key: dict[tuple[object, ...], PreparedCommand] = {}
         #: The answers of blocks and allows that are the same at any time, by the row's id.
         self.row_answers: dict[int, Answer] = {}

@@ -10,7 +10,7 @@ from ratelimits.quota import headers
 from ratelimits.quota.prepared import Prepared
 from ratelimits.rules import AccessRow, AppliedRule
 
-#: The default cost of a request, as a mapping and as a tuple of (meter, cost).
+#: The default cost of a request, as a mapping and as a tuple of pairs (meter, cost).
 ONE_REQUEST: Mapping[str, int] = {"requests": 1}
 ONE_ITEM = tuple(ONE_REQUEST.items())
 

@@ -1,7 +1,4 @@
-"""Tell observers, such as metrics, about every decision.
-
-Without observers, each decision only looks at an empty list.
-"""
+"""Tell observers, such as metrics, about every decision."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from ratelimits.signals import breaker_switched, request_refused
 
 
 class RequestOutcome(StrEnum):
-    """What became of a request.
+    """The result of a request.
 
     ADMITTED     Redis admitted it, or it spent a prefetched permit
     REFUSED      a rule refused it
@@ -38,7 +35,7 @@ class Observation(NamedTuple):
     """One decision.
 
     rule      the name of the rule with the binding limit; "" if no rule decided
-    outcome   what became of the request
+    outcome   the result of the request
     shadow    the names of the rules in shadow mode that would have refused the request
     scope     the scope of the request
     started   when the decision began, in ns of the monotonic clock
@@ -85,7 +82,7 @@ def _rule_and_outcome(answer: Answer) -> tuple[str, RequestOutcome, tuple[str, .
 def _shadow_refusals(decision: Decision) -> tuple[str, ...]:
     """Return the names of the rules in shadow mode that would have refused the request."""
     terms = decision.program.terms
-    if not any(term.mode for term in terms):  # ENFORCE is false, SHADOW is true
+    if not any(term.mode for term in terms):  # The mode ENFORCE is a false value, and SHADOW is a true value.
         return ()
     pairs = zip(terms, decision.standings, strict=True)
     return tuple(term.name for term, standing in pairs if term.mode and not standing.allowed)

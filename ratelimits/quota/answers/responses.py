@@ -41,7 +41,7 @@ def wrong_cost(error: WrongCost, view: object) -> WrongCost:
 
 
 def scope_of(scope: object, view: object) -> str:
-    """Return a view's scope, a str or a lazy text, as a str. Raise ImproperlyConfigured for any other value."""
+    """Return a view's scope as a str. Raise ImproperlyConfigured if `scope` is neither a str nor a lazy text."""
     if isinstance(scope, str):
         return scope
     if isinstance(scope, Promise):
@@ -57,8 +57,8 @@ def _view_name(view: Any) -> str:
 def refusal(request: HttpRequest, answer: Answer) -> HttpResponseBase:
     """Return the response to a refused request, with the RateLimit fields.
 
-    This is the response of RATELIMITS["REFUSAL_RESPONSE"]. Without such a response, it is a problem document of RFC
-    9457.
+    The function RATELIMITS["REFUSAL_RESPONSE"] makes the response. If this function is not set or returns None, the
+    response is a problem document of RFC 9457.
     """
     response = own_refusal(request, answer)
     return _problem(answer) if response is None else with_headers(response, answer)
@@ -99,7 +99,7 @@ def _problem(answer: Answer) -> HttpResponse:
 
 
 def with_headers(response: HttpResponseBase, answer: Answer) -> HttpResponseBase:
-    """Add the RateLimit fields to a response. Do not change a field that it already has. Return the response."""
+    """Add the RateLimit fields that a response does not have yet. Return the response."""
     for field, value in answer.headers().items():
         response.headers.setdefault(field, value)
     return response

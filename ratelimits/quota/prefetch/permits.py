@@ -56,16 +56,17 @@ class Prefetch:
     The first request has spent its permits at once.
 
     permits   the object PrefetchedPermits to which the prefetch belongs
-    call      the call that decides one such request
+    call      the call that decides one of these requests
     reply     the numbers of Redis's reply to the fetch
     size      the number of all requests
     unspent   the index of each later request whose permits are not spent. To spend permits, a request takes the last
               index. This needs no lock
-    ended     how many later requests have permits that ended before they were spent
+    ended     the number of later requests whose permits ended before they were spent
     until     the moment before which permits can be spent, in seconds of the clock
-    counted   how many later requests Redis has counted
+    counted   the number of later requests that Redis has counted
     recorded  whether Redis has, or perhaps has, a record of the prefetch (see engine/spent.py)
-    returned  true if there are no permits to give back to Redis, or if they were given back or are lost
+    returned  whether nothing must be given back to Redis any more: no permits are unspent, or they were given back or
+              are lost
     receipt   the receipt of all permits. Its usage is the usage of one request
     counted_at  when Redis counted the first request, in µs since 1970 UTC
     """
@@ -115,7 +116,7 @@ class Prefetch:
         return replace(self.receipt, nonce=nonce, program=self.call.program, costs=self.call.costs)
 
     def record(self) -> bytes:
-        """Return the record of the prefetch for Redis. The end of its permits is given by the server's clock."""
+        """Return the record of the prefetch for Redis. It states the end of the permits by the server's clock."""
         lasts = round((self.until - self.permits.clock()) * MICROSECONDS)
         return record(self.receipt, self.size - 1, self.counted_at + max(lasts, 0))
 
@@ -144,9 +145,9 @@ class PrefetchedDecision(Decision):
 
 
 class UnsentCounts(NamedTuple):
-    """The counts that one command sends to Redis: for each prefetch, how many requests have spent its permits.
+    """Counts that must be sent to Redis: for each prefetch of `permits`, how many requests have spent its permits.
 
-    If `new` is not None, the command also records this new prefetch.
+    If `new` is not None, Redis must also record this new prefetch.
     """
 
     permits: PrefetchedPermits
@@ -155,7 +156,7 @@ class UnsentCounts(NamedTuple):
 
     @property
     def receipt(self) -> Receipt:
-        """Return the receipt of one of these prefetches. All of them are of one shard."""
+        """Return the receipt of one of these prefetches. All these prefetches belong to one shard."""
         return self.new.receipt if self.new is not None else self.items[0][0].receipt
 
 
@@ -165,8 +166,8 @@ class PrefetchedPermits:
     A fetch takes permits for 1, 2, 4, … requests, but for at most `maximum`. If all permits of the last prefetch were
     spent, the next fetch takes twice as many. Otherwise the next fetch takes as many as were spent. Unspent permits end
     after `seconds`. They also end before the end of the window, of the bin of usage and of the billing period in which
-    they were taken. So each request is counted where its permits were taken. `clock` returns seconds and never goes
-    back.
+    they were taken. So each request is counted in the window, bin and period from which its permits were taken. `clock`
+    returns seconds and never goes back.
 
     Only one prefetch can be spent at a time, and only after Redis has counted all requests of earlier prefetches. So
     the number of requests that are not counted is always below `maximum`.
@@ -225,7 +226,7 @@ class PrefetchedPermits:
     def next_fetch(self, *, again: bool = False) -> Fetch:
         """Return the next fetch, which takes the permits of this request and of later requests.
 
-        If `again` is true, it takes only the permits of this request. Use this after a refused fetch: the limit
+        If `again` is true, the fetch takes only the permits of this request. Use this after a refused fetch: the limit
         perhaps has too few permits for many requests, but enough for one.
         """
         size = 1
@@ -260,7 +261,7 @@ class PrefetchedPermits:
             if not decision.allowed:
                 self._size, self._room = 1, 0
                 return (decision, None) if fetch.size == 1 else None
-            # Compare the fewest permits left with the highest cost, and do not divide by a cost of 0.
+            # Use the highest cost, because `remaining` is the fewest permits left of all limits. Do not divide by 0.
             cost = max(self.call.costs, default=1) or 1
             self._room = decision.remaining // (SHARE * cost)
             if fetch.size == 1:
@@ -275,7 +276,7 @@ class PrefetchedPermits:
         return PrefetchedDecision(prefetch, fetch.size - 1), prefetch
 
     def _seconds_left(self, decision: Decision) -> float:
-        """Return for how many seconds after a fetch was made its permits can be spent at most."""
+        """Return the maximum number of seconds after a fetch in which its permits can be spent."""
         usage, now = self.call.usage, decision.counted_at
         assert usage is not None
         _bin, _period, counted_until = bin_and_period(usage, now)

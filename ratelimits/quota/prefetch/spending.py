@@ -30,8 +30,8 @@ logger = bounded(__name__)
 
 #: Seconds between two times at which requests are counted and permits are given back.
 INTERVAL = 1.0
-#: One command sends the counts of at most MAX_PER_COMMAND objects PrefetchedPermits, because the server does nothing
-#: else while it executes the command.
+#: Maximum number of objects PrefetchedPermits whose counts one command sends. There is a maximum, because the server
+#: does nothing else while it executes the command.
 MAX_PER_COMMAND = 500
 
 
@@ -131,7 +131,7 @@ def send_and_give_back(*, everything: bool = False) -> None:
     """Count the requests that have spent permits, and give back the permits that were not spent in time.
 
     If `everything` is true, all permits end. If Redis does not answer, the next call does the rest. If another thread
-    runs this function at the moment, first wait for this thread.
+    is in this function, first wait until that thread has left it.
     """
     with _sending_lock:
         _send_and_give_back(everything=everything)

@@ -1,12 +1,12 @@
 """Restore the counts of rules from the ledger.
 
 Two kinds of rules need this. If Redis has perhaps lost its data, a lasting rule (`Lasting.LOST`) continues with the
-usage that the ledger has for its present window. A rule that starts from the ledger (`Lasting.ALWAYS`) does this
-too. It also begins with this usage at the first request of each key.
+usage that the ledger has for its present window. A rule that starts from the ledger (`Lasting.ALWAYS`) does the same.
+Such a rule also begins with this usage at the first request of each key.
 
-The deciding script does not decide if it finds that such a count is missing, or that Redis has perhaps lost newer
-charges (lua/lasting.lua). Then this module reads the ledger. It lets the script raise the count to the usage in the
-ledger, if no other process has done this before. After that the request is decided.
+The script does not decide a request if the count of such a rule is missing, or if Redis has perhaps lost newer charges
+(lua/lasting.lua). Then this module reads the ledger, and lets the script raise the count to the usage in the ledger.
+If another process has raised the count before, the script does not change it. After that the request is decided.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Count(NamedTuple):
 
 
 def restore(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapshot) -> None:
-    """If Redis has perhaps lost counts of this call's limits, raise them to the usage in the ledger.
+    """If Redis has perhaps lost counts of this call's limits, raise these counts to the usage in the ledger.
 
     Raise RulesUnavailable if the ledger cannot be read, and NotSent or Unavailable if Redis cannot be asked.
     """
@@ -91,7 +91,7 @@ def _query(rule: AppliedRule, key: str, identity: Identity, snapshot: Snapshot) 
         return None  # The ledger knows usage by account.
     start, end = span
     if rule.lasting is not Lasting.ALWAYS:
-        # The ledger counts in bins. So take the whole bin in which the rule began, although it counted only a part.
+        # The ledger counts in bins. So take the whole bin in which the rule began to count.
         start = max(start, rule.counts_since - rule.counts_since % _BIN)
     in_ledger = "" if key.startswith("account:") else key
     previous_period, current_period, *_later = snapshot.billing(identity.account).boundaries
