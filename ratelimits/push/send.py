@@ -241,8 +241,8 @@ def _release(
 ) -> None:
     """End the claim of deliveries, so that they are sent again at `due`.
 
-    `together` is the maximum number of events in their next request; None does not change this maximum. `not_accepted`
-    has the primary keys of the deliveries that the receiver certainly did not accept.
+    `together` is the new maximum number of events in one request; None keeps the old maximum. `not_accepted` has the
+    primary keys of the deliveries that the receiver certainly did not accept.
     """
     values: dict[str, object] = {"claim": None, "due_at": due, "note": note[:MAX_NOTE]}
     if together is not None:

@@ -89,7 +89,7 @@ def line_ids_in(receiver: Receiver, state: str) -> list[str]:
 def _send_again(
     receiver: Receiver, chosen: Sequence[PushDelivery], now: datetime, note: str, progress: Progress
 ) -> int:
-    """Mark the deliveries `chosen` to be sent again; return how many were marked. They must be sorted by report."""
+    """Mark deliveries to be sent again; return how many were marked. `chosen` must be sorted by report."""
     waiting = []
     counted = progress.counted(f"deliveries to {receiver.name}", chosen, len(chosen))
     for report, group in groupby(counted, key=lambda row: row.report):

@@ -121,8 +121,8 @@ def fields_with_shadow(decision: Decision, policy_field: str, names: Sequence[st
 def x_ratelimit_fields(limit: float, remaining: int, reset: float | None) -> dict[str, str]:
     """Return the older X-RateLimit fields. `reset` is the number of seconds until the reset; None if there is no reset.
 
-    With X_RATELIMIT_RESET = "epoch", X-RateLimit-Reset is the moment of the reset, in seconds since 1970. Otherwise it
-    is the number of seconds.
+    With X_RATELIMIT_RESET = "epoch", X-RateLimit-Reset is the moment of the reset, in seconds since 1970. Otherwise
+    X-RateLimit-Reset is `reset`, rounded up.
     """
     fields = {"X-RateLimit-Limit": str(limit), "X-RateLimit-Remaining": str(remaining)}
     if reset is not None:

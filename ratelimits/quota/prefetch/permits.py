@@ -65,8 +65,7 @@ class Prefetch:
     until     the moment before which permits can be spent, in seconds of the clock
     counted   the number of later requests that Redis has counted
     recorded  whether Redis has, or perhaps has, a record of the prefetch (see engine/spent.py)
-    returned  whether nothing must be given back to Redis any more: no permits are unspent, or they were given back or
-              are lost
+    returned  whether no permits must be given back to Redis: all were spent, given back or lost
     receipt   the receipt of all permits. Its usage is the usage of one request
     counted_at  when Redis counted the first request, in µs since 1970 UTC
     """
