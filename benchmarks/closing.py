@@ -29,7 +29,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.closing", description=__doc__.splitlines()[0])
     parser.add_argument("--accounts", type=int, default=20_000, help="accounts that have usage in the month")
     parser.add_argument("--keys", type=int, default=5, help="keys of each account")
-    parser.add_argument("--gaps", type=int, default=20_000, help="durability gaps declared in the month")
+    parser.add_argument("--gaps", type=int, default=20_000, help="gaps that are declared in the month")
     parser.add_argument("--database", choices=DATABASES, action="append", help="default: both")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
     parser.add_argument("--process", choices=("fill", "close"), help=argparse.SUPPRESS)  # for this command itself
@@ -64,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _process(what: str, options: argparse.Namespace, environment: dict[str, str]) -> dict[str, Any]:
+    """Run the function `what` ("fill" or "close") in a new process, and return its result."""
     sizes = [f"--{name}={getattr(options, name)}" for name in ("accounts", "keys", "gaps")]
     command = [sys.executable, "-m", "benchmarks.closing", "--process", what, *sizes]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
@@ -72,7 +73,7 @@ def _process(what: str, options: argparse.Namespace, environment: dict[str, str]
 
 
 def fill(options: argparse.Namespace) -> dict[str, Any]:
-    """Write last month's usage to the ledger, and declare the gaps."""
+    """Write last month's usage to the ledger, and declare the gaps. Return the number of lines."""
     from benchmarks.measured.usage import declare_gaps, make_accounts, month
     from benchmarks.measured.usage import fill as fill_redis
     from ratelimits.reports.periods import month_in

@@ -29,7 +29,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--calls", type=int, default=300, help="timed calls of each case in each round")
     parser.add_argument("--core", type=int, help="the core for client and server (default: the last)")
     parser.add_argument("--server", type=servers.binary, help=servers.SERVER_HELP)
-    parser.add_argument("--only", help="cases whose name has this text in it; PING is always there")
+    parser.add_argument("--only", help="measure only PING and the cases whose names contain this text")
     parser.add_argument("--threads", type=int, default=8, help="threads of the throughput test")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of each throughput measurement")
     parser.add_argument("--refusals", type=int, default=100_000, help="refusals in a row whose commands are counted")
@@ -70,7 +70,7 @@ def latency_claims(ratios: dict[str, dict[str, float]], results: dict[str, Any])
             if name in results
         ]
     if "engine_one" in ratios:
-        best: dict[str, float] = {}  # by package: the ratio of its fastest algorithm
+        best: dict[str, float] = {}  # name of a package -> the ratio of its fastest algorithm
         for name, result in results.items():
             if result["peer"] and result["peer"] != "djangorestframework":
                 best[result["peer"]] = min(best.get(result["peer"], 1e9), 1 / ratios["engine_one"][name])
@@ -91,7 +91,7 @@ def latency_claims(ratios: dict[str, dict[str, float]], results: dict[str, Any])
 
 
 def in_place_claims(places: dict[str, dict[str, Any]]) -> list[report.Claim]:
-    """Return the promises about the throttle in a request."""
+    """Return the promises about the time that the throttle adds to a request."""
     adds = {name: result["adds_us"] for name, result in places.items() if "adds_us" in result}
     if not {"ours", "ping", "drf_one", "drf_three"} <= adds.keys():
         return []
@@ -107,7 +107,7 @@ def in_place_claims(places: dict[str, dict[str, Any]]) -> list[report.Claim]:
 
 
 def in_place_targets(places: dict[str, dict[str, Any]]) -> list[report.Claim]:
-    """Return the targets for the throttle in a request."""
+    """Return the targets for the time that the throttle adds to a request."""
     measured = ("ours", "ours_kinds")
     return [
         report.Claim(f"{places[name]['title']}: time added to a request, × the time that a raw PING adds", 2.5, ratio)
@@ -163,7 +163,7 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
     results = {
         name: {**result.to_json(), "times_ping": round(ratios[name]["ping"], 3)} for name, result in timed.items()
     }
-    beside_deny_cache = {
+    times_deny_cache = {
         name: round(ratios[name]["check_refused"], 2)
         for name in ("check_blocked", "check_blocked_network")
         if "check_refused" in ratios and name in ratios
@@ -204,7 +204,7 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
         },
         in_place=places,
         refusals={"refusals": options.refusals, "commands": sent},
-        blocked={"requests": options.refusals, "blocks": ours.BLOCKS, **blocked, "times_deny_cache": beside_deny_cache},
+        blocked={"requests": options.refusals, "blocks": ours.BLOCKS, **blocked, "times_deny_cache": times_deny_cache},
         throughput=throughput,
     )
 
@@ -232,29 +232,29 @@ def text_of(run: dict[str, Any]) -> str:
         for result in run["in_place"].values()
     ]
     out.append(report.table(("request, in place", "median µs", "p99 µs", "adds µs", "adds × PING"), rows))
-    both = run["throughput"]
+    throughput = run["throughput"]
     out.append(
         report.table(
             (
-                f"one process, {both['threads']} threads",
+                f"one process, {throughput['threads']} threads",
                 "decisions/s",
                 "use of the client's core",
                 "use of the server's core",
             ),
             [
-                (title, both[f"{name}_per_second"], both[f"{name}_process_busy"], both[f"{name}_server_busy"])
+                (title, *(throughput[f"{name}_{column}"] for column in ("per_second", "process_busy", "server_busy")))
                 for name, title in (("ours", "ours"), ("pooled", "redis-py, pooled"))
             ],
         )
     )
     out.append(f"{run['refusals']['refusals']:,} refusals in a row sent {run['refusals']['commands']:,} commands.")
-    both = run["blocked"]
+    blocked = run["blocked"]
     out.append(
-        f"{both['requests']:,} blocked requests sent {both['to_decide']:,} commands to decide and"
-        f" {both['to_count']:,} to count them. They took {both['us_each']:.1f} µs each, beside {both['blocks']:,} other"
-        " blocks."
+        f"{blocked['requests']:,} blocked requests sent {blocked['to_decide']:,} commands to decide and"
+        f" {blocked['to_count']:,} to count them. They took {blocked['us_each']:.1f} µs each, while"
+        f" {blocked['blocks']:,} other blocks were in force."
     )
-    for name, times in both["times_deny_cache"].items():
+    for name, times in blocked["times_deny_cache"].items():
         title = run["results"][name]["title"]
         out.append(f"{title}: {times:.2f} times as long as a refusal that the deny cache repeats in quota.check.")
     if run["missing"]:

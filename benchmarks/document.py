@@ -80,7 +80,10 @@ def decide(runs: dict[str, Run]) -> str:
 
 
 def _times_ours(run: Run, name: str) -> list[float | None]:
-    """Return how many times our time a decision takes: our time with one rule, and with three rules and metering."""
+    """Return the time of a decision, divided by our time with one rule and by our time with three rules and metering.
+
+    A number is None if its ratio was not measured.
+    """
     found = [run["ratios"].get(ours, {}).get(name) for ours in ("engine_one", "engine_three")]
     return [None if ratio is None else 1 / ratio for ratio in found]
 
@@ -96,16 +99,20 @@ def in_place(runs: dict[str, Run]) -> str:
 
 def threads(runs: dict[str, Run]) -> str:
     """Return the table of one process with several threads."""
-    both = runs["decide"]["throughput"]
+    throughput = runs["decide"]["throughput"]
     rows = [
-        (title, both[f"{name}_per_second"], f"{both[f'{name}_process_busy']:.0%}", f"{both[f'{name}_server_busy']:.0%}")
+        (
+            title,
+            throughput[f"{name}_per_second"],
+            *(f"{throughput[f'{name}_{side}_busy']:.0%}" for side in ("process", "server")),
+        )
         for name, title in (
             ("ours", "this app: an idle connection for each decision"),
             ("pooled", "redis-py's client with a pool of connections"),
         )
     ]
     heads = (
-        f"one process, {both['threads']} threads",
+        f"one process, {throughput['threads']} threads",
         "decisions/s",
         "use of the client's core",
         "use of the server's core",
@@ -124,7 +131,7 @@ def tasks(runs: dict[str, Run]) -> str:
 
 
 def identities(runs: dict[str, Run]) -> str:
-    """Return the table of a process's memory and connections with invented identities."""
+    """Return the table of the memory and the connections of a process, if each request comes from a new user."""
     run = runs["identities"]
     rows = [
         (
@@ -168,7 +175,7 @@ def growth(runs: dict[str, Run]) -> str:
 
 
 def loads(runs: dict[str, Run]) -> str:
-    """Return the table of the time to read overrides."""
+    """Return the table of the time and the memory that a process needs to read all overrides."""
     rows = [
         (result["overrides"], result["seconds"], result["resident_mb"], result["held_mb"])
         for result in runs["growth"]["loads"]
@@ -294,7 +301,7 @@ def exports(runs: dict[str, Run]) -> str:
 
 
 def capacity(runs: dict[str, Run]) -> str:
-    """Return the table of the resources for a number of requests per second."""
+    """Return the table of the resources that different numbers of requests per second need."""
     needed = [plan.needs(rate, runs) for rate in plan.RATES]
     rows = [
         (
@@ -325,8 +332,8 @@ def capacity(runs: dict[str, Run]) -> str:
     )
 
 
-def _chart(name: str, alternative: str) -> Callable[[dict[str, Run]], str]:
-    return lambda _runs: f"![{alternative}](performance/{name}.svg)"
+def _chart(name: str, alternative_text: str) -> Callable[[dict[str, Run]], str]:
+    return lambda _runs: f"![{alternative_text}](performance/{name}.svg)"
 
 
 def waiting(runs: dict[str, Run]) -> str:
@@ -352,7 +359,7 @@ def imports(runs: dict[str, Run]) -> str:
 
 
 def twice(runs: dict[str, Run]) -> str:
-    """Return the table of the app's own implementations and of the plain ones with which they are compared."""
+    """Return the table of the app's own implementations, each compared with a plain implementation."""
     rows = [
         (*PAIRS[name], result["own_us"], result["plain_us"], result["times"])
         for name, result in runs["twice"]["results"].items()

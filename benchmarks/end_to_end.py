@@ -36,7 +36,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=3.0, help="length of each measurement")
     parser.add_argument("--connections", type=int, default=8, help="clients that send requests at the same time")
     parser.add_argument("--worker-class", default="sync", help="class of gunicorn's only worker")
-    parser.add_argument("--core", type=int, help="the core of gunicorn and the limits' server (default: the last)")
+    parser.add_argument("--core", type=int, help="the core of gunicorn and Redis (default: the last)")
     parser.add_argument("--server", type=servers.binary, help=servers.SERVER_HELP)
     parser.add_argument("--out", type=Path, help="directory for the run's JSON and chart")
     return parser.parse_args(argv)
@@ -107,7 +107,8 @@ def measure(options: argparse.Namespace, url: str, port: int, client_core: int) 
     tool = load.generator()
     if tool != "wrk":
         print("wrk is not installed (apt install wrk): Python clients make the load", file=sys.stderr, flush=True)
-    # Leave out the engine alone: it has no failure policy, so on a busy machine a slow reply would be an error.
+    # Leave out the view "refused", because the load accepts only the status 200. Also leave out "engine": this view has
+    # no failure policy, so a slow reply of Redis on a busy machine would be an error.
     wanted = {name: title for name, (title, _view) in VIEWS.items() if name not in ("refused", "engine")}
     found: dict[str, list[float]] = {name: [] for name in wanted}
     order = random.Random(1)

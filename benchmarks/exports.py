@@ -1,9 +1,9 @@
-"""Measure how fast finalised reports are written to files, and in how much memory, in every format.
+"""Measure how much time and memory it takes to write finalised reports to a file, in every format.
 
     python -m benchmarks.exports [--rows 1000000] [--format csv] [--database postgres] [--out DIR]
 
-The rows are finalised reports of one month, each with a thousand lines. Each export runs the command that people use,
-in its own process.
+The rows are the lines of finalised reports of one month. Each report has a thousand lines. Each export runs the command
+that people use, in its own process.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _lines(row: Any) -> Iterator[ReportLine]:
     from ratelimits.models import ReportLine
 
     for number in range(1, _LINES_PER_REPORT + 1):
-        # Various quantities and times: the month has 2,880 bins, and each line covers four of them.
+        # The lines have different quantities and times. The month has 2,880 bins, and each line is about four bins.
         used, start = number * 7919 % 100_000, _START + number % 2876 * _BIN
         included = min(used, 60_000)
         yield ReportLine(

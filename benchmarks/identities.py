@@ -1,10 +1,9 @@
-"""Measure the memory and the connections of a process while clients invent a million users, accounts and addresses.
+"""Measure the memory and the connections of a process if a million users, accounts and addresses send one request each.
 
     python -m benchmarks.identities [--identities N] [--out DIR]
 
-Each request comes from a new user, account and address. In the phase "admitted" all requests are admitted. In the phase
-"refused" all requests are refused. In the phase "unavailable" Redis does not answer, and the failure policy "local"
-decides.
+In the phase "admitted" all requests are admitted. In the phase "refused" all requests are refused. In the phase
+"unavailable" Redis does not answer, and the failure policy "local" decides.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from benchmarks.support import report, servers
 
 #: Number of times that the memory is measured in each phase.
 MEASUREMENTS = 10
-#: Maximum growth of the process in MB: until the end of a phase, and from the middle of a phase to its end.
+#: Maximum growth of the process in MB: from the start of the measurements to the end of a phase, and from the middle of
+#: the phase to its end.
 MAX_GROWTH_MB, MAX_LATER_GROWTH_MB = 350, 40
 
 
@@ -39,7 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
     with servers.redis_server(None) as redis_server, servers.database("sqlite") as database:
         servers.start_django(servers.environment(redis_server, database))
-        # Process totals are written to the database, as in production.
         run = measure(options, redis_server)
     print(text_of(run))
     report.write(run, options.out)
@@ -72,7 +71,7 @@ def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
         Rule.objects.bulk_create(rows)
     checking.check(invented("warm", 0), "admitted", "GET")
     machine_info = report.machine(redis_server.url)
-    # So the garbage collector need not look at the present objects each time that the memory is measured.
+    # After this, the garbage collector ignores the present objects. So each measurement of the memory takes less time.
     gc.freeze()
     before = resident_mb()
     phases: dict[str, dict[str, Any]] = {}
@@ -87,7 +86,7 @@ def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
         phases[name] = {"grown_mb": grown, "connections": connections()}
 
     with redis.Redis.from_url(redis_server.url) as client:
-        # Connections of other programs. This process has one connection for decisions so far.
+        # Do not count connections that make no decisions, such as this client's. One connection makes decisions so far.
         others = len(client.client_list()) - 1
         for name in ("admitted", "refused"):
             phase(name, lambda: len(client.client_list()) - others)

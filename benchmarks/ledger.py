@@ -3,7 +3,8 @@
     python -m benchmarks.ledger [--lines 5000000] [--out DIR]
 
 Usage is written into Redis in portions, in the form in which the script of a decision writes it. One process drains
-each sealed portion, with `appendfsync everysec`. The report is made by the command that people use, in its own process.
+each sealed portion. Redis uses `appendfsync everysec`. The report is made by the command that people use, in its own
+process.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def test_the_five_steps_limit_meter_and_bill_a_new_project(shop: Path, fsync_at_
 
         while client.statuses[429] == 1:
             headers = client.get("/users/")
-        for field in ("Retry-After", "RateLimit-Policy"):
+        for field in ("Retry-After", "RateLimit-Policy", "RateLimit"):
             assert f"{field}: {headers[field]}\n" in refused
 
         report = re.search(r"`python manage.py (ratelimits_report .*?)`", README)

@@ -1,9 +1,9 @@
-"""Measure each algorithm on the server, as ratios of one run: admitted, refused, first use of a key, in shadow mode.
+"""Measure each algorithm on the server: requests that are admitted, refused, the first of a key, or in shadow mode.
 
     python -m benchmarks.measured.algorithms [--server valkey redis7 redis6] [--rounds 60] [--out DIR]
 
 Also measure whole requests on the server, with the work to read commands and to write replies. Decisions are compared
-with the bare script, and refusals of 1,000 keys with admitted requests. So this command prints all ratios on the server
+with the bare script, and refusals of 1,000 keys with admitted requests. This command prints each ratio of server times
 for which docs/performance.md has a target.
 
 All cases of all servers take turns. The time of an algorithm is the time that the server reports for EVALSHA (INFO
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 #: A million permits per second: a limit with this rate admits every request of the benchmark.
 _FAST_RATE = {"rate": 1_000_000, "period": 1}
-#: Algorithm -> the numbers with which it admits, and the numbers with which it refuses nearly all requests.
+#: Algorithm -> numbers with which it admits all requests, and numbers with which it refuses nearly all requests.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "token_bucket": (_FAST_RATE, {"rate": 1, "period": 3600, "capacity": 1}),
     "gcra": (_FAST_RATE, {"rate": 1, "period": 3600, "capacity": 1}),
@@ -105,7 +105,7 @@ def _commands(algorithm: str, numbers: dict[str, Any], shadow: bool = False) -> 
 
 
 def _send(client: redis.Redis, run: str, commands: Sequence[Command], allowed: bool | None) -> float:
-    """Send commands, and return the server's time of one command in µs.
+    """Send commands, and return the mean time in µs that the server takes for one command.
 
     `allowed` is the expected decision (None: either). Raise AssertionError if a request is decided differently.
     """
@@ -126,7 +126,7 @@ def _send(client: redis.Redis, run: str, commands: Sequence[Command], allowed: b
 
 
 def _measure(urls: dict[str, str], rounds: int, calls: int) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the smallest time in µs, by server, algorithm and kind of request."""
+    """Return the smallest time of all rounds in µs, by server, algorithm and kind of request."""
     from benchmarks.support.pipelines import run_of
 
     new_users = iter(range(1_000_000, 10_000_000))
@@ -150,13 +150,13 @@ def _measure(urls: dict[str, str], rounds: int, calls: int) -> dict[str, dict[st
         for algorithm, (wide, _tight) in CASES.items():
             admitted, shadow, refused = fixed[algorithm]
             admits = _commands(algorithm, wide)
-            new = [admits(f"{next(new_users)}") for _ in range(min(calls, _NEW_KEYS))]
+            first = [admits(f"{next(new_users)}") for _ in range(min(calls, _NEW_KEYS))]
             for name, client in clients.items():
                 run = runs[name]
                 # Not timed: after this, the keys exist, and the tight limit has no permits left.
                 _send(client, run, [admitted, shadow, refused, refused], None)
                 times = {
-                    "first": _send(client, run, new, True),
+                    "first": _send(client, run, first, True),
                     "admitted": _send(client, run, [admitted] * calls, True),
                     "shadow": _send(client, run, [shadow] * calls, True),
                     "refused": _send(client, run, [refused] * calls, False),
@@ -185,7 +185,7 @@ def _ratios(micros: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
 
 
 def _claims(server: dict[str, Any]) -> tuple[list[report.Claim], list[report.Claim]]:
-    """Return the promises and the targets about the first server."""
+    """Return the promises and the targets for one server."""
 
     def of_algorithms(name: str) -> report.Claim:
         title, bound = ALGORITHMS[name]

@@ -1,8 +1,9 @@
 -- The bare script, only for benchmarks: it decides token buckets and counts the request with as little work as possible. It has
 -- only one algorithm, its parameters cannot change, a refusal has no reason, and batches are not sealed.
--- KEYS     heads (see lua/decide.lua), packed states, and the hash in which requests are counted, if they are counted
+-- KEYS     heads (see lua/decide.lua), packed states, and the hash of the open batch, if requests are counted
 -- ARGV[1]  '<BBB' numbers of heads, of states, and of limits in each state   ARGV[2]  the expected head
--- ARGV[3]  '<d…' interval (µs) and room (µs) of each limit   ARGV[4]  the name of the counter, or ''
+-- ARGV[3]  '<d…' for each limit: the µs that one permit takes, and the highest level of the bucket in µs
+-- ARGV[4]  the name of the counter without its first two parts, or '' if requests are not counted
 -- ARGV[5]  the struct format of a state   ARGV[6]  the struct format of ARGV[3]
 local call, read, write = redis.call, struct.unpack, struct.pack
 local heads, states, each = read('<BBB', ARGV[1])
@@ -15,22 +16,25 @@ for i = 1, heads do
 end
 local time = call('TIME')
 local now = time[1] * 1e6 + time[2]
-local p = {read(ARGV[6], ARGV[3])}
-local reply, at, least = {1, 1, 0, 0, 0, 0, 0, now}, 1, 1e300
+local numbers = {read(ARGV[6], ARGV[3])}
+local reply, position, least = {1, 1, 0, 0, 0, 0, 0, now}, 1, 1e300
 for s = 1, states do
-  local v, longest = {read(ARGV[5], got[heads + s] or string.rep('\0', 14 * each))}, 0
+  -- For each limit: the moment of the last request, and the level at this moment. The level falls by 1 µs each µs.
+  local state, longest = {read(ARGV[5], got[heads + s] or string.rep('\0', 14 * each))}, 0
   for i = 1, 2 * each, 2 do
-    local q, room, left = p[at], p[at + 1], v[i + 1] - now + v[i]
-    left = (left > 0 and left or 0) + q
-    if left > room then return {1, 0} end
-    local remaining = (room - left - (room - left) % q) / q
+    local interval, highest = numbers[position], numbers[position + 1]
+    local level = state[i] + state[i + 1] - now
+    level = (level > 0 and level or 0) + interval
+    if level > highest then return {1, 0} end
+    local room = highest - level
+    local remaining = (room - room % interval) / interval
     if remaining < least then least = remaining end
-    v[i], v[i + 1] = now, left
-    if left > longest then longest = left end
-    reply[8 + at], reply[9 + at] = remaining, left
-    at = at + 2
+    state[i], state[i + 1] = now, level
+    if level > longest then longest = level end
+    reply[8 + position], reply[9 + position] = remaining, level
+    position = position + 2
   end
-  call('SET', KEYS[heads + s], write(ARGV[5], unpack(v, 1, 2 * each)), 'PX', 60000 + math.ceil(longest / 1000))
+  call('SET', KEYS[heads + s], write(ARGV[5], unpack(state, 1, 2 * each)), 'PX', 60000 + math.ceil(longest / 1000))
 end
 if ARGV[4] ~= '' then
   call('HINCRBY', KEYS[#KEYS], 'a|' .. (now - now % 900000000) / 1e6 .. ARGV[4], 1)

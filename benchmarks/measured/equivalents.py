@@ -1,4 +1,4 @@
-"""The algorithms of other packages, and the equivalent algorithm of this app for each: admitted and refused.
+"""The algorithms of other packages. For each, the equivalent algorithm of this app is named.
 
 Each algorithm is called as the documentation of its package shows. It is called with a limit so high that nothing is
 refused, and with a limit so low that nearly everything is refused.
@@ -20,12 +20,12 @@ from benchmarks.measured.peers import MANY, missing, steady, user_request
 class Equivalent(NamedTuple):
     """An algorithm of another package.
 
-    admits     makes a request that must be admitted, and returns whether it was admitted
-    refuses    makes a request that must be refused, and returns whether it was refused
-
     algorithm  the equivalent algorithm of this app
     peer       the package, named as for pip
-    before     is called before each block of calls, to delete a state that grows
+    title      the name of the algorithm in tables
+    admits     makes a request that must be admitted, and returns whether it was admitted
+    refuses    makes a request that must be refused, and returns whether it was refused
+    before     is called before each block of calls, to delete a state that grows. None: no state grows
     """
 
     algorithm: str

@@ -15,10 +15,10 @@ from benchmarks.support.timing import Case
 from ratelimits.engine.resp import resp
 
 BARE = (Path(__file__).parent / "bare.lua").read_bytes()
-#: A script that does nothing, and answers as if it admitted a request.
+#: A script that does nothing, and replies as if it admitted a request.
 EMPTY = b"return {1, 1}"
 PING = resp(b"PING")
-#: The expected head: a version of the rules and a run, as long as real ones.
+#: The expected head, as long as a real head: the version of the rules and the run.
 _HEAD = b"1 " + b"0" * 40 + b":" + b"0" * 40
 
 
@@ -56,9 +56,9 @@ def bare(heads: int, states: int, each: int, counted: bool, suffix: str = "42") 
     keys = [f"bare:{{{number:02d}}}:head" for number in range(heads)]
     keys += [f"bare:{{00}}:s:{each}:{number}:{suffix}" for number in range(states)]
     keys += ["bare:{00}:open"] if counted else []
-    # Each limit is a bucket whose level is a time. A request adds 10 µs. A level above 10 s would be refused.
+    # Each limit is a bucket whose level is a time. A request adds 10 µs. It is refused if the level would exceed 10 s.
     numbers = struct.pack(f"<{2 * states * each}d", *(10.0, 10_000_000.0) * (states * each))
-    # The end of a counter's name: period, meter, rule, version, account, key, and the cost of one request: 1.
+    # The end of a counter's name: period, meter, rule, version, account, key, and the cost of each request (1).
     field = f"|1795262400|requests|3|7|7|user:{suffix}|1" if counted else ""
     # Formats of Lua's struct: a state has two 7-byte numbers for each limit, the other numbers are doubles.
     formats = b"<" + b"I7I7" * each, b"<" + b"d" * (2 * states * each)
@@ -66,10 +66,12 @@ def bare(heads: int, states: int, each: int, counted: bool, suffix: str = "42") 
     return resp(b"EVALSHA", sha_of(BARE), b"%d" % len(keys), *(key.encode() for key in keys), *arguments)
 
 
+#: The first four arguments of `bare` for three rules on one key, with metering.
+THREE_RULES = (1, 1, 3, True)
 #: Name, title, and the first four arguments of `bare`. "kinds" has keys of three kinds: user, account and global.
 SHAPES = (
     ("bare_one", "bare script, one rule", (1, 1, 1, False)),
-    ("bare_three", "bare script, 3 rules on one key + metering", (1, 1, 3, True)),
+    ("bare_three", "bare script, 3 rules on one key + metering", THREE_RULES),
     ("bare_kinds", "bare script, user + account + global + metering", (2, 3, 1, True)),
 )
 

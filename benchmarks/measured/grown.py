@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.measured.sizes import Size
 from benchmarks.support import servers
 
-#: Maximum number of different users in the requests of a process. Their names are made before, and used in turns.
+#: Maximum number of different users in the requests of a process. The process makes their names before it measures.
 MAX_USERS = 200_000
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -54,9 +54,9 @@ def work(size: Size, load: str | None) -> int:
 
 
 def make_rows(size: Size) -> None:
-    """Make the rules and overrides, unless another process of this size has made them.
+    """Make the rules and overrides if the database has none.
 
-    Only `size.limits` of the rules apply to the timed requests, and no override does.
+    Only `size.limits` of the rules apply to the timed requests. No override applies to them.
     """
     from benchmarks.measured import ours
     from ratelimits.models import KeyOverride, Rule
@@ -64,7 +64,7 @@ def make_rows(size: Size) -> None:
 
     if Rule.objects.exists():
         return
-    # Rules with the scope "*" apply to every request. Three limits are the usual case, in which one rule bills.
+    # Rules with the scope "*" apply to every request. With three limits, one of the rules bills.
     applying = ours.ten_rules("*")[: size.limits] if size.limits != 3 else ours.usual_rules("*", "usual", bills=True)
     others = [ours.row(f"other-{number}", "second", f"scope{number}") for number in range(size.rules - len(applying))]
     overrides = [
@@ -77,7 +77,7 @@ def make_rows(size: Size) -> None:
 
 
 def make_keys(size: Size) -> None:
-    """Make one live key for each of `size.keys` users, unless the server has these keys."""
+    """Make one live key for each of `size.keys` users, if the server does not have these keys."""
     import redis
     from django.conf import settings
 
@@ -124,7 +124,7 @@ def requests(size: Size) -> Any:
     draw = random.Random(1)
     count = min(size.spread, MAX_USERS)
     ids = draw.sample(range(FIRST_ID, FIRST_ID + size.keys), count) if count > 1 else [FIRST_ID]
-    # Make the texts in random order, so that texts that are used one after the other are not neighbours in memory.
+    # The ids are in random order. So two texts that are used one after the other are not neighbours in memory.
     turns = itertools.cycle([f"{number}" for number in ids])
 
     def ask() -> None:
@@ -140,13 +140,14 @@ def _resident() -> int:
 
 
 def _load_all() -> Any:
-    """Read the rows about the keys of all shards."""
+    """Read the rows about the keys of all shards. Return the snapshot that contains them."""
     from ratelimits import rules
     from ratelimits.models.versions import KEY_SHARDS
     from ratelimits.rules import query_thread
     from ratelimits.rules.snapshot import MissingRows
 
-    query_thread.PATIENCE = 600.0  # seconds: a request reads only one shard and has less time
+    # Seconds. The default is shorter, because a request reads the rows of only one shard.
+    query_thread.PATIENCE = 600.0
     every = frozenset(range(KEY_SHARDS))
     snapshot = asyncio.run(rules._loader.aload(MissingRows(every)))
     snapshot._with_rows(every)
@@ -154,7 +155,7 @@ def _load_all() -> Any:
 
 
 def load_time() -> dict[str, Any]:
-    """Return the seconds until all overrides are read, and how much the process has grown."""
+    """Return the seconds until all overrides are read, and the growth of the process in MB."""
     from ratelimits import rules
 
     rules.current()
@@ -168,7 +169,10 @@ def load_time() -> dict[str, Any]:
 
 
 def load_memory() -> dict[str, Any]:
-    """Return the memory of Python's objects for the overrides, without unused memory of the allocator."""
+    """Return the memory in MB that Python's objects for the overrides take: at the end, and at most.
+
+    Unused memory of the allocator is not included.
+    """
     from ratelimits import rules
 
     rules.current()

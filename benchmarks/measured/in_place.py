@@ -20,12 +20,15 @@ from ratelimits.throttling import QuotaThrottle
 BASE = "unlimited"
 #: Name of a view -> kind of its case (default: "ours").
 _KINDS = {"ping": "floor", BASE: "floor", "bare": "floor", "drf_one": "peer", "drf_three": "peer"}
-#: The attribute of Django's request in which the app lists the decisions that can be refunded.
+#: The attribute of Django's request with the list of decisions that the app can still refund.
 _CHARGED = "_ratelimits_charged"
 
 
 def whole_request(name: str, status: str = "200 OK") -> Callable[[], object]:
-    """Return a function that makes a whole request to a view through Django's WSGI handler, in this thread."""
+    """Return a function that makes a whole request to the view `name` through Django's WSGI handler.
+
+    The function returns whether the response has this status.
+    """
     handler = WSGIHandler()
     environ = {
         "REQUEST_METHOD": "GET",
@@ -57,8 +60,8 @@ def whole_request(name: str, status: str = "200 OK") -> Callable[[], object]:
 
 
 def _twice(ask: Callable[[], object]) -> Callable[[], object]:
-    # The first request may be admitted. The second one is refused, and the process stores this refusal in its deny
-    # cache. So all measured requests are refused from the deny cache.
+    # The first request may be admitted. The second request is refused, and the process stores this refusal in its deny
+    # cache. So the deny cache refuses all measured requests.
     return lambda: (ask(), ask())
 
 
@@ -91,7 +94,7 @@ def throttle_call(name: str, user: int | None = None) -> Callable[[], object]:
     attributes = vars(request._request)
 
     def ask() -> object:
-        # All calls use one request. Delete its list of decisions: a new request has none, and the list would grow.
+        # All calls use one request. Delete its list of decisions, which would grow: a new request has no such list.
         attributes.pop(_CHARGED, None)
         return QuotaThrottle().allow_request(request, view)
 

@@ -13,8 +13,8 @@ from functools import wraps
 from statistics import median
 from typing import Any
 
-#: "module:function", where the module is the one whose code calls the function: there the name is replaced by the
-#: wrapper. A function that no longer exists is reported and left out.
+#: "module:function". The code of this module calls the function, so the wrapper replaces the function's name there.
+#: A function that no longer exists is reported and left out.
 FUNCTIONS = (
     "ratelimits.throttling.by_rules:QuotaThrottle.allow_request",
     "ratelimits.throttling.by_rules:costs_of",
@@ -44,16 +44,22 @@ FUNCTIONS = (
     "redis.connection:Connection.read_response",
 )
 #: Approximate time of a wrapper, in ns.
-_WRAPPER = 130
+_WRAPPER_NS = 130
 
 
 class Watch:
-    """Wraps functions. Stores the time of each call in ns, without the time of inner calls of wrapped functions."""
+    """Wraps functions, and stores the time of each call in ns.
+
+    own      function -> the times of its calls, without the wrapped functions that these calls make
+    missing  the functions that no longer exist
+    """
 
     def __init__(self) -> None:
         self.own: dict[str, list[int]] = {}
         self.missing: list[str] = []
+        #: For each wrapped call that is running, the outermost first: the time of the wrapped calls that it has made.
         self._inner: list[int] = []
+        #: What to set back: the module or class, the name in it, and the function itself.
         self._undo: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> Watch:
@@ -88,13 +94,16 @@ class Watch:
                 elapsed = clock() - start
                 own.append(elapsed - inner.pop())
                 if inner:
-                    inner[-1] += elapsed + _WRAPPER
+                    inner[-1] += elapsed + _WRAPPER_NS
 
         return watched
 
 
 def watch(call: Callable[[], object], calls: int) -> dict[str, Any]:
-    """Return the functions' own times, the longest first, and the whole time with and without wrappers, in µs."""
+    """Return the functions' own times in µs, and the whole time of a request in µs with and without wrappers.
+
+    The function that takes the most time of a request comes first.
+    """
 
     def whole() -> float:
         times = []

@@ -1,4 +1,4 @@
-"""The cases of this app: the engine with prepared commands, quota.check, and refusals."""
+"""The cases of this app: decisions of the engine and of quota.check, with prefetched permits, refusals and blocks."""
 
 from __future__ import annotations
 
@@ -34,14 +34,16 @@ from ratelimits.rules import Selection
 PER_SECOND = TokenBucket(capacity=1_000_000, rate=Decimal(100_000), period=Decimal(1))
 PER_HOUR = FixedWindow(capacity=10**9, period=Decimal(3600))
 PER_MONTH = CalendarWindow(capacity=10**11, calendar_unit="month")
-#: The same three limits as fields of a rule.
+#: The same three limits, as the fields of a rule. "second" is PER_SECOND, and so on.
 _ROWS: dict[str, dict[str, Any]] = {
     "second": {"algorithm": "token_bucket", "capacity": 1_000_000, "rate": 100_000, "period": 1},
     "hour": {"algorithm": "fixed_window", "capacity": 10**9, "period": 3600},
     "month": {"algorithm": "calendar_window", "capacity": 10**11, "calendar_unit": "month"},
 }
-#: Maximum number of requests for which permits are prefetched; number of requests that are timed together.
-PREFETCH, TIMED_TOGETHER = 256, 2_000
+#: Maximum number of requests for which permits are prefetched.
+PREFETCH = 256
+#: Number of requests with prefetched permits that are timed together.
+TIMED_TOGETHER = 2_000
 #: Units of calendar windows.
 CALENDAR = ("hour", "day", "week", "month", "year")
 
@@ -68,7 +70,7 @@ def usual_rules(scope: str, prefix: str, *, bills: bool = False) -> list[Rule]:
 
 
 def ten_rules(scope: str) -> list[Rule]:
-    """Return ten rules for users."""
+    """Return ten rules for users. `ten_limits` returns the same limits without rules."""
     rules_of_calendar = [row(f"ten-{unit}", "month", scope, calendar_unit=unit, capacity=10**11) for unit in CALENDAR]
     return [
         row("ten-second", "second", scope),
@@ -103,22 +105,25 @@ def save_rules() -> None:
 
 
 def ten_limits() -> list[tuple[str, Algorithm]]:
-    """Return the limits of the ten rules, without rows."""
+    """Return the names and the limits of ten rules."""
     paced = [
         ("second", PER_SECOND),
         ("minute", TokenBucket(capacity=1_000_000, rate=Decimal(6_000_000), period=Decimal(60))),
     ]
-    windows = [(f"window{n}", FixedWindow(capacity=10**9, period=Decimal(n))) for n in (900, 28_800, 1_209_600)]
+    windows = [
+        (f"window{seconds}", FixedWindow(capacity=10**9, period=Decimal(seconds)))
+        for seconds in (900, 28_800, 1_209_600)
+    ]
     return [*paced, *windows, *((unit, CalendarWindow(capacity=10**11, calendar_unit=unit)) for unit in CALENDAR)]
 
 
 def three_limits() -> list[tuple[str, Algorithm]]:
-    """Return three limits: per second, per hour and per month."""
+    """Return the names of three limits, and the limits: per second, per hour and per month."""
     return [("second", PER_SECOND), ("hour", PER_HOUR), ("month", PER_MONTH)]
 
 
 def usage(now: int, user: str) -> engine.Usage:
-    """Return the usage of the cases: one meter, billed by the rule with the id 3 and the version 7."""
+    """Return the usage of a request: one meter. The rule with the id 3, at the version 7, bills it."""
     return engine.Usage(user, f"user:{user}", (engine.Meter("requests", 3, 7),), boundaries("month", "UTC", None, now))
 
 
@@ -130,9 +135,10 @@ def call_of(
     counted: bool = True,
     user: str = "42",
 ) -> Call:
-    """Return the call that decides limits (name, algorithm).
+    """Return the call that decides these limits. A limit is given as its name and its algorithm.
 
-    `keys` has the key of each limit. Without `keys`, all limits belong to the key of `user`.
+    `keys` has the key of each limit. If it is empty, all limits belong to the key of `user`. `counted` says whether the
+    request is counted as usage.
     """
     owners = tuple(keys) or (f"user:{user}",) * len(limits)
     different = tuple(dict.fromkeys(owners))
@@ -155,7 +161,7 @@ def deciding(server: Server, call: Call) -> Callable[[], object]:
 
 
 def calls(now: int, user: str = "42") -> dict[str, tuple[str, Call]]:
-    """Return the engine's cases: name, title and call."""
+    """Return the engine's cases: name -> title and call."""
     kinds = (f"user:{user}", f"account:{user}", "global")
     three: list[tuple[str, Algorithm]] = [("user", PER_SECOND), ("account", PER_MONTH), ("global", PER_HOUR)]
     return {
@@ -174,7 +180,7 @@ def uncounted(now: int, name: str, user: str) -> Call:
 def scripts() -> set[bytes]:
     """Return the scripts that the calls of `calls` need, with and without usage.
 
-    The script also depends on the shards of the keys. So look at many users.
+    The script also depends on the shards of the keys. So this function makes the calls of many users.
     """
     keyspace = engine_server().keyspace
     found = set()
@@ -218,7 +224,7 @@ def cases(now: int) -> list[Case]:
 
 
 def engine_ahead(server: Server, now: int) -> Case:
-    """Return the case that spends prefetched permits in the engine, and prefetches again when none are left."""
+    """Return the case that spends prefetched permits in the engine. If no permits are left, it prefetches again."""
     call = call_of([("hour", PER_HOUR)], now, counted=True, user="42-ahead")
     permits = PrefetchedPermits(server, call, PREFETCH, 1.0)
 
@@ -264,20 +270,20 @@ def check_refusal() -> Case:
 
 
 def engine_refusal() -> Case:
-    """Return the case that only looks for a refusal in the deny cache."""
+    """Return the case that looks for a refusal in the deny cache, and does nothing else."""
     exhaust()
     answer = quota.check(REFUSED, "refused", "GET")
     assert answer.decision is not None
     cache = DenyCache()
     cache_key = (REFUSED, "refused", "GET", False, ("requests", 1))
     cache.keep(cache_key, answer.decision, 3600.0)
-    # Look with an equal identity that is another object, as a request does.
+    # Each request makes a new identity. So look with another object that is equal to the identity.
     equal_key = (someone("43"), *cache_key[1:])
     return Case("engine_refused", "deny cache, refused", "ours", lambda: cache.repeat(equal_key), inner=50)
 
 
 def refusals_sent(count: int, commands: Callable[[], int]) -> int:
-    """Return the number of commands that `count` refusals send.
+    """Refuse `count` requests. Return the number of commands that are sent meanwhile.
 
     `commands` returns the number of commands that the server has received so far.
     """
@@ -291,6 +297,7 @@ def refusals_sent(count: int, commands: Callable[[], int]) -> int:
 
 def save_blocks() -> None:
     """Block a key, a network and BLOCKS other targets, in one edit."""
+    # One half of the other targets are networks, and the other half are users.
     others = (f"10.{n >> 8}.{n & 255}.0/24" if n % 2 else f"user:blocked-{n}" for n in range(BLOCKS))
     targets = [str(BLOCKED.user), BLOCKED_NETWORK, *others]
     with editing("default"):
@@ -298,7 +305,7 @@ def save_blocks() -> None:
 
 
 def blocked_check() -> Callable[[], object]:
-    """Return a function that calls quota.check for a blocked network, each time from another address."""
+    """Return a function that calls quota.check, each time with the next address of the blocked network."""
     callers = itertools.cycle([Identity(address=f"ip:198.18.{host >> 8}.{host & 255}") for host in range(2**16)])
     return lambda: not quota.check(next(callers), "three", "GET").allowed
 
@@ -318,13 +325,14 @@ def blocked_cases() -> list[Case]:
 
 
 def blocked_sent(count: int, client: redis.Redis) -> dict[str, float]:
-    """Make blocked requests. Return how many commands decide them, how many commands count them, and the time of each.
+    """Make `count` blocked requests. Return how many commands decide them, and how many commands count them.
 
-    The time of a request is in µs. It is the processor time of all threads, so it contains the counting.
+    Also return the time of one request in µs. It is the processor time of all threads, so it contains the counting.
     """
     check = blocked_check()
     check()
-    # A new connection sends commands of its own, such as CLIENT SETINFO. So both connections are made before.
+    # A new connection sends commands of its own, such as CLIENT SETINFO. So all connections are made before the monitor
+    # starts.
     from_memory.sender.flush()
     with client.client() as this_client, client.monitor() as monitor:
         began = time.process_time()

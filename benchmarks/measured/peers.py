@@ -1,8 +1,8 @@
-"""The cases of other packages for the same purpose. Each package is called as its documentation shows.
+"""The cases of other packages that limit requests. Each package is called as its documentation shows.
 
 The packages do less than this app: they decide one rule that is written in code, and count no usage. Only the usual
 algorithms of a package are measured. All packages use redis-py with hiredis, as this app does. All limits are so high
-that nothing is refused.
+that no request is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rest_framework.throttling import UserRateThrottle
 
 from benchmarks.support.timing import Case
 
-#: Name of a package for pip -> a module of the package. If Python finds the module, the package is installed.
+#: Name of a package for pip -> the name of its module.
 PACKAGES = {
     "limits": "limits",
     "throttled-py": "throttled",
@@ -46,7 +46,7 @@ def steady(length: int) -> type[UserRateThrottle]:
     moments = itertools.count(time.time(), 60 / length)
 
     class Steady(UserRateThrottle):
-        # The rate is above the length of the list, even if a moment is rounded, so that no request is refused.
+        # The rate is above the length of the list, so that no request is refused, even if moments are rounded.
         rate = f"{length + 2}/m"
         scope = f"bench{next(_numbers)}"
 
@@ -88,7 +88,7 @@ def _drf() -> list[Case]:
     view: Any = object()
 
     def asks(*classes: type[UserRateThrottle]) -> Callable[[], object]:
-        # As in APIView.check_throttles: make new throttles for each request, and call all of them.
+        # Do as DRF's APIView.check_throttles: make new throttles for each request, and call all of them.
         return lambda: all([throttle().allow_request(request, view) for throttle in classes])  # noqa: C419
 
     peer = "djangorestframework"

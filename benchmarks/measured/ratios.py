@@ -1,10 +1,10 @@
-"""The ratios that this app aims at on the server, and the rows of their table."""
+"""The ratios of server times that have a promise or a target, and the rows of their table."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-#: Ratios of an algorithm's times on the server. Name -> title, and the largest value that the app aims at.
+#: Ratios of an algorithm's times on the server. Name -> title, and the largest value that is promised or aimed at.
 ALGORITHMS = {
     "of_token_bucket": ("admitted ÷ token bucket", 1.5),
     "refused_of_admitted": ("refused ÷ admitted", 1.1),
@@ -14,7 +14,10 @@ ALGORITHMS = {
 
 
 class Ratio(NamedTuple):
-    """Two kinds of commands (`one`, `other`) whose times are compared, and the largest ratio that the app aims at."""
+    """The time of the commands `one`, divided by the time of the commands `other`.
+
+    `bound` is the largest value that is promised or aimed at.
+    """
 
     text: str
     one: str
@@ -22,7 +25,7 @@ class Ratio(NamedTuple):
     bound: float
 
 
-#: Ratios of all of the server's work: to run the script, to read commands and to write replies.
+#: Ratios of times of all the server's work: to read commands, to run the script, and to write replies.
 COMMANDS = {
     "three": Ratio("3 rules on one key + metering ÷ the bare script", "engine_three", "bare_three", 1.10),
     "kinds": Ratio("user + account + global + metering ÷ the bare script", "engine_kinds", "bare_kinds", 1.15),
@@ -31,13 +34,13 @@ COMMANDS = {
 
 
 def largest(server: dict[str, Any], ratio: str) -> tuple[str, float]:
-    """Return the algorithm with the largest value of a ratio, and this value."""
+    """Return the algorithm with the largest value of a ratio, and this value, from the results of one server."""
     name, one = max(server["algorithms"].items(), key=lambda item: item[1][ratio])
     return name, one[ratio]
 
 
 def rows_of(results: dict[str, dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """Return a row for each ratio: its text, the bound, and for each server the value."""
+    """Return a row for each ratio: its text, the bound, and its value on each server."""
     rows: list[tuple[Any, ...]] = []
     for name, (title, bound) in ALGORITHMS.items():
         worst = [largest(server, name) for server in results.values()]

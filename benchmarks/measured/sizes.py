@@ -9,11 +9,11 @@ from dataclasses import dataclass
 class Size:
     """The numbers of one size.
 
-    rules      rows in the database
-    overrides  rows in the database
-    keys       live keys: keys whose states are in Redis
-    limits     limits that apply to each request
-    spread     number of users from whom the requests come, in random order
+    rules      number of rules in the database
+    overrides  number of overrides in the database
+    keys       number of live keys: keys whose states are in Redis
+    limits     number of limits that apply to each request
+    spread     number of users who send the requests, in random order
     """
 
     name: str

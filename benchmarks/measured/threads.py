@@ -29,7 +29,10 @@ def parts_of(packed: bytes) -> list[bytes]:
 
 
 def pooled(now: int) -> Callable[[], Callable[[], object]]:
-    """Return a factory for the threads. Its function sends the same decision by redis-py's pooled client (EVALSHA)."""
+    """Return a function that each thread calls once, to get the function that it measures.
+
+    The measured function sends a decision (EVALSHA) with redis-py's pooled client.
+    """
     client: redis.Redis = get_redis_connection("ratelimits")
     server = ours.engine_server()
     call = ours.call_of(ours.three_limits(), now)
@@ -46,17 +49,20 @@ def pooled(now: int) -> Callable[[], Callable[[], object]]:
 
 
 def own(now: int) -> Callable[[], Callable[[], object]]:
-    """Return a factory for the threads. Its function decides with a prepared command on this app's connections."""
+    """Return a function that each thread calls once, to get the function that it measures.
+
+    The measured function makes the same decision as in `pooled`, with a prepared command on this app's connections.
+    """
     server, call = ours.engine_server(), ours.call_of(ours.three_limits(), now)
     return lambda: ours.deciding(server, call)
 
 
 def compare(url: str, now: int, threads: int, seconds: float, rounds: int) -> dict[str, Any]:
-    """Return the decisions per second of both clients, and how busy the cores of the process and of the server were.
+    """Return the decisions per second with both clients, and the use of the cores of the process and of the server.
 
-    Both clients are measured in turns. The ratio is the median of the ratios of the rounds.
+    The clients take turns. The ratio (ours ÷ pooled) is the median of the ratios of the rounds.
     """
-    # The pooled client sends a command that was made only once, and such a command is valid in one bin.
+    # `pooled` makes its command only once. This command is valid only in one bin.
     wait_for_bin(2 * rounds * seconds)
     makers = {"ours": own(now), "pooled": pooled(now)}
     found: dict[str, list[_Throughput]] = {name: [] for name in makers}
@@ -78,7 +84,7 @@ def compare(url: str, now: int, threads: int, seconds: float, rounds: int) -> di
 
 
 class _Throughput(NamedTuple):
-    """Decisions per second, and how busy the cores of the process and of the server were (1: one core)."""
+    """Decisions per second, and the use of the processor by this process and by the server (1: one whole core)."""
 
     per_second: float
     process: float

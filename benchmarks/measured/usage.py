@@ -1,4 +1,4 @@
-"""Write usage in the form in which the script of a decision writes it. Measure bare inserts."""
+"""Write usage into Redis, in the form in which the script of a decision writes it. Time bare inserts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.connection import run_named
 from ratelimits.models import Account, DurabilityGap, GapKind, Line, Plan, PlanInclusion
 
-#: Number of counters in each batch, as in the app: the script of a decision seals a batch with this number of fields.
+#: Maximum number of counters in each batch. The script of a decision seals a batch that has this number of fields.
 FIELDS = 5_000
 #: A script that fills and seals a batch. It runs after batch.lua in the same script. KEYS[1] is the open batch, and
 #: KEYS[2] the Redis key `meta` of the shard. ARGV[1] is the run, ARGV[2] a nonce, ARGV[3] the prefix of the Redis keys.
-#: All further arguments are names of counters, each of which counts one request.
+#: All further arguments are names of counters. Each counter counts one request.
 _FILL = """
 local open, meta, prefix = KEYS[1], KEYS[2], ARGV[3]
 local time = redis.call('TIME')
@@ -42,14 +42,15 @@ def _first_day() -> datetime:
 
 
 def month() -> str:
-    """Return the month of the usage, in the form for the report command."""
+    """Return the month of the usage, which is last month, as `ratelimits_report` reads it: "2026-11"."""
     return f"{_first_day():%Y-%m}"
 
 
 def _by_shard(first: int, count: int, keys: int, shards: int, per_account: int) -> dict[int, list[str]]:
-    """Return the names of counters, by shard: one for each of `count` lines, beginning with the line `first`.
+    """Return the names of the counters of `count` lines, by shard. `first` is the number of the first line.
 
-    The lines go through all keys in one bin, then through all keys in the next bin, and so on.
+    The first lines are one line of each key, all in the first bin of the month. Then comes one line of each key in the
+    next bin, and so on.
     """
     start = int(_first_day().timestamp())
     out: dict[int, list[str]] = {}
@@ -58,14 +59,14 @@ def _by_shard(first: int, count: int, keys: int, shards: int, per_account: int) 
     endings = [(shard_of(f"account:{name}", shards), f"{name}|api_key:{key}|1") for key, name in enumerate(owners)]
     for number in range(first, first + count):
         shard, ending = endings[number % keys]
-        at = start + number // keys * BIN_SECONDS
+        bin_start = start + number // keys * BIN_SECONDS
         # A counter of admitted ("a") requests: bin, period, meter, id of the rule, and version of the rule.
-        out.setdefault(shard, []).append(f"a|{at}|{start}|requests|1|1|{ending}")
+        out.setdefault(shard, []).append(f"a|{bin_start}|{start}|requests|1|1|{ending}")
     return out
 
 
 def fill(first: int, count: int, keys: int, per_account: int = 4) -> None:
-    """Write the counters of this number of lines into sealed batches."""
+    """Write the counters of `count` lines into sealed batches. `first` is the number of the first line."""
     server = current_server()
     client: Any = server.wire.client
     info = client.info()
@@ -73,12 +74,12 @@ def fill(first: int, count: int, keys: int, per_account: int = 4) -> None:
     for shard, counters in _by_shard(first, count, keys, server.keyspace.shards, per_account).items():
         for start in range(0, len(counters), FIELDS):
             names = counters[start : start + FIELDS]
-            both = server.keyspace.open(shard), server.keyspace.meta(shard)
-            client.eval(text, 2, *both, run, secrets.token_hex(12), server.keyspace.prefix(shard), *names)
+            open_and_meta = server.keyspace.open(shard), server.keyspace.meta(shard)
+            client.eval(text, 2, *open_and_meta, run, secrets.token_hex(12), server.keyspace.prefix(shard), *names)
 
 
 def make_accounts(count: int) -> None:
-    """Make this number of accounts on one plan."""
+    """Make one plan, and this number of accounts on it."""
     plan = Plan.objects.create(name="Pro", slug="pro")
     PlanInclusion.objects.create(plan=plan, meter="requests", quantity=3)
     names = iter(range(count))

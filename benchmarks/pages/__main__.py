@@ -2,12 +2,12 @@
 
     python -m benchmarks.pages [--lines 5000000] [--rules 1000] [--overrides 100000] [--keep FOLDER] [--out DIR]
 
-The ledger covers 30 days. All rules apply to every key, each in a scope of its own. The pages are requested by Django's
-test client. Then some pages are requested again, in turns with Redis and with a server that never answers.
+The ledger contains 30 days. All rules apply to every key. Each rule has its own scope. Django's test client requests
+the pages. Then it requests some pages again, in turns with Redis and with a server that never answers.
 
-To fill a database takes minutes. With `--keep`, the databases stay in a folder, and the next run with this folder only
-measures. The ledger in this folder ends at the moment when it was filled, and its tables fit the models of that moment.
-So fill another folder after a few hours, or if the models have changed.
+To fill a database takes minutes. With `--keep`, the databases stay in a folder, and the next run with this folder uses
+them again. Their ledgers end at the moment when they were filled, and their tables fit the models of that moment. So
+use another folder after a few hours, or if the models have changed.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _SIZES = {
     "rules": (1_000, "rules that bill and refuse"),
     "overrides": (100_000, "overrides, each of another key"),
 }
-#: Seconds that a page may take longer if Redis does not answer: the default of TIMEOUT. The status page queries the
-#: database meanwhile.
+#: Maximum number of seconds that a page takes longer if Redis does not answer: the default of the setting TIMEOUT. The
+#: status page queries the database while it waits for Redis.
 HANGING = 0.25
 
 
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="ratelimits-benchmark-") as temporary:
         for kind in options.database or DATABASES:
             folder = (options.keep or Path(temporary)) / kind
-            results[kind] = _one(kind, folder.resolve(), options)
+            results[kind] = _fill_and_measure(kind, folder.resolve(), options)
     if options.fill_only:
         return 0
     machine_info["load_after"] = report.load()
@@ -75,8 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _one(kind: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Fill the database in this folder if it is not filled yet, and measure the pages."""
+def _fill_and_measure(kind: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Fill the database in this folder if it is not filled yet. Without --fill-only, also measure the pages."""
     sizes, note = {name: getattr(options, name) for name in _SIZES}, folder / "filled.json"
     if note.exists() and json.loads(note.read_text())["sizes"] != sizes:
         raise SystemExit(f"{folder} has a database of another size: use another folder")
@@ -96,6 +96,7 @@ def _one(kind: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]
 
 
 def _process(what: str, options: argparse.Namespace, environment: dict[str, str]) -> dict[str, Any]:
+    """Do the work of `_work` ("fill" or "measure") in a new process, and return its result."""
     sizes = [f"--{name}={getattr(options, name)}" for name in (*_SIZES, "rounds")]
     command = [sys.executable, "-m", "benchmarks.pages", "--process", what, *sizes]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
@@ -116,7 +117,7 @@ def _work(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _claims(results: dict[str, Any]) -> list[report.Claim]:
-    """Return the promises for each table of pages. The slowest page of the table must keep them."""
+    """Return the promises about each table of pages. Each promise is about the slowest page of the table."""
     claims = []
     for kind, result in results.items():
         for table in TABLES.values():

@@ -1,4 +1,4 @@
-"""The pages that are measured, and the longest time that they may take."""
+"""The pages that are measured, and the longest time that each page may take."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Page(NamedTuple):
 
     name  its name in the tables
     url   its path and query
-    asks  whether the page asks Redis. If so, the page is also measured while Redis does not answer
+    asks  whether the page asks Redis. If it does, the page is also measured while Redis does not answer
     """
 
     name: str
@@ -23,7 +23,7 @@ class Page(NamedTuple):
 class Table(NamedTuple):
     """A table of docs/performance.md.
 
-    about  one or two words for these pages
+    about  one or two words that name the pages
     bound  the promise: the median of each page is at most this number of milliseconds
     """
 

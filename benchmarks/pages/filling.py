@@ -1,4 +1,4 @@
-"""Fill a database for the benchmark of pages. Each of the few statements writes many rows.
+"""Fill a database for the benchmark of pages. Each statement writes many rows, because this takes less time.
 
 The ledger looks as if it were compacted: each shard has one batch for each hour of 30 days. The lines and the totals
 are correct, because the pages read them. The digests and the checksums are not correct, because no page verifies them.
@@ -38,8 +38,10 @@ from ratelimits.usage import span_totals
 
 #: Number of hours in the ledger. The last of these hours is the present one.
 HOURS = 30 * 24
-#: Number of keys of each account. There is one account for each 4 overrides, and one user for each 10 overrides.
-_PER_ACCOUNT, _OVERRIDES_PER_ACCOUNT, _OVERRIDES_PER_USER = 4, 4, 10
+#: Number of keys with usage of each account.
+_KEYS_PER_ACCOUNT = 4
+#: The database gets one account for each 4 overrides, and one user for each 10 overrides.
+_OVERRIDES_PER_ACCOUNT, _OVERRIDES_PER_USER = 4, 10
 #: Maximum number of rows in one INSERT.
 _ROWS = 5_000
 #: Microseconds in a second.
@@ -51,8 +53,8 @@ class Sizes:
     """The size of the database.
 
     lines      lines of the ledger
-    keys       keys with usage, each in several hours of every day. Of each ten keys, one is also refused, and another
-               one would be refused by a rule in shadow mode
+    keys       keys with usage. A tenth of the keys also have refused requests. Another tenth also have requests that a
+               rule in shadow mode would refuse
     rules      rules that bill and refuse, each in a scope of its own
     overrides  overrides, each of another API key
     """
@@ -64,7 +66,7 @@ class Sizes:
 
 
 def fill(sizes: Sizes) -> dict[str, Any]:
-    """Fill an empty database. Return the numbers of rows of the tables whose sizes are not given."""
+    """Fill an empty database. Return the numbers of rows of the tables whose sizes `sizes` does not give."""
     now = int(time.time())
     make_configuration(sizes)
     if connection.vendor == "sqlite":
@@ -116,10 +118,10 @@ def _table(model: type[Model]) -> str:
 
 
 def _write_lines(sizes: Sizes, now: int) -> None:
-    """Write the batches and their lines, hour by hour. The indexes are made at the end, which takes less time."""
+    """Write the lines hour by hour, and then their batches. Make the indexes at the end, which takes less time."""
     first_hour, shards = now // 3_600 - HOURS + 1, conf.SHARDS
     first_rule = Rule.objects.order_by("pk").values_list("pk", flat=True)[0]
-    names = [(n, f"acct-{n // _PER_ACCOUNT}", f"api_key:{n}") for n in range(sizes.keys)]
+    names = [(n, f"acct-{n // _KEYS_PER_ACCOUNT}", f"api_key:{n}") for n in range(sizes.keys)]
     with connection.cursor() as cursor:
         cursor.execute("CREATE TABLE benchmark_key (number BIGINT PRIMARY KEY, account TEXT, name TEXT, shard BIGINT)")
         rows = [(*row, shard_of(f"account:{row[1]}", shards)) for row in names]
@@ -128,13 +130,13 @@ def _write_lines(sizes: Sizes, now: int) -> None:
         for index in Line._meta.indexes:
             schema.remove_index(Line, index)
     for hour in range(HOURS):
-        # Lines are numbered by time. So each hour has the lines from one number up to another.
+        # The numbers of the lines are in the order of time. This hour has the lines from number `first` to `end` - 1.
         first, end = (sizes.lines * edge // HOURS for edge in (hour, hour + 1))
         start = (first_hour + hour) * 3_600
         batch = f"({hour * shards + 1} + k.shard)"
-        # The kind of a line: 0 admitted, 8 refused, 9 would be refused in shadow mode. Keys whose number ends with 8
-        # are refused in every second line, by another rule than the rule that bills them. In the same way, a rule in
-        # shadow mode would refuse keys whose number ends with 9.
+        # The kind of a line: 0 if its requests are admitted, 8 if they are refused, 9 if a rule in shadow mode would
+        # refuse them. If the number of a key ends with 8 or 9, every second line of the key has this kind, and has
+        # another rule than the rule that bills the key.
         kind = f"CASE WHEN n / {sizes.keys} % 2 = 1 AND k.number % 10 >= 8 THEN k.number % 10 ELSE 0 END"
         # The columns from `id` to `bin` of the INSERT below. The id of a line is made from its batch and its number in
         # the batch. The lines of an hour are spread evenly over the four bins of the hour.
@@ -166,12 +168,13 @@ def _write_lines(sizes: Sizes, now: int) -> None:
 
 
 def _write_batches(first_hour: int, shards: int) -> None:
+    """Write one batch for each hour and shard. The ledger starts `first_hour` hours after 1970 UTC."""
     counts = dict(Line.objects.order_by().values_list("batch_id").annotate(Count("pk")))
     for portion in _portions(HOURS * shards):
         rows = []
         for number in portion:
             hour, shard = divmod(number, shards)
-            sealed, position = (first_hour + hour + 1) * 3_600 * _MICROSECONDS, hour + 1
+            end, position = (first_hour + hour + 1) * 3_600 * _MICROSECONDS, hour + 1
             rows.append(
                 Batch(
                     pk=number + 1,
@@ -185,8 +188,8 @@ def _write_batches(first_hour: int, shards: int) -> None:
                     cum=0,
                     content=f"{number:064x}",
                     digest=f"{number + 1:064x}",
-                    opened_at=sealed - 3_600 * _MICROSECONDS,
-                    sealed_at=sealed - 1,
+                    opened_at=end - 3_600 * _MICROSECONDS,
+                    sealed_at=end - 1,
                     run="benchmark",
                     sealed_run="benchmark",
                     fence="always",
@@ -219,7 +222,7 @@ def _month(start: int) -> tuple[int, int]:
 
 
 def _add_up(now: int) -> None:
-    """Calculate the totals of periods and of short spans."""
+    """Calculate the totals of counted periods and of short spans from the lines."""
     sums = ("admitted_requests", "admitted_units", "denied_requests", "shadow_requests", "refunded_units")
     shard = f"(batch_id - 1) % {conf.SHARDS}"
     for period in list(Line.objects.order_by().values_list("period", flat=True).distinct()):
@@ -235,13 +238,13 @@ def _add_up(now: int) -> None:
 
 
 def declare_outage(keys: int, now: int) -> None:
-    """Write unmetered requests, which a failure policy admitted in one hour of the last day. Declare their gaps."""
+    """Write unmetered requests of `keys` keys, in one hour of the last day. Declare the gaps of their accounts."""
     start = (now - 12 * 3_600) // BIN_SECONDS * BIN_SECONDS
     rows = [
         ProcessTotal(
             process=f"p{quarter}",
             kind="unmetered",
-            account=f"acct-{key // _PER_ACCOUNT}",
+            account=f"acct-{key // _KEYS_PER_ACCOUNT}",
             key=f"api_key:{key}",
             meter="requests",
             bin=start + quarter * BIN_SECONDS,

@@ -1,9 +1,10 @@
-"""Measure the time, the queries and the memory that it takes to compare and import a file of memberships.
+"""Measure how much time, how many queries and how much memory it takes to compare and import a file of memberships.
 
     python -m benchmarks.pages.imports [--lines 100000] [--rows 100000] [--out DIR]
 
-Half of the lines change an existing row, and half add a row. The steps are the same as on the admin's pages. Each step
-runs in its own process, so that the memory of the step can be measured.
+Half of the lines change an existing row, and half of the lines add a row. The two steps are those of the admin's pages:
+to compare the file with the database, and to import it. Each step runs in its own process, so that its memory can be
+measured.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from benchmarks.support import report, servers
 
 DATABASES = ("postgres", "sqlite")
 STEPS = ("compare", "import")
-#: Maximum growth of a step's process in MB, and maximum number of queries for 500 lines.
-MEMORY, QUERIES = 100, 20
+#: Maximum growth of a step's process in MB.
+MEMORY_MB = 100
+#: Maximum number of queries for 500 lines.
+QUERIES_PER_500 = 20
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -61,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _process(what: str, options: argparse.Namespace, environment: dict[str, str]) -> dict[str, Any]:
+    """Run `fill` ("fill") or a step ("compare", "import") in a new process, and return its result."""
     sizes = [f"--{name}={getattr(options, name)}" for name in ("lines", "rows")]
     command = [sys.executable, "-m", "benchmarks.pages.imports", "--process", what, *sizes]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
@@ -69,7 +73,7 @@ def _process(what: str, options: argparse.Namespace, environment: dict[str, str]
 
 
 def fill(options: argparse.Namespace) -> dict[str, Any]:
-    """Make the plans and the existing memberships."""
+    """Make the plans, and the memberships that exist before the import. Return an empty result."""
     from ratelimits.models import Plan, PlanMembership
     from ratelimits.models.versions import editing
 
@@ -82,10 +86,10 @@ def fill(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def step(options: argparse.Namespace) -> dict[str, Any]:
-    """Compare the file with the database, or also import the file.
+    """Compare the file with the database, and in the step "import" also import it. Return the time and other numbers.
 
-    An import compares the file again. So the times and queries of an import are those of the second comparison and of
-    the writes, not of the first comparison.
+    An import compares the file again. So the time and the queries of the step "import" contain this second comparison
+    and the writes, but not the first comparison.
     """
     from django.db import connection
 
@@ -136,8 +140,8 @@ def _claims(results: dict[str, dict[str, Any]]) -> list[report.Claim]:
         for kind, steps in results.items()
         for name, result in steps.items()
         for claim in (
-            report.Claim(f"{name}, on {kind}: memory, MB", MEMORY, result["memory_mb"]),
-            report.Claim(f"{name}, on {kind}: queries for 500 lines", QUERIES, result["queries_per_500"]),
+            report.Claim(f"{name}, on {kind}: memory, MB", MEMORY_MB, result["memory_mb"]),
+            report.Claim(f"{name}, on {kind}: queries for 500 lines", QUERIES_PER_500, result["queries_per_500"]),
         )
     ]
 

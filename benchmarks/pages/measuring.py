@@ -20,14 +20,15 @@ from benchmarks.pages.addresses import Page
 
 @dataclass(slots=True)
 class Measured:
-    """The figures of one page. Times are in ms, and are medians of the rounds unless the line says otherwise.
+    """The numbers of one page.
 
-    slowest_ms       the longest time of all rounds
-    processor_ms     processor time of this process; the processor time of PostgreSQL is not included
-    queries          number of queries
-    queries_ms       time of all queries in one request
-    kb               size of the page
-    hanging_adds_ms  the time that is added if Redis does not answer; None for a page that does not ask Redis
+    ms               median time of a request, in ms
+    slowest_ms       longest time of a request, in ms
+    processor_ms     median processor time of this process, in ms. The processor time of PostgreSQL is not included
+    queries          number of queries in one request
+    queries_ms       time of all queries in one request, in ms
+    kb               size of the page, in KB
+    hanging_adds_ms  median time that is added if Redis does not answer, in ms. None for a page that does not ask Redis
     """
 
     ms: float
@@ -40,7 +41,10 @@ class Measured:
 
 
 def measure(pages: Sequence[Page], rounds: int) -> dict[str, Measured]:
-    """Request each page once in each round. Then time pages that ask Redis, also with a server that never answers."""
+    """Request each page once in each round, and return the numbers by the name of the page.
+
+    Then time the pages that ask Redis again: in turns with Redis and with a server that never answers.
+    """
     client = Client()
     user, _new = User.objects.get_or_create(username="admin", is_superuser=True, is_staff=True)
     client.force_login(user)
@@ -61,9 +65,9 @@ def measure(pages: Sequence[Page], rounds: int) -> dict[str, Measured]:
 def _hanging_adds(client: Client, pages: Sequence[Page], turns: int) -> dict[str, float]:
     """Return, by page, the time in ms that is added if Redis accepts connections and never answers.
 
-    The added time is the median over the turns. Each turn times the pages with the Redis server and with a silent
-    server, so that the load on the machine is the same for both times. After each change of the server, the first
-    request of each page does not count, because it also loads the rules and connects.
+    The added time is the median over the turns. Each turn times the pages with the Redis server and with a server that
+    never answers. So the load on the machine is the same for both times. After each change of the server, the first
+    request of each page is not timed, because it also loads the rules and connects.
     """
     added: dict[str, list[float]] = {page.name: [] for page in pages}
     with socket.create_server(("127.0.0.1", 0)) as silent:

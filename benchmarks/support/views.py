@@ -46,7 +46,7 @@ class PingThrottle(BaseThrottle):
 def _bare() -> bytes:
     """Load the bare script. Return the command that calls it for 3 rules with metering."""
     floors.load(str(settings.CACHES["ratelimits"]["LOCATION"]))
-    return floors.bare(*floors.SHAPES[1][2])
+    return floors.bare(*floors.THREE_RULES)
 
 
 class BareThrottle(BaseThrottle):
