@@ -350,7 +350,7 @@ def limited_tasks(runs: dict[str, Run]) -> str:
     """Return the table of Celery workers that share one limit."""
     both = [runs["waiting.tasks"]["results"], runs["waiting.kills"]["results"]]
     rows = [(name.replace("_", " "), *(result[name] for result in both)) for name in both[0]]
-    return markdown(("workers that share one limit", "undisturbed", "ten killed"), rows)
+    return markdown(("workers that share one limit", "no worker killed", "ten workers killed"), rows)
 
 
 def imports(runs: dict[str, Run]) -> str:
@@ -371,7 +371,7 @@ def throttles(runs: dict[str, Run]) -> str:
     """Return the table of throttles that are compared in pairs."""
     results = runs["pairs.throttles"]["results"]
     rows = [(*THROTTLES[name], result["us"], result["beside_us"], result["times"]) for name, result in results.items()]
-    return markdown(("throttle", "compared with", "throttle, µs", "compared with, µs", "ratio"), rows)
+    return markdown(("first throttle", "second throttle", "first, µs", "second, µs", "first ÷ second"), rows)
 
 
 #: Name of a table -> the runs that the table needs, and the function that makes the table.

@@ -135,8 +135,8 @@ def _write_lines(sizes: Sizes, now: int) -> None:
         start = (first_hour + hour) * 3_600
         batch = f"({hour * shards + 1} + k.shard)"
         # The kind of a line: 0 if its requests are admitted, 8 if they are refused, 9 if a rule in shadow mode would
-        # refuse them. If the number of a key ends with 8 or 9, every second line of the key has this kind, and has
-        # another rule than the rule that bills the key.
+        # refuse them. If the number of a key ends with 8 or 9, every second line of the key has the kind 8 or 9. The
+        # rule of these lines is not the rule that bills the key.
         kind = f"CASE WHEN n / {sizes.keys} % 2 = 1 AND k.number % 10 >= 8 THEN k.number % 10 ELSE 0 END"
         # The columns from `id` to `bin` of the INSERT below. The id of a line is made from its batch and its number in
         # the batch. The lines of an hour are spread evenly over the four bins of the hour.
