@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 #: Programs that send or run Celery tasks. `python -m gunicorn` has "gunicorn" as the folder of its program.
 _PROGRAMS_WITH_BROKER = frozenset({"celery", "daphne", "granian", "gunicorn", "hypercorn", "uvicorn"})
-#: Commands of `manage.py` that send tasks. The shells do so if a person calls a task in them.
+#: Commands of `manage.py` that send tasks. A shell sends a task if a person calls the task there.
 _COMMANDS_WITH_BROKER = frozenset({"runserver", "runserver_plus", "shell", "shell_plus"})
 
 
@@ -42,7 +42,7 @@ class RatelimitsConfig(AppConfig):
         groups.watch()
         telemetry.start()
         post_migrate.connect(adoption.adopt_after_migrate, sender=self, dispatch_uid="ratelimits.adoption")
-        # Set the signal handler here, because `ready` runs in the main thread. All requests can run in other threads.
+        # Set the signal handler here, because `ready` runs in the main thread. Perhaps no request runs in this thread.
         stop_signals.watch(background.end)
         if "celery" in sys.modules:
             from celery import current_app

@@ -80,7 +80,8 @@ def decided(
 ) -> Answer:
     """Decide a request to a view, and wait if its rules say so. Set the answer as `request.quota`, and return it.
 
-    `arguments` are those of the URL. Raise WrongCost, with the view's name, if the view's cost is not valid.
+    `arguments` are the arguments that the view gets from the URL. Raise WrongCost, with the view's name, if the view's
+    cost is not valid.
     """
     costs = costs_of(cost, request)
     identity = with_view_key(identify(request), key, request, arguments, request)

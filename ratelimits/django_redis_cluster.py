@@ -10,7 +10,7 @@ from typing import Any
 from django_redis.pool import ConnectionFactory as PoolFactory
 from redis.cluster import RedisCluster
 
-#: Timeout in seconds for the first answers of the nodes, if the alias has no timeouts.
+#: Timeout in seconds for connecting to a node, and for each of its answers, if the alias has no timeouts.
 TIMEOUT = 1.0
 
 

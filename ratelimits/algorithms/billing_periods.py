@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from ratelimits.algorithms.calendar import boundaries
 
-#: Minimum length (µs) of the first period after a kept period. If this period would be shorter, it is joined with the
-#: next month. Clocks of two time zones differ by at most 26 hours. So if only the time zone changes, the hours between
-#: the end of the kept period and the next start of a month never become a billing period.
+#: Minimum length (µs) of the first period after a kept period. If this first period would be shorter, it is joined with
+#: the next month. Clocks of two time zones differ by at most 26 hours. So if only the time zone changes, the hours
+#: between the end of the kept period and the next start of a month never become a billing period.
 SHORTEST = 2 * 86_400_000_000
 
 #: Start and end, in µs since 1970 UTC.
@@ -21,10 +21,10 @@ FourStarts = tuple[int, int, int, int]
 
 
 def periods_around(timezone: str, anchor: str | None, kept: Span | None, now: int) -> FourStarts:
-    """Return the starts of the previous billing period, the one that contains `now`, and the next two.
+    """Return the starts of the previous billing period, the billing period that contains `now`, and the next two.
 
-    They are in µs since 1970 UTC. Periods are months of `timezone` that begin at `anchor`. If there is a `kept` period,
-    the next period starts at the end of the kept period. Raise the errors of `boundaries`.
+    The starts and `now` are in µs since 1970 UTC. Periods are months of `timezone` that begin at `anchor`. If there is
+    a `kept` period, the next period starts at the end of the kept period. Raise ValueError as `boundaries` does.
     """
     if kept is None:
         return boundaries("month", timezone, anchor, now)
@@ -32,7 +32,9 @@ def periods_around(timezone: str, anchor: str | None, kept: Span | None, now: in
     if now < start:
         # The last month before the kept period ends at the start of the kept period.
         first, second, third, fourth = boundaries("month", timezone, anchor, now)
-        return first, second, min(third, start), end if third >= start else min(fourth, start)
+        if third >= start:
+            return first, second, start, end
+        return first, second, third, min(fourth, start)
     # `following` is the end of the first period after the kept period. It is the first start of a month which is at
     # least SHORTEST after `end`.
     _previous, _current, following, _later = boundaries("month", timezone, anchor, end + SHORTEST - 1)
@@ -43,4 +45,6 @@ def periods_around(timezone: str, anchor: str | None, kept: Span | None, now: in
         _previous, _current, next_start, _later = boundaries("month", timezone, anchor, following)
         return start, end, following, next_start
     first, second, third, fourth = boundaries("month", timezone, anchor, now)
-    return end if second == following else first, second, third, fourth
+    # The period that ends at `following` starts at the end of the kept period.
+    previous = end if second == following else first
+    return previous, second, third, fourth

@@ -80,9 +80,8 @@ def _hour(tz: ZoneInfo, now: int) -> tuple[int, int]:
     """
     offset = _offset(tz, now)
 
-    def change_between(one: int, other: int) -> int:
-        """Return the moment at which the offset changes, between two other moments. Both are in µs, in any order."""
-        low, high = sorted((one, other))
+    def change_between(low: int, high: int) -> int:
+        """Return the first moment with the new offset. The offset changes after `low`, and at the latest at `high`."""
         later_offset = _offset(tz, high)
         while high - low > 1:
             middle = (low + high) // 2

@@ -25,8 +25,7 @@ class Concurrency(Bounded):
     )
     code = 11
     script = "concurrency"
-    # details: leases of several permits, or with one name; announced: how many callers wait for a lease; freed: leases
-    # that were made for these callers.
+    # lua/algorithms/concurrency.lua describes these Redis keys.
     storage = Storage(
         own="c",
         endings={"details": ":x"},

@@ -124,7 +124,7 @@ def algorithm_from_json(data: Any) -> Algorithm:
         raise ValueError(f"unknown algorithm {name!r}: use one of {', '.join(ALGORITHMS)}")
     parameters = fields_of(name)
     for field in fields_left:
-        if field not in _OTHER_FORM_FIELDS and not any(field in fields_of(other) for other in (name, *ALGORITHMS)):
+        if field not in _OTHER_FORM_FIELDS and not any(field in fields_of(other) for other in ALGORITHMS):
             raise ValueError(f"unknown field {field!r}: {name} takes {', '.join(parameters)}")
     values = {field: fields_left[field] for field in parameters if fields_left.get(field) is not None}
     missing = [field.name for field in fields(algorithm_class) if field.name not in values and field.default is MISSING]

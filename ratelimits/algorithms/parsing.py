@@ -1,6 +1,7 @@
 """Check numbers that people write: exact decimals, whole numbers, lengths of time.
 
-For a value that is not valid, the functions raise ValueError with a sentence that says what to write instead.
+For a value that is not valid, the functions raise ValueError with a sentence that says what to write instead. The
+sentence begins with `name`, the name of the field.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from ratelimits.algorithms.wording import Wording, gettext_noop, number
 
 
 def _check_countable(interval: Fraction, permits: int) -> None:
-    """Raise ValueError unless this number of permits at this rate can be counted exactly."""
+    """Raise ValueError if this number of permits cannot be counted exactly. A permit takes `interval` µs."""
     if interval * permits > HORIZON:
         raise ValueError(
             "rate is so low that capacity takes more than 142 years to come back: raise rate or lower capacity"
@@ -40,7 +40,7 @@ class _Paced(Algorithm):
         return Fraction(micros(self.period)) / Fraction(self.rate)
 
     def _check_pace(self, permits: int) -> None:
-        """Raise ValueError unless this number of permits can be counted exactly."""
+        """Raise ValueError if `rate` or `period` is wrong, or if this number of permits cannot be counted exactly."""
         self._set("rate", exact("rate", self.rate, above=True))
         self._set("period", length("period", self.period))
         _check_countable(self.interval, permits)
@@ -245,7 +245,7 @@ class _Smooth(_Paced):
         return int(HORIZON / self.interval)
 
     def _check_stored(self, field: str, time: Fraction) -> None:
-        """Raise ValueError unless a full store can be counted exactly. The permits of a full store take `time` (µs)."""
+        """Raise ValueError if a full store cannot be counted exactly. The permits of a full store take `time` (µs)."""
         if time > HORIZON:
             raise ValueError(f"{field} is too long: the saved permits would take more than 142 years")
         if time / self.interval > MAX_PERMITS:

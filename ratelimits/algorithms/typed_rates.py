@@ -1,6 +1,6 @@
 """Read lengths of time and rates that people type: "1 day", "5 min", "10/5min", "100 per hour", "50 a minute".
 
-For a text that could mean two things, the functions raise an error that says what to write instead.
+For a text that has another form or could mean two things, the functions raise an error that says what to write instead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _COUNTED = r"(?:\b(?:requests?|calls?|hits?|tokens?|permits?|units?|times)\s*)?"
 _RATE = re.compile(
     rf"(?P<permits>.*?)\s*{_COUNTED}(?:/|\b(?:per|an?|each|every|in|within)\b)\s*(?P<time>.*)", re.DOTALL
 )
-#: Lengths above this one are not divided into units. A decimal with more digits than 28 has no exact remainder.
+#: Lengths of this number of seconds or more are only written in seconds. `Decimal` divides exactly only numbers with at
+#: most 28 digits.
 _MAX_LENGTH = Decimal(10) ** 20
 _WRONG_LENGTH = gettext_noop(
     "“%(text)s” is not a length of time: write seconds, such as 60, or a number and s, m, min, h, d, day or week."
@@ -84,7 +85,7 @@ def is_rate(text: str) -> bool:
     return _RATE.fullmatch(text.strip().lower()) is not None
 
 
-# A throttle class parses its rate at each request.
+# The results are cached, because a throttle class parses its rate at each request.
 @lru_cache(maxsize=1024)
 def rate(text: str) -> TypedRate:
     """Return the rate of a text such as "10/s", "10/m" (per minute), "100 per hour", "10/5min" or "50 calls a minute".
@@ -107,7 +108,7 @@ def rate(text: str) -> TypedRate:
 def length_and_unit(length: Decimal) -> tuple[str, str]:
     """Return a length in seconds as a number and a unit: "s", "min", "h", "day" or "week".
 
-    `seconds` can read a text of both, such as "90 min".
+    The function `seconds` can read the number and the unit together, such as "90 min".
     """
     for size, unit in ((604_800, "week"), (86_400, "day"), (3_600, "h"), (60, "min")):
         # Write weeks only for exactly one week, because people say "14 days" and not "2 weeks".

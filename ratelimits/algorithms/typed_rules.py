@@ -20,8 +20,10 @@ def with_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(rate, str) or not typed_rates.is_rate(rate) or "period" not in fields:
         return numbers
     permits, period = typed_rates.rate(rate)
-    given = numbers.get("period")
-    if given is not None and (typed_rates.seconds(given) if isinstance(given, str) else given) != period:
+    given_period = numbers.get("period")
+    if isinstance(given_period, str):
+        given_period = typed_rates.seconds(given_period)
+    if given_period is not None and given_period != period:
         raise ValueError("the rate contains another period: delete the field period, or write the rate as a number")
     numbers["period"] = period
     if "rate" in fields:
@@ -30,13 +32,11 @@ def with_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
         del numbers["rate"]
     if "capacity" not in fields:
         return numbers
-    given = numbers.get("capacity")
-    if given is None and permits != permits.to_integral_value():
+    given_capacity = numbers.get("capacity")
+    if given_capacity is None and permits != permits.to_integral_value():
         raise ValueError("the permits of the rate are not a whole number: write the field capacity too")
-    if given is not None and "rate" not in fields and given != permits:
-        raise ValueError(
-            f"the rate contains another capacity: {algorithm} has only one of the two, so delete one field"
-        )
-    if given is None:
+    if given_capacity is not None and "rate" not in fields and given_capacity != permits:
+        raise ValueError("the rate contains another capacity: delete the field capacity or the field rate")
+    if given_capacity is None:
         numbers["capacity"] = int(permits)
     return numbers

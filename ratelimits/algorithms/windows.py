@@ -10,7 +10,7 @@ from ratelimits.algorithms.base import Bounded, Params, Storage
 from ratelimits.algorithms.parsing import MICROSECONDS, choice, length, micros, whole
 from ratelimits.algorithms.wording import Wording, amount, gettext_noop
 
-# Months and years have no fixed length.
+# Lengths in µs. Months and years have no fixed length.
 _LENGTHS = {"hour": 3_600 * MICROSECONDS, "day": 86_400 * MICROSECONDS, "week": 604_800 * MICROSECONDS}
 #: What people read for each calendar unit.
 _UNITS = {
@@ -128,8 +128,9 @@ class SlidingWindow(Bounded):
 
     The window is divided into `sub_windows` sub-windows, and each of them has one count, as in LeapArray of Alibaba's
     Sentinel. When a new sub-window begins, the count of the oldest sub-window is no longer used. If `weighted` is true,
-    this count is still used in part until the next sub-window begins: with the share of the oldest sub-window that is
-    less than `period` ago. With `weighted` and one sub-window, this is the well-known approximation with two counters.
+    a share of this count is still used: the share of the oldest sub-window that lies in the last `period` seconds. This
+    share is 0 when the next sub-window begins. With `weighted` and one sub-window, this is the well-known approximation
+    with two counters.
     """
 
     id = "sliding_window"
@@ -194,7 +195,7 @@ class SlidingLog(Bounded):
     )
     code = 8
     script = "sliding_log"
-    # The newest requests are in the key itself, and the older ones in a second key, the "tree".
+    # The newest requests are in the limit's own key, and the older requests in a second Redis key, the "tree".
     storage = Storage(own="l", endings={"tree": ":b"})
     period: Decimal
 

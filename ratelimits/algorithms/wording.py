@@ -40,7 +40,8 @@ class Wording:
             # Write weeks only for exactly one week, because people say "14 days" and not "2 weeks".
             if count >= 1 and not count % 1 and (size < 604_800 or count == 1):
                 return number_of(self, int(count)) % {"n": number(count)}
-        return number_of(self, 2) % {"n": number(seconds)}
+        plural = 2  # "0.5 seconds" has the plural, as "2 seconds" has
+        return number_of(self, plural) % {"n": number(seconds)}
 
     def pace(self, rate: Decimal, period: Decimal, unit: str) -> str:
         """Return a rate as text: "5 requests per second"."""

@@ -93,8 +93,8 @@ def rows(
 def _is_after(query: WindowQuery, after: PagePosition) -> Q:
     """Return the condition for ledger lines whose row comes after a position."""
     window, account, key, meter = after
-    # This condition alone would also find earlier rows, but with this condition the database can use an index. `DAY` is
-    # subtracted, because the window of a day is a local midnight, not a moment in UTC.
+    # The wide condition lets the database use an index. It also finds earlier rows, which the second condition leaves
+    # out. `DAY` is subtracted, because the window of a day is a local midnight, not a moment in UTC.
     wide_condition = Q(period__gte=window) if query.window == "period" else Q(bin__gte=window - DAY)
     return wide_condition & (
         Q(window__gt=window)
@@ -123,7 +123,7 @@ def _periods(using: str, account: str, query: WindowQuery) -> set[int]:
     """
     terms, oldest = query.terms, query.start - 32 * DAY * SECOND  # more than a month before the span
     period = terms.period(oldest)
-    starts = {0, period.start // SECOND}
+    starts = {0, period.start // SECOND}  # 0 stands for usage without a billing period
     while period.end < query.end:
         period = terms.period(period.end)
         starts.add(period.start // SECOND)

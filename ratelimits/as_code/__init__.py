@@ -112,11 +112,11 @@ def load(
     reason: str = "ratelimits_rules load",
     progress: Progress | None = None,
 ) -> list[str]:
-    """Make the plans and rules in the database like those of the document, in one edit. Return a text for each change.
+    """Load the plans and rules of the document into the database, in one edit. Return a text for each change.
 
-    With `delete`, delete plans and rules that the document does not have. If the entry of a plan has no currency or no
-    prices, do not change the plan's currency or prices. `reason` is written to the history of each changed rule.
-    `progress` shows how many rules are done. If a plan or a rule is not valid, change nothing and raise
+    With `delete`, also delete the plans and rules that the document does not have. If the entry of a plan has no
+    currency or no prices, do not change the plan's currency or prices. `reason` is written to the history of each
+    changed rule. `progress` shows how many rules are done. If a plan or a rule is not valid, change nothing and raise
     RefusedError.
     """
     problems: list[str] = []

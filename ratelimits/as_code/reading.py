@@ -52,7 +52,7 @@ class RefusedError(ValueError):
     """Raised if a document cannot be loaded.
 
     problems  a sentence for each error
-    rest      the plans and rules of the document in which `parse` found no error; None if `parse` could not read any
+    rest      the plans and rules in which `parse` found no error; None if `parse` could not read the document at all
     """
 
     def __init__(self, problems: list[str], rest: Document | None = None) -> None:
@@ -126,10 +126,11 @@ def _plan_problems(slug: str, plan: Any) -> Iterator[str]:
 
 
 def _completed(entry: Any) -> tuple[Any, list[str]]:
-    """Return the entry of a rule with an algorithm, and with numbers in place of a typed rate; and its problems.
+    """Return the completed entry of a rule, and the problems of its typed rate.
 
-    If the typed rate is not valid, return the entry without the rate, so that `_rule_problems` can read the other
-    fields. Return an entry that is not an object unchanged: `_rule_problems` reports it.
+    The completed entry has an algorithm, and numbers in place of a typed rate. If the typed rate is not valid, the
+    completed entry has no rate, so that `_rule_problems` can read the other fields. Return an entry that is not an
+    object unchanged: `_rule_problems` reports it.
     """
     if not isinstance(entry, dict):
         return entry, []

@@ -53,6 +53,7 @@ _TEXT = FieldType("a text", is_text)
 _NAME = FieldType("a text that is not empty", lambda value: is_text(value) and value != "")
 _WHOLE_NUMBER = FieldType(f"a whole number from 0 to {MAX_PERMITS}", _is_whole)
 _NUMBER = FieldType(f"a number from 0 to {MAX_PERMITS}", _is_number)
+# When the type is checked, a valid typed rate has already been replaced by numbers.
 _RATE = FieldType(f'a number from 0 to {MAX_PERMITS}, or a text such as "10/5min"', _is_number)
 _TIME = FieldType(
     f'seconds from 0 to {MAX_PERMITS}, or a text with a unit such as "1 h"',
@@ -176,7 +177,7 @@ def printable(text: str) -> str:
 def decode_json(raw: bytes) -> Any:
     """Return the value of a JSON text in UTF-8, with exact decimals.
 
-    Raise ValueError if the text is not such JSON. In most cases the message says which line is wrong.
+    Raise ValueError if the text is not JSON in UTF-8. In most cases the message says which line is wrong.
     """
     try:
         return json.loads(raw.decode("utf-8-sig"), parse_float=Decimal, parse_constant=Decimal)
@@ -186,6 +187,6 @@ def decode_json(raw: bytes) -> Any:
         line = raw.count(b"\n", 0, error.start) + 1
         raise ValueError(f"line {line}: byte {error.start + 1} of the file is not UTF-8: save it as UTF-8") from error
     except RecursionError as error:
-        raise ValueError("the document is nested too deeply: plans and rules contain only flat objects") from error
+        raise ValueError("the document is nested too deeply: no plan and no rule has so many levels") from error
     except (InvalidOperation, ValueError) as error:
         raise ValueError(f"a number has too many digits: the largest number is {MAX_PERMITS}") from error

@@ -27,7 +27,7 @@ class Background:
     """Does `work` every `seconds()` in a daemon thread, which the first `start` begins.
 
     When the process ends, the thread does `last`. The last work of several threads begins in the order of `end_order`.
-    In a forked child there is no thread until `start` is called again.
+    A forked child has no thread. The next `start` in the child begins a new one.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Background:
         self._orders: queue.SimpleQueue[threading.Event | None] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Start the thread of this process, unless it runs. If it cannot be started now, a later call tries again."""
+        """Start the thread of this process if it does not run. If it cannot start now, a later call tries again."""
         if self.running:
             return
         with self._starting:
@@ -89,7 +89,7 @@ class Background:
     def finish(self) -> threading.Event | None:
         """Let the thread do the last work at once.
 
-        Return an event that is set afterwards. Return None if there is no thread.
+        Return an event that is set when this work is done or has failed. Return None if there is no thread.
         """
         if not self.running:
             return None
@@ -98,7 +98,7 @@ class Background:
         return finished
 
     def _run(self) -> None:
-        # A child that this thread forks has its own queue and its own thread.
+        # If the work forks, `_begin` gives the child's `self` a new queue and a new lock. This loop must not use them.
         orders, working = self._orders, self._working
         # Moments by `time.monotonic`. From `rest_ends`, `wake` can start the work. At `due`, the work starts anyway.
         # From `log_from`, a failure is logged.

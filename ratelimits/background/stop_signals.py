@@ -20,15 +20,15 @@ from django.core.signals import request_finished
 
 logger = logging.getLogger(__name__)
 
-#: SIGINT needs no handler of ours if it raises KeyboardInterrupt, because `atexit` runs afterwards.
+#: A SIGINT that raises KeyboardInterrupt needs no handler of this module, because `atexit` runs afterwards.
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-#: Maximum seconds of the last work before a server's own handler is called. Each request that ends after this work
+#: Maximum seconds of the last work before the server's own handler is called. A request that ends after this last work
 #: writes its own counts.
 MAX_DELAY = 1.0
 
 
 class StopHandler:
-    """A signal handler that lets the background work end, and then does the same as the handler before it."""
+    """A signal handler that lets the background work end, and then does the same as the handler that it replaces."""
 
     def __init__(
         self, end: Callable[..., None], before: Callable[[int, FrameType | None], Any] | signal.Handlers

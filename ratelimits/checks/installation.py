@@ -15,7 +15,7 @@ DISTRIBUTION, OTHER = "django-ratelimits", "ratelimits"
 
 @checks.register("ratelimits")
 def check_distribution(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Return an error if the distribution `ratelimits` is installed: its files and the app's are in one folder."""
+    """Return an error if the distribution `ratelimits` is installed: it puts its files into the app's folder."""
     try:
         version = distribution(OTHER).version
     except PackageNotFoundError:

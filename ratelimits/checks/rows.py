@@ -69,7 +69,10 @@ def _groups(using: str) -> Iterator[checks.CheckMessage]:
 
 
 def _overrides(using: str) -> Iterator[checks.CheckMessage]:
-    """Yield one error for each set of numbers that a rule does not accept. It names the first override with them."""
+    """Yield an error for each set of numbers that a rule does not accept.
+
+    Several overrides can have the same numbers. The error names the first of these overrides.
+    """
     rules = {name: valid_rules(rows) for name, rows in rules_by_name(using).items()}
     rows = KeyOverride.objects.using(using).order_by().values("rule", *KeyOverride.NUMBERS).annotate(first=Min("pk"))
     for row in rows:

@@ -46,7 +46,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
 
 
 def _is_invalid(name: str) -> bool:
-    """Return whether a setting is invalid. Then other checks do nothing, since `check_settings` reports the setting."""
+    """Return whether a setting is invalid. If it is, the other checks do nothing: `check_settings` reports it."""
     try:
         getattr(conf, name)
     except ImproperlyConfigured:
@@ -56,7 +56,7 @@ def _is_invalid(name: str) -> bool:
 
 @checks.register("ratelimits")
 def check_cache(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Return errors unless CACHE_ALIAS names a django-redis cache with a Redis database that no other cache uses."""
+    """Return errors if CACHE_ALIAS does not name a django-redis cache, or if other caches use its Redis database."""
     if _is_invalid("CACHE_ALIAS") or _is_invalid("EMBEDDED"):
         return []
     if embedded.is_needed():

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 DEFAULTS: dict[str, Any] = {
     "ENABLED": True,  # False: every request passes, and nothing is counted
     # Servers and databases
-    "EMBEDDED": None,  # use the embedded server if none is configured: True, False, its folder, or None (with DEBUG)
+    "EMBEDDED": None,  # use of the embedded server: True, False, the folder of its data, or None (see conf/embedded.py)
     "CACHE_ALIAS": "default",  # the django-redis alias of the server that decides and counts
-    "NAMESPACE": "default",  # part of every Redis key; projects that share a server need different ones
+    "NAMESPACE": "default",  # part of every Redis key; different for each project that uses this server
     "SHARDS": 64,  # number of parts into which accounts are divided; a change moves accounts to other parts
     "DATABASE": "default",  # the database alias of the rules and the ledger
     # The caller of a request
@@ -44,8 +44,8 @@ DEFAULTS: dict[str, Any] = {
     "OUTBOUND_SCOPES": [],  # scopes of outbound calls and Celery tasks; the admin does not warn that no view has them
     "PATHS": [],  # path prefixes of views that the middleware limits: a list, or a dict prefix -> options
     "REFUSAL_RESPONSE": None,  # callable or path: takes a request and its answer, returns a response or None
-    "BILL_ERRORS": False,  # bill responses with status 500 or above; otherwise the middleware refunds them
-    "MAX_WAITING": 100,  # maximum number of waiting requests of a process; further ones are refused
+    "BILL_ERRORS": False,  # True: requests with status 500 or above are billed; False: the middleware refunds them
+    "MAX_WAITING": 100,  # maximum number of requests that wait in a process; further requests are refused instead
     "X_RATELIMIT_HEADERS": False,  # also send X-RateLimit-* fields
     "X_RATELIMIT_RESET": "seconds",  # X-RateLimit-Reset has the "seconds" from now, or the seconds since the "epoch"
     "SHADOW_HEADERS": False,  # send RateLimit fields as if shadow rules were enforced

@@ -23,7 +23,7 @@ LONGEST_UNIT = 255
 UNIX = "unix"
 #: The name of a header field.
 _HEADER = re.compile(r"[A-Za-z0-9-]{1,100}")
-#: The source of a view's key and its name there, such as "header:X-Tenant".
+#: Where a request has the key for its view: a source and a name, such as the header X-Tenant in "header:X-Tenant".
 _KEY = re.compile(r"(header|query|field|arg):.+")
 #: A namespace, or the name of a billing system.
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
@@ -154,10 +154,10 @@ def _is_receiver(name: Any, options: Any) -> bool:
 
 _PUSH = SettingRule(
     'a dict of billing systems and their options, such as {"stripe": {"KEY": "sk_live_…", "SINCE": "2026-11"}}. A name'
-    ' has 1 to 40 letters of ASCII, digits, "_", "." or "-". SINCE, the first month, is required. KEY is required,'
-    ' except for OpenMeter. FORMAT is "stripe", "lago" or "openmeter". If the name is none of these words, FORMAT is'
-    " required. URL (http or https), CUSTOMER (a callable, or its dotted path) and REMEMBERS (for how many"
-    " hours the system recognises an event that it has already received; None: for ever) are optional.",
+    ' has 1 to 40 letters of ASCII, digits, "_", "." or "-". SINCE is required: no report of an earlier month is'
+    ' pushed. KEY is required, except for OpenMeter. FORMAT is "stripe", "lago" or "openmeter". If the name is none of'
+    " these words, FORMAT is required. URL (http or https), CUSTOMER (a callable, or its dotted path) and REMEMBERS"
+    " (for how many hours the system recognises an event that it has already received; None: for ever) are optional.",
     lambda value: isinstance(value, dict) and all(_is_receiver(name, options) for name, options in value.items()),
 )
 

@@ -19,7 +19,7 @@ START_SECONDS = 20.0
 LOG_CHARACTERS = 2000
 #: The option of Linux's prctl by which a process gets a signal when its parent ends.
 _PR_SET_PDEATHSIG = 1
-# The library is loaded at import, since loading a library between fork and exec is unsafe.
+# The C library is loaded at import, since loading a library between fork and exec is unsafe.
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 

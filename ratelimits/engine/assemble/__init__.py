@@ -1,8 +1,8 @@
 """Assemble the deciding script for one shape of calls.
 
 A shape is everything about a call that does not change from one request to the next: the algorithms of its limits,
-their modes, how many keys and meters there are, and so on. lua/decide.lua is the template of all scripts. Its head
-describes the directives.
+their modes, how many keys and meters there are, and so on. lua/decide.lua is the template of all scripts. The comment
+at its start describes the directives.
 """
 
 from __future__ import annotations

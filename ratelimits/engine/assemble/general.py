@@ -108,10 +108,10 @@ class GeneralText(ScriptText):
         yield "if got[i] ~= ARGV[2] then return true end"
         yield "end"
         yield "end"
-        # The costs follow REQUEST_NUMBERS numbers of 8 bytes. Slots and positions begin at 1: 1 + 8 * (7 - 1) = 49.
+        # ARGV[3] has REQUEST_NUMBERS numbers, and then the costs, each of 8 bytes. Slots and positions begin at 1.
         yield "-- Returns a cost of the request."
-        before_first_slot = 8 * (REQUEST_NUMBERS - 1) + 1
-        yield f"local function cost_of(slot) return (read_struct('<d', ARGV[3], {before_first_slot} + 8 * slot)) end"
+        first_cost = 8 * REQUEST_NUMBERS + 1
+        yield f"local function cost_of(slot) return (read_struct('<d', ARGV[3], {first_cost - 8} + 8 * slot)) end"
 
     def do_limits(self) -> Iterator[str]:
         # In the Lua text: L has the limits, to_read the Redis keys of MGET, and place is a position in ARGV[4].
