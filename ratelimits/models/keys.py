@@ -57,7 +57,8 @@ def network_key(address: str, ipv4_prefix: int, ipv6_prefix: int) -> str:
         network = ip_network((host, prefix), strict=False)
     except ValueError:  # requests whose address cannot be read share the key UNKNOWN_ADDRESS
         return address
-    return f"ip:{network.network_address}" if str(network).endswith("/32") else f"ip:{network}"
+    is_one_address = network.prefixlen == network.max_prefixlen
+    return f"ip:{network.network_address}" if is_one_address else f"ip:{network}"
 
 
 def address_in(key: str) -> str:

@@ -270,3 +270,11 @@ def test_a_count_of_a_network_is_reset_by_the_networks_key() -> None:
         assert spend(who) == [True, False, False]
         run("reset", key, "net", "--reason", "asked")
         assert spend(who) == [True, False, False]
+
+
+def test_a_count_of_an_ipv6_network_of_32_bits_is_reset_by_the_networks_key() -> None:
+    rule("net", "fixed_window", capacity=1, key_kind="ip", ipv6_prefix=32)
+    who = Identity(address="ip:2001:db8:1:2ff::/64")
+    assert spend(who) == [True, False, False]
+    run("reset", "ip:2001:db8::/32", "net", "--reason", "asked")
+    assert spend(who) == [True, False, False]
