@@ -39,10 +39,10 @@ class History(HistoricalRecords):  # type: ignore[misc]
         super().__init__(use_base_model_db=True)
 
     def create_history_model(self, model: Any, inherited: Any) -> Any:
-        """Return the model of the history.
+        """Return the class of the history's records. Its `__module__` names the module in which it can be found.
 
-        It names the module in which it can be found, so that `manage.py shell` and `pickle` can import it.
-        `simple_history` names the app's package for models that are not in `models.py`.
+        `manage.py shell` and `pickle` import the class from this module. For models that are not in `models.py`,
+        `simple_history` would name the app's package, where the class cannot be found.
         """
         history_model = super().create_history_model(model, inherited)
         if not inherited:
@@ -63,7 +63,7 @@ def record(rows: Sequence[models.Model], kind: str, using: str, reason: str | No
     """Add one history record for each row, in the database `using`.
 
     `kind` is "+" (the row was added), "~" (changed) or "-" (deleted). `reason` is the change reason of rows without
-    `_change_reason`. The bulk method of `simple_history` would write to another database: the one that a router names.
+    `_change_reason`. The bulk method of `simple_history` would write to the database that a router names.
     """
     for model in {type(row) for row in rows}:
         history: Any = getattr(model, "history", None)

@@ -5,7 +5,8 @@ start and end. When the terms change, the account's latest period with usage kee
 called the *kept period*. The next period, under the new terms, starts at the end of the kept period. So billing periods
 never overlap.
 
-A period is also kept when the account is renamed or deleted, and when a new account has an identifier with usage.
+A period is also kept when the account is renamed or deleted, and when an account is added for whose identifier the
+ledger already has usage.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def _period(terms: _Terms, kept: Span | None, at: int) -> Span:
     # The second and the third moment of `periods_around` are the start and the end of the period that contains `at`.
     try:
         return periods_around(timezone, anchor or None, kept, at)[1:3]
-    except ValueError:  # The terms are invalid: such an account has calendar months in UTC.
+    except ValueError:  # An account with invalid terms has calendar months in UTC.
         return periods_around("UTC", None, kept, at)[1:3]
 
 
@@ -134,9 +135,9 @@ def period_ends(using: str, last_uses: Mapping[tuple[str, int], int]) -> dict[tu
     """Return the end of each billing period of `last_uses`, by account and start. Moments are in s since 1970 UTC.
 
     `last_uses` gives the moment of the last use in each period, by account and start of the period. Perhaps a period
-    started under terms that the account no longer has. So try the present terms, then the former terms. Under the right
-    terms, a period has this start and ends after its last use. If no terms are right, take the present terms, and the
-    end of the period that contains the last use.
+    started under terms that the account no longer has. So try the present terms, then the former terms, then the
+    default terms. Terms are right if a period under them has the given start and ends after the last use. If no terms
+    are right, return the end of the period under the present terms that contains the last use.
     """
     periods = sorted((name, start) for name, start in last_uses if start)
     names = sorted({name for name, _start in periods})

@@ -30,15 +30,15 @@ class KeyKind(models.TextChoices):
 
 #: The key of all requests whose address cannot be read.
 UNKNOWN_ADDRESS = "ip:unknown"
-#: For each kind of key, this dict has this kind, and the kinds of keys that belong to a key of this kind. (An API key
-#: belongs to one user, so "user" has "api_key".)
+#: By kind of key: the kind itself, and the kinds of keys that belong to one key of this kind. For example, API keys
+#: belong to one user.
 COVERS: dict[str, frozenset[str]] = {
     "api_key": frozenset({"api_key"}),
     "user": frozenset({"user", "api_key"}),
     "account": frozenset({"account", "user", "api_key"}),
     "ip": frozenset({"ip"}),
 }
-#: For each `KeyKind`, this dict has the kinds of keys that a rule with this `key_kind` can count.
+#: By the `key_kind` of a rule: the kinds of keys that the rule can count.
 COUNTED: dict[str, frozenset[str]] = {
     **{kind: frozenset({kind}) for kind in ("user", "api_key", "account", "ip", "global", "view_key")},
     "key": frozenset({"api_key", "user", "ip"}),
@@ -109,7 +109,7 @@ _IDS = {
 
 
 def validate_key(key: str) -> None:
-    """Raise ValidationError unless the text is exactly one key string of a kind that a row can name."""
+    """Raise ValidationError if the text is not exactly one key, or if it is a key of a kind that rows cannot name."""
     keys = [part for part in _NEXT_KEY.split(key.strip()) if part]
     if len(keys) > 1:
         raise ValidationError(
@@ -134,7 +134,7 @@ def validate_counted_key(key: str) -> None:
 
 
 def _validate_address(name: str) -> None:
-    """Raise ValidationError unless the text is a whole IPv4 address or a /64 network of IPv6."""
+    """Raise ValidationError if the text is neither a whole IPv4 address nor a /64 network of IPv6."""
     try:
         network = ip_network(name, strict=False)
     except ValueError as error:

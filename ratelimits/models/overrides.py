@@ -124,7 +124,7 @@ class KeyOverride(Versioned):
 
 
 def rules_by_name(using: str) -> dict[str, list[Rule]]:
-    """Return all rules by name. Several rules can have one name, in different plans."""
+    """Return all rules by name. Rules of different plans can have the same name."""
     by_name: dict[str, list[Rule]] = {}
     for rule in Rule.objects.using(using).select_related("plan"):
         by_name.setdefault(rule.name, []).append(rule)
@@ -132,5 +132,5 @@ def rules_by_name(using: str) -> dict[str, list[Rule]]:
 
 
 def valid_rules(rules: Iterable[Rule]) -> list[Rule]:
-    """Return the rules that an override can change. Rules with invalid rows are left out."""
+    """Return the rules that an override can change. Leave out rules with invalid values."""
     return [rule for rule in rules if not rule.unreadable()]

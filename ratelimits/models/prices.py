@@ -46,7 +46,8 @@ class PlanPrice(Versioned):
         blank=True,
         help_text=_(
             "One tier per line, for the units beyond the included quantity: “1000: 0.10” for the first thousand,"
-            " “more: 0.05” for the rest. In “1000: 0.10 + 5”, 5 is a fee that is due once there is a unit in the tier."
+            " “more: 0.05” for the rest. In “1000: 0.10 + 5”, 5 is a fee that is due if at least one unit is in the"
+            " tier."
         ),
     )
     flat_fee = models.DecimalField(
@@ -90,7 +91,10 @@ class PlanPrice(Versioned):
         return f"{self.meter} {self.pricing}: {price}{fees}"
 
     def clean(self) -> None:
-        """Write the tiers in one form. Raise ValidationError for an invalid price or a plan without currency."""
+        """Write the tiers in their usual form.
+
+        Raise ValidationError if a price is wrong or the plan has no currency.
+        """
         errors: dict[str, Any] = {}
         if self.pricing == PER_UNIT:
             if self.unit_price is None:

@@ -1,8 +1,8 @@
 """The delivery ledger: the report lines that are sent to billing systems, and the responses.
 
 An *event* is the message about one report line to one billing system (the *receiver*). Each row of `PushDelivery` is
-about one event. Once the event has perhaps arrived, its text never changes again. If it arrives twice, the billing
-system recognises it by its `line_id`.
+about one event. If the billing system perhaps has the event, the text of the event never changes again. If an event
+arrives twice, the billing system recognises it by its `line_id`.
 """
 
 from __future__ import annotations

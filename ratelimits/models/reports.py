@@ -76,7 +76,8 @@ class Report(models.Model):
     included: Any = models.JSONField(_("included quantities"), default=dict)
     #: The account's name, and the plan's prices by period.
     prices: Any = models.JSONField(_("prices"), default=dict, blank=True)
-    #: By period: each meter's total before this version, its total after this version, and the amounts.
+    #: By period: each meter's overage before this version and after it, and the amount that this version adds. Then the
+    #: total amounts of the report, by currency.
     amounts: Any = models.JSONField(_("amounts"), default=dict, blank=True)
     #: By period and shard: the position in the shard's chain at which the usage of earlier versions ends.
     since: Any = models.JSONField(_("from positions"), default=dict)

@@ -338,6 +338,6 @@ class Rule(Coverage, Refusal, Start, Versioned):
                 setattr(self, name, empty)
         if not ALGORITHMS[self.algorithm].may_wait:
             self.max_wait = None
-        # The model is found by name, since its module imports this one.
+        # Find the model by its name: its module imports this module, so an import here would be circular.
         overrides: Any = self._meta.apps.get_model("ratelimits", "KeyOverride")
         validation.check_rule(self, Rule.objects.all(), overrides.objects.all())

@@ -57,8 +57,10 @@ class Tests:
         #: The connections of all threads. (An event loop runs in another thread than its test.)
         self._connections: WeakSet[Any] = WeakSet()
         self._test_numbers = count(1)
-        #: The id of this process, and a random text for this process; 0 and "" at first.
-        self._process = 0, ""
+        #: The id of the process in which `_process_name` was made; 0 at first.
+        self._process_id = 0
+        #: A random text that no other process has.
+        self._process_name = ""
 
     def note_edit(self, using: str) -> None:
         """Remember that a versioned row is being written, since in a test no commit publishes the edit."""
@@ -118,7 +120,8 @@ class Tests:
     def _running_test(self, using: str) -> _Test | None:
         """Return the running test; None if no test runs.
 
-        If another test runs than at the last call, give the test its own Redis keys, and send `changed`.
+        If a test has begun or ended since the last call, change to the Redis keys of the running test, or back to the
+        usual Redis keys. Then send `changed`.
         """
         test = self._test
         if test is not None and test.connection.alias == using and test.blocks:
@@ -141,10 +144,10 @@ class Tests:
 
     def new_suffix(self) -> str:
         """Return a new suffix for the Redis keys of a test. No other test has it, in any process."""
-        if self._process[0] != os.getpid():
-            self._process = os.getpid(), uuid4().hex[:8]
+        if self._process_id != os.getpid():
+            self._process_id, self._process_name = os.getpid(), uuid4().hex[:8]
             atexit.register(isolate, "")
-        return f".{self._process[1]}-{next(self._test_numbers)}"
+        return f".{self._process_name}-{next(self._test_numbers)}"
 
     def _connected(self, connection: Any, **kwargs: Any) -> None:
         # Django sets `mail.outbox` when it prepares the process for tests.

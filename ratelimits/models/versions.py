@@ -63,7 +63,7 @@ class ConfigVersion(models.Model):
 
     @classmethod
     def read(cls, using: str) -> tuple[int, int]:
-        """Return the version in force, and `complete`: a process with an older version must read all rows again."""
+        """Return the version in force, and `complete`, the oldest version from which tombstones show all changes."""
         row = cls.objects.using(using).filter(pk=_ROW).values_list("version", "complete").first()
         return row or (0, 0)
 
@@ -76,7 +76,7 @@ class ConfigVersion(models.Model):
 
     @classmethod
     def require_full_read(cls, using: str, version: int) -> None:
-        """Make every process with an older version than `version` read all rows again."""
+        """Make every process whose rules are older than `version` read all rows again."""
         cls.objects.using(using).filter(pk=_ROW).update(complete=version)
 
 
@@ -156,7 +156,7 @@ class _Publisher:
 
 
 def _raise_above(using: str, in_force: int) -> None:
-    """Raise the version above the version in Redis, which is higher if the database was restored or created again."""
+    """Raise the database's version above the version in Redis. A restored or recreated database has a lower version."""
     logger.warning(
         "Redis has configuration version %s, but the database %r has an older version. So the version is now raised"
         " above the version in Redis, and every process reads all rows again",
@@ -171,15 +171,17 @@ def _raise_above(using: str, in_force: int) -> None:
 
 
 def publish_on_commit(using: str) -> None:
-    """Publish the version once the transaction is committed."""
+    """Publish the version when the transaction is committed."""
     # A hook is a tuple. Its second item is the callback.
     callbacks = (hook[1] for hook in reversed(connections[using].run_on_commit))
     publisher = next((item for item in callbacks if isinstance(item, _Publisher)), None) or _Publisher(using)
-    # Register the callback at every edit: a rollback to a savepoint removes the callbacks registered after it.
+    # Register the callback at every edit: a rollback to a savepoint removes the callbacks that were added after the
+    # savepoint.
     transaction.on_commit(publisher, using=using)
 
 
 def _advance(using: str) -> Edit:
+    """Raise the version by one. Return the edit with the new version."""
     rows = ConfigVersion.objects.using(using)
     if not rows.filter(pk=_ROW).update(version=F("version") + 1):
         ConfigVersion.raise_to(using, 0)

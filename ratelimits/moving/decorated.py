@@ -18,14 +18,14 @@ from ratelimits.moving.views import FoundView
 _MODULES = {"django_ratelimit.decorators", "ratelimit.decorators"}
 #: The rule's kind of key, for each key of django-ratelimit that a rule can count without the help of the view.
 _KINDS = {"ip": "ip", "user": "user", "user_or_ip": "key"}
-#: The name of a source in the argument `key` of `limited`, for each source of a key of django-ratelimit.
+#: The sources from which django-ratelimit takes a key, each with its name in the argument `key` of `limited`.
 _SOURCES = {"header": "header", "get": "query", "post": "field"}
 #: A rate whose time has no unit, such as "5/60" or "5/".
 _NO_UNIT = re.compile(r"[0-9]+/[0-9]*")
 
 
 class _DecoratedFunction(NamedTuple):
-    """A decorated function: its path in Python, the module's part of this path, and the decorator's arguments."""
+    """A decorated function: its path in Python, the path of its module, and the decorator's arguments."""
 
     name: str
     module: str
@@ -66,9 +66,9 @@ def _scope(decorated: _DecoratedFunction, *, with_app: bool) -> str:
 
 
 def _view_key(key: Any, scope: str) -> str:
-    """Return the argument `key` of `limited` that replaces a key of django-ratelimit.
+    """Return, as Python code, the argument `key` of `limited` that replaces a key of django-ratelimit.
 
-    Return "" if `limited` needs no such argument, or if the key is not known.
+    Return "" if `limited` needs no argument `key`, or if django-ratelimit does not know the key.
     """
     if callable(key) or (isinstance(key, str) and "." in key and ":" not in key):
         function = key if isinstance(key, str) else _shown(key)
@@ -91,7 +91,7 @@ def _of_view(view: FoundView) -> Iterator[_DecoratedFunction]:
 
 
 def _arguments(function: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
-    """Yield the arguments of each decorator around a function. Leave out functions whose id is in `seen`."""
+    """Yield the arguments of each decorator around a function. `seen` has the ids of functions to leave out."""
     while inspect.isfunction(function) and id(function) not in seen:
         seen.add(id(function))
         closure = inspect.getclosurevars(function).nonlocals

@@ -1,4 +1,4 @@
-"""Make rules of everything that was found in a project."""
+"""Make rules of all rates that were found in a project."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ratelimits.progress import Progress
 class PlannedImport(NamedTuple):
     """A finding, and what an import does with it.
 
-    sentence  the rule that replaces it, in words; "" if there is no such rule
-    exists    whether a rule without a plan already has this name. The import then does not write the rule
+    sentence  the rule that replaces the found rate, in words; "" if no rule can replace it
+    exists    whether a default rule already has the name of this rule. The import then does not write the rule
     """
 
     finding: Finding
@@ -26,7 +26,7 @@ class PlannedImport(NamedTuple):
 
 
 def plan(using: str) -> list[PlannedImport]:
-    """Return everything that was found in the project, with the rules that replace it."""
+    """Return each rate that was found in the project, with the rule that replaces the rate."""
     all_views = views()
     findings = with_names([*of_throttles(all_views), *of_decorators(all_views)])
     existing = set(Rule.objects.using(using).filter(plan=None).values_list("name", flat=True))

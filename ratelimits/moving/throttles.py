@@ -69,8 +69,8 @@ def _unscoped(
         finding = replace(finding, rule={**(finding.rule or {}), **per_address}, notes=finding.notes[1:])
     if everywhere:
         return _for_all(finding, throttled, [view for view in api_views if view not in throttled])
-    scopes = {view.option("throttle_scope") for view in throttled} - {None}
-    if scopes - {throttle.scope}:
+    scopes = {view.option("throttle_scope") for view in throttled}
+    if scopes - {throttle.scope, None}:
         note = "Some of these views have another throttle_scope. A view has one scope, so write a rule for each scope."
         return replace(finding, rule=None, notes=(note,))
     note = f"Give these views throttle_scope = {throttle.scope!r}."
@@ -78,15 +78,17 @@ def _unscoped(
         note += (
             f" For an action: @action(…, throttle_scope={throttle.scope!r}), and throttle_scope = None in its class."
         )
-    notes = (*finding.notes, *((note,) if {view.option("throttle_scope") for view in throttled} != scopes else ()))
+    notes = (*finding.notes, note) if None in scopes else finding.notes
     return replace(finding, rule={**(finding.rule or {}), "scope": throttle.scope}, notes=notes)
 
 
 def _for_all(finding: Finding, throttled: list[FoundView], others: list[FoundView]) -> Finding:
     """Return the finding of a throttle that all views have by default.
 
-    `others` are the views without this throttle. The rule does not apply in their scopes.
+    `others` are the views without this throttle. The rule does not apply in scopes that only such views have. If one of
+    these views has no such scope, the rule limits it too, and a note says this.
     """
+    # A view without any throttle does not ask for decisions, so no rule limits it.
     others = [view for view in others if view.option("throttle_classes")]
     scopes = {str(view.option("throttle_scope") or "") for view in others}
     scopes -= {"", *(str(view.option("throttle_scope")) for view in throttled)}

@@ -31,7 +31,7 @@ def limited(
 ) -> Callable[[Operation], Operation]:
     """Limit an operation by the rules of `scope`.
 
-    The arguments are those of `ratelimits.decorators.limited`. The API key is the result of the operation's
+    The arguments mean the same as for `ratelimits.decorators.limited`. The API key is the result of the operation's
     authentication. A request whose authentication or validation fails is not charged. A refused request gets the same
     response as from a plain Django view. The answer is set as `request.quota`.
     """
@@ -73,13 +73,13 @@ def _with_response(operation: Callable[..., Any]) -> tuple[inspect.Signature, st
     The annotation is HttpResponse. To such an argument, django-ninja passes a response whose headers the operation can
     set.
     """
-    # Here, evaluate annotations that are texts. django-ninja would look for the names in these texts in this module.
+    # Evaluate annotations that are texts. Otherwise django-ninja would look in this module for the names in such texts.
     signature = inspect.signature(operation, eval_str=True)
     for name, parameter in signature.parameters.items():
         if parameter.annotation is HttpResponse:
             return signature, name
     response = inspect.Parameter(_RESPONSE, inspect.Parameter.KEYWORD_ONLY, annotation=HttpResponse)
-    # An argument **kwargs must stay the last one.
+    # Python allows no argument after **kwargs.
     parameters = sorted([*signature.parameters.values(), response], key=lambda parameter: parameter.kind)
     return signature.replace(parameters=parameters), _RESPONSE
 

@@ -27,8 +27,9 @@ from ratelimits.quota import finishing
 from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
 from ratelimits.quota.costs import valid_costs
 
-#: The header of a task's message that contains its permit. The permit says when the task may run (`at`), for which
-#: attempt (`retries`), and the same moment by the server's clock (`granted`).
+#: The header of a task's message that contains the task's permit. In a permit, `at` is the moment at which the task may
+#: run (in s since 1970 UTC). `granted` is the same moment by the server's clock (in µs). `retries` is the number of
+#: retries before the attempt for which the permit is valid.
 HEADER = "ratelimits_permit"
 #: A task that may run within this number of seconds waits in its process. A message would take about as long.
 MAX_SHORT_WAIT = 0.05
@@ -74,7 +75,10 @@ class QuotaTask(Task):  # type: ignore[type-arg]
         return bool(time.time() - permit["at"] <= self.quota_grace)
 
     def _reserve(self) -> None:
-        """Reserve a permit. If it is for a later moment, send the task again for this moment and raise Ignore."""
+        """Reserve a permit. If the task cannot run now, send it again for a later moment, and raise Ignore.
+
+        Raise WaitTooLong if the limits can never grant a permit.
+        """
         turn = driving.run(self._outbound().ask(None))
         if turn.decision is not None:
             try:
@@ -124,15 +128,16 @@ def _pause(turn: Turn) -> float:
     """Return the seconds after which a refused task asks again."""
     assert turn.retry_after is not None
     if turn.algorithm is not None and turn.algorithm.may_be_full:
-        # The queue is full, perhaps for many tasks. They must not all ask again at the same moment.
+        # The queue is full, so perhaps it has refused many tasks. They must not all ask again at the same moment.
         return turn.retry_after + random.uniform(0, float(turn.algorithm.suggested_max_wait or 0))  # noqa: S311
     return turn.retry_after
 
 
 def _check_limits(quota: str, limits: Program) -> None:
-    """Raise ImproperlyConfigured unless a limit can say when a task may run, and no limit gives leases.
+    """Raise ImproperlyConfigured if a limit gives leases, or if no limit can say when a task may run.
 
-    Other limits would refuse all waiting tasks, and let all of them ask again at the same moment.
+    Without a limit that can say this, all waiting tasks would be refused and would ask again at the same moment. Limits
+    in shadow mode do not matter.
     """
     enforced = [term for term in limits.terms if term.mode is Mode.ENFORCE]
     for term in enforced:

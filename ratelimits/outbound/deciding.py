@@ -36,8 +36,8 @@ from ratelimits.rules.selection import key_of
 
 logger = bounded(__name__)
 
-#: If Redis does not answer and the failure policy refuses a call with a rate given in code, the caller asks again after
-#: this number of seconds.
+#: While Redis does not answer, a caller asks again after this number of seconds. (If rules limit a call, their failure
+#: policies decide when its caller asks again.)
 PAUSE = 1.0
 #: The identity of an outbound call if none is given: one caller for the whole project. A rule that counts each caller
 #: then counts all these calls together.
@@ -132,7 +132,10 @@ class Outbound:
     identity: Identity = PROJECT
 
     def ask(self, timeout: float | None) -> Steps:
-        """Ask once for the permits. `timeout` is the longest accepted wait in seconds; None for any wait."""
+        """Ask once for the permits, and return the answer.
+
+        `timeout` is the longest accepted wait in seconds; None for any wait.
+        """
         started = perf_counter_ns()
         turn = yield from self._ask(timeout)
         if observing.observers and turn is not _UNLIMITED:
@@ -164,7 +167,7 @@ class Outbound:
                     # The last attempt names no version, so Redis accepts these rules even if there are newer rules.
                     version = selection.version if attempt <= RELOADS else None
                 # `announces` tells the script that a refused caller waits until a lease is released. A caller that
-                # accepts no wait does not.
+                # accepts no wait does not wait for a lease.
                 call = self._call(prepared, version, accepted)._replace(announces=accepted != 0)
                 if not checking.breaker.closed or (prepared is not None and prepared.unavailable(self.costs)):
                     break
@@ -190,7 +193,7 @@ class Outbound:
             assert self.algorithm is not None
             limits = program((Term(self.algorithm, "in code", 0, 0),))
             return Call(limits, (f"outbound:{self.name}",), costs, timeout=timeout, version=None)
-        # A rule's max_wait applies only to requests to this project. Ignore it: a call has its own longest wait.
+        # The max_wait of a rule is for requests to this project. An outbound call has its own longest wait instead.
         limits = program(tuple(replace(term, max_wait=-1) for term in prepared.program.terms))
         keys = tuple([key_of(self.identity, kind) for kind in prepared.key_kinds])
         account = self.identity.account_id

@@ -45,7 +45,7 @@ def _do(instruction: Any) -> Any:
         case AwaitRelease(shard, key, seconds):
             server = current_server()
             return server.wire.wire_of(server.keyspace, shard).pop(key, seconds)
-        case _:
+        case _:  # Sleep
             clock.sleep(instruction.seconds)
             return None
 
@@ -60,7 +60,7 @@ async def _ado(instruction: Any) -> Any:
         case AwaitRelease(shard, key, seconds):
             server = current_server()
             return await server.wire.wire_of(server.keyspace, shard).apop(key, seconds)
-        case _:
+        case _:  # Sleep
             await clock.asleep(instruction.seconds)
             return None
 
@@ -72,7 +72,7 @@ def run(steps: Generator[Any, Any, T]) -> T:
         return _do(instruction)
 
     try:
-        # This coroutine never waits for an event loop, so it ends at its first step.
+        # The coroutine never waits for an event loop, so it runs to its end at once, and StopIteration has its result.
         arun(steps, do).send(None)
     except StopIteration as end:
         result: T = end.value

@@ -41,10 +41,10 @@ class Permit:
         self._meters = meters
 
     def settle(self, cost: int | Mapping[str, int]) -> Decision | None:
-        """Change the charge to the true cost, up or down, even above a limit. Do this at most once.
+        """Change the charge to the true cost, up or down, even above a limit. Call this at most once.
 
-        Return None if no limit was charged. Raise AlreadySettled the second time, and engine.Unavailable if Redis
-        cannot be asked.
+        Return the new decision; None if no limit was charged. Raise AlreadySettled at a second call, and
+        engine.Unavailable if Redis cannot be asked.
         """
         return settle(self.receipt, self._true_costs(cost)) if self.receipt is not None else None
 
@@ -71,7 +71,7 @@ class permits:  # noqa: N801  (used like a function, as `contextlib.suppress` is
 
     Also use it as `async with`. Leases of `concurrency` limits end with the block.
 
-    name      the scope of the rules that limit this call. Rules for "*" do not limit it. Without a rule for its scope,
+    name      the scope of the rules that limit this call. Rules for "*" do not limit it. If no rule has this scope,
               the call is not limited
     cost      a number of requests, or a mapping of meters to costs, such as {"tokens": 250}
     rate      a limit given in code, which is used instead of rules: a text such as "3000/min", or an Algorithm
@@ -150,10 +150,13 @@ def _until_granted(outbound: Outbound, max_wait: float | None) -> Generator[Any,
             return turn
         needed = seconds_needed(turn, seconds_left)
         waits_for_lease = turn.algorithm is not None and turn.algorithm.leases
-        too_long = False
-        if seconds_left is not None:
+        if seconds_left is None:
+            too_long = False
+        elif waits_for_lease:
             # A lease can be released before it expires, so wait for a release until the end of `max_wait`.
-            too_long = seconds_left <= 0 if waits_for_lease else needed is not None and needed > seconds_left
+            too_long = seconds_left <= 0
+        else:
+            too_long = needed is not None and needed > seconds_left
         if needed is None or too_long:
             raise WaitTooLong(outbound.name, turn.limit, needed, max_wait)
         if waits_for_lease:
@@ -167,9 +170,9 @@ def _until_granted(outbound: Outbound, max_wait: float | None) -> Generator[Any,
 def seconds_needed(turn: Turn, timeout: float | None) -> float | None:
     """Return the seconds after which refused permits could be granted, if no other call comes; None if never.
 
-    If a limit lets calls wait, `retry_after` is the time until it accepts that the call waits. After this the call can
-    still wait for up to `timeout` seconds, so these seconds are added. They are not added if the queue of the limit is
-    full.
+    `timeout` is the longest accepted wait. A limit that lets calls wait accepts the call after `retry_after` seconds.
+    Then the call waits for up to `timeout` seconds more, so this function adds `timeout`. If the queue of the limit is
+    full, it adds nothing.
     """
     algorithm = turn.algorithm
     if turn.retry_after is None or timeout is None or algorithm is None or not algorithm.may_wait:

@@ -17,7 +17,8 @@ def has_required_fields() -> Q:
     for algorithm, algorithm_class in ALGORITHMS.items():
         complete = Q(algorithm=algorithm)
         for name in required_fields(algorithm):
-            complete &= ~Q(**{name: ""}) if PARAMETERS[name] == "" else Q(**{f"{name}__isnull": False})
+            filled = ~Q(**{name: ""}) if PARAMETERS[name] == "" else Q(**{f"{name}__isnull": False})
+            complete &= filled
         if algorithm_class.needs_max_wait:
             complete &= Q(max_wait__isnull=False)
         condition |= complete
@@ -29,8 +30,8 @@ def may_prefetch() -> Q:
     condition = Q()
     for algorithm, algorithm_class in sorted(ALGORITHMS.items()):
         if algorithm_class.prefetch_where is not None:
-            where = {f"{name}__in": ["", *values] for name, values in algorithm_class.prefetch_where.items()}
-            condition |= Q(algorithm=algorithm, **where)
+            allowed = {f"{name}__in": ["", *values] for name, values in algorithm_class.prefetch_where.items()}
+            condition |= Q(algorithm=algorithm, **allowed)
     return condition
 
 

@@ -47,9 +47,11 @@ class LengthInput(forms.MultiWidget):
 
     def __init__(self, attrs: dict[str, Any] | None = None) -> None:
         unit = forms.Select({"aria-label": gettext_lazy("Unit of time"), "class": "ratelimits-unit"}, _UNITS)
+        # The suffix "" gives the text input the name of the field itself.
         super().__init__({"": forms.TextInput(), "unit": unit}, attrs)
 
     def id_for_label(self, id_: str) -> str:
+        """Return the id of the text input, so that a click on the label goes there."""
         return f"{id_}_0" if id_ else id_
 
     def decompress(self, value: Any) -> list[str]:
@@ -62,6 +64,7 @@ class LengthInput(forms.MultiWidget):
             return [str(value), "s"]
 
     def value_from_datadict(self, data: Any, files: Any, name: str) -> Any:
+        """Return the typed text. If it has no unit, add the unit of the list."""
         number, unit = super().value_from_datadict(data, files, name)
         without_unit = isinstance(number, str) and number.replace(".", "", 1).strip().isdecimal()
         return f"{number} {unit}" if without_unit and unit not in (None, "", "s") else number

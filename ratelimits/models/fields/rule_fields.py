@@ -10,8 +10,8 @@ from django.db import models
 from ratelimits.algorithms.limits import ALGORITHMS
 from ratelimits.models.fields.durations import SecondsField
 
-#: The fields that only some algorithms have. If the algorithm of a rule does not have a field, this value is stored
-#: in the field.
+#: The fields that only some algorithms have. Beside each field is the value that a rule stores in this field if the
+#: rule's algorithm does not have the field.
 PARAMETERS: dict[str, Any] = {
     "capacity": None,
     "rate": None,

@@ -1,10 +1,10 @@
-"""The scope of a rule. It names the views to whose requests the rule applies, and perhaps the HTTP methods."""
+"""The text in the field `scope` of a rule: a scope, or "*" for all scopes. HTTP methods can follow: "search:POST"."""
 
 from __future__ import annotations
 
 import re
 
-#: A scope, or "*" for all scopes, and perhaps HTTP methods: "search:POST,PUT".
+#: A text of this field, such as "*", "search" or "search:POST,PUT".
 SCOPE = re.compile(r"(?P<scope>\*|[^\s:,*]+)(:(?P<methods>[A-Z]+(,[A-Z]+)*))?")
 
 
@@ -21,5 +21,5 @@ def split_scope(text: str) -> tuple[str, frozenset[str]]:
 
 
 def names_in(text: str) -> tuple[str, ...]:
-    """Return the scopes in a text in which commas or spaces separate them. Leave out repetitions."""
+    """Return the scopes in a text such as "health, webhooks", each once. Commas or spaces separate the scopes."""
     return tuple(dict.fromkeys(name for name in re.split(r"[\s,]+", text) if name))

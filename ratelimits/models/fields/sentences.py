@@ -15,6 +15,7 @@ from ratelimits.algorithms.wording import Wording
 from ratelimits.models.fields.rule_fields import IPV4_PREFIX, IPV6_PREFIX
 
 _WORDS = Wording(_, ngettext)
+
 #: Words of the sentence, by the kind of key that a rule counts.
 COUNTED_PER: dict[str, Callable[[], str]] = {
     "user": lambda: _("per user"),
@@ -25,8 +26,6 @@ COUNTED_PER: dict[str, Callable[[], str]] = {
     "key": lambda: _("per key"),
     "view_key": lambda: _("per key that the view gives"),
 }
-
-
 #: Words of the sentence, by the callers to whom a rule applies.
 FOR_CALLERS: dict[str, Callable[[], str]] = {
     "anonymous": lambda: _("for anonymous callers"),
@@ -73,9 +72,10 @@ def _cached(
     max_wait: Decimal | None,
     _language: str | None,
 ) -> str:
-    """Return a sentence in the current language, from a cache. To translate the sentences of 1,000 rules takes long.
+    """Return a sentence in the current language, from a cache, because translation is slow for many rules.
 
-    `callers` has the arguments of `_of_callers`. `_language` is only a part of the cache's key.
+    `callers` has the arguments of `_of_callers`. `_language` is an argument because each language needs its own entries
+    in the cache.
     """
     parts = [_("nothing passes")] if algorithm.admits_nothing else list(algorithm.sentence(_WORDS, unit))
     if algorithm.may_wait and max_wait and not algorithm.admits_nothing:
@@ -96,6 +96,9 @@ def sentence(
     except_scopes: Iterable[str] = (),
     max_wait: Decimal | None = None,
 ) -> str:
-    """Return a limit as a sentence for people. `unit` is the unit of its meter, such as "requests"."""
+    """Return a limit as a sentence for people.
+
+    `unit` is the unit of the rule's meter, such as "requests". `max_wait` is in seconds.
+    """
     callers = rule.key_kind, rule.ipv4_prefix, rule.ipv6_prefix, rule.group, rule.callers
     return _cached(algorithm, unit, callers, scope, tuple(except_scopes), max_wait, get_language())

@@ -23,9 +23,10 @@ def validate_period(valid_from: Any, valid_until: Any) -> None:
 
 
 def overlapping(row: Any, others: QuerySet[M]) -> M | None:
-    """Return the first of `others` that is in force at the same time as `row`, now or later; None if there is none.
+    """Return the first row of `others` that is in force at the same time as `row`, now or later.
 
-    Ignore rows that have ended. Call this within `versions.editing`: then no other editor can add a row meanwhile.
+    Return None if there is no such row. Call this within `versions.editing`: then no other editor can add
+    a row meanwhile.
     """
     now = timezone.now()
     start = max(row.valid_from or now, now)

@@ -1,8 +1,8 @@
-"""The ledger: sealed batches of usage, and the lines of the batches. (gaps.py has what the ledger may lack.)
+"""The ledger: sealed batches of usage, and the lines of the batches. (The gaps are in gaps.py.)
 
 The drain writes each row of `Batch` and `Line` once, and such a row never changes. Only compaction and archiving remove
-batches, always as a whole. Moments are in microseconds since 1970 UTC; bins and periods are in seconds since 1970 UTC.
-All these moments are by the clock of Redis.
+batches, always as a whole. Moments in integer columns are by the clock of Redis. Bins and periods are in seconds since
+1970 UTC, and all other moments are in microseconds since 1970 UTC.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.backends.ddl_references import Statement
 from django.utils.translation import gettext_lazy as _
 
-#: The primary key of a line is its batch's primary key times this number, plus the line's position in the batch (from
+#: The primary key of a line is its batch's primary key times this number, plus the line's number in the batch (from
 #: 0). So the primary key identifies the batch too, and no second index is needed. A batch has at most this number of
 #: lines.
 LINES_PER_BATCH = 1 << 22
@@ -167,7 +167,7 @@ class Batch(models.Model):
         return [parts[start : start + 32].hex() for start in range(0, len(parts), 32)] or [self.content]
 
     def line_ids(self) -> tuple[int, int]:
-        """Return the first primary key that a line of this batch can have, and the primary key after the last."""
+        """Return the range of the primary keys of this batch's lines: the first key, and the end (not included)."""
         assert self.pk is not None
         return self.pk * LINES_PER_BATCH, (self.pk + 1) * LINES_PER_BATCH
 
@@ -225,7 +225,7 @@ class Line(models.Model):
     shadow_requests = models.BigIntegerField(_("shadow-refused requests"))
     shadow_units = models.BigIntegerField(_("shadow-refused units"))
     checksum = models.BigIntegerField(
-        _("checksum"), help_text=_("CRC-32 of the line, which shows which line of a batch was changed.")
+        _("checksum"), help_text=_("CRC-32 of the line. If a batch was changed, this number shows in which line.")
     )
 
     class Meta:
@@ -243,7 +243,7 @@ class Line(models.Model):
 class ChainMark(models.Model):
     """A position in a shard's chain of batches. A report contains the usage of batches up to this position.
 
-    Compaction does not join a batch up to this position with a batch after this position.
+    Compaction never joins batches from both sides of such a position, so the report can still be verified.
     """
 
     shard = models.PositiveIntegerField(_("shard"))
@@ -268,8 +268,8 @@ class _NotRestored(models.Manager["ArchivedRange"]):
 class ArchivedRange(models.Model):
     """Batches of one incarnation that were moved to an archive file.
 
-    The row stays when the batches are restored. It then still explains why process totals of their time are missing:
-    archiving deleted these totals too, and they are not restored.
+    When the batches are restored, the row stays. It explains why there are no process totals for the time of these
+    batches: archiving deleted the process totals too, and a restore does not bring them back.
     """
 
     archive = models.CharField(_("archive"), max_length=200)

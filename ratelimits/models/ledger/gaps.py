@@ -20,7 +20,7 @@ class GapKind(models.TextChoices):
     ROLLBACK = "rollback", _("the server's data went back to an older state")
     WIPE = "wipe", _("the server's data was wiped")
     SUM = "sum", _("the running sum does not continue")
-    FORK = "fork", _("a batch came again with less in it")
+    FORK = "fork", _("a batch was read again with less usage")
     UNKNOWN = "unknown", _("replies were lost")
     UNMETERED = "unmetered", _("requests were admitted unmetered")
     UNREPORTED = "unreported", _("a process ended before it counted all requests")
@@ -29,7 +29,7 @@ class GapKind(models.TextChoices):
 
 
 class DurabilityGap(models.Model):
-    """A declaration that usage of a shard may be missing from the ledger, between two moments."""
+    """A declaration that usage between two moments may be missing from the ledger."""
 
     #: Text that identifies the event which caused the gap. Each event has one text, so no gap is declared twice.
     event = models.CharField(_("event"), max_length=300, unique=True)
@@ -74,7 +74,7 @@ class GapChange(models.Model):
 
 
 class ProcessTotal(models.Model):
-    """A total of requests and units that one process counted by itself. A write replaces the total by a newer one.
+    """A total of requests and units that one process counted by itself. Each write replaces an older total.
 
     If `process` is empty, the row has the sum over all processes.
     """

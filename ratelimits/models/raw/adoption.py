@@ -47,6 +47,7 @@ def difference_from_history(model: type[Versioned], using: str) -> HistoryDiffer
     """Return the rows of a model that differ from its history."""
     records: models.QuerySet[Any] = model.history.using(using).order_by()
     newest = records.filter(id=OuterRef("pk")).order_by("-version", "-history_id").values("history_id")[:1]
+    # A record equals a row if it is the newest record of the row and has the same values.
     equals_row = Q(history_id=OuterRef("newest"))
     for field in model._meta.concrete_fields:
         if field.name in ("version", "since"):

@@ -24,7 +24,7 @@ _added_versions: WeakKeyDictionary[Any, dict[tuple[type[models.Model], Any], int
 
 @receiver(pre_save, dispatch_uid="ratelimits.fixtures.before")
 def _remember_former(sender: type[models.Model], instance: models.Model, using: str, **kwargs: Any) -> None:
-    """Remember the old row, and reset the version: the version in a fixture is from another database."""
+    """Remember the stored row, and give its version to the loaded row. A fixture's version is from another database."""
     if not kwargs.get("raw"):
         return
     if isinstance(instance, Versioned):
@@ -40,7 +40,7 @@ def _remember_former(sender: type[models.Model], instance: models.Model, using: 
 
 @receiver(post_save, dispatch_uid="ratelimits.fixtures.after")
 def _record_after_save(sender: type[models.Model], instance: models.Model, using: str, **kwargs: Any) -> None:
-    """Record the edit after the row is saved. If the version were published before, processes could miss the row."""
+    """Record the edit after the row is saved. If the version were published earlier, processes could miss the row."""
     if not kwargs.get("raw"):
         return
     if isinstance(instance, Versioned):

@@ -91,10 +91,10 @@ class Coverage(models.Model):
             return f"scope {self.scope!r} is not valid: use *, a scope such as search, or search:POST,PUT"
         if self.callers not in Callers.values:
             return f"unknown callers {self.callers!r}: use one of {', '.join(Callers.values)}"
-        for name, most in (("ipv4_prefix", IPV4_PREFIX), ("ipv6_prefix", IPV6_PREFIX)):
+        for name, longest in (("ipv4_prefix", IPV4_PREFIX), ("ipv6_prefix", IPV6_PREFIX)):
             length = getattr(self, name)
-            if length is not None and not 1 <= length <= most:
-                return f"{name} must be from 1 to {most}, not {length}"
+            if length is not None and not 1 <= length <= longest:
+                return f"{name} must be from 1 to {longest}, not {length}"
         return ""
 
     def clean(self) -> None:

@@ -35,7 +35,7 @@ class Refusal(models.Model):
         abstract = True
 
     def refusal_problem(self) -> str:
-        """Return what is wrong with these fields, so that no response can be made from them; "" if they are valid."""
+        """Return the reason why no response can be made from these fields; "" if they are valid."""
         if self.refusal_status not in RefusalStatus.values:
             return f"refusal_status {self.refusal_status!r} is not valid: use one of {RefusalStatus.values}"
         return ""

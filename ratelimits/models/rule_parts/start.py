@@ -10,8 +10,10 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.algorithms.limits import ALGORITHMS, Lasting, fields_of
 
-#: The kinds of keys and the units of calendar windows for which the ledger knows the usage.
-_KINDS, _UNITS = {"user", "api_key", "account", "key"}, {"hour", "day", "week", "month"}
+#: The kinds of keys for which the ledger knows the usage.
+_KINDS = {"user", "api_key", "account", "key"}
+#: The units of calendar windows for which the usage is looked up in the ledger.
+_UNITS = {"hour", "day", "week", "month"}
 #: The units of calendar windows that are restored by default.
 _LONG_UNITS = {"day", "week", "month"}
 

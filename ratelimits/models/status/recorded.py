@@ -12,7 +12,8 @@ class RecordedRequest(models.Model):
     """One recorded request.
 
     `api_key` is the key that rules count, such as "api_key:9f3c", and never the secret. `costs` has the cost in each
-    meter. `left_out` is the number of requests since the last recorded ones that could not be recorded.
+    meter. `left_out` is the number of earlier requests that could not be recorded. Only the first row of each write has
+    this number.
     """
 
     at = models.BigIntegerField(_("time (µs)"))

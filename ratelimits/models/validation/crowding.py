@@ -73,7 +73,7 @@ def too_many(rules: QuerySet[Rule], edited: Rule | None = None) -> Crowd | None:
 
 
 def _requests(rows: list[_Row], edited_row: _Row | None) -> Iterator[tuple[str, str, str]]:
-    """Yield (scope, method, callers) that stand for all requests.
+    """Yield one (scope, method, callers) for each kind of request that the rules can tell apart.
 
     The method "" stands for methods that no rule names. A user can be a member of all groups, so a rule for a group is
     taken as a rule for all authenticated callers.
@@ -96,9 +96,9 @@ def _applies(row: _Row, scope: str, method: str, callers: str) -> bool:
 
 
 def _scopes_with_head_rule(rows: list[_Row]) -> set[tuple[str, str]]:
-    """Return each (scope, meter) for which a default rule names HEAD.
+    """Return each (scope, meter) for which an enforced default rule names HEAD. Ignore rules that a plan can replace.
 
-    Another rule with this scope and meter that names GET, but not HEAD, then does not cover HEAD.
+    Another rule with such a scope and meter covers HEAD only if it names HEAD itself: to name GET is not enough.
     """
     replaced_names = {row.name for row in rows if row.plan}
     head_rules = (row for row in rows if row.enforced and not row.plan and "HEAD" in row.methods)
@@ -115,9 +115,11 @@ def _largest(rows: list[_Row], scope: str, method: str, callers: str, edited_row
             continue
         if row.methods and method not in row.methods and (row.scope, row.meter) in with_head_rule:
             continue
-        (names_by_plan.setdefault(row.plan, set()) if row.plan else default_names).add(row.name)
+        names = names_by_plan.setdefault(row.plan, set()) if row.plan else default_names
+        names.add(row.name)
     added_by_plan = {plan: names - default_names for plan, names in names_by_plan.items()}
     if edited_row is not None and edited_row.plan:
+        # Each of these requests has the plan of the edited rule, and perhaps one more plan.
         edited_plan_names = added_by_plan.get(edited_row.plan, set())
         added = max((len(edited_plan_names | names) for names in added_by_plan.values()), default=0)
     else:

@@ -104,11 +104,11 @@ def _override_errors(rule: Rule, overrides: QuerySet[KeyOverride]) -> Errors:
         return {}
     names, rows = overrides.model.NUMBERS, overrides.filter(rule=rule.name).order_by()
     for numbers in rows.values_list(*names).distinct():
-        changes = {name: n for name, n in zip(names, numbers, strict=True) if n is not None}
+        changes = {name: value for name, value in zip(names, numbers, strict=True) if value is not None}
         try:
             rule.with_numbers(changes)
         except ValueError as error:
-            shown = ", ".join(f"{name} {number(n)}" for name, n in changes.items())
+            shown = ", ".join(f"{name} {number(value)}" for name, value in changes.items())
             message = _(
                 "An override of this rule (%(shown)s) would no longer be valid: %(error)s. Change the override first."
             )
@@ -117,7 +117,7 @@ def _override_errors(rule: Rule, overrides: QuerySet[KeyOverride]) -> Errors:
 
 
 def _coverage_errors(rule: Rule) -> Errors:
-    """Return the errors in the fields that say to which callers and scopes the rule applies."""
+    """Return the errors in the fields that say which requests the rule covers, and how it counts addresses."""
     errors: Errors = {}
     excepted = names_in(rule.except_scopes)
     wrong = next((name for name in excepted if name == "*" or SCOPE.fullmatch(name) is None or ":" in name), None)
