@@ -26,10 +26,9 @@ _MAX_LINES = 50
 
 @admin.register(QuarantinedBatch)
 class QuarantinedBatchAdmin(ReadOnlyAdmin):
-    """Batches about which a person must decide. Each batch has the reason.
+    """Batches about which a person must decide. Each row says why the batch was not written to the ledger.
 
-    Before the decision, the watermark of the batch's shard does not advance: this is the moment until which the ledger
-    has all usage.
+    Before the decision, the watermark of the batch's shard does not advance.
     """
 
     list_display = ["__str__", "reason", "arrived_at", "resolution"]

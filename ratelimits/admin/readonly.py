@@ -37,7 +37,7 @@ class OwnTransactions(_Base):
     """An admin page whose actions make their own transactions.
 
     If the project sets ATOMIC_REQUESTS, Django runs each view in a transaction. But the app can close a period or
-    accept a batch only in a transaction that is not inside another one. So Django runs these pages without one.
+    accept a batch only in a transaction that is not inside another transaction. So these views run without it.
     """
 
     @property
@@ -82,7 +82,8 @@ class ReadOnlyAdmin(OwnTransactions):
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         """Return the page's `fields`.
 
-        If `fields` is empty, return all columns that are not in `exclude`, and then the other `readonly_fields`.
+        If `fields` is empty, return all editable columns that are not in `exclude`, and then the other
+        `readonly_fields`.
         """
         if self.fields:
             return self.fields

@@ -403,7 +403,7 @@ class TestGrants:
         assert re.search(r"UTC 4 9 ", said)
         assert re.search(r"2099-01-01 00:00 UTC 2 7 ", said)
         assert "account:1 has 5 more requests in each window of 1 day (rule day)." in said
-        assert "account:1 has 3 of 4 left now; then 8 of 9." in said
+        assert "account:1 has 3 of 4 left now, and 8 of 9 with the grant." in said
         assert "Until then, account:1 gets 5 more in each window of 1 day. So the total can be more than 5." in said
         assert 'value="Give 5 more requests in each window of 1 day"' in page.content.decode()
         assert "/keyoverride/" in response["Location"]
@@ -423,7 +423,10 @@ class TestGrants:
         assert expected in text(page)
         typed |= {"until_0": (timezone.now() + timedelta(hours=1)).strftime("%Y-%m-%d"), "until_1": "23:59:59"}
         assert "So the total can be more than" not in text(CLIENT.post(GRANT, typed))
-        assert "user:1 has 7 of 7 left now; then 12 of 12." in text(page)
+        typed["until_0"] = (timezone.now() + timedelta(days=40)).strftime("%Y-%m-%d")
+        each_month = "gets 5 more in each calendar month (Europe/Berlin). So the total can be more than 5."
+        assert each_month in text(CLIENT.post(GRANT, typed))
+        assert "user:1 has 7 of 7 left now, and 12 of 12 with the grant." in text(page)
         assert response["Location"] == "/admin/ratelimits/inspect/?q=account%3A1"
         assert sum(checking.check(Identity("user:1", None, "account:1")).allowed for _ in range(14)) == 12
 
@@ -464,7 +467,7 @@ class TestGrants:
         said = text(user_with("operate").post(GRANT, typed))
         assert "This raises the burst from 20 to 25. The rate does not change. So the total can be more than 5." in said
         assert "Each of the 2 keys of account:1 gets this: up to 2 × 5 = 10 in all, at once." in said
-        assert "api_key:7 (phone) has 20 of 20 left now; then 25 of 25." in said
+        assert "api_key:7 (phone) has 20 of 20 left now, and 25 of 25 with the grant." in said
         said = text(CLIENT.post(GRANT, {**typed, "rule": "places"}))
         assert (
             "This raises the number of requests at the same time from 3 to 8. So the total can be more than 5." in said

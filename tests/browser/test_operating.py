@@ -67,7 +67,7 @@ def test_a_customer_gets_more_from_the_index_alone(admin_page: Page, customer: C
     page.get_by_label("How many more:").fill("3")
     page.get_by_label("Reason:").fill("a good customer")
     page.get_by_role("button", name="Show what this changes").click()
-    page.get_by_text("account:acme has 0 of 2 left now; then 3 of 5.").wait_for()
+    page.get_by_text("account:acme has 0 of 2 left now, and 3 of 5 with the grant.").wait_for()
     page.get_by_role("button", name="Give 3 more requests in each window of 1 hour").click()
     page.get_by_text("account:acme has 3 of 5 left now.").wait_for()
     until(lambda: customer.ask(page) == 200, "the grant is in force")

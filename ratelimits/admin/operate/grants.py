@@ -1,4 +1,4 @@
-"""The page *Give more*. Until a given time, a key has a higher capacity under a rule."""
+"""The page *Give more*. It makes a grant: overrides that raise a key's capacity under a rule until a given time."""
 
 from __future__ import annotations
 
@@ -37,18 +37,22 @@ from ratelimits.status.known_keys import MAX_KEYS
 
 
 def rule_field() -> forms.ChoiceField:
-    """Return a field for a rule. Each choice is a long sentence on its own line. A drop-down list would cut it off."""
+    """Return a field with a radio button for each rule. A drop-down list would cut off the long choices."""
     return forms.ChoiceField(label=gettext_lazy("Rule"), widget=forms.RadioSelect)
 
 
 def first_choice(offered: Sequence[OfferedRule], wanted: str) -> str:
     """Return the name of the rule that is chosen when a form opens; "" if no rule is chosen.
 
-    This is the wanted rule, the only rule, or the rule with the newest refusal.
+    The rule with the name `wanted` is chosen. If this rule is not offered, the only offered rule is chosen. If there
+    are several, the rule with the newest refusal is chosen.
     """
     names = [rule.name for rule in offered]
-    if wanted in names or len(names) == 1:
-        return wanted if wanted in names else names[0]
+    if wanted in names:
+        return wanted
+    if len(names) == 1:
+        return names[0]
+    # `offered` begins with the rule that has the newest refusal.
     return next((rule.name for rule in offered if rule.refused_at), "")
 
 
@@ -139,8 +143,8 @@ class GrantView:
             return self._form_page(request, form, found, offered, back)
         (rule,) = (one for one in offered if one.name == form.cleaned_data["rule"])
         if not is_confirmed(request):
-            # The confirmation sends the full date and time. If the user typed only 23:00 and confirms after midnight,
-            # the time would mean another day.
+            # Put the full date and time into the page that the user confirms. If the user confirmed a typed "23:00"
+            # after midnight, this time would mean another day.
             values: Any = request.POST.copy()
             for name, value in moment_inputs("until", form.cleaned_data["until"]).items():
                 values[name] = value
@@ -186,7 +190,7 @@ class GrantView:
         return HttpResponseRedirect(back)
 
     def _undo_sentence(self, request: HttpRequest, rows: Sequence[KeyOverride]) -> SafeString:
-        """Return a sentence with a link to each new override. Users who may end overrides get a link that ends it."""
+        """Return a sentence with links to the new overrides. A user who may end overrides gets links that end them."""
         may_end = request.user.has_perm("ratelimits.change_keyoverride")
         page = f"{self._site.name}:ratelimits_keyoverride_{'end' if may_end else 'change'}"
         links = format_html_join(", ", '<a href="{}">{}</a>', ((reverse(page, args=[row.pk]), row) for row in rows))
@@ -213,7 +217,7 @@ class GrantView:
             _grant_sentence(found, rule, form.cleaned_data),
             *permits_left(found, rule, self._name_of(request), extra),
             _(
-                "After the end of the grant, the old capacity applies again. Permits that were used before stay"
+                "After the end of the grant, the old capacity applies again. Permits that were used by then stay"
                 " counted."
             ),
             _("Reason: %s") % form.cleaned_data["reason"],
@@ -228,7 +232,10 @@ class GrantView:
 
 
 def _explanations(offered: Sequence[OfferedRule]) -> Iterator[str]:
-    """Yield sentences above the form. If no rule has a long window, one says what to do instead of a fixed total."""
+    """Yield sentences above the form.
+
+    If no rule has a window of a day or longer, a sentence says why no fixed total can be granted, and what to do.
+    """
     yield _("Until the given time, the rule admits more requests. For this, overrides are added that end at this time.")
     if not any(rule.has_long_window for rule in offered):
         yield _(
@@ -239,11 +246,14 @@ def _explanations(offered: Sequence[OfferedRule]) -> Iterator[str]:
 
 
 def _warnings(form: GrantForm, found: ChosenKey, rule: OfferedRule, capacities: Sequence[int]) -> Iterator[str]:
-    """Yield warnings if the key can get more than the typed number (or, for an account, all its keys together)."""
+    """Yield warnings if the key can get more permits than the typed number.
+
+    An account is also warned about if its keys together can get more permits than the typed number.
+    """
     extra = form.cleaned_data["extra"]
     values = {"whom": found, "n": f"{extra:,}", "window": rule.window}
     if not rule.window:
-        # If other overrides begin or end before the grant ends, only the first capacity is named.
+        # A grant has several capacities if other overrides begin or end before its end. Only the first one is named.
         values |= {"before": f"{capacities[0] - extra:,}", "after": f"{capacities[0]:,}"}
         if "rate" in fields_of(rule.algorithm.id):
             text = _(

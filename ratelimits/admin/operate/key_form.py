@@ -1,4 +1,4 @@
-"""The form that asks for which key a user wants to do something."""
+"""The form that asks for the key to which a page applies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_TEXT = 300
 
 
 class KeyForm(forms.Form):
-    """A form that asks for the key."""
+    """A form that asks for a key, and for the account of the key if there is a doubt."""
 
     required_css_class = "required"
     key = forms.CharField(

@@ -1,6 +1,6 @@
 """The rules that can be reset for a key, or that can give the key more permits.
 
-Rules that lately refused the key come first.
+Rules that lately refused requests of the key come first.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class OfferedRule:
     counts_key_itself  whether the rule counts the key itself. Otherwise the rule counts each key of the user or account
                        separately
     refused_at         start of the quarter of an hour in which the rule last refused a request, in s since 1970 UTC; 0
-                       if the rule refused no request in 24 hours
-    refused            the number of requests that the rule refused in 24 hours, as far as they were counted
+                       if the rule refused no request in the last 24 hours
+    refused            the number of requests that the rule refused in the last 24 hours (see `_last_refusals`)
     """
 
     name: str
@@ -65,7 +65,7 @@ class OfferedRule:
         text = f"{self.name}: {self.sentence}"
         if not self.refused_at:
             return text
-        start, end = (moment(at * 1_000_000) for at in (self.refused_at, self.refused_at + QUARTER))
+        start, end = (moment(second * 1_000_000) for second in (self.refused_at, self.refused_at + QUARTER))
         values = {"rule": text, "n": f"{self.refused:,}", "span": f"{start:%H:%M}–{end:%H:%M}"}
         return _("%(rule)s – refused %(n)s lately (%(span)s UTC)") % values
 
@@ -92,7 +92,7 @@ class OfferedRule:
 
     @property
     def window(self) -> str:
-        """Return the name of the time in which permits are counted; "" if they are counted in no window."""
+        """Return the name of the rule's window, such as "calendar day (UTC)"; "" if the rule has no window."""
         unit = getattr(self.algorithm, "calendar_unit", "")
         if unit:
             return f"{_CALENDAR_WINDOWS[unit]} ({getattr(self.algorithm, 'timezone', 'UTC')})"
@@ -102,8 +102,15 @@ class OfferedRule:
         return _("window of %(span)s") % {"span": Wording(_, ngettext).span(period)}
 
     def window_is_shorter_than(self, seconds: float) -> bool:
-        """Return whether a window of the rule is shorter than `seconds`. A longer grant applies in several windows."""
+        """Return whether a window of the rule is shorter than `seconds`. A longer grant applies in several windows.
+
+        The window of a calendar month or year is the present one.
+        """
         _permits, length = self.algorithm.quota
+        span = self.algorithm.valid_span(time.time_ns() // 1000)
+        if length is None and span is not None:
+            start, end = span
+            length = end - start
         return bool(self.window) and length is not None and length < seconds * 1_000_000
 
     def extra_text(self, extra: int) -> str:
@@ -117,7 +124,9 @@ class OfferedRule:
 
 
 def offered_rules(identity: Identity, key: str) -> list[OfferedRule]:
-    """Return the rules that limit a key, or keys that belong to this key. `identity` is the identity of the key.
+    """Return the rules that limit a key. `identity` is the identity of the key.
+
+    For a user or an account, also return the rules that limit each of its keys.
 
     Rules that refused a request in the last 24 hours come first, sorted by the newest refusal. The other rules follow,
     sorted by name. Rules that are off or not valid are left out. Raise RulesUnavailable if no rules can be read.
@@ -160,7 +169,8 @@ def _counted_key(explained: ExplainedRule, identity: Identity) -> str | None:
 def _last_refusals(identity: Identity, key: str) -> dict[int, tuple[int, int]]:
     """Return, by rule, the start of the newest quarter of an hour with refusals of the key, and the number of refusals.
 
-    Only the newest `MAX_REFUSALS` rows of the last 24 hours are counted. A start is in s since 1970 UTC.
+    Only the newest rows of the last 24 hours are counted (see `refused_lately`). A start is in s since 1970 UTC. The
+    result is empty for a key without an account.
     """
     if not identity.account:
         return {}

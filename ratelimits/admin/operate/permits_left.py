@@ -19,17 +19,18 @@ MAX_KEYS = 5
 
 
 def permits_left(chosen: ChosenKey, rule: OfferedRule, name_of: Callable[[str], str], extra: int = 0) -> list[str]:
-    """Return a sentence for each key that the rule counts, at most `MAX_KEYS`.
+    """Return a sentence for each key that the rule counts, for at most `MAX_KEYS` keys.
 
-    `name_of` returns the name of a key, or "". If `extra` is not 0, the sentences also say how many permits are left
-    with `extra` more permits. If Redis or the database does not answer, a single sentence says so.
+    `name_of` returns the name of a key; "" if it has no name. If `extra` is not 0, the sentences also say how many
+    permits will be left after a grant of `extra` permits. If Redis or the database does not answer, a single sentence
+    says this.
     """
     keys = [chosen.key] if rule.counts_key_itself else used_keys(chosen)
     account = chosen.identity.account_id or NO_ACCOUNT
     sentences = []
     try:
         for key in keys[:MAX_KEYS]:
-            # The rule may count no key of this kind, and some texts in the ledger are not keys.
+            # Leave out keys that the rule does not count, and texts of the ledger that are not keys.
             with suppress(NothingDoneError, ValidationError):
                 for applied, counted_key, standing in counted_under(key, rule.name, account):
                     capacity, _span = applied.algorithm.quota
@@ -60,7 +61,9 @@ def _sentence(key: str, left: int, capacity: int, extra: int) -> str:
         "capacity_after": f"{capacity + extra:,}",
     }
     if extra:
-        text = _("%(key)s has %(left)s of %(capacity)s left now; then %(left_after)s of %(capacity_after)s.")
+        text = _(
+            "%(key)s has %(left)s of %(capacity)s left now, and %(left_after)s of %(capacity_after)s with the grant."
+        )
     else:
         text = _("%(key)s has %(left)s of %(capacity)s left now.")
     return text % values

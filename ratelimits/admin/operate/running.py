@@ -36,7 +36,7 @@ def override_text(row: KeyOverride) -> str:
 
 
 def running_overrides(request: HttpRequest, site: AdminSite, keys: Collection[str | None]) -> list[RunningOverride]:
-    """Return the overrides of these keys that have not ended, at most `MAX_OVERRIDES`. This is one query.
+    """Return the overrides of these keys that have not ended, at most `MAX_OVERRIDES`. This takes one query.
 
     Users who may view overrides see all values. Users who may only block and reset keys do not see the reasons. All
     other users see nothing.

@@ -131,12 +131,12 @@ class ReportLineAdmin(_ComputedColumns, AccountSearch, ReadOnlyAdmin):
 
     @admin.display(description=_("edits of the rule"))
     def rule_edits(self, line: ReportLine) -> str:
-        """Return the edits that made the rule version of the line."""
+        """Return the edits of the rule, and of its overrides, that made the rule version on the line."""
         return _edits(lineage.rule_edits(line, database_of(line)))
 
     @admin.display(description=_("edits of plan and account"))
     def terms_edits(self, line: ReportLine) -> str:
-        """Return the edits of the account's plan, and the edits of the plan's quantities and prices."""
+        """Return the edits of the account, its plan, and the plan's quantities and prices that applied to the line."""
         return _edits(lineage.terms_edits(line, database_of(line)))
 
     @admin.display(description=_("batches"))

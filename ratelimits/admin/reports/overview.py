@@ -16,7 +16,7 @@ from ratelimits.admin.usage import period_text
 from ratelimits.models import Report
 from ratelimits.reports.statements.meter_totals import MeterTotal, added_up, meter_totals
 
-#: Maximum number of lines that a list adds up. The totals of further reports are only on the pages of these reports.
+#: Maximum number of lines that a list adds up. For the other reports, the list refers to the page of the report.
 MAX_ADDED = 100_000
 #: Maximum number of links to reports of other periods on a report's page.
 _MAX_OTHERS = 12
@@ -36,7 +36,7 @@ class Overview(NamedTuple):
 def overviews(using: str, reports: Sequence[Report]) -> dict[int, Overview]:
     """Return the overviews of the reports in a list, by primary key. This takes two queries."""
     versions: dict[tuple[str, int], list[Report]] = defaultdict(list)
-    accounts, starts = ({getattr(report, name) for report in reports} for name in ("account", "period_start"))
+    accounts, starts = {report.account for report in reports}, {report.period_start for report in reports}
     rows = Report.objects.using(using).filter(account__in=accounts, period_start__in=starts).order_by("version")
     for row in rows.only("account", "period_start", "version", "line_count"):
         versions[row.account, row.period_start].append(row)
@@ -51,15 +51,12 @@ def overviews(using: str, reports: Sequence[Report]) -> dict[int, Overview]:
             line_counts |= more_lines
             versions_of_report[report.pk] = [row.pk for row in up_to_version]
     totals = meter_totals(using, line_counts)
-    return {
-        report.pk: Overview(
-            added_up(totals.get(pk, []) for pk in versions_of_report[report.pk])
-            if report.pk in versions_of_report
-            else None,
-            max(row.version for row in [report, *versions[report.account, report.period_start]]),
-        )
-        for report in reports
-    }
+    overview_of = {}
+    for report in reports:
+        newest = max(row.version for row in [report, *versions[report.account, report.period_start]])
+        pks = versions_of_report.get(report.pk)
+        overview_of[report.pk] = Overview(None if pks is None else added_up(totals.get(pk, []) for pk in pks), newest)
+    return overview_of
 
 
 def short_totals(totals: Iterable[MeterTotal] | None) -> str:
@@ -110,7 +107,7 @@ def versions_of(using: str, report: Report) -> list[Report]:
 
 
 def links_to_versions(site: AdminSite, report: Report, versions: Sequence[Report]) -> str:
-    """Return links to the other versions of a report, as HTML. A note says which version is the newest."""
+    """Return all versions of a report as HTML. The other versions are links. A note marks the newest version."""
     rows = []
     for version in versions:
         text = _("version %(n)s, finalised on %(day)s") % {
@@ -126,7 +123,10 @@ def links_to_versions(site: AdminSite, report: Report, versions: Sequence[Report
 
 
 def links_to_others(using: str, site: AdminSite, report: Report) -> str:
-    """Return links to the account's reports of other periods, newest period first, each in its newest version."""
+    """Return links to the account's reports of other periods, newest period first.
+
+    For each period, only the newest version has a link.
+    """
     rows = Report.objects.using(using).filter(account=report.account).exclude(period_start=report.period_start)
     rows = rows.order_by("-period_start", "-version").only("period_start", "period_end", "timezone", "version")
     # Read more rows than links, because a report can have several versions.

@@ -45,13 +45,13 @@ _MONTHS = 24
 
 
 class MonthFilter(admin.SimpleListFilter):
-    """Filter reports by the month in which their period starts. The month begins in the time zone of the report."""
+    """Filter reports by the month in which their period starts, in the time zone of the report."""
 
     title = _("month")
     parameter_name = "month"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[Any, str]]:
-        # Number the months from the year 0.
+        # Each month has a number: the months since the start of the year 0.
         last = now().year * 12 + now().month - 1
         months = [f"{number // 12}-{number % 12 + 1:02d}" for number in range(last, last - _MONTHS, -1)]
         return [(month, month) for month in months]

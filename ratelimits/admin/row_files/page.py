@@ -84,7 +84,7 @@ class ConfirmForm(forms.Form):
 
 
 class RowFiles(_Base):
-    """Mixin for admin pages of tables that can be imported and exported. It adds links for this above the list."""
+    """Mixin for admin pages of tables that can be imported and exported. It adds these links above the list."""
 
     change_list_template = "ratelimits/admin/rows_change_list.html"
 
@@ -119,7 +119,7 @@ class RowFiles(_Base):
         return router.db_for_write(self.model)
 
     def export_view(self, request: HttpRequest) -> HttpResponseBase:
-        """Return a file with the rows that the list shows with its filters. The file can be imported again."""
+        """Return a file with all rows that match the filters of the list. The file can be imported again."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         try:
@@ -165,7 +165,7 @@ class RowFiles(_Base):
     def _file_view(self, request: HttpRequest) -> HttpResponse:
         """Show what a stored file would change. If the user confirms this, import the file."""
         pk = request.GET["file"]
-        # A number with more digits could be too large for the column.
+        # A number with 19 digits or more could be too large for the column.
         is_number = pk.isdecimal() and len(pk) < 19
         upload = Upload.find(int(pk), self._table.name, request.user.pk, self._database) if is_number else None
         if upload is None:
@@ -219,7 +219,8 @@ class RowFiles(_Base):
                 )
         except ChangedSinceError as error:
             text = _(
-                "Nothing was imported: the file would now make other changes than you have seen. Look at them again."
+                "Nothing was imported: the file would now make other changes than you have seen. Look at the changes"
+                " again."
             )
             if error.lines:
                 changed_lines = ", ".join(f"{line.number} ({line.name})" for line in error.lines[:10])

@@ -25,7 +25,7 @@ class Section(NamedTuple):
 
 
 def page_of(text: str) -> int:
-    """Return the page number in a text from a URL; 1 if the text is not such a number."""
+    """Return the page number in a text from a URL; 1 if the text is not a page number."""
     return max(1, int(text)) if text.isdecimal() and len(text) < 6 else 1
 
 
