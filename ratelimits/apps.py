@@ -36,9 +36,9 @@ class RatelimitsConfig(AppConfig):
         from ratelimits.models.raw import adoption, fixtures  # noqa: F401  (connects its signal handlers)
         from ratelimits.quota import process_totals
         from ratelimits.rules import groups
-        from ratelimits.usage import process_totals as totals
+        from ratelimits.usage import process_totals as stored_totals
 
-        process_totals.write_with(totals.write)
+        process_totals.write_with(stored_totals.write)
         groups.watch()
         telemetry.start()
         post_migrate.connect(adoption.adopt_after_migrate, sender=self, dispatch_uid="ratelimits.adoption")

@@ -90,6 +90,7 @@ def _hour(tz: ZoneInfo, now: int) -> tuple[int, int]:
 
     start = now - (now + offset) % _HOUR
     end = start + _HOUR
+    # The remainders below are not 0 if the offset has changed by a part of an hour.
     if (_offset(tz, end - 1) - offset) % _HOUR:
         end = change_between(now, end - 1)
     if (_offset(tz, start) - offset) % _HOUR:
@@ -129,7 +130,7 @@ def boundaries(unit: str, timezone: str, anchor: str | None, now: int) -> tuple[
             current = now - (now - instant(parsed_anchor.replace(tzinfo=tz))) % _HOUR
             return current - _HOUR, current, current + _HOUR, current + 2 * _HOUR
         used_anchor = parsed_anchor or _DEFAULT_ANCHOR
-        number = _number(unit, used_anchor, local.date()) + 1
+        number = _number(unit, used_anchor, local.date()) + 1  # at least the number of the period that contains `now`
         while _start(unit, tz, used_anchor, number) > now:
             number -= 1
         first, second, third, fourth = (_start(unit, tz, used_anchor, number + step) for step in (-1, 0, 1, 2))

@@ -75,9 +75,8 @@ class _Level(_Paced, Bounded):
         of requests that do not wait.
         """
         room = self.interval * permits
-        whole_room, part = divmod(
-            room.numerator * (self.interval.denominator // room.denominator), self.interval.denominator
-        )
+        denominator = self.interval.denominator  # a multiple of the room's denominator
+        whole_room, part = divmod(room.numerator * (denominator // room.denominator), denominator)
         return *_split(self.interval), whole_room, part, self.capacity, spent_or_undelayed
 
     def params(self, now: int) -> Params:

@@ -88,7 +88,7 @@ class UsageQuery(Query):
     timezone = serializers.CharField(
         required=False,
         max_length=64,
-        help_text="IANA time zone of hours and days. Default: the account's time zone, or UTC for all accounts.",
+        help_text="IANA time zone of hours and days. Default: the account's time zone, or UTC without an account.",
     )
     page_size = serializers.IntegerField(default=100, min_value=1, max_value=1000)
     cursor = serializers.CharField(
@@ -195,7 +195,7 @@ class QuotaStanding(serializers.Serializer[dict[str, Any]]):
 
 
 class UsagePage(serializers.Serializer[dict[str, Any]]):
-    account = serializers.CharField(allow_null=True, help_text="null for all accounts.")
+    account = serializers.CharField(allow_null=True, help_text="null if the page shows all accounts.")
     window = serializers.ChoiceField(choices=list(MAX_DAYS))
     timezone = serializers.CharField()
     complete_until = serializers.DateTimeField(
@@ -204,7 +204,7 @@ class UsagePage(serializers.Serializer[dict[str, Any]]):
     )
     quota = QuotaStanding(
         allow_null=True,
-        help_text="The account's quota. null for all accounts, and on later pages.",
+        help_text="The account's quota; null if the page shows all accounts, and on every page after the first.",
     )
     next = serializers.URLField(allow_null=True, help_text="Link to the next page; null on the last page.")
     results = UsageRow(

@@ -115,6 +115,8 @@ def _parameters(request: Request, serializer_class: type[Query]) -> dict[str, An
 def _identity(request: Request, parameters: dict[str, Any], permission: str) -> Identity:
     """Return the identity whose usage the caller wants. An identity without an account stands for all accounts.
 
+    If staff name an account and a key, the identity has the key too: `_quota` then shows the limits of the key.
+
     Raise PermissionDenied for staff without the permission, and for a customer who has no account or names another
     account.
     """

@@ -164,19 +164,19 @@ def _offsets(query: WindowQuery) -> Iterator[tuple[int, int]]:
         difference = moment(second * SECOND).astimezone(tz).utcoffset() or timedelta()
         return int(difference.total_seconds())
 
-    at, current = start, offset(start)
+    at, current_offset = start, offset(start)
     while at < end:
         next_at = min(at + DAY, end)
-        if offset(next_at) != current:
+        if offset(next_at) != current_offset:
             # Find the bin in which the offset changes: halve the span until it has one bin.
             low, high = at, next_at
             while high - low > BIN_SECONDS:
                 middle = low + (high - low) // (2 * BIN_SECONDS) * BIN_SECONDS
-                low, high = (middle, high) if offset(middle) == current else (low, middle)
-            yield high, current
-            current = offset(high)
+                low, high = (middle, high) if offset(middle) == current_offset else (low, middle)
+            yield high, current_offset
+            current_offset = offset(high)
         at = next_at
-    yield end, current
+    yield end, current_offset
 
 
 def _with_spans(using: str, query: WindowQuery, page: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -197,6 +197,7 @@ def _period_ends(using: str, page: list[dict[str, Any]]) -> dict[tuple[str, int]
         (name, start): end for name, start, end in rows.values_list("account", "period").annotate(Max("period_end"))
     }
     ends = {period: end * SECOND for period, end in stored.items() if end is not None}
+    # Rows from old versions of the app have no end. A period whose usage is not tallied yet has no row.
     without_end = {(row["account"], row["window"]) for row in page} - ends.keys()
     terms = TermsBook(using).of({name for name, _start in without_end}) if without_end else {}
     for name, start in without_end:

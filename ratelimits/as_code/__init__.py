@@ -171,7 +171,8 @@ def _load_plans(before: Document, document: Document, using: str, problems: list
     changes = []
     for slug, wanted in document["plans"].items():
         old = before["plans"].get(slug)
-        wanted = {name: old[name] for name in _OPTIONAL_IN_FILE if name in (old or ())} | wanted
+        kept = {name: old[name] for name in _OPTIONAL_IN_FILE if name in old} if old else {}
+        wanted = kept | wanted
         plan = Plan.objects.using(using).filter(slug=slug).first() or Plan(slug=slug)
         plan.name, plan.currency = wanted.get("name", slug), wanted.get("currency", "")
         includes: dict[str, Any] = wanted.get("includes", {})

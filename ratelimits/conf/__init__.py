@@ -62,7 +62,7 @@ DEFAULTS: dict[str, Any] = {
     "COMPACT_INTERVAL": 3_600,  # seconds between two searches for ledger batches that can be joined
     "FINALISE_INTERVAL": 900,  # seconds between two searches for billing periods that can be finalised
     "GRACE_SECONDS": 3_600,  # minimum seconds from the end of a period until its report is finalised
-    "PRORATION": "none",  # a part of a period includes the whole quantity ("none"), or only a share by time ("time")
+    "PRORATION": "none",  # included quantity for a part of a period: the whole ("none"), or a share by time ("time")
     "LATE_USAGE": "version",  # late usage is added to a new "version" of its report, or to the next "period"
     "ADJUSTMENT_APPROVAL": False,  # an adjustment counts only after another person has approved it
     "PROCESS_TOTALS_INTERVAL": 10,  # seconds from one write of a process's totals to the next; 0: they are not written
@@ -73,7 +73,7 @@ DEFAULTS: dict[str, Any] = {
     "PUSH_INTERVAL": 300,  # seconds between two searches for lines to push
     "PUSH_TIMEOUT": 30,  # maximum seconds for one request to a billing system
     # Alerts
-    "ALERT_THRESHOLDS": [50, 80, 100],  # percentages of an included quantity or a limit that raise an alert
+    "ALERT_THRESHOLDS": [50, 80, 100],  # an alert is raised at these percentages of an included quantity or of a limit
     "ALERT_INTERVAL": 60,  # seconds between two searches for alerts that are due
     "ALERT_TIMEOUT": 10,  # maximum seconds for one call of a webhook
     "ALERT_PUBLIC_ONLY": True,  # True: webhooks of alerts are sent only to addresses of the public internet

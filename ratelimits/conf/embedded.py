@@ -30,7 +30,7 @@ def is_test() -> bool:
 
 
 def is_allowed() -> bool:
-    """Return whether the project may use the embedded server: in development, in tests, or if EMBEDDED says so."""
+    """Return whether EMBEDDED allows the embedded server. None allows it in development (with DEBUG) and in tests."""
     return bool(conf.EMBEDDED) or (conf.EMBEDDED is None and (settings.DEBUG or is_test()))
 
 

@@ -146,7 +146,7 @@ def _is_receiver(name: Any, options: Any) -> bool:
     return (
         options.keys() <= _PUSH_OPTIONS.keys()
         and "SINCE" in options
-        and kind in list(PUSH_FORMATS)
+        and kind in list(PUSH_FORMATS)  # a list, because an invalid FORMAT can have no hash
         and bool(options.get("KEY") or not PUSH_FORMATS[kind])
         and all(_PUSH_OPTIONS[option](value) for option, value in options.items())
     )

@@ -19,7 +19,8 @@ _FUNCTION = re.compile(r"^function (\w+)\.(\w+)\(.*?\)\n(.*?)^end\n", re.MULTILI
 _PARAMS = re.compile(r"^--@params (\S+) (.*)$", re.MULTILINE)
 #: A directive "--@record <name> <type and name of each field> | <field>=<value> …". The part from "|" on is optional.
 _RECORD = re.compile(r"^--@record (\w+) ([^|\n]*)(?:\| (.*))?$", re.MULTILINE)
-#: Lines that are not copied into a script: the line that creates the table of the functions, and the directives.
+#: Lines that are not copied into a script: the line that creates the table of the functions, and the directives
+#: except "--@rarely".
 _LEFT_OUT = re.compile(r"local \w+ = \{\}$|--@(?!rarely)")
 
 
@@ -86,7 +87,10 @@ class AlgorithmFile:
         return replace(form, format=form.format.replace("c#", f"c{size}"), size=form.size + int(size))
 
     def section(self, name: str) -> str:
-        """Return the body of a function. Return "" if the file does not have this function."""
+        """Return the body of a function. Return "" if the file does not have this function.
+
+        The name "release_or_refund" stands for `release`, or for `refund` if the file has no `release`.
+        """
         if name == "release_or_refund":
             name = "release" if "release" in self.sections else "refund"
         return self.sections.get(name, "")
@@ -107,7 +111,10 @@ def _fields(names: tuple[str, ...]) -> str:
 
 
 def _read_section(forms: dict[str, RecordForm]) -> str:
-    """Return the section that reads a record of any form: `size` bytes of `raw`, from the position `from`."""
+    """Return the section that reads a record: `size` bytes of `raw`, from the position `from`.
+
+    The size tells the form of the record.
+    """
     lines: list[str] = []
     for form in forms.values():
         rest = f"c' .. (size - {form.size})" if form.varies else "'"
