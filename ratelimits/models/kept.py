@@ -97,6 +97,7 @@ def _keep_periods(sender: Any, before: Sequence[Account], after: Sequence[Accoun
         names = {*chunk, *(old_names[name] for name in chunk if name in old_names)}
         latest_periods = _latest_periods(edit.using, names, old_terms)
         for name in chunk:
+            # Under a new name without usage, keep the latest period of the old name.
             span = latest_periods.get(name) or latest_periods.get(old_names.get(name, ""))
             if span is not None:
                 start, end = span
@@ -113,7 +114,7 @@ def _latest_periods(using: str, names: set[str], terms: dict[str, _Terms]) -> di
     for name, start, stored_end in rows.values_list("account", "period").annotate(Max("period_end")):
         if stored_end is not None:
             end = stored_end * _SECOND
-        else:
+        else:  # The row is older than the column `period_end`.
             _start, end = _period(terms.get(name, _DEFAULT_TERMS), None, start * _SECOND)
         _latest_start, latest_end = latest.get(name, (0, 0))
         if end > latest_end:

@@ -30,8 +30,8 @@ class KeyKind(models.TextChoices):
 
 #: The key of all requests whose address cannot be read.
 UNKNOWN_ADDRESS = "ip:unknown"
-#: By kind of key: the kind itself, and the kinds of keys that belong to one key of this kind. For example, API keys
-#: belong to one user.
+#: By kind of key: the kind itself, and the kinds of keys that belong to a key of this kind. For example, the API keys
+#: of a user belong to the user.
 COVERS: dict[str, frozenset[str]] = {
     "api_key": frozenset({"api_key"}),
     "user": frozenset({"user", "api_key"}),

@@ -22,7 +22,7 @@ class PushReceiver(models.Model):
         null=True,
         blank=True,
         help_text=_(
-            "Nothing is sent until then, because the billing system was unreachable or busy, or refused the key."
+            "Nothing is sent before this time, because the billing system was unreachable or busy, or refused KEY."
         ),
     )
     failures = models.PositiveIntegerField(_("failures"), default=0, help_text=_("Failures since the last success."))

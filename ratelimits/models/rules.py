@@ -169,7 +169,7 @@ class Rule(Coverage, Refusal, Start, Versioned):
         _("bills"),
         default=False,
         help_text=_(
-            "Ledger lines and reports show the usage that this rule admits under the name of this rule. This does not"
+            "In the ledger and in reports, the usage that this rule admits has the name of this rule. This does not"
             " switch billing on: without this option, usage is counted in the same way and costs the same. For each"
             " kind of key and each meter, only one rule can have this option."
         ),

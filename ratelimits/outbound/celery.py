@@ -143,8 +143,8 @@ def _check_limits(quota: str, limits: Program) -> None:
     for term in enforced:
         if term.algorithm.leases:
             raise ImproperlyConfigured(
-                f"the limit {term.name!r} of {quota!r} limits how many run at once, which a task cannot wait for:"
-                " set the worker's concurrency instead"
+                f"the limit {term.name!r} of {quota!r} limits how many tasks run at once, and a task cannot wait"
+                " until another task ends: set the worker's concurrency instead"
             )
     if enforced and not any(term.algorithm.may_wait for term in enforced):
         raise ImproperlyConfigured(

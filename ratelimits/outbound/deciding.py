@@ -191,7 +191,7 @@ class Outbound:
         costs = tuple(self.costs.values())
         if prepared is None:
             assert self.algorithm is not None
-            limits = program((Term(self.algorithm, "in code", 0, 0),))
+            limits = program((Term(self.algorithm, "in code", key=0, slot=0),))
             return Call(limits, (f"outbound:{self.name}",), costs, timeout=timeout, version=None)
         # The max_wait of a rule is for requests to this project. An outbound call has its own longest wait instead.
         limits = program(tuple(replace(term, max_wait=-1) for term in prepared.program.terms))
@@ -227,6 +227,7 @@ def algorithm_from_rate(rate: str) -> Algorithm:
     permits, period = typed_rates.rate(rate)
     places = _MAX_PLACES
     if permits > 0:
-        # At a low rate, the time of _MAX_PLACES permits would be too long to be exact.
+        # At a low rate, the time of _MAX_PLACES permits would be too long to be exact. So take fewer places. Two places
+        # are subtracted: one request proceeds without a place, and rounding can add one.
         places = min(places, int(HORIZON / MICROSECONDS * float(permits / period)) - 2)
     return LeakyBucketQueue(max(places, 1), permits, period)

@@ -34,7 +34,7 @@ IPV4_PREFIX, IPV6_PREFIX = 32, 64
 
 
 def required_fields(algorithm: str) -> tuple[str, ...]:
-    """Return the names of the fields that an algorithm requires."""
+    """Return the names of the algorithm's fields that have no default value."""
     algorithm_class = ALGORITHMS[algorithm]
     return tuple(field.name for field in fields(algorithm_class) if field.default is MISSING)
 

@@ -86,7 +86,7 @@ class Start(models.Model):
             return _("Switch this off, or count per user, API key, account or key: the ledger knows no other keys.")
         if rule.prefetch is not None:
             return _(
-                "Switch this off, or leave permits per prefetch empty: the ledger contains prefetched permits only"
-                " later."
+                "Switch this off, or leave permits per prefetch empty: prefetched permits are added to the ledger too"
+                " late."
             )
         return ""

@@ -150,6 +150,7 @@ def group_problem(name: str) -> str:
 
 
 def _name_errors(rule: Rule, rules: QuerySet[Rule]) -> Errors:
+    """Return an error if another rule's name has the same number in Redis."""
     others = rules.exclude(name=rule.name).order_by().values_list("name", flat=True).distinct()
     same_id = next((other for other in others if name_id(other) == name_id(rule.name)), None)
     if same_id is None:

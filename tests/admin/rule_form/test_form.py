@@ -182,7 +182,7 @@ def test_the_sentence_says_plan_mode_and_billing(admin_client: Client) -> None:
     assert shadow.endswith("If this rule is enforced, it bills: ledger lines will then name this rule.")
     assert said(bills="on").endswith("This rule bills: the ledger lines of admitted requests name this rule.")
     assert "Off: the rule limits and records nothing." in said(mode="off")
-    assert "Ledger lines and reports show the usage that this rule admits under the name of this rule." in text(
+    assert "In the ledger and in reports, the usage that this rule admits has the name of this rule." in text(
         admin_client.get(RULES + "add/")
     )
 
