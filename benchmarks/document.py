@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.identities import growth_at
 from benchmarks.pages import addresses
 from benchmarks.pairs import draining, importing
 from benchmarks.pairs.throttles import PAIRS as THROTTLES
@@ -134,11 +135,7 @@ def identities(runs: dict[str, Run]) -> str:
     """Return the table of the memory and the connections of a process, if each request comes from a new user."""
     run = runs["identities"]
     rows = [
-        (
-            name,
-            *(float(result["grown_mb"][index]) for index in (0, (len(result["grown_mb"]) - 1) // 2, -1)),
-            result["connections"],
-        )
+        (name, *map(float, growth_at(result["grown_mb"])), result["connections"])
         for name, result in run["phases"].items()
     ]
     heads = (

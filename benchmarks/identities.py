@@ -94,18 +94,14 @@ def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
         phase("unavailable", lambda: None)
     current_server().wire.client.close()
     from_memory.denials.clear()
-    claims = [
-        claim
-        for name, result in phases.items()
-        for claim in (
-            report.Claim(f"invented identities, {name}: growth of memory, MB", MAX_GROWTH_MB, result["grown_mb"][-1]),
-            report.Claim(
-                f"invented identities, {name}: growth of memory in the second half, MB",
-                MAX_LATER_GROWTH_MB,
-                result["grown_mb"][-1] - result["grown_mb"][(len(result["grown_mb"]) - 1) // 2],
-            ),
-        )
-    ]
+    claims = []
+    for name, result in phases.items():
+        _first, half, end = growth_at(result["grown_mb"])
+        text = f"invented identities, {name}: growth of memory"
+        claims += [
+            report.Claim(f"{text}, MB", MAX_GROWTH_MB, end),
+            report.Claim(f"{text} in the second half, MB", MAX_LATER_GROWTH_MB, end - half),
+        ]
     claims.append(
         report.Claim(
             "invented identities: connections", 3, max(result["connections"] or 0 for result in phases.values())
@@ -119,6 +115,14 @@ def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
         before_mb=before,
         phases=phases,
     )
+
+
+def growth_at(grown: list[float]) -> tuple[float, float, float]:
+    """Return the growth of memory after the first tenth, after half, and after all of the requests of a phase.
+
+    `grown` has the growth after each tenth. (If there are few requests, it has fewer numbers.)
+    """
+    return grown[0], grown[(len(grown) - 1) // 2], grown[-1]
 
 
 def invented(phase: str, number: int) -> Any:
@@ -145,10 +149,7 @@ def stopped(redis_server: Any) -> Iterator[None]:
 def text_of(run: dict[str, Any]) -> str:
     """Return the run as tables."""
     identities = int(run["options"]["identities"])
-    rows = [
-        (name, result["grown_mb"][0], result["grown_mb"][(len(result["grown_mb"]) - 1) // 2], result["grown_mb"][-1])
-        for name, result in run["phases"].items()
-    ]
+    rows = [(name, *growth_at(result["grown_mb"])) for name, result in run["phases"].items()]
     heads = (f"{identities:,} invented identities", "MB after a tenth", "after half", "after all")
     connections = max(result["connections"] or 0 for result in run["phases"].values())
     return "\n\n".join(

@@ -107,7 +107,8 @@ def _commands(algorithm: str, numbers: dict[str, Any], shadow: bool = False) -> 
 def _send(client: redis.Redis, run: str, commands: Sequence[Command], allowed: bool | None) -> float:
     """Send commands, and return the mean time in µs that the server takes for one command.
 
-    `allowed` is the expected decision (None: either). Raise AssertionError if a request is decided differently.
+    `allowed` says whether each request must be admitted (None: it can be admitted or refused). Raise AssertionError if
+    the server replies with an error, or if a request is not decided as expected.
     """
     from ratelimits.engine.call import new_nonce
 
@@ -118,9 +119,10 @@ def _send(client: redis.Redis, run: str, commands: Sequence[Command], allowed: b
         connection.send_packed_command([b"".join(command.to_bytes(run, new_nonce()) for command in portion)])
         for _command in portion:
             reply = connection.read_response()
+            assert not isinstance(reply, Exception), reply
             # A reply begins with two 64-bit numbers: 1 if the request was decided, and 1 if it is admitted.
-            decided = reply if isinstance(reply, Exception) else struct.unpack_from("<2q", reply)
-            assert (decided == (1, allowed)) if allowed is not None else not isinstance(decided, Exception), decided
+            decision = struct.unpack_from("<2q", reply)
+            assert allowed is None or decision == (1, allowed), decision
     client.connection_pool.release(connection)
     return float(client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"])
 

@@ -60,6 +60,8 @@ def measure(urls: dict[str, str], rounds: int, seconds: float, users: int) -> di
     for url in urls.values():
         floors.load(url)
     for _round in range(rounds):
+        # The commands are valid in one bin, so the round must end in this bin. For each server, allow 2 s to make the
+        # commands, and for each case 0.5 s to send them once before they are timed.
         wait_for_bin(len(urls) * (len(names) * (seconds + 0.5) + 2))
         for server, url in urls.items():
             with redis.Redis.from_url(url) as client:

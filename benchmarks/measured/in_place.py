@@ -89,7 +89,9 @@ def throttle_call(name: str, user: int | None = None) -> Callable[[], object]:
 
     `name` is the name of the view. `user` is the user's id; by default each view has its own user.
     """
-    request, view = drf_request(crc32(name.encode()) if user is None else user), VIEWS[name][1]()
+    request = drf_request(crc32(name.encode()) if user is None else user)
+    _title, view_class = VIEWS[name]
+    view = view_class()
     view.headers = {}
     attributes = vars(request._request)
 

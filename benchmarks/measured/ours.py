@@ -200,8 +200,8 @@ def cases(now: int) -> list[Case]:
     """Return all cases of this app. The rules must be saved."""
     server = engine_server()
     out = []
-    for name, (title, _call) in calls(now).items():
-        call = calls(now, f"42-{name}")[name][1]
+    for name in calls(now):
+        title, call = calls(now, f"42-{name}")[name]
         out.append(Case(f"engine_{name}", title, "ours", deciding(server, call)))
     limit = engine.Limit("user:42", PER_SECOND, "public", version=version_in_force())
     out.append(
