@@ -36,7 +36,7 @@ from ratelimits.models.versions import Edit, Tombstone
 
 
 def _algorithm_choices() -> list[tuple[str, Any]]:
-    """Return the algorithms as choices, the default first."""
+    """Return the algorithms as choices, with the default algorithm first."""
     classes = sorted(ALGORITHMS.values(), key=lambda algorithm_class: algorithm_class.id != DEFAULT_ALGORITHM)
     return [(algorithm_class.id, _(algorithm_class.label)) for algorithm_class in classes]
 

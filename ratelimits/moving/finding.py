@@ -41,12 +41,12 @@ def with_names(findings: Iterable[Finding]) -> list[Finding]:
     """Join findings that are the same. Then give each rule a unique name, made from its present name."""
     joined: list[Finding] = []
     for finding in findings:
-        same = next((i for i, other in enumerate(joined) if _same(finding, other)), None)
-        if same is None:
+        index = next((index for index, other in enumerate(joined) if _same(finding, other)), None)
+        if index is None:
             joined.append(finding)
         else:
-            where = tuple(dict.fromkeys((*joined[same].where, *finding.where)))
-            joined[same] = replace(joined[same], where=where)
+            where = tuple(dict.fromkeys((*joined[index].where, *finding.where)))
+            joined[index] = replace(joined[index], where=where)
     names: set[str] = set()
     return [_with_name(finding, names) for finding in joined]
 

@@ -32,7 +32,7 @@ class FoundView(NamedTuple):
 
 
 def views() -> list[FoundView]:
-    """Return all views of ROOT_URLCONF, each once."""
+    """Return all views of ROOT_URLCONF, without repetitions, sorted by name."""
     found = {(view.name, id(view.view)): view for view in _views(get_resolver().url_patterns)}
     return sorted(found.values(), key=lambda view: view.name)
 

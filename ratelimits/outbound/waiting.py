@@ -179,7 +179,8 @@ def seconds_needed(turn: Turn, timeout: float | None) -> float | None:
         return turn.retry_after
     assert turn.decision is not None
     standing = turn.decision.standings[turn.decision.binding or 0]
-    if algorithm.may_be_full and standing.remaining < max(turn.decision.call.costs):
+    queue_is_full = algorithm.may_be_full and standing.remaining < max(turn.decision.call.costs)
+    if queue_is_full:
         return turn.retry_after
     return turn.retry_after + max(timeout, 0)
 

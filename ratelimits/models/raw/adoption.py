@@ -57,12 +57,13 @@ def difference_from_history(model: type[Versioned], using: str) -> HistoryDiffer
             equal_value |= Q(**{f"{field.attname}__isnull": True}) & Q(IsNull(OuterRef(field.attname), True))
         equals_row &= equal_value
     rows = model._base_manager.using(using).annotate(newest=Subquery(newest))
-    rows = rows.filter(Q(version=0) | ~Exists(records.filter(equals_row).exclude(history_type="-"))).order_by("pk")
+    equal_records = records.filter(equals_row).exclude(history_type="-")
+    rows = rows.filter(Q(version=0) | ~Exists(equal_records)).order_by("pk")
     newest_records = records.in_bulk({row.newest for row in rows} - {None}, field_name="history_id") if rows else {}
     newest_of_id = records.filter(id=OuterRef("id")).order_by("-version", "-history_id").values("history_id")[:1]
-    deleted = records.filter(~Exists(model._base_manager.using(using).filter(pk=OuterRef("id"))))
+    without_row = records.filter(~Exists(model._base_manager.using(using).filter(pk=OuterRef("id"))))
     deleted = (
-        deleted.exclude(history_type="-")
+        without_row.exclude(history_type="-")
         .annotate(newest=Subquery(newest_of_id))
         .filter(history_id=F("newest"))
         .order_by("id")

@@ -33,6 +33,7 @@ def _remember_former(sender: type[models.Model], instance: models.Model, using: 
         version, since = (former.version, former.since) if isinstance(former, Versioned) else (0, 0)
         instance.stamp(Edit(using, version, since))
     elif isinstance(instance, ConfigVersion):
+        # A fixture must not lower the stored version.
         version, complete = ConfigVersion.read(using)
         instance.version, instance.complete = max(instance.version, version), max(instance.complete, complete)
         publish_on_commit(using)

@@ -21,7 +21,7 @@ SUMS = ("admitted_requests", "denied_requests", "shadow_requests")
 
 
 def newest_days(now: float, count: int) -> list[int]:
-    """Return the starts of the newest `count` days in UTC, from today back. Moments are in seconds since 1970 UTC."""
+    """Return the starts of the newest `count` days in UTC, today first. Moments are in seconds since 1970 UTC."""
     today = int(now) // DAY * DAY
     return [today - DAY * number for number in range(count)]
 

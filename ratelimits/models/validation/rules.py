@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 Errors = dict[str, list[Any]]
 
+#: By field: what to write if the value is missing or wrong.
 _ADVICE = {
     "rate": _("Write how many permits are added again per period, such as 5."),
     "capacity": _("Write the maximum number of permits at once, such as 10. With 0 every request is refused."),
