@@ -23,7 +23,7 @@ TIGHT = TokenBucket(capacity=1, rate=Decimal(1), period=Decimal(3600))
 
 
 def _calls(now: int) -> dict[str, Callable[[str], Call]]:
-    """Return a function by the name of its case. The function takes a user's id and returns the call for this user."""
+    """Return, by name, the functions that make the call of a user."""
     return {
         "engine_three": lambda user: ours.calls(now, user)["three"][1],
         "engine_kinds": lambda user: ours.calls(now, user)["kinds"][1],
@@ -33,11 +33,11 @@ def _calls(now: int) -> dict[str, Callable[[str], Call]]:
 
 
 def batches(client: redis.Redis, users: int) -> dict[str, list[bytes]]:
-    """Return the commands of all users, by the name of the case. Load the scripts of these commands."""
+    """Return, by name, the commands of all users. Load their scripts."""
     keyspace, now, run = Keyspace("core", 64), time.time_ns() // 1000, run_of(client)
 
     def ids(number: int) -> range:
-        # Each case has its own users: all limits of one key share a state, and a larger state takes more time.
+        # Each of `_calls` has its own users: all limits of one key share a state, and a larger state takes more time.
         return range(FIRST_ID + number * users, FIRST_ID + (number + 1) * users)
 
     out = {}
@@ -51,25 +51,20 @@ def batches(client: redis.Redis, users: int) -> dict[str, list[bytes]]:
 
 
 def measure(urls: dict[str, str], rounds: int, seconds: float, users: int) -> dict[str, dict[str, Any]]:
-    """Return the processor times of a command in µs and their ratios, by server.
-
-    Servers and cases take turns in each round. A measurement takes this number of seconds.
-    """
+    """Return the processor times in µs and their ratios, by server. Servers and commands take turns in each round."""
     names = sorted({name for ratio in COMMANDS.values() for name in (ratio.one, ratio.other)})
     times: dict[str, dict[str, list[float]]] = {server: {name: [] for name in names} for server in urls}
     for url in urls.values():
         floors.load(url)
     for _round in range(rounds):
-        # The commands are valid in one bin, so the round must end in this bin. For each server, allow 2 s to make the
-        # commands, and for each case 0.5 s to send them once before they are timed.
         wait_for_bin(len(urls) * (len(names) * (seconds + 0.5) + 2))
         for server, url in urls.items():
             with redis.Redis.from_url(url) as client:
                 made = batches(client, users)
             for name in names:
                 allowed = name != "refused"
-                # First send each command once, untimed: the first request of a key takes longer. Even the limit that
-                # refuses admits this request.
+                # First send each command once, untimed. The first request of a key takes longer, and is admitted even
+                # by the limit of the case "refused".
                 pipeline = Pipeline(url, None)
                 pipeline.send(made[name])
                 pipeline.close()

@@ -20,12 +20,12 @@ from ratelimits.engine.transport.connection import run_named
 
 #: Number of commands in one batch. Two batches are sent before the replies are read, so that the server never waits.
 BATCH = 100
-#: The ids of users with live keys begin with this number. They have seven digits.
+#: The id of the first user. All ids have seven digits.
 FIRST_ID = 1_000_000
 
 
 def run_of(client: redis.Redis) -> str:
-    """Return the run of the server. With another run in a command, the script would ask the server for its run."""
+    """Return the run of the server. If a command names another run, the script has to ask the server for its run."""
     return run_named(client.info())
 
 
@@ -41,7 +41,8 @@ def check(reply: Any, allowed: bool | None = True) -> None:
 
     `allowed` is the expected decision: True admits, False refuses, None allows both.
     """
-    # The reply of the bare script is a list. Both replies begin with two numbers: 1 if decided, and 1 if admitted.
+    # The reply of the bare script is a list, and the reply of the app's script is packed. Both begin with two numbers:
+    # 1 if the request was decided, and 1 if it was admitted.
     decided, admitted = reply[:2] if isinstance(reply, list) else read(reply)[:2]
     if decided != 1 or allowed not in (None, bool(admitted)):
         raise AssertionError(f"a decision was answered with {reply}")

@@ -24,8 +24,8 @@ class Storage(NamedTuple):
     packed    whether the limit has a record in the packed state, a string that several limits of one key share
     own       the letter in the name of the Redis key that belongs to the limit alone; "" if there is no such key
     endings   suffixes of further Redis keys, by name. The Lua file writes "${name}" instead of the suffix
-    optional  suffixes of further Redis keys that the script uses if it can. They are not in its KEYS, so that it also
-              runs without them while a cluster moves a slot: then a script runs only if its node has all KEYS
+    optional  suffixes of further Redis keys that the script uses if its node has them. They are not in KEYS: while a
+              cluster moves a slot, a node refuses a script if it does not have all KEYS
     """
 
     packed: bool = True
@@ -61,10 +61,10 @@ class Algorithm(ABC):
     leases: ClassVar[bool] = False
     #: Whether a refusal stays right until its retry_after has passed. If so, a process can repeat it from memory.
     refusals_stand: ClassVar[bool] = True
-    #: When a process is allowed to take permits in advance (prefetch): the name of a field, and the values that this
-    #: field may then have. {} means that every limit allows this, and None means that no limit allows
-    #: it. Prefetching is safe only if all permits come back at one moment. If they came back one by one, new permits
-    #: and prefetched permits together could exceed the limit.
+    #: When a process may take permits in advance (prefetch): the name of a field, and the values of this field with
+    #: which prefetching is safe. {} means that it is always safe, and None means that it is never safe. It is safe only
+    #: if all permits come back at one moment. If they came back one by one, new permits and prefetched permits together
+    #: could exceed the limit.
     prefetch_where: ClassVar[Mapping[str, tuple[str, ...]] | None] = None
     #: Whether the algorithm can admit a request for a later moment. If not, a rule cannot have a max_wait.
     may_wait: ClassVar[bool] = False

@@ -62,7 +62,7 @@ def billing_period_of(report: Report, period: str) -> str:
     return billing_period
 
 
-def priced_together(
+def reports_that_share_prices(
     using: str, reports_of_account: Sequence[Report], account: str, other_names: Sequence[str]
 ) -> list[Report]:
     """Return the earlier reports on which the price of a version depends, oldest first.
@@ -101,7 +101,8 @@ def recorded_prices(
 class Totals:
     """Adds up the lines of a version by billing period and meter, and computes the version's amounts.
 
-    `earlier` are the earlier reports on which the version's price depends (see `priced_together`), oldest first.
+    `earlier` are the earlier reports on which the version's price depends, oldest first (see
+    `reports_that_share_prices`).
     """
 
     def __init__(self, report: Report, earlier: Sequence[Report]) -> None:

@@ -160,7 +160,7 @@ class Row(NamedTuple):
         str,
         decimal(
             "The capacity (or the rate) of the rule, or of the key's override, in the version rule_version. "
-            "Empty without a rule, if this number is not known, or if it changed during the line's time.",
+            "Empty if there is no rule, if the number is not known, or if it changed within the time of the line.",
             schema={"type": "string", "pattern": "^([0-9]+(\\.[0-9]{1,6})?)?$"},
         ),
     ]

@@ -186,8 +186,8 @@ class _Comparison:
         row = compared.row = copy.copy(stored) if stored is not None else self.table.model()
         for name, value in values.items():
             before = getattr(stored, name) if stored is not None else None
-            # If the cell has the text that an export writes for the stored value, the value does not change, even if
-            # the form reads another value from this text.
+            # The form can read another value from the text that an export writes. So a cell with the text of an export
+            # does not change the stored value.
             if stored is not None and (value == before or cells.get(name) == written(before)):
                 continue
             setattr(row, name, value)

@@ -34,8 +34,8 @@ _MAX_KEY = 200
 #: Maximum number of users that one query names.
 _CHUNK = 500
 
-#: Whether rules are in force that are not in the database. Only tests have such rules. They can name groups. So changes
-#: of groups are then noted even if no rule in the database names a group.
+#: Whether some rules in force are not in the database. Only tests have such rules. Such a rule can name a group. So
+#: changes of groups are then noted even if no rule in the database names a group.
 has_rules_outside_database = False
 
 

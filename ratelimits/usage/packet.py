@@ -26,15 +26,15 @@ DIGEST_BYTES = 32
 #: A whole number of at most 18 digits, without zeros before it.
 _NUMBER = re.compile(rb"0|[1-9][0-9]{0,17}")
 #: The name of a field starts with the kind of requests (a: admitted, d: denied, r: refunded, s: refused in shadow mode)
-#: and ends with what the field counts (1: requests of one unit each, n: requests, u: units). This dict says to which
-#: counters of a line the field adds: by start and end (such as "a1"), it has the indexes of these counters.
+#: and ends with what the field counts (1: requests of one unit each, n: requests, u: units). For the start and the end
+#: of a name, such as "a1", this dict has the indexes of the counters of a line to which the field adds.
 _COUNTER_INDEXES = {
     f"{kind}{count}".encode(): indexes
     for index, kind in enumerate("adrs")
     for count, indexes in (("1", (2 * index, 2 * index + 1)), ("n", (2 * index,)), ("u", (2 * index + 1,)))
 }
-#: Reports and gaps use this name for usage without an account. In the name of a field, it is the name of an account, a
-#: key or a meter. Then `_text` replaces it.
+#: Reports and gaps use the name ANONYMOUS for usage without an account. If it stands in the name of a field, somebody
+#: has given this name to an account, a key or a meter. Then `_text` replaces it.
 _RESERVED = f"|{ANONYMOUS}|".encode()
 #: The indexes of the columns of `_columns` that are numbers (bin, period, rule, version), and of those that are texts
 #: (meter, account, key).
@@ -46,7 +46,7 @@ _SPECIAL = bytes(range(32)).replace(b"\n", b"") + b"%\\"
 _MAX_DIGITS = 19
 #: A canonical line: the subject, and the eight counters of a line.
 _LINE = b"%b" + b"\t%d" * 8
-#: The counters of a line that only has admitted requests, after its first two counters.
+#: The last six counters of a line, if it has only admitted requests: these are in the first two counters.
 _ZEROS = b"\t0" * 6
 #: The fields for `incarnation`, `run`, `sealed_run` and `follows` of a `Packet`, with their maximum lengths.
 _MAX_LENGTHS = {b"#i": 64, b"#r": 128, b"#x": 128, b"#f": 100}
@@ -96,7 +96,7 @@ def unescaped(text: str) -> str:
 
 
 def canonical(values: Sequence[str | int]) -> bytes:
-    """Return the canonical line of these values: first those of `SUBJECT`, then those of `COUNTERS`."""
+    """Return the canonical line of these values: the values in their order, escaped, with tabs between them."""
     return "\t".join([escaped(value) if isinstance(value, str) else str(value) for value in values]).encode()
 
 

@@ -160,7 +160,7 @@ class _Page:
         }
 
     def _guesses(self, text: str) -> list[tuple[str, str]]:
-        """Return possible keys: the text after each kind of key. Each key has the URL of its page."""
+        """Return keys that can be meant: one for each kind of key, such as "user:<text>". Add the URL of its page."""
         guesses = []
         for kind in ("user", "api_key", "account"):
             key = typed_key(f"{kind}:{text}")
@@ -305,8 +305,8 @@ def _decided_text(access: AccessRow) -> str:
 def _may_count_by_owner(snapshot: Snapshot, identity: Identity) -> bool:
     """Return whether rules may count requests of an API key under its user or its account.
 
-    The inspector does not know the user of an API key. If the API key has no account, it does not know the account
-    either.
+    The inspector does not know the user of an API key. If `identity` has no account, the inspector does not know the
+    account either.
     """
     unknown = {"user"} if identity.account else {"user", "account"}
     return any(row.key_kind in unknown and row.mode != "off" for row in snapshot.rows.rules.values())

@@ -20,7 +20,7 @@ from ratelimits.models.fields.rule_fields import PARAMETERS
 from ratelimits.models.rule_parts.coverage import Coverage
 from ratelimits.unknown_names.urlconf import written_in_views
 
-#: The fields that say how a rule counts. The sentence and the chart depend on these fields.
+#: The fields that say how a rule counts.
 COUNTING_FIELDS = ("algorithm", *PARAMETERS, "max_wait")
 #: The fields of `COUNTING_FIELDS` that most rules have.
 MAIN_NUMBERS = ("capacity", "rate", "period", "calendar_unit", "timezone", "max_wait")
@@ -82,10 +82,10 @@ class RuleForm(TypedRates):
                 self.fields[name].widget = SuggestingInput(suggestions, attrs)
 
     def typed_rule(self) -> tuple[Rule | None, dict[str, list[str]]]:
-        """Return the rule that the typed values describe, and no errors.
+        """Return the rule that the typed values describe, and an empty dict.
 
-        If fields that say how the rule counts have errors, return None and these errors. Other errors, such as those of
-        the name, are ignored.
+        If fields that say how the rule counts have errors, return None, and the errors by field. Ignore errors of
+        other fields, such as the name.
         """
         names = {
             *COUNTING_FIELDS,
@@ -110,7 +110,7 @@ class TriedRuleForm(RuleForm):
         super()._split_typed_rate(data)
         algorithm, rate = data.get("algorithm"), str(data.get("rate") or "")
         takes_both = algorithm in ALGORITHMS and {"rate", "capacity"} <= {*fields_of(algorithm)}
-        # A typed rate such as "10/5min" is only a number by now.
+        # The method of the base class has replaced a typed rate such as "10/5min" by its number.
         if takes_both and not data.get("capacity") and rate.isdecimal():
             data["capacity"] = rate
 

@@ -1,4 +1,4 @@
-"""A command that makes rules of the rates that a project has given to other libraries."""
+"""A command that makes rules from the rates that a project has given to other libraries."""
 
 from __future__ import annotations
 

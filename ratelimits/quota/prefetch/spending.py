@@ -30,7 +30,7 @@ logger = bounded(__name__)
 
 #: Seconds between two times at which requests are counted and permits are given back.
 INTERVAL = 1.0
-#: Maximum number of objects PrefetchedPermits whose counts one command sends. There is a maximum, because the server
+#: One command sends the counts of at most this number of `PrefetchedPermits`. There is a maximum, because the server
 #: does nothing else while it executes the command.
 MAX_PER_COMMAND = 500
 
@@ -130,8 +130,8 @@ def _add_to_totals(kind: process_totals.Kind, prefetch: Prefetch, requests: int)
 def send_and_give_back(*, everything: bool = False) -> None:
     """Count the requests that have spent permits, and give back the permits that were not spent in time.
 
-    If `everything` is true, all permits end. If Redis does not answer, the next call does the rest. If another thread
-    is in this function, first wait until that thread has left it.
+    If `everything` is true, give back all permits, also those that could still be spent. If Redis does not answer, the
+    next call does the rest. If another thread is in this function, first wait until that thread has left it.
     """
     with _sending_lock:
         _send_and_give_back(everything=everything)

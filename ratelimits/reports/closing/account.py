@@ -353,7 +353,7 @@ class Closing:
         """Return the earlier reports of the account and its other names on which a version's price depends."""
         if other_names:
             self._writer.flush()
-        return amounts.priced_together(self._using, self._reports, self.account, other_names)
+        return amounts.reports_that_share_prices(self._using, self._reports, self.account, other_names)
 
     def plan_prices(self, start: int, end: int) -> RecordedPrices:
         """Return the prices of the account's plan in a billing period; {} if there are none.

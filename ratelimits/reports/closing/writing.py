@@ -30,7 +30,7 @@ class ReportWriter:
     ) -> None:
         """Number the lines of a report, complete the report's digest, signature and amounts, and write all of it.
 
-        `earlier` has the reports before this one on which its prices depend (see `amounts.priced_together`).
+        `earlier` has the reports before this one on which its prices depend (see `amounts.reports_that_share_prices`).
         """
         unread, totals = iter(lines), amounts.Totals(report, earlier)
         digest, number, make = signing.Digest(report), 0, RowMaker(report, FINAL)

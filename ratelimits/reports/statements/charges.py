@@ -27,9 +27,9 @@ from ratelimits.reports.amounts import (
     Totals,
     amount_added,
     billing_period_of,
-    priced_together,
     prices_of,
     recorded_prices,
+    reports_that_share_prices,
     unreadable_if_malformed,
 )
 from ratelimits.reports.periods import SECOND
@@ -109,7 +109,7 @@ def _provisional(statement: Statement, book: PriceBook, using: str, sharing: lis
     period = str(report.period_start // SECOND)
     name = Account.objects.using(using).filter(identifier=report.account).values_list("name", flat=True).first()
     names = sorted(included.names) if included is not None else []
-    earlier = priced_together(using, (), report.account, names)
+    earlier = reports_that_share_prices(using, (), report.account, names)
     earlier += [other for other in sharing if other.account in names]
     periods = recorded_prices(report, earlier, [period], record)
     report.prices = {"account_name": name or "", "periods": periods, "names": names}

@@ -15,7 +15,7 @@ from ratelimits.conf import conf
 from ratelimits.models import Adjustment, ReportLine
 from ratelimits.pricing.money import ZERO
 from ratelimits.reports.adjusting import start_of
-from ratelimits.reports.amounts import billed_prices_and_units, priced_together, rounded_price
+from ratelimits.reports.amounts import billed_prices_and_units, reports_that_share_prices, rounded_price
 from ratelimits.reports.billing_periods import BillingPeriod
 from ratelimits.reports.build import Allowance
 from ratelimits.reports.closing.account import Closing
@@ -151,7 +151,7 @@ def _final(
     used = (sums["consumed"] or 0) - (sums["refunded"] or 0)
     names = newest.prices.get("names", ())
     prices, overage = billed_prices_and_units(
-        priced_together(using, reports, adjustment.account, names), billing_period.start
+        reports_that_share_prices(using, reports, adjustment.account, names), billing_period.start
     )
     # Until here, `overage` has the overage of all names of the account. The allowance has that of this name.
     overage.subtract(allowance.over)
@@ -187,7 +187,8 @@ def _provisional(
             allowance.used[row.meter] = allowance.used.get(row.meter, 0) + row.included_quantity
             allowance.over[row.meter] = allowance.over.get(row.meter, 0) + row.overage_quantity
             used += row.consumed_quantity - row.refunded_quantity if row.meter == meter else 0
-    prices, overage = billed_prices_and_units(priced_together(using, (), account, sorted(included.names)), period.start)
+    reports = reports_that_share_prices(using, (), account, sorted(included.names))
+    prices, overage = billed_prices_and_units(reports, period.start)
     try:
         prices = prices or data.prices.of(*included.price_source)
     except ValueError:

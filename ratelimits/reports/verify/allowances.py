@@ -11,7 +11,7 @@ from ratelimits.reports.periods import SECOND
 
 
 class ReportAllowances:
-    """The allowance that each billing period had before a report, for all billing periods with usage on this report.
+    """The allowances before a report: for each billing period with usage on the report, how much of it was used.
 
     A line can contain late usage of an earlier billing period. Such a line uses the allowance of that billing period.
     But if `one_for_all` is true, all lines use the allowance of the report's period. An earlier version of this app
@@ -25,7 +25,7 @@ class ReportAllowances:
         is_simple = set(report.since) <= {str(report.period_start // SECOND)} and report.version == 1
         self._reports = [report] if is_simple else list(rows.order_by("pk"))
         all_starts = billing_starts(self._reports, {} if is_simple else self._ends())
-        #: The start (µs) of the billing period that contains a counted period, by the start (µs) of the counted period.
+        #: From the start (µs) of each counted period to the start (µs) of the billing period that contains it.
         self.billing_starts = {start: all_starts[start] for start in (int(period) * SECOND for period in report.since)}
         starts = {report.period_start, *self.billing_starts.values()}
         #: The allowances by the start (µs) of the billing period.
@@ -57,7 +57,7 @@ class ReportAllowances:
     def _of_report_period(self) -> Allowance:
         """Return the allowance of the report's period after all lines of earlier versions.
 
-        It contains the units of all these lines, also of lines with late usage of other periods.
+        The units of all these lines count as used, also the units of late usage of other periods.
         """
         report = self._report
         lines = ReportLine.objects.using(self._using).filter(

@@ -8,19 +8,19 @@ from typing import Any
 from django.db.models import Sum
 
 from ratelimits.models import PlanPrice, Report, ReportLine
-from ratelimits.reports.amounts import Totals, billing_period_of, priced_together, recorded_prices
+from ratelimits.reports.amounts import Totals, billing_period_of, recorded_prices, reports_that_share_prices
 from ratelimits.reports.periods import SECOND
 
 
 def verify_amounts(using: str, report: Report) -> Iterator[str]:
     """Yield a sentence for each error in a version's prices and amounts."""
-    is_first_of_one_period = report.version == 1 and set(report.since) <= {str(report.period_start // SECOND)}
-    if is_first_of_one_period and not report.prices and not report.amounts:
+    has_only_own_period = report.version == 1 and set(report.since) <= {str(report.period_start // SECOND)}
+    if has_only_own_period and not report.prices and not report.amounts:
         return  # verify/terms.py checks whether the report should have prices.
     try:
-        # A period that was billed once keeps its prices, so the earlier reports are needed, oldest first.
+        # A period keeps the prices of its first report. So the earlier reports are needed, oldest first.
         of_account = list(Report.objects.using(using).filter(account=report.account, pk__lt=report.pk).order_by("pk"))
-        together = priced_together(using, of_account, report.account, report.prices.get("names", ()))
+        together = reports_that_share_prices(using, of_account, report.account, report.prices.get("names", ()))
         earlier = [other for other in together if other.pk < report.pk]
         errors = list(_verify_prices(using, report, earlier))
         yield from errors
