@@ -23,7 +23,7 @@ TIGHT = TokenBucket(capacity=1, rate=Decimal(1), period=Decimal(3600))
 
 
 def _calls(now: int) -> dict[str, Callable[[str], Call]]:
-    """Return, by name, the functions that make the call of a user."""
+    """Return a function by the name of its case. The function takes a user's id and returns the call for this user."""
     return {
         "engine_three": lambda user: ours.calls(now, user)["three"][1],
         "engine_kinds": lambda user: ours.calls(now, user)["kinds"][1],
@@ -33,11 +33,11 @@ def _calls(now: int) -> dict[str, Callable[[str], Call]]:
 
 
 def batches(client: redis.Redis, users: int) -> dict[str, list[bytes]]:
-    """Return, by name, the commands of all users. Load their scripts."""
+    """Return the commands of all users, by the name of the case. Load the scripts of these commands."""
     keyspace, now, run = Keyspace("core", 64), time.time_ns() // 1000, run_of(client)
 
     def ids(number: int) -> range:
-        # Each of `_calls` has its own users: all limits of one key share a state, and a larger state takes more time.
+        # Each case has its own users: all limits of one key share a state, and a larger state takes more time.
         return range(FIRST_ID + number * users, FIRST_ID + (number + 1) * users)
 
     out = {}
@@ -51,7 +51,10 @@ def batches(client: redis.Redis, users: int) -> dict[str, list[bytes]]:
 
 
 def measure(urls: dict[str, str], rounds: int, seconds: float, users: int) -> dict[str, dict[str, Any]]:
-    """Return the processor times in µs and their ratios, by server. Servers and commands take turns in each round."""
+    """Return the processor times of a command in µs and their ratios, by server.
+
+    Servers and cases take turns in each round. A measurement takes this number of seconds.
+    """
     names = sorted({name for ratio in COMMANDS.values() for name in (ratio.one, ratio.other)})
     times: dict[str, dict[str, list[float]]] = {server: {name: [] for name in names} for server in urls}
     for url in urls.values():
