@@ -121,9 +121,9 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
         return url if rule is None or rule.pk is None else f"{url}?rule={rule.pk}"
 
     def effect_of(self, request: HttpRequest, row: Rule) -> tuple[list[str], list[str]]:
-        """Return the sentences of the rule, and a text about the keys or accounts that it applies to.
+        """Return the sentences of the rule, with a sentence about its keys; and the warnings.
 
-        If the rule applies to everybody, the text about the keys is a warning.
+        If the rule would refuse everyone, the sentence about the keys is a warning.
         """
         keys = affected(row, row.to_algorithm())
         return ([rule_text(row)], [keys.text]) if keys.refuses_everyone else ([rule_text(row), keys.text], [])
@@ -145,7 +145,7 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
         if not self._may_try(request):
             raise PermissionDenied
         pk = request.GET.get("rule", "") if self.has_view_permission(request) else ""
-        # A number with more digits could be too large for the column.
+        # A number with 19 digits or more could be too large for the column.
         edited = self.get_queryset(request).filter(pk=int(pk)).first() if pk.isdecimal() and len(pk) < 19 else None
         return TriedRuleForm(values or request.POST or request.GET, instance=edited)
 
@@ -169,9 +169,9 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
         return TemplateResponse(request, "ratelimits/admin/rule_trial_page.html", context)
 
     def yesterday_view(self, request: HttpRequest) -> HttpResponse:
-        """Return a page that shows what the typed rule would have decided about the recorded requests of 24 hours.
+        """Return a page that shows what the typed rule would have decided about the requests of the last 24 hours.
 
-        Without a typed rule, the page asks for a limit.
+        Only recorded requests are known. Without a typed rule, the page asks for a limit.
         """
         quick = None if request.POST else QuickTryForm(request.GET if "limit" in request.GET else None)
         context: dict[str, Any] = {"quick": quick}
@@ -190,7 +190,7 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
         title = _("Would a limit have hurt anyone in the last 24 hours?")
         context |= {**self.admin_site.each_context(request), "title": title}
         if rule is not None and quick is not None:
-            rule.name = ""  # The user has typed no name.
+            rule.name = ""  # The name is from the short form. The user has not typed it.
         context |= {"opts": self.model._meta, "rule_text": rule and rule_text(rule)}
         return TemplateResponse(request, "ratelimits/admin/rule_yesterday.html", context)
 

@@ -27,7 +27,7 @@ _MAX_SPACES = 20
 
 
 class Subjects(NamedTuple):
-    """Accounts that a search term can mean, and a key of these accounts. A key of "" stands for all keys."""
+    """Accounts that a search term can mean, and a key of these accounts. If `key` is "", all their keys are meant."""
 
     accounts: list[str]
     key: str = ""

@@ -48,7 +48,7 @@ def _help_for_moments() -> str:
 
 
 class MomentField(forms.SplitDateTimeField):
-    """A field for a date and a time. If only the time is typed, the field takes its next occurrence."""
+    """A field for a date and a time. If only the time is typed, the field takes the next such time."""
 
     widget = AdminSplitDateTime
     default_error_messages = {
@@ -73,8 +73,7 @@ class MomentField(forms.SplitDateTimeField):
         return super().clean(value)
 
 
-#: `formfield_overrides` for the admin pages of rows that begin and end at moments. Most of these moments are in the
-#: future.
+#: `formfield_overrides` for the admin pages of rows that begin and end at moments.
 MOMENTS: dict[Any, Any] = {DateTimeField: {"form_class": MomentField, "widget": AdminSplitDateTime}}
 
 

@@ -40,7 +40,7 @@ MAX_ATTEMPT = 120
 MAX_REPLY = 20
 #: Pause after the first failed attempt. Each further failure doubles the pause, up to `MAX_PAUSE`.
 FIRST_PAUSE, MAX_PAUSE = timedelta(seconds=30), timedelta(hours=6)
-#: Maximum number of attempts. The last one is about a day and a half after the first.
+#: Maximum number of attempts. The last attempt is about a day and a half after the first attempt.
 MAX_ATTEMPTS = 16
 #: Maximum number of deliveries that `due` returns.
 _MAX_DUE = 1000
@@ -129,7 +129,7 @@ def _send(delivery: AlertDelivery, now: datetime) -> None:
 
 
 def mail(delivery: AlertDelivery, address: str) -> EmailMessage:
-    """Return the e-mail of a delivery. A project can replace the templates of its subject and its text."""
+    """Return the e-mail of a delivery. A project can replace the templates of the subject and the text."""
     alert = delivery.alert
     account = Account.objects.using(conf.DATABASE).filter(identifier=alert.account).first()
     values = {

@@ -45,7 +45,7 @@ _CHUNK = 500
 
 @dataclass(frozen=True, slots=True)
 class ChangedShard:
-    """A shard with totals that must be evaluated. Its batches at the positions `after` + 1 to `until` changed them."""
+    """A shard with totals that must be evaluated. Batches at positions `after` + 1 to `until` changed the totals."""
 
     shard: int
     after: int
@@ -183,8 +183,9 @@ def _raise_for(
             continue
         subject = usage.account, usage.period.start // SECOND, usage.meter
         for percent in filter(highest.reaches, evaluation.thresholds):
+            largest_alerted = max(existing.get((*subject, percent, rule), 0) for rule in (0, usage.rule))
             # After an upgrade of the plan, the same percentage means a larger quantity, so a new alert is raised.
-            if max(existing.get((*subject, percent, rule), 0) for rule in (0, usage.rule)) < highest.quantity:
+            if largest_alerted < highest.quantity:
                 alert = _alert(evaluation, usage, highest, percent)
                 if _write(evaluation.using, alert):
                     yield alert

@@ -60,7 +60,7 @@ def included(used: int, quantity: int) -> Iterator[UsedQuota]:
 
 
 class MonthlyLimits:
-    """The limits per calendar month. Only these can be compared with the usage of a billing period."""
+    """The limits per calendar month. Other limits cannot be compared with the usage of a billing period."""
 
     def __init__(self, using: str, snapshot: Snapshot) -> None:
         self._using = using
@@ -88,7 +88,7 @@ class MonthlyLimits:
     def _quotas_of(self, identity: Identity, usage: AccountUsage, used: int, key: str) -> Iterator[UsedQuota]:
         """Yield the quota of an identity under the rule of `usage`. `used` is the usage of this identity alone."""
         row = self._snapshot.rows.rules[usage.rule]
-        # If the rule limits only some HTTP methods, any of them finds the rule.
+        # If the rule limits only some HTTP methods, it is found with any of these methods.
         applied = self._snapshot.applicable(row.scope, min(row.methods, default=""), identity)
         for rule in applied:
             capacity, _length = rule.algorithm.quota
@@ -119,7 +119,10 @@ def _identity_of_key(account: str, key: str) -> Identity:
 
 
 def _limits_month_of(algorithm: Algorithm, period: Period) -> bool:
-    """Return whether an algorithm limits the month of the billing period. Their time zones can differ."""
+    """Return whether an algorithm limits the month of the billing period.
+
+    The time zone of the algorithm and the time zone of the period can differ.
+    """
     # The middle of the billing period is in the right month in every time zone.
     month = algorithm.month_at((period.start + period.end) // 2)
     if month is None:

@@ -1,4 +1,7 @@
-"""Webhooks with signatures by Standard Webhooks (https://www.standardwebhooks.com), for which there are libraries."""
+"""Send alerts as webhooks that are signed as the standard https://www.standardwebhooks.com says.
+
+There are libraries for this standard, so a receiver can check the signatures easily.
+"""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ class Algorithm(ABC):
     storage: ClassVar[Storage] = Storage()
     #: Whether an admitted request gets a lease, which ends with the request.
     leases: ClassVar[bool] = False
-    #: Whether a refusal stays right until its retry_after has passed. If so, a process can repeat it from memory.
+    #: Whether a refusal stays right until its retry_after has passed. If so, a process can repeat the refusal from its
+    #: memory.
     refusals_stand: ClassVar[bool] = True
     #: When a process may take permits in advance (prefetch): the name of a field, and the values of this field with
     #: which prefetching is safe. {} means that it is always safe, and None means that it is never safe. It is safe only
@@ -128,13 +129,16 @@ class Algorithm(ABC):
 
     @abstractmethod
     def params(self, now: int) -> Params:
-        """Return the numbers for the Lua script at `now` (µs since 1970 UTC). There are at most eight.
+        """Return at most eight numbers for the Lua script at `now` (µs since 1970 UTC).
 
-        Algorithms with the same Lua file have the same number of them. A number that an algorithm does not need is 0.
+        Algorithms with the same Lua file return equally many numbers. A number that an algorithm does not need is 0.
         """
 
     def valid_span(self, now: int) -> tuple[int, int] | None:
-        """Return start and end (µs since 1970 UTC) of the span for which `params(now)` is valid. None means always."""
+        """Return start and end (µs since 1970 UTC) of the span for which `params(now)` is valid.
+
+        None means that `params(now)` is always valid.
+        """
         return None
 
     def record_form(self, params: Params) -> str:

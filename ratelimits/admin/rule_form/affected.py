@@ -1,4 +1,4 @@
-"""Count the keys that a rule applies to. Count also the keys that have lately used more than the rule admits."""
+"""Count the keys that a rule applies to, and the keys that are above its limit."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Affected:
     """The keys that the rule applies to, among the keys with usage in the last 24 hours.
 
     count             the number of these keys
-    above_limit       the number of these keys that have used more than the rule admits; None if this is not known
-    has_more          whether there are more keys than `count`
-    refuses_everyone  whether the rule would refuse all these keys
+    above_limit       the number of these keys that are above the limit now; None if this number is not known
+    has_more          whether there may be more keys than `count`
+    refuses_everyone  whether the rule would refuse all these keys, and does not apply to a group only
     in_ledger         whether the ledger has keys of this kind. (The ledger has no IP addresses.)
     are_accounts      whether these keys are accounts
     """
@@ -117,10 +117,10 @@ class Affected:
 
 
 def affected(rule: Rule, algorithm: Algorithm, now: int | None = None) -> Affected:
-    """Return the keys that a rule applies to, from the usage in the 24 hours before `now` (s since 1970 UTC).
+    """Count the keys that a rule applies to, and that have usage in the 24 hours before `now` (s since 1970 UTC).
 
     The rule may be unsaved. If Redis has counters of the rule, the counters say which keys are above the limit.
-    Otherwise the ledger says this.
+    Otherwise the ledger says which keys are above the limit.
     """
     now = int(time.time()) if now is None else now
     is_enforced = rule.mode == Rule.Mode.ENFORCE
@@ -146,7 +146,7 @@ def affected(rule: Rule, algorithm: Algorithm, now: int | None = None) -> Affect
 
 
 def _ledger_shows_usage(rule: Rule, algorithm: Algorithm, now: int) -> bool:
-    """Return whether the ledger shows the usage that a rule counts. It has neither scopes nor numbers of leases."""
+    """Return whether the ledger shows the usage that a rule counts. The ledger has no scopes and no leases."""
     _permits, length = algorithm.quota
     has_window = bool(length) or algorithm.valid_span(now * MICROSECONDS) is not None
     return rule.scope == "*" and not rule.except_scopes and has_window

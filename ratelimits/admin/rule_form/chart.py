@@ -18,7 +18,11 @@ _ROWS = 8
 
 
 class Bar(NamedTuple):
-    """A bar of the chart, in SVG units. Its lower part stands for admitted permits, and its upper part for refused."""
+    """A bar of the chart, in SVG units. Its lower part stands for admitted permits, its upper part for refused permits.
+
+    admitted_y, admitted  the y coordinate and the height of the lower part
+    refused_y, refused    the y coordinate and the height of the upper part
+    """
 
     x: str
     width: str
@@ -63,7 +67,7 @@ def _title(trial: TrialResult, unit: str, words: Wording) -> str:
     else:
         text = _("Steady overload: %(each)s, spread evenly over %(length)s")
     if trial.duration:
-        # The values are filled in below.
+        # Here only `load` is filled in. The last line fills in the other values.
         text = _("%(load)s; each request takes %(held)s") % {"load": text, "held": "%(held)s"}
     return text % values
 
@@ -85,7 +89,7 @@ def _bar(index: int, slots: int, slot: Slot, highest: int) -> Bar:
     width = Decimal(WIDTH) / slots
     admitted, refused = (Decimal(HEIGHT * count) / highest for count in (slot.admitted, slot.refused))
     # SVG needs a decimal point in every language. Django would write numbers as the user's language does.
-    # The y axis points down. A gap of 1 unit is between two bars.
+    # The y axis points down. Between two bars, there is a gap of 1 unit.
     return Bar(
         x=f"{index * width:.2f}",
         width=f"{width - 1:.2f}",

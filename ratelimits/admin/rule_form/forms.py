@@ -45,7 +45,7 @@ def _algorithm_explanations() -> Any:
 
 
 def scopes_of_views() -> list[str]:
-    """Return the scopes that a form suggests: those in the code of views, and "*"."""
+    """Return the scopes that a form suggests: the scopes in the code of views, and "*"."""
     scopes, _meters_of_views = written_in_views()
     return sorted({"*"} | scopes)
 

@@ -52,7 +52,7 @@ class KeyOverrideForm(TypedRates):
 
 @admin.register(KeyOverride)
 class KeyOverrideAdmin(EndsRows, KeySuggestions, InspectedAdmin, RowFiles, AuditedAdmin):
-    """Overrides for single keys or accounts."""
+    """The overrides of all keys."""
 
     form = KeyOverrideForm
     formfield_overrides = MOMENTS
@@ -87,7 +87,7 @@ class KeyOverrideAdmin(EndsRows, KeySuggestions, InspectedAdmin, RowFiles, Audit
         return row.key, ""
 
     def may_end(self, request: HttpRequest, row: KeyOverride) -> bool:
-        """Return whether the user may end an override. If it begins later, ending it deletes it."""
+        """Return whether the user may end an override. To end an override that has not begun yet is to delete it."""
         begins_later = row.valid_from is not None and row.valid_from > timezone.now()
         return super().may_end(request, row) and (not begins_later or self.has_delete_permission(request, row))
 

@@ -51,7 +51,7 @@ class QuickTryForm(forms.Form):
     def rule_values(self) -> dict[str, Any]:
         """Return the values for the form of a rule that counts in a sliding window.
 
-        The whole limit, such as 50/m, goes into `capacity`: the form splits it into a capacity and a period.
+        `capacity` gets the whole limit, such as "50/m". The form of a rule splits it into a capacity and a period.
         """
         data = self.cleaned_data
         return {**_FIXED_VALUES, "capacity": data["limit"], "key_kind": data["key_kind"], "scope": data["scope"]}

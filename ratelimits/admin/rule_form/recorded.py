@@ -1,4 +1,4 @@
-"""Let a rule decide recorded requests again. The rule may be unsaved. The real scripts decide, with a virtual clock."""
+"""Let a rule decide recorded requests again, by the real scripts and a virtual clock. The rule may be unsaved."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def replayed(rule: Rule, trace: Trace) -> list[ReplayedRequest]:
         # An override gives a key an algorithm with other numbers. There is a replay for each such algorithm.
         replay = replays.get(applied.algorithm)
         if replay is None:
-            prefix = f"{len(replays)}:"  # Each replay needs another prefix.
+            prefix = f"{len(replays)}:"  # Each replay needs a prefix of its own.
             replay = replays[applied.algorithm] = Replay((applied.algorithm,), prefix)
         max_wait = min(int(applied.max_wait * MICROSECONDS), HORIZON) if applied.algorithm.may_wait else 0  # In µs.
         line = TraceLine(at=row.at, now=row.at, op=Op.TRY, key=key, cost=cost, timeout=max_wait, lease="")
@@ -165,7 +165,10 @@ def recorded_hour(rule: Rule) -> TrialResult | None:
 
 
 def _slots(decided: Sequence[ReplayedRequest], start: int, length: int) -> Iterator[Slot]:
-    """Yield the slots of a span of time. `start` (since 1970 UTC) and `length` are in µs."""
+    """Yield the slots of a span of time. `start` (since 1970 UTC) and `length` are in µs.
+
+    The permits of an admitted request are counted as admitted in the slot in which the request stops waiting.
+    """
     requested, admitted, refused = ([0] * SLOTS for _ in range(3))
     for request in decided:
         slot = (request.at - start) * SLOTS // length

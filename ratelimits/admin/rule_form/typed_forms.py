@@ -38,7 +38,7 @@ class SuggestingInput(forms.TextInput):
 
 
 class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
-    """A form that accepts a rate such as "10/5min" in the field `rate`, or for windows in the field `capacity`.
+    """A form that accepts a rate such as "10/5min" in the field `rate`; for windows, in the field `capacity`.
 
     The number before the slash becomes the value of the field. The time after the slash becomes the period.
     """
@@ -48,8 +48,9 @@ class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
         for name, value in self.initial.items():
             if isinstance(value, Decimal):  # Remove the trailing zeros.
                 self.initial[name] = Decimal(number(value).replace(",", ""))
-        #: By name of the field: the error of a typed rate, and the text of a rate whose period is not the typed period.
+        #: By name of the field: the error of a typed rate.
         self._rate_errors: dict[str, ValidationError] = {}
+        #: By name of the field: a typed rate whose period differs from the typed period.
         self._rates_with_other_period: dict[str, str] = {}
         if "period" in self.fields:
             # A hidden input has the period with which the page was opened, for example the period of a starting point.
@@ -61,7 +62,10 @@ class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
             self._split_typed_rate(typed)
 
     def _rate_fields(self) -> tuple[str, ...]:
-        """Return the names of the fields in which a rate can be typed. Algorithms without a rate have the capacity."""
+        """Return the names of the fields in which a rate can be typed.
+
+        This is `rate`; or `capacity` if the algorithm has no field `rate`; or both if no algorithm is chosen.
+        """
         algorithm = self.data.get("algorithm")
         possible = fields_of(algorithm) if algorithm in ALGORITHMS else ("rate", "capacity", "period")
         names = ("rate",) if "rate" in possible and algorithm else ("capacity", "rate")

@@ -149,10 +149,11 @@ def _newly_refused_text(newly: int, refused: int) -> str:
 
 
 def _changes(typed_result: ReplayResult, kind: str) -> list[tuple[str, str, str, str]]:
-    """Return the rows of the comparison with what happened at the time.
+    """Return the rows of the comparison with what happened at the time. Each row has a title and three numbers.
 
-    The columns are: refused by the typed rule, and refused at the time too; refused only by the typed rule; refused at
-    the time, but not by the typed rule.
+    1. refused by the typed rule, and also refused at the time
+    2. refused by the typed rule, but admitted at the time
+    3. refused at the time, but admitted by the typed rule
     """
     newly_refused = typed_result.refused - typed_result.refused_too
     columns = typed_result.refused_too, newly_refused, typed_result.admitted_now
@@ -169,10 +170,11 @@ def _keys_word(kind: str) -> str:
 
 
 def _rows(saved_result: ReplayResult | None, typed_result: ReplayResult, typed: Rule) -> list[tuple[str, str, str]]:
-    """Return the rows of the comparison.
+    """Return the rows of the comparison between the saved rule and the typed rule.
 
-    Each row has a title, the value for the saved rule, and the value for the typed rule. Without a saved rule, the
-    second value is "", and the numbers of refused requests are left out: the sentence above the table has them.
+    Each row has a title, the value for the saved rule, and the value for the typed rule. Without a saved rule, its
+    value is "". The rows about refused requests are then left out, because the sentence above the table has these
+    numbers.
     """
     words, unit = Wording(_, ngettext), conf.UNITS.get(typed.meter, typed.meter)
     rows: list[tuple[str, Callable[[ReplayResult], str]]] = [
@@ -201,7 +203,7 @@ def _refused_keys(saved_result: ReplayResult | None, typed_result: ReplayResult)
 
 
 def _keys(saved_result: ReplayResult | None, typed_result: ReplayResult) -> list[ComparedKey]:
-    """Return the keys with refused requests. Keys with the most newly refused requests come first."""
+    """Return at most `TOP` keys with refused requests. Keys with the most newly refused requests come first."""
 
     def order(key: str) -> tuple[int, int, int, str]:
         newly_refused = typed_result.refused[key] - typed_result.refused_too[key]

@@ -40,7 +40,7 @@ GROUPS: tuple[tuple[Any, tuple[str, ...]], ...] = (
 
 
 def tasks(request: HttpRequest, site: str) -> list[tuple[str, str]]:
-    """Return the tasks that people have most often, each with the URL of its page, if the user may do them.
+    """Return the most common tasks that the user may do, each with the URL of its page.
 
     `site` is the name of the admin site. A task whose page the site does not have is left out.
     """
@@ -62,14 +62,14 @@ def tasks(request: HttpRequest, site: str) -> list[tuple[str, str]]:
 
 
 def _refusing_name(rule: int, names: Mapping[int, str]) -> str:
-    """Return the name of what refused: a rule, or a block. In the totals, a block has the number 0."""
+    """Return the name of the rule that refused; "a block" for the number 0, which stands for blocks in the totals."""
     if not rule:
         return _("a block")
     return names.get(rule) or _("rule %(number)s") % {"number": rule}
 
 
 class RecentRefusal(NamedTuple):
-    """A line about the refusals of a key. `url` is the inspector's page about the key, with its newest refusals."""
+    """A line about the refusals of a key. `url` is the inspector's page about the key; "" if there is no such page."""
 
     text: str
     url: str
@@ -94,7 +94,7 @@ def recent_refusals(request: HttpRequest, site: str) -> list[RecentRefusal] | No
             "key": f"{row.key} ({row.account})" if row.account else row.key,
             "rule": _refusing_name(row.rule, names),
         }
-        # The inspector has no page for a text that is not a key, and no refusals of a single key without an account.
+        # The inspector has no page for a text that is not a key. It shows no refusals of a key without an account.
         has_page = row.account and typed_key(row.key) == row.key
         url = inspect_url(row.key, row.account, site) if has_page else ""
         refusals.append(RecentRefusal(text, url))

@@ -159,7 +159,7 @@ def _kinds(usage: UsageOverTime, window: Window, links: _Links) -> Iterator[dict
 
 
 def _entry(dimension: Dimension, entry: Entry, usage: UsageOverTime, links: _Links) -> dict[str, str]:
-    """Return the texts of an entry: name, URL, number of requests, and the rule that refused most of the requests."""
+    """Return the texts of an entry: name, URL, number of requests, and the rule that refused most of them."""
     requests = f"{entry.requests:,}"
     if dimension == "rule":
         number = int(entry.name)
