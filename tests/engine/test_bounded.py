@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.bounded import CHARGES, KINDS, fill, operations
+from benchmarks.bounded import CHARGES, KINDS, LIFE, fill, operations
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.wire import Wire
@@ -97,3 +97,18 @@ def test_no_call_does_more_the_more_there_is(kind: str, entries: int, wire: Wire
         answered += 1
     assert answered > 2 * CHARGES
     assert max(most.values()) <= MOST, most
+
+
+def test_each_refusal_of_the_benchmark_waits_for_the_part_that_its_name_says(wire: Wire) -> None:
+    rule, costs = KINDS["sliding_log"]
+    state = fill(Server(wire, Keyspace("bounded-names", 1)), rule, 1000, costs, 1_900_000_000_000_000)
+    waits: dict[str, Any] = {}
+    for name, call in operations(state):
+        if "must end first" in name:
+            decision: Any = call()
+            waits[name] = decision.retry_after
+    # One entry was made in each millisecond. Entry `last` must end, and 1000 ms have passed since entry 0.
+    assert waits == {
+        f"refusal, 1/{share} must end first": pytest.approx(LIFE + (last - 1000) / 1000, abs=0.002)
+        for share, last in ((1, 999), (2, 499), (4, 249))
+    }
