@@ -11,7 +11,7 @@ from ratelimits.models import PushDelivery, PushReceiver
 
 @admin.register(PushReceiver)
 class PushReceiverAdmin(ReadOnlyAdmin):
-    """The billing systems. Each row has the result of the last request to this billing system."""
+    """The billing systems. Each row says how the last request to one billing system ended."""
 
     list_display = ["name", "answered_at", "paused_until", "failures", "error"]
     fields = ["name", "answered_at", "paused_until", "failures", "error"]

@@ -37,7 +37,8 @@ class OwnTransactions(_Base):
     """An admin page whose actions make their own transactions.
 
     If the project sets ATOMIC_REQUESTS, Django runs each view in a transaction. But the app can close a period or
-    accept a batch only in a transaction that is not inside another transaction. So these views run without it.
+    accept a batch only in a transaction that is not inside another transaction. So these views run outside Django's
+    transaction.
     """
 
     @property

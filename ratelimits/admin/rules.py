@@ -121,9 +121,9 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
         return url if rule is None or rule.pk is None else f"{url}?rule={rule.pk}"
 
     def effect_of(self, request: HttpRequest, row: Rule) -> tuple[list[str], list[str]]:
-        """Return the sentences of the rule, with a sentence about its keys; and the warnings.
+        """Return two lists: sentences about the rule and its keys, and warnings.
 
-        If the rule would refuse everyone, the sentence about the keys is a warning.
+        If the rule would refuse everyone, the sentence about its keys is a warning.
         """
         keys = affected(row, row.to_algorithm())
         return ([rule_text(row)], [keys.text]) if keys.refuses_everyone else ([rule_text(row), keys.text], [])

@@ -48,7 +48,7 @@ def _help_for_moments() -> str:
 
 
 class MomentField(forms.SplitDateTimeField):
-    """A field for a date and a time. If only the time is typed, the field takes the next such time."""
+    """A field for a date and a time. If only the time is typed, the field takes the next moment with this time."""
 
     widget = AdminSplitDateTime
     default_error_messages = {

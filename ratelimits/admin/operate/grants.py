@@ -234,7 +234,7 @@ class GrantView:
 def _explanations(offered: Sequence[OfferedRule]) -> Iterator[str]:
     """Yield sentences above the form.
 
-    If no rule has a window of a day or longer, a sentence says why no fixed total can be granted, and what to do.
+    If no rule has a window of a day or longer, a sentence says why no fixed total can be granted, and what else to do.
     """
     yield _("Until the given time, the rule admits more requests. For this, overrides are added that end at this time.")
     if not any(rule.has_long_window for rule in offered):
@@ -248,12 +248,13 @@ def _explanations(offered: Sequence[OfferedRule]) -> Iterator[str]:
 def _warnings(form: GrantForm, found: ChosenKey, rule: OfferedRule, capacities: Sequence[int]) -> Iterator[str]:
     """Yield warnings if the key can get more permits than the typed number.
 
-    An account is also warned about if its keys together can get more permits than the typed number.
+    For an account, also yield a warning if its keys together can get more permits than the typed number.
     """
     extra = form.cleaned_data["extra"]
     values = {"whom": found, "n": f"{extra:,}", "window": rule.window}
     if not rule.window:
-        # A grant has several capacities if other overrides begin or end before its end. Only the first one is named.
+        # If other overrides begin or end before the end of the grant, the grant has several capacities. The warning
+        # names only the first capacity.
         values |= {"before": f"{capacities[0] - extra:,}", "after": f"{capacities[0]:,}"}
         if "rate" in fields_of(rule.algorithm.id):
             text = _(

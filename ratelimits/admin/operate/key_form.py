@@ -10,7 +10,7 @@ MAX_TEXT = 300
 
 
 class KeyForm(forms.Form):
-    """A form that asks for a key, and for the account of the key if there is a doubt."""
+    """A form that asks for a key, and for its account if the account is not clear."""
 
     required_css_class = "required"
     key = forms.CharField(

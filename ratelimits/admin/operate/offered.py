@@ -104,7 +104,7 @@ class OfferedRule:
     def window_is_shorter_than(self, seconds: float) -> bool:
         """Return whether a window of the rule is shorter than `seconds`. A longer grant applies in several windows.
 
-        The window of a calendar month or year is the present one.
+        Calendar months and years have no fixed length, so the length of the present month or year is compared.
         """
         _permits, length = self.algorithm.quota
         span = self.algorithm.valid_span(time.time_ns() // 1000)
@@ -167,10 +167,10 @@ def _counted_key(explained: ExplainedRule, identity: Identity) -> str | None:
 
 
 def _last_refusals(identity: Identity, key: str) -> dict[int, tuple[int, int]]:
-    """Return, by rule, the start of the newest quarter of an hour with refusals of the key, and the number of refusals.
+    """Return, for each rule that refused requests of the key in the last 24 hours, a moment and the number of requests.
 
-    Only the newest rows of the last 24 hours are counted (see `refused_lately`). A start is in s since 1970 UTC. The
-    result is empty for a key without an account.
+    The moment is the start of the newest quarter of an hour with refusals, in s since 1970 UTC. Only the newest rows
+    are counted (see `refused_lately`). The result is empty for a key without an account.
     """
     if not identity.account:
         return {}

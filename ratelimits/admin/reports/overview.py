@@ -16,7 +16,7 @@ from ratelimits.admin.usage import period_text
 from ratelimits.models import Report
 from ratelimits.reports.statements.meter_totals import MeterTotal, added_up, meter_totals
 
-#: Maximum number of lines that a list adds up. For the other reports, the list refers to the page of the report.
+#: Maximum number of lines that a list adds up. A report that would exceed this number gets a text instead of totals.
 MAX_ADDED = 100_000
 #: Maximum number of links to reports of other periods on a report's page.
 _MAX_OTHERS = 12

@@ -67,7 +67,7 @@ def _title(trial: TrialResult, unit: str, words: Wording) -> str:
     else:
         text = _("Steady overload: %(each)s, spread evenly over %(length)s")
     if trial.duration:
-        # Here only `load` is filled in. The last line fills in the other values.
+        # Here only `load` is filled in. The return statement fills in the other values.
         text = _("%(load)s; each request takes %(held)s") % {"load": text, "held": "%(held)s"}
     return text % values
 

@@ -172,9 +172,9 @@ def _keys_word(kind: str) -> str:
 def _rows(saved_result: ReplayResult | None, typed_result: ReplayResult, typed: Rule) -> list[tuple[str, str, str]]:
     """Return the rows of the comparison between the saved rule and the typed rule.
 
-    Each row has a title, the value for the saved rule, and the value for the typed rule. Without a saved rule, its
-    value is "". The rows about refused requests are then left out, because the sentence above the table has these
-    numbers.
+    Each row has a title, the value for the saved rule, and the value for the typed rule. If there is no saved
+    rule, its value is "". The rows about refused requests are then left out, because the sentence above the table has
+    these numbers.
     """
     words, unit = Wording(_, ngettext), conf.UNITS.get(typed.meter, typed.meter)
     rows: list[tuple[str, Callable[[ReplayResult], str]]] = [
