@@ -65,7 +65,7 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
         return range(FIRST_ID + number * options.users, FIRST_ID + (number + 1) * options.users)
 
     out = {}
-    # Floors are scripts that send only the commands that no decision can do without.
+    # Floors are scripts that call only the commands that every decision needs.
     for name, title, shape in floors.SHAPES:
         out[name] = title, list(batched(floors.bare(*shape, str(user)) for user in ids(0)))
     with redis.Redis.from_url(url) as client:

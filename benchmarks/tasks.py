@@ -31,8 +31,8 @@ WAYS = (
     ("pooled", f"redis.asyncio, a pool of {POOL}"),
     ("threads", "ours, a thread for each task"),
 )
-#: Promises, largest number first: with at least this number of tasks, this app's one connection makes at least so many
-#: times the decisions per second of redis.asyncio's pool.
+#: Promises, the largest number of tasks first. Each has a number of tasks and a factor. With this number of tasks or
+#: more, this app makes at least `factor` times as many decisions per second as redis.asyncio's pool.
 BOUNDS = ((1000, 3), (64, 2))
 
 
@@ -64,7 +64,7 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
     machine_info = report.machine(url)
     results: dict[str, dict[str, Any]] = {}
     for tasks in options.tasks:
-        # The pooled client sends a command that was made only once.
+        # The pooled client sends the same command again and again, and the command is valid in one bin only.
         wait_for_bin(2 * len(WAYS) * options.rounds * (options.seconds + 1))
         measured: dict[str, list[tuple[float, float]]] = {name: [] for name, _title in WAYS}
         for _round in range(options.rounds):

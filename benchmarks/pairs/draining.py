@@ -105,6 +105,7 @@ def measure(rounds: int, lines: int, keys: int, redis_pid: int) -> dict[str, Par
 
 
 def _time_parts(timed: Callable[[str, Callable[[], Any]], Any], connection: Any) -> None:
+    """Time each part of a drain for the batches in Redis, and bare inserts of their lines. Leave the batches there."""
     from ratelimits.engine.server import current_server
     from ratelimits.models.ledger import LINES_PER_BATCH, Line
     from ratelimits.usage import apply, drain, packet
@@ -155,10 +156,10 @@ def _postmaster() -> int | None:
 
 
 def _stat(process: int) -> list[str]:
-    """Return the fields of /proc/<pid>/stat from the third field (the state) on, as proc(5) numbers them.
+    """Return the fields of /proc/<pid>/stat from the third field (the state) on.
 
-    So index 1 is the id of the parent, and the indexes from 11 to 14 are processor times in ticks: user, system, and
-    both again for ended children.
+    The manual page proc(5) describes them. Index 1 is the id of the parent. The indexes from 11 to 14 are processor
+    times in ticks: in user mode, in system mode, and the same two for children that have ended.
     """
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
 

@@ -66,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _pair(one: Timed, other: Timed) -> dict[str, float]:
-    ways = one.to_json()["median_us"], other.to_json()["median_us"]
-    return {"us": ways[0], "beside_us": ways[1], "times": round(one.ratio(other), 2)}
+    medians = {"us": one.to_json()["median_us"], "beside_us": other.to_json()["median_us"]}
+    return {**medians, "times": round(one.ratio(other), 2)}
 
 
 def _rated() -> list[Case]:
@@ -176,7 +176,7 @@ def _lasting() -> list[Case]:
 def text_of(run: dict[str, Any]) -> str:
     """Return the run as tables."""
     rows = [(*PAIRS[name], one["us"], one["beside_us"], one["times"]) for name, one in run["results"].items()]
-    table = report.table(("throttle", "compared with", "throttle, µs", "compared with, µs", "ratio"), rows)
+    table = report.table(("first throttle", "second throttle", "first, µs", "second, µs", "first ÷ second"), rows)
     return f"{table}\n\n{report.claims_table(run['claims'])}"
 
 
