@@ -31,8 +31,8 @@ class ViewLimits(NamedTuple):
     """How the middleware limits a request.
 
     costs      the cost in each meter, by the meter's name
-    key        where the request says the key that is limited, such as "header:X-Tenant", or a function; None for the
-               user, API key or address of the request
+    key        the place of the limited key in the request, such as "header:X-Tenant", or a function that returns the
+               key; None for the user, API key or address of the request
     arguments  the arguments in the URL
     view       the view of the URL; None if no view has this URL
     """

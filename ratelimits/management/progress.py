@@ -137,8 +137,8 @@ def _line(terminal: IO[str]) -> Iterator[_Display]:
 
     def write(text: str) -> None:
         nonlocal shown_text
-        # \r moves the cursor to the start of the line. Write the text twice: first with spaces after it, which remove
-        # the rest of a longer old text. Then the cursor is behind the new text.
+        # \r moves the cursor to the start of the line. Write the text twice. The first time, spaces overwrite the rest
+        # of a longer old text. The second time, the cursor stays directly after the text.
         terminal.write(f"\r{text:<{len(shown_text)}}\r{text}")
         terminal.flush()
         shown_text = text
