@@ -1,6 +1,6 @@
-"""Test that the throttle, the decorator and the middleware, sync and async, have the same powers.
+"""Test that the throttle, the decorator and the middleware, sync and async, have the same features.
 
-docs/requests/index.md has a table of these powers. Each test here runs at each entry point.
+docs/requests/index.md has a table of these features. Each test here runs at each entry point.
 """
 
 from __future__ import annotations
