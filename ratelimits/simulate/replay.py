@@ -226,7 +226,7 @@ def _outcomes(
             line.at,
             allowed == 1,
             wait,
-            limits_shown[binding - 1],  # The position is from 1. If no limit is binding (0), take the last limit.
+            limits_shown[binding - 1],  # `binding` counts from 1. If no limit is binding, it is 0: take the last limit.
             remaining,
             None if retry_after < 0 else retry_after,
             reset_after,
