@@ -74,7 +74,7 @@ def finalise() -> None:
 
 @shared_task(name="ratelimits.alerts", ignore_result=True, acks_late=True)
 def alerts() -> None:
-    """Raise an alert for each threshold that an account has newly reached. Start a task for each delivery now due."""
+    """Raise an alert for each threshold that an account has newly reached. Start a task for each due delivery."""
     try:
         evaluate()
     except RulesUnavailable as error:

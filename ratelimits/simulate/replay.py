@@ -31,7 +31,7 @@ from ratelimits.simulate.lines import Rules, TraceLine
 #: Number of commands in one round trip.
 COMMANDS_AT_ONCE = 1000
 _ALIAS = "ratelimits_simulate"
-#: Maximum time of one call of the server, in seconds.
+#: Timeout of the connections, in seconds.
 _TIMEOUT = 60.0
 
 
@@ -63,7 +63,7 @@ def _wire(url: str) -> Wire:
 
 
 def _decimal(us: int) -> str:
-    """Return µs as seconds for JSON, without zeros at the end."""
+    """Return a number of µs as a JSON number of seconds, such as "1.5" or "2.0"."""
     if us == 0:
         return "0.0"
     if 100 <= us < 10**15:
@@ -114,7 +114,7 @@ class Replay:
         self.limits_shown = tuple(rule.shown_limit for rule in rules)
 
     def _use_rules(self, keyspace: Keyspace, rules: Rules) -> None:
-        # The two zeros: all terms use the only key and the only cost of a command.
+        # The two zeros are indexes: a command has only one key and one cost, and all terms use them.
         terms = tuple(Term(rule, str(number), 0, 0) for number, rule in enumerate(rules))
         self._makers.append(CommandMaker(keyspace, program(terms)))
         self._rules, self.limits_shown = rules, tuple(rule.shown_limit for rule in rules)

@@ -49,14 +49,15 @@ class Slot(NamedTuple):
 class TrialResult:
     """The result of a rule under one load. Times are in seconds.
 
-    kind          "bursts", "overload" or "recorded"
+    kind          "bursts", "overload", or "recorded" for real requests that the app recorded earlier
     length        duration of the whole load
     permits       the permits of one burst; for other loads, all requested permits
-    interval      time between two bursts, or between two requests of an overload
+    interval      time between two bursts, or between two requests of an overload; 0 for recorded requests
     duration      duration of each request; 0 if the duration has no effect
     requested     requested permits
     admitted      admitted permits
     longest_wait  the longest time that a request waited
+    slots         the numbers of each slot of time, the oldest slot first
     """
 
     kind: str

@@ -38,9 +38,9 @@ _MIN_INTERVAL = 20
 _AMBER_MEMORY, _RED_MEMORY = 0.8, 0.95
 #: If more than this number of sealed batches wait in each shard, on average, the level is amber.
 _AMBER_WAITING = 10
-#: Gaps and failures of a greater age are not shown.
+#: Gaps and failures that are older than this are not shown.
 _SHOWN_AGE = timedelta(days=30)
-#: Gaps of a smaller age make the level amber.
+#: A gap that is younger than this makes the level amber.
 _AMBER_GAP_AGE = timedelta(hours=24)
 #: Maximum number of rows that are counted, because it takes long to count many rows.
 _MAX_COUNT = 1_000
@@ -241,7 +241,7 @@ def _level_of_age(age: float, interval: float) -> Level:
 def ago(seconds: float) -> str:
     """Return a text such as "3 h ago" for a number of seconds.
 
-    The unit is the largest of days, hours, minutes and seconds of which at least two have passed.
+    The unit is days from 2 days on, hours from 2 hours on, and minutes from 2 minutes on. Below this, it is seconds.
     """
     for unit, text in ((86_400, _("%(n)s d ago")), (3_600, _("%(n)s h ago")), (60, _("%(n)s min ago"))):
         if seconds >= 2 * unit:
@@ -323,9 +323,9 @@ def _tasks(using: str, has_billing_rule: bool) -> Iterator[Fact]:
 
 
 def _is_not_due(seal: TaskRun | None, interval: float, now: datetime) -> bool:
-    """Return whether a task with this interval (s) need not have run yet.
+    """Return whether it is too early for the first run of a task with this interval (s).
 
-    This is so if a worker seals regularly, and its first seal was less than `interval` ago.
+    It is too early if a worker seals regularly, and its first seal was less than `interval` ago.
     """
     if seal is None or seal.succeeded_at is None:
         return False

@@ -74,9 +74,9 @@ class RedisReading:
         _start(_ask_all, self._messages)
 
     def state(self) -> RedisState:
-        """Wait for the servers, and return the state of those that answered within TIMEOUT from the beginning."""
+        """Wait for the servers, and return the states of the servers that answered within TIMEOUT of the start."""
         servers: list[ServerState] = []
-        # The number of servers is not known before its message arrives.
+        # Expect one server until the message with the number of servers arrives.
         expected, failed, error, seconds = 1, 0, "", 0.0
         while len(servers) + failed < expected:
             remaining = self._start + conf.TIMEOUT - time.monotonic()

@@ -18,7 +18,7 @@ from ratelimits.engine.keys import ledger_name
 from ratelimits.models import KeyTotal, ProcessTotal
 from ratelimits.models.status.totals import DAY, HOUR, QUARTER, newest_days
 
-#: Maximum number of rows of each list.
+#: Maximum number of rows of each list on a page. If there are more, a function returns one more row, as a sign.
 MAX_REFUSALS = 50
 #: Maximum number of rows that are read for the newest refusals of all keys.
 _MAX_READ = 2_000

@@ -59,7 +59,7 @@ def hours_until(now: float) -> range:
 
 
 def shadow_refusals(now: float, only: Rule | None = None) -> list[ShadowRule]:
-    """Return the rules in shadow mode, and other rules that had shadow refusals. Rules with most of them come first.
+    """Return the rules in shadow mode, and other rules that had shadow refusals. Sort by these refusals, most first.
 
     An enforced rule has shadow refusals if it was in shadow mode less than 24 hours ago, or if an override has the mode
     "shadow". With `only`, return only this rule. There are at most MAX_RULES rules. `now` is in s since 1970 UTC.
@@ -91,7 +91,7 @@ def shadow_refusals(now: float, only: Rule | None = None) -> list[ShadowRule]:
 
 
 def _largest_keys(using: str, hours: range, rules: list[int]) -> tuple[dict[int, list[ShadowedKey]], dict[int, int]]:
-    """Return the TOP keys with most shadow refusals of each rule, and the number of its keys with shadow refusals.
+    """Return, for each rule, the TOP keys with the most shadow refusals, and how many keys have any.
 
     The database sorts and counts the keys, so that this process never has all of them in memory.
     """

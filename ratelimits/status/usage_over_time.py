@@ -95,7 +95,7 @@ class UsageOverTime:
     """The usage of one meter in a window."""
 
     meter: str
-    #: The number of requests (of all kinds) of each meter that has requests. On the page, people choose one of them.
+    #: The number of requests (of all kinds) of each meter that has requests. On the page, people choose a meter.
     meters: Mapping[str, int]
     steps: tuple[Step, ...]
     #: Number of requests of each kind in the whole window.

@@ -1,4 +1,4 @@
-"""Metrics and spans for OpenTelemetry. This module uses only its API: a project chooses and configures the SDK.
+"""Metrics and spans for OpenTelemetry. This module needs only the API package: a project chooses the SDK.
 
 docs/monitoring.md explains each metric.
 """

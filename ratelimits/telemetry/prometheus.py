@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, by its own client. docs/monitoring.md explains each metric."""
+"""Metrics for Prometheus, made with the package `prometheus_client`. docs/monitoring.md explains each metric."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.
 MAX_RULES = 500
 OTHER = "other"
 
-# The client's default registry is not used: a project that also serves that registry would have each metric twice.
+# The client's default registry is not used: a project that also serves it would have each metric twice.
 registry = CollectorRegistry()
 _decisions = Counter(
     "ratelimits_decisions", "Decisions, by the binding rule and the outcome", ["rule", "outcome"], registry=registry
@@ -86,8 +86,7 @@ class _State(Collector):
 def exposition() -> bytes:
     """Return all metrics in Prometheus's text format.
 
-    If PROMETHEUS_MULTIPROC_DIR is set, as for a web server with several processes, add up the metrics of all
-    processes.
+    A web server with several processes needs PROMETHEUS_MULTIPROC_DIR: then add up the metrics of all processes.
     """
     decision_registry = registry
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:

@@ -1,4 +1,5 @@
-// The rule form: show only the fields of the chosen algorithm. Change the sentence and the chart while the user types.
+// The rule form: show only the fields of the chosen algorithm. While the user types, update the chart and the
+// sentence that describes the rule.
 "use strict";
 {
   const start = () => {
@@ -60,7 +61,7 @@
       timer = setTimeout(updatePreview, 250);
     };
 
-    // The link of a starting point keeps other parameters of this page's URL, such as the plan.
+    // The link of a starting point keeps two kinds of parameters of this page's URL: the plan, and Django's (`_popup`).
     for (const link of document.querySelectorAll("[data-ratelimits-start]")) {
       const parameters = new URLSearchParams(location.search);
       for (const name of [...parameters.keys()]) if (name !== "plan" && !name.startsWith("_")) parameters.delete(name);
