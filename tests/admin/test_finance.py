@@ -96,7 +96,7 @@ def test_finance_closes_a_month_with_a_quarantine_a_leaver_a_late_batch_and_a_wr
     done = finance.post(url(QuarantinedBatch), {**chosen, "post": "yes"}, follow=True)
     assert "accepted by finance" in text(done)
     worker()
-    assert "There are no such periods." in text(finance.get(url(Report, "open")))
+    assert "No open period was found." in text(finance.get(url(Report, "open")))
     assert billed(finance, final="1")["acme"] == [70, 30]
 
     # A late batch: the report has a further version, and a filter of the list shows it.

@@ -67,7 +67,7 @@ def test_the_reasons_are_in_the_language_of_the_reader_and_the_gap_is_not(admin_
 
 
 def test_without_open_periods_the_page_says_so(admin_client: Client) -> None:
-    assert "There are no such periods." in text(admin_client.get(url(Report, "open")))
+    assert "No open period was found." in text(admin_client.get(url(Report, "open")))
     for start in ("²", "9" * 20, "-1"):
         assert admin_client.get(url(Report, "force"), {"start": start}).status_code == 200
         assert admin_client.post(url(Report, "force"), {"start": start, "reason": "x"}).status_code == 200
@@ -269,7 +269,7 @@ def test_periods_that_are_not_over_are_listed_if_asked_for(admin_client: Client)
     spend("acme", now.isoformat()[:19], 5)
     spend("other", now.isoformat()[:19], 6)
     flow()
-    assert "There are no such periods." in text(admin_client.get(url(Report, "open")))
+    assert "No open period was found." in text(admin_client.get(url(Report, "open")))
     page = admin_client.get(url(Report, "open"), {"running": "1", "account": "acme"})
     assert "5 requests" in text(page)
     assert "6 requests" not in text(page)
