@@ -19,7 +19,8 @@ from ratelimits.embedded.shared import shared_url
 
 logger = logging.getLogger(__name__)
 
-#: Programs that send or run Celery tasks. `python -m gunicorn` has "gunicorn" as the folder of its program.
+#: Programs that send or run Celery tasks. `python -m gunicorn` runs gunicorn/__main__.py, so a name can also be that of
+#: a folder.
 _PROGRAMS_WITH_BROKER = frozenset({"celery", "daphne", "granian", "gunicorn", "hypercorn", "uvicorn"})
 #: Commands of `manage.py` that send tasks. A shell sends a task if a person calls the task there.
 _COMMANDS_WITH_BROKER = frozenset({"runserver", "runserver_plus", "shell", "shell_plus"})

@@ -200,7 +200,7 @@ class Decision:
         )
 
 
-def refusal_if_blocked(call: Call, now: int) -> Decision | None:
+def refusal_by_zero_capacity(call: Call, now: int) -> Decision | None:
     """Return the refusal of a call that takes permits from an enforced limit with capacity 0.
 
     Return None if the call has no such limit. `now` is in µs since 1970 UTC.

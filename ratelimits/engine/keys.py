@@ -58,7 +58,7 @@ def bounded(text: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """Return a text's kind (the part before a colon) and its digest. A kind is in the first 16 characters."""
+    """Return a text's kind and its digest. The kind is the part before a colon in the first 16 characters."""
     kind, colon, _rest = text[:16].partition(":")
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     return f"{kind}:~{digest}" if colon else f"~{digest}"

@@ -117,7 +117,7 @@ def _bars(terminal: IO[str], *, no_color: bool) -> AbstractContextManager[_Displ
                     if number == len(bars.task_ids):
                         bars.add_task(stage.what, total=stage.total)
                     done, task = stage.done(), bars.task_ids[number]
-                    # Each stage before the newest one is over.
+                    # The newest stage is the only one that is not over.
                     if last or number < len(stages) - 1:
                         bars.update(task, completed=done, total=done)
                         bars.stop_task(task)

@@ -78,9 +78,9 @@ def _account_of(key: str) -> str:
     if not accounts:
         text = _(
             "The account of %(key)s is not known: this key has no usage in the last days."
-            " Name the account, or %(none)s."
+            " Name the account. If the key has no account, write %(none)s."
         )
-        raise UnknownAccountError(text % {"key": key, "none": _("%s if the key has none") % NO_ACCOUNT})
+        raise UnknownAccountError(text % {"key": key, "none": NO_ACCOUNT})
     if len(accounts) > 1:
         text = _("%(key)s was used by several accounts (%(accounts)s): name the account that you mean.")
         raise UnknownAccountError(text % {"key": key, "accounts": ", ".join(accounts)}, accounts)

@@ -15,7 +15,7 @@ from ratelimits.engine import Meter, Mode, Usage
 from ratelimits.engine.call import Call, Op
 from ratelimits.engine.clock import clock
 from ratelimits.engine.command import Command
-from ratelimits.engine.decision import Decision, refusal_if_blocked
+from ratelimits.engine.decision import Decision, refusal_by_zero_capacity
 from ratelimits.engine.program import Program, Term, program
 from ratelimits.engine.publish import publications
 from ratelimits.engine.server import current_server
@@ -151,8 +151,8 @@ class PreparedCommand(NamedTuple):
     """The command for requests with one identity, one scope and the same costs.
 
     `fetch` contains the command. `permits` are the prefetched permits; None if the rules do not allow prefetching.
-    `costs` is never changed. `decides` is false if a failure policy decides these requests. Then Redis is only asked
-    whether it has newer rules.
+    `costs` is never changed. `decides` is false if the command decides nothing, because a failure policy decides these
+    requests. Then Redis is only asked whether it has newer rules.
     """
 
     prepared: Prepared
@@ -173,7 +173,7 @@ class PreparedCommands:
         self.waits = snapshot is None or snapshot.waits
         #: The commands by cache key.
         self.by_key: dict[tuple[object, ...], PreparedCommand] = {}
-        #: The answers of blocks and allows that are the same at any time, by the row's id.
+        #: The answers of blocks and allows, by the row's id. Answers that depend on the time are not here.
         self.row_answers: dict[int, Answer] = {}
         #: The number of versions that this process had published when the snapshot was read.
         self.publications = publications()
@@ -190,7 +190,7 @@ class PreparedCommands:
         prepared = prepare(selection, tuple(shape.costs))
         assert self.snapshot is not None
         server, call = current_server(), _call(self.snapshot, selection.version, prepared, shape)
-        refusal = refusal_if_blocked(call, clock.now())
+        refusal = refusal_by_zero_capacity(call, clock.now())
         permits = None
         if prepared.undecidable:
             self.snapshot.log_once(f"Failure policies decide some requests: {prepared.undecidable}")

@@ -15,8 +15,8 @@ from ratelimits.row_files.comparing import ComparedLine, LineState, compare
 from ratelimits.row_files.reading import Source
 from ratelimits.row_files.tables import FileTable
 
-#: A function that is called for each portion. Its arguments are the rows that were added and the rows that were
-#: changed.
+#: A file is imported in portions of many lines. This function is called after each portion, with the rows that were
+#: added and the rows that were changed.
 AfterPortion = Callable[[Sequence[Any], Sequence[Any]], None]
 
 

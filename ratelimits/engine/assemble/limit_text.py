@@ -85,7 +85,7 @@ class LimitText:
 
     @property
     def form(self) -> RecordForm:
-        """Return the usual form of the limit's record."""
+        """Return the form in which the limit's record is usually stored."""
         return self.file.form(self.shape.form)
 
     def lines(self, section: str) -> Iterator[str]:

@@ -113,9 +113,10 @@ class ClusterWire(Wire):
         return node
 
     def _candidates(self) -> list[Address]:
-        """Return the nodes to ask for the slots. The node that failed last comes last.
+        """Return the nodes to ask for the slots, the best node first.
 
-        Before it come the known members, then other nodes with connections, then the nodes of the settings.
+        First come the known members, then other nodes with connections, then the nodes of the settings. But the node
+        that failed last comes at the end.
         """
         candidates = list(dict.fromkeys([*self._members, *self._nodes, *self._seeds]))
         return sorted(candidates, key=lambda address: address == self._last_failed)
@@ -270,8 +271,8 @@ class ClusterWire(Wire):
                 try:
                     reply = await self._asend(slot, part, nonce)
                 except asyncio.CancelledError:
-                    # The command for this shard was not written: after that, `_asend` would wait for the reply. So give
-                    # back only the permits that were taken in earlier shards.
+                    # After a command is written, `_asend` waits for the reply even if the task is cancelled. So the
+                    # command for this shard was not written. Give back only permits that were taken in earlier shards.
                     slot, part = route.throw(NodeNotSent("the task that asked was cancelled"))
                 except (Unavailable, redis.RedisError) as error:
                     slot, part = route.throw(error)
