@@ -86,7 +86,8 @@ def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
         phases[name] = {"grown_mb": grown, "connections": connections()}
 
     with redis.Redis.from_url(redis_server.url) as client:
-        # Do not count connections that make no decisions, such as this client's. One connection makes decisions so far.
+        # The number of connections that make no decisions, such as this client's. The one connection that has made
+        # decisions so far is taken off.
         others = len(client.client_list()) - 1
         for name in ("admitted", "refused"):
             phase(name, lambda: len(client.client_list()) - others)

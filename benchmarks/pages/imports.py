@@ -64,7 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _process(what: str, options: argparse.Namespace, environment: dict[str, str]) -> dict[str, Any]:
-    """Run `fill` ("fill") or a step ("compare", "import") in a new process, and return its result."""
+    """Run the function `fill`, or a step, in a new process, and return its result.
+
+    `what` is "fill", "compare" or "import". The last two are the steps.
+    """
     sizes = [f"--{name}={getattr(options, name)}" for name in ("lines", "rows")]
     command = [sys.executable, "-m", "benchmarks.pages.imports", "--process", what, *sizes]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)

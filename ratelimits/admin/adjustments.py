@@ -85,7 +85,7 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
         return bool(user.has_perm("ratelimits.change_adjustment"))
 
     def has_finalise_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may finalise periods. The action also closes complete periods of the accounts."""
+        """Return whether the user may finalise periods, because the action writes final reports of whole periods."""
         return may_finalise(request)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Adjustment]:

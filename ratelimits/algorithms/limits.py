@@ -143,8 +143,8 @@ class Limit:
     mode     whether a refusal refuses the request or is only recorded
     rule     id of the rule, recorded with the usage; 0 if the limit does not come from a rule
     version  version of the rule, recorded with the usage
-    since    the moment from which these parameters hold, in µs since 1970 UTC; 0 means the moment of the decision.
-             Before this moment, the parameters in the stored state hold
+    since    the moment from which the parameters of `algorithm` apply, in µs since 1970 UTC; 0 means the moment of the
+             decision. For the time before `since`, the parameters that are stored in the limit's state apply
     """
 
     key: str

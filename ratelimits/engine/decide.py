@@ -20,7 +20,7 @@ from ratelimits.engine.decision import (
     DECIDED,
     LOST,
     OLD_RULES,
-    USED_BEFORE,
+    RECEIPT_USED,
     AlreadySettled,
     Decision,
     Lost,
@@ -50,7 +50,7 @@ def parse_reply(call: Call, packed: bytes, nonce: bytes) -> Decision | None:
     if reply[0] == DECIDED:
         return Decision(call, reply, nonce)
     kind, version_or_now = reply
-    if kind == USED_BEFORE:
+    if kind == RECEIPT_USED:
         raise AlreadySettled("this receipt was refunded or settled before, or is older than RECEIPT_TTL")
     if kind == OLD_RULES:
         raise Stale(version_or_now)

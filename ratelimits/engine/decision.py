@@ -12,7 +12,7 @@ from ratelimits.engine.call import Call, Op, Receipt, bin_and_period
 from ratelimits.engine.program import MAX_LIMITS, Program, program
 
 #: The kinds of replies: the first number of a reply. lua/decide.lua describes them at "Returns".
-DECIDED, USED_BEFORE, OLD_RULES, NOT_VALID_NOW, LOST = 1, 2, 0, -2, -3
+DECIDED, RECEIPT_USED, OLD_RULES, NOT_VALID_NOW, LOST = 1, 2, 0, -2, -3
 #: A decision has HEAD numbers, and then PER_LIMIT numbers for each limit (see `Decision`).
 HEAD, PER_LIMIT = 9, 3
 #: Functions that unpack a reply, by the length of the reply in bytes. All numbers are integers of 64 bits. On a
@@ -70,7 +70,7 @@ class Decision:
 
     allowed      whether the request is admitted. If the algorithm lets requests wait, the request proceeds after `wait`
     limit        the capacity of the binding limit (its rate for the algorithms smooth_*); None if no limit is enforced
-    remaining    how many permits could be taken now: the fewest that an enforced limit has left; 0 if none is enforced
+    remaining    the permits left in the enforced limit that has the fewest; 0 if no limit is enforced
     retry_after  seconds until the same request would be admitted, if no other request comes; None if never, 0 if the
                  request is admitted
     reset_after  seconds until all permits of the limits have come back
@@ -173,7 +173,8 @@ class Decision:
         """
         reply = self.reply
         number = reply[2]
-        # The last of the three numbers of the binding limit. Its position counts from 1.
+        # `number` counts the limits from 1. The index 8 + 3 * number is HEAD + PER_LIMIT * (number - 1) + 2: the last
+        # of the three numbers of the binding limit.
         return reply[3], reply[8 + 3 * number] / MICROSECONDS if number else 0.0
 
     @property

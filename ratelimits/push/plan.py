@@ -140,6 +140,6 @@ def _delivery(receiver: Receiver, report: Report, row: Row, now: datetime) -> Pu
         event=event if customer else "",
         happened_at=moment(last_second(row) * SECOND),
         state=State.WAITING if customer else State.SKIPPED,
-        together=receiver.service.max_events,
+        together=receiver.service.max_events,  # maximum number of events in the next request with this delivery
         due_at=now,
     )

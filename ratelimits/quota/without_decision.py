@@ -50,7 +50,8 @@ def by_policies(prepared: Prepared, identity: Identity, costs: Mapping[str, int]
     """Return the answer of the failure policies of these rules."""
     applied = [rule for rule in prepared.rules if rule.mode is Mode.ENFORCE]
     if any(rule.algorithm.admits_nothing and costs[rule.meter] > 0 for rule in applied):
-        # Such a rule refuses every request, so no state in Redis is needed. Trying again would never help.
+        # Such a rule refuses every request with a cost above 0, so no state in Redis is needed. Trying again would
+        # never help.
         return Answer(False, prepared=prepared, retry_after=None)
     policies = {rule.on_failure for rule in applied}
     return _answer(prepared, applied, prepared.unreadable, policies, identity, costs, metered)

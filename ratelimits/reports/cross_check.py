@@ -1,6 +1,7 @@
 """Compare the ledger with the process totals. A process total says how many requests a process itself has counted.
 
-The processes together must never have counted more admitted requests than the ledger has.
+The processes together must never have counted more admitted requests than the ledger has. (Requests at the edge of a
+period are not compared, see `Comparison.edge`.)
 """
 
 from __future__ import annotations

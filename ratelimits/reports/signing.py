@@ -128,7 +128,8 @@ class Digest:
         gaps = texts[_GAPS]
         if gaps != self._gaps:
             self._gaps, self._encoded_gaps = gaps, _encode(gaps)
-        # The result is the JSON list of all texts. `[:-1]` cuts off the bracket that closes the list before the gaps.
+        # The result is the JSON list of all texts. `[:-1]` cuts off the closing bracket of the first part, which is the
+        # list of the texts before the gaps.
         after_gaps = "".join(f",{_encode(text)}" for text in texts[_GAPS + 1 :]) if len(texts) > _GAPS + 1 else ""
         self._digest.update(f"\n{_encode(texts[:_GAPS])[:-1]},{self._encoded_gaps}{after_gaps}]".encode())
 

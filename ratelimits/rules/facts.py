@@ -8,9 +8,9 @@ from typing import NamedTuple
 from ratelimits.algorithms.billing_periods import Span
 from ratelimits.rules.keyed import NEVER, AccountRow, KeyRows, OverrideRow
 
-#: If a key's plan or overrides change, its limits need the moment of the change to convert their states. When the
-#: change is older than RECENT µs, its moment is left out. Then the key again shares a Selection with other keys on its
-#: plan.
+#: After a change of a key's plan or overrides, the stored states of its limits are converted to the new parameters. For
+#: this, the limits need the moment of the change. If the change is older than RECENT µs, its moment is left out. Then
+#: the key again shares a Selection with other keys on its plan.
 RECENT = 3_600_000_000
 
 

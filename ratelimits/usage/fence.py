@@ -134,15 +134,17 @@ def _text(value: object) -> str:
 
 
 def _wait_for_fsync(connection: redis.Redis, run: str, key: str, deadline: float) -> None:
-    """Wait until an fsync that started after this call has ended, even if much is written meanwhile.
+    """Wait for an fsync that starts during this call, until this fsync has ended.
+
+    This also works if other clients write all the time.
 
     The steps are:
 
     1. Write the key, so that the server has something to fsync.
     2. Read INFO until no fsync is running. Any fsync that started before the key was written has then ended.
-    3. Wait `_STARTS_WITHIN` seconds. In this time the server starts an fsync of everything written so far. It starts an
-       fsync only at the end of a turn of its event loop. To answer INFO, the loop makes such a turn. So read INFO once
-       more.
+    3. Wait `_STARTS_WITHIN` seconds, and then read INFO once more. After this, the server has started an fsync of
+       everything that was written before. (It starts an fsync only at the end of a turn of its event loop. An answer to
+       INFO shows that the loop makes a turn.)
     4. Read INFO until no fsync is running: the fsync of step 3 has ended.
 
     If the server starts to rewrite its file during these steps, the key may be in the old file. Then start again at

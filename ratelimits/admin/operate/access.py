@@ -58,7 +58,7 @@ def requests_of(targets: list[str] | None = None, seconds: int = _DAY) -> dict[s
 class AccessAdmin(EndsRows, KeySuggestions, AuditedAdmin):
     """The blocks and allows. Users can end a block or allow that is in force, but cannot delete it.
 
-    So the list also shows former blocks and allows. Ending a block or allow that begins later deletes it.
+    So the list also shows former blocks and allows. If a row has not begun yet, to end it means to delete it.
     """
 
     change_list_template = "ratelimits/admin/access_change_list.html"
@@ -163,7 +163,8 @@ class AccessAdmin(EndsRows, KeySuggestions, AuditedAdmin):
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Return the fieldsets. The form of a new row asks for one reason, stored for the row and for the edit.
 
-        Only users who may save the form see the choice of a length of time, because the table has no column for this.
+        Leave out the choice of a length of time if the user may not save the form. Such a user sees only the columns of
+        the row, and this choice is not a column.
         """
         hidden = set() if may_operate(request) else {LASTS}
         fieldsets = []
@@ -232,7 +233,8 @@ def consequences(request: HttpRequest, row: Access, names: Sequence[str] = ()) -
         + (_("until %s.") % f"{ends:%Y-%m-%d %H:%M %Z}" if ends else _("without an end."))
     )
     warnings = [no_effect_text(row.target)]
-    # Let the block begin at the moment 0, and look at this moment. So a block that begins later has the warning too.
+    # Give a copy of the block the beginning 0 (1970), and ask for the block at the time 0. So there is also a warning
+    # if the block has not begun yet.
     if blocks and AccessIndex([of_model(row)._replace(valid_from=0)]).find(identify(request), 0) is not None:
         warnings.append(_("This also blocks your own requests to the API. You can still use these admin pages."))
     sentences.append(_("Reason: %s") % row.reason)

@@ -25,7 +25,7 @@ from ratelimits.engine.call import Call, Op, Receipt, Usage, new_nonce, shard, s
 from ratelimits.engine.clock import clock
 from ratelimits.engine.command import Command
 from ratelimits.engine.counting import Count, RefusalCount
-from ratelimits.engine.decision import DECIDED, HEAD, NOT_VALID_NOW, PER_LIMIT, USED_BEFORE, read
+from ratelimits.engine.decision import DECIDED, HEAD, NOT_VALID_NOW, PER_LIMIT, RECEIPT_USED, read
 from ratelimits.engine.keys import Keyspace, shard_of
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.transport.connection import Unavailable
@@ -161,7 +161,7 @@ def _settle(whole_command: Command) -> Sending:
         reply = yield from _decide_part(part, part.command)
         if reply[0] == DECIDED:
             replies[position] = reply
-        elif reply[0] != USED_BEFORE or part is all_parts[-1]:
+        elif reply[0] != RECEIPT_USED or part is all_parts[-1]:
             return reply
     return _combined(whole_command.call, all_parts, replies)
 

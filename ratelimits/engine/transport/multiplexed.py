@@ -28,7 +28,7 @@ from ratelimits.engine.transport.connection import INFO, MORE, NotSent, Unanswer
 #: Maximum number of commands that are written and not answered. A server decides 128 commands in about 10 ms.
 IN_FLIGHT = 128
 #: A busy event loop can fail to connect although the server works. The loop was busy if one of its timers was late by
-#: more than LATE times TIMEOUT during the attempt. Then try to connect again.
+#: more than TIMEOUT * LATE seconds during the attempt. Then try to connect again.
 LATE = 0.2
 #: Maximum number of attempts to connect.
 ATTEMPTS = 5
@@ -78,8 +78,8 @@ class _Link(asyncio.Protocol):
         #: For each command without a reply, the oldest first: its reply, and the moment when the command was written.
         self._sent: deque[tuple[_Reply, float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        #: Whether `_look` checks once more before it closes the connection because of a late reply. It becomes False
-        #: when this last check is planned, and True when bytes arrive.
+        #: If this is True, `_look` does not close the connection when a reply is late. It plans a last check and sets
+        #: this to False. Each arrival of bytes sets this to True again.
         self._last_look_is_left = False
         #: A future that is done when the socket is closed.
         self.gone: asyncio.Future[None] = self._loop.create_future()

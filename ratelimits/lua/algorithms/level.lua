@@ -3,11 +3,11 @@
 -- One permit comes back in q + r/n µs, its *interval*. The debt is the time until all spent permits have come back. It
 -- is stored as T + g/(n*m) µs, exactly. Usually m is 1. After a change of the rate, the fraction of the old debt may
 -- need a larger denominator. Then m is larger.
--- The *room* is the largest debt that is allowed: the time in which `capacity` permits come back. It is room + part/n
--- µs, so it has two fields. A queue holds `capacity` permits that wait and one that proceeds now, so its room is the
--- time of capacity + 1 permits. With capacity 0 every request is refused.
+-- The *room* is the largest debt that is allowed: the time in which `capacity` permits come back. It has two
+-- fields, `room` and `part`: its length is room + part/n µs. A queue holds `capacity` permits that wait and one that
+-- proceeds now, so its *room* is the time of capacity + 1 permits. With capacity 0 every request is refused.
 -- `special` has two meanings. For token_bucket it is the number of permits that count as spent when a bucket is new.
--- For a queue it is `delay_after`, the number of permits that may be ahead of a request that need not wait.
+-- For a queue it is `delay_after`: if at most this number of permits is ahead of a request, the request does not wait.
 -- A record begins with the moment of the last charge, and the q, r and n of that moment. It has one of three forms:
 -- without fractions (r is 0), with fractions, and with m above 1 or a large n.
 -- "--@params" names the params of the limit. "--@record" names a form of the record and its fields, each after its

@@ -41,7 +41,7 @@ def canonical(text: str) -> str:
 
 
 def validate_target(text: str) -> None:
-    """Raise ValidationError unless the text is a key, an address or a network."""
+    """Raise ValidationError if the text cannot be the target of a block or allow (see `canonical`)."""
     canonical(text)
 
 
@@ -59,7 +59,8 @@ def address_count(target: str) -> int | None:
 def _network_target(name: str) -> str:
     """Return the target for an address or a network. Raise ValueError if the text is neither.
 
-    Raise ValidationError if it is an IPv6 network below /64, or an address with the length of a network.
+    Raise ValidationError for an IPv6 address or an IPv6 network smaller than /64. Raise it also for a network that is
+    written with another address than its first.
     """
     network = ip_network(name, strict=False)
     if isinstance(network, IPv6Network) and network.subnet_of(_IPV4_MAPPED):

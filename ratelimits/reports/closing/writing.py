@@ -28,7 +28,9 @@ class ReportWriter:
     def write(
         self, report: Report, lines: Iterable[ReportLine], adjustments: Sequence[Adjustment], earlier: list[Report]
     ) -> None:
-        """Number the lines of a report, complete the report's digest, signature and amounts, and write all of it.
+        """Number a report's lines, complete its digest, signature and amounts, and write the report and its lines.
+
+        A report with few lines is written later, with other reports (see `flush`).
 
         `earlier` has the reports before this one on which its prices depend (see `amounts.reports_that_share_prices`).
         """

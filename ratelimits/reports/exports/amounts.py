@@ -27,7 +27,7 @@ schema = priced_schema
 
 
 def money(charge: Charge) -> tuple[str, ...]:
-    """Return the values of the columns `MONEY`. The unit price is empty, unless all units of a line have one price."""
+    """Return the values of the columns `MONEY`. The unit price is empty if the units have several prices, or none."""
     prices = {part.unit_price for part in charge.parts}
     return (
         charge.account_name,

@@ -1,7 +1,7 @@
 """Build the JSON Schema of exports from the columns of `rows.Row`.
 
-There are two schemas: the second also has the columns of `_MONEY`. If a version of the app adds a column, both schemas
-get a new version. For version 1, both schemas are also published as files in ratelimits/reports/schema.
+There are two schemas. The schema with amounts also has the columns of `_MONEY`. If a version of the app adds a column,
+both schemas get a new version. For version 1, both schemas are also published as files in ratelimits/reports/schema.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _AMOUNT = {
     "type": "string",
     "pattern": "^(-?(0|[1-9][0-9]*)(\\.[0-9]+)?)?$",
 }
-#: The columns that the second schema adds after the columns of the first schema.
+#: The columns that the schema with amounts adds after the columns of the other schema.
 _MONEY = {
     "account_name": {
         "$ref": "#/$defs/text",

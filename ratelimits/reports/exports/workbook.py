@@ -24,16 +24,16 @@ from ratelimits.reports.exports.chunks import SIZE
 SHEET_ROWS = 1_048_576
 #: The height of a line and the maximum height of a row, in points.
 LINE_HEIGHT, _MAX_HEIGHT = 15, 409
-#: The creation date in every file, so that equal rows give equal bytes: the first day that ZIP supports.
+#: The creation date in the properties of every workbook. It is always the same, so that equal rows give equal bytes.
 _CREATED = datetime(1980, 1, 1)  # noqa: DTZ001
-#: The date and the permissions of each file in the workbook, which is a ZIP file. The upper 16 bits of the permissions
-#: are those of Unix: a regular file that only its owner can read and write.
+#: A workbook is a ZIP file. These are the date and the permissions of each file in it. The upper 16 bits of the
+#: permissions are those of Unix: a regular file that only its owner can read and write.
 _DATE, _PERMISSIONS = (1980, 1, 31, 0, 0, 0), 0o100600 << 16
 
 _CELL = {"valign": "top", "indent": 1}
 _HEADER = _CELL | {"bold": True, "bottom": 1, "bg_color": "#E8EEF4"}
-#: How many styles XlsxWriter numbers before the styles of columns: the default style, and two styles of headers (one is
-#: aligned left, and one is aligned right).
+#: The number of styles that come before the styles of columns in XlsxWriter's numbering: the default style, and two
+#: styles of headers (one is aligned left, and one is aligned right).
 _STYLES_BEFORE = 3
 #: Matches each `<col>` element of a sheet's XML, with the number of the column's style.
 _STYLE_OF_COLUMN = re.compile(rb'<col [^>]*style="(\d+)"')
@@ -52,7 +52,7 @@ class SheetColumn(NamedTuple):
     """A column of a table."""
 
     name: str
-    #: Returns a value as the rest of a cell's XML element; "" if the cell stays empty.
+    #: Returns the XML of a cell with this value, without the beginning of the `<c` element; "" if the cell stays empty.
     write: cells.Writer
     #: The width in characters.
     width: int
@@ -108,7 +108,8 @@ class Workbook:
         """Write the workbook without rows."""
         import xlsxwriter
 
-        # With `constant_memory`, XlsxWriter writes texts into the cells, as this module does, and not into a table.
+        # With `constant_memory`, XlsxWriter writes each text into its cell, as this module does. Otherwise it would
+        # write all texts into a separate list of the workbook.
         book = xlsxwriter.Workbook(str(path), {"constant_memory": True, "tmpdir": str(self._directory)})
         book.set_properties({"title": self._title, "created": _CREATED})
         for sheet in self._sheets:
@@ -195,11 +196,11 @@ class _Sheet:
         sheet.print_area(0, 0, self.rows, len(table.columns) - 1)
 
     def copy(self, frame: bytes, entry: ZipInfo, target: ZipFile) -> None:
-        """Write the sheet to the workbook: `frame`, which is the XML that XlsxWriter made, with the rows in it."""
+        """Write the sheet to the workbook: insert the rows into `frame`, the XML that XlsxWriter made without rows."""
         if [int(number) for number in _STYLE_OF_COLUMN.findall(frame)] != self._table.styles:
             raise RuntimeError("This version of XlsxWriter numbers styles in another way.")
         end = frame.index(b"</sheetData>")
-        # Cut out the row with the empty cell, which is the first row after the header.
+        # Cut out the row with the empty cell (see `add_to`). In `frame` no other row is after the header.
         start = frame.index(b"<row ", frame.index(b"</row>")) if self.rows else end
         entry.file_size = start + self.file.tell() + len(frame) - end
         self.file.seek(0)

@@ -137,11 +137,11 @@ class ReportVerifier:
     def _lines(self, report: Report) -> Iterator[str]:
         """Yield the first difference in a line, and no later differences.
 
-        The lines of a meter share one allowance. So if one line is wrong, later lines can differ only because of it.
+        The lines of a meter share one allowance. So one wrong line can make correct lines after it differ too.
         """
         finding = next(self._differences(report, ReportAllowances(self._using, report)), "")
-        # An earlier version of this app used the allowance of the report's period for all lines. So there is no error
-        # if a report's lines match this.
+        # An earlier version of this app calculated all lines with the allowance of the report's period. Lines that
+        # match this calculation are not wrong.
         if not finding or not next(
             self._differences(report, ReportAllowances(self._using, report, one_for_all=True)), ""
         ):
