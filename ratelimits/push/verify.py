@@ -34,6 +34,7 @@ from ratelimits.reports.statements import version_rows
 _CHUNK = 500
 #: Maximum time from now until a waiting delivery is due, or until the pause of a receiver ends. A pause lasts for at
 #: most MAX_WAIT. After a failure, a delivery waits for at most 2 * MAX_PAUSE or for the pause of its receiver.
+#: CLAIM is added as a margin.
 _MAX_DELAY = max(timedelta(seconds=MAX_WAIT), 2 * MAX_PAUSE) + CLAIM
 #: Fields of an event that are allowed to differ, because settings or the version of the app can change.
 _IGNORED = ("source", "dataschema")

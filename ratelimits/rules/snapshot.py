@@ -127,8 +127,9 @@ class Snapshot:
         self.versioned = versioned
         self.version = rows.version
         self.seen_at = clock()
-        # Repeated requests use prepared commands and stored refusals, without a look at blocks and allows. These belong
-        # to one snapshot. So a new snapshot is needed when a block or allow comes into force.
+        # Repeated requests use prepared commands and stored refusals, without a look at blocks and allows. A prepared
+        # command or a stored refusal belongs to one snapshot. So a new snapshot is needed when a block or allow comes
+        # into force.
         self.good_until = rows.access.next_start(self.seen_at)
         self._clock = clock
         self._access = rows.access or None

@@ -90,7 +90,7 @@ class AccountPeriods:
         return next((period for period in self.billing_periods if _belongs_to(start, period)), None)
 
     def oldest_open_start(self) -> int:
-        """Return the start (µs since 1970 UTC) of the oldest period with usage but without a report; 0 if none."""
+        """Return the start (µs since 1970 UTC) of the oldest counted period with usage that no report covers, or 0."""
         usage = self._data.usage(self._account)
         return min((row.period * SECOND for row in usage if row.covered is None), default=0)
 
