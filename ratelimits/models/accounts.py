@@ -142,7 +142,7 @@ class Account(Versioned):
     history = History()
 
     #: The field that says what the row is about, and the column that `derive` calculates.
-    subject_fields = ("identifier",)
+    tombstone_fields = ("identifier",)
     derived_fields = ("shard",)
 
     class Meta:
@@ -195,7 +195,7 @@ class PlanMembership(Versioned):
     history = History()
 
     #: The field that says what the row is about, and the column that `derive` calculates.
-    subject_fields = ("key",)
+    tombstone_fields = ("key",)
     derived_fields = ("shard",)
 
     class Meta:

@@ -47,7 +47,7 @@ class KeyOverride(Versioned):
 
     history = History()
 
-    subject_fields = ("key", "rule")
+    tombstone_fields = ("key", "rule")
     derived_fields = ("shard",)
 
     class Meta:

@@ -197,7 +197,7 @@ class Rule(Coverage, Refusal, Start, Versioned):
 
     history = History()
 
-    subject_fields = ("name", "plan_id")
+    tombstone_fields = ("name", "plan_id")
 
     class Meta:
         verbose_name = _("rule")

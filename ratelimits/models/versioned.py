@@ -73,7 +73,7 @@ class VersionedQuerySet(models.QuerySet[M]):
             for row in rows:
                 row.stamp(edit)
             names = {*fields}
-            derived = {*self.model.derived_fields} if names & {*self.model.subject_fields} else set()
+            derived = {*self.model.derived_fields} if names & {*self.model.tombstone_fields} else set()
             # Django's `bulk_update` calls `update`. The `update` of this class would record the changes a second time.
             django_rows: models.QuerySet[M] = models.QuerySet(self.model, using=self.db)
             changed = django_rows.bulk_update(rows, names | derived, batch_size)
@@ -112,7 +112,7 @@ class Versioned(models.Model):
     _change_reason: str | None
 
     #: Fields that say which key, rule or plan a row is about. After a change, a tombstone has their former values.
-    subject_fields: ClassVar[tuple[str, ...]] = ()
+    tombstone_fields: ClassVar[tuple[str, ...]] = ()
     #: Columns that `stamp` calculates from other columns.
     derived_fields: ClassVar[tuple[str, ...]] = ()
 
@@ -129,7 +129,7 @@ class Versioned(models.Model):
     ) -> None:
         using = using or router.db_for_write(type(self), instance=self)
         with editing(using) as edit:
-            if self.subject_fields:
+            if self.tombstone_fields:
                 rows = type(self)._base_manager.using(using)
                 before = [] if self.pk is None else list(rows.filter(pk=self.pk))
                 write_tombstones(before, [self], edit)
@@ -148,7 +148,7 @@ class Versioned(models.Model):
         """Set the row's version to the version of an edit, and calculate the derived columns."""
         self.version = edit.version
         self.since = edit.since
-        for name, value in self.derive({name: getattr(self, name) for name in self.subject_fields}).items():
+        for name, value in self.derive({name: getattr(self, name) for name in self.tombstone_fields}).items():
             setattr(self, name, value)
 
     @classmethod
@@ -179,7 +179,7 @@ def write_tombstones(before: Iterable[M], after: Iterable[M], edit: Edit) -> Non
     tombstones = [
         row.tombstone(edit)
         for row in before
-        if row.pk in new and any(getattr(row, name) != getattr(new[row.pk], name) for name in row.subject_fields)
+        if row.pk in new and any(getattr(row, name) != getattr(new[row.pk], name) for name in row.tombstone_fields)
     ]
     if tombstones:
         Tombstone.objects.using(edit.using).bulk_create(tombstones)

@@ -73,7 +73,7 @@ class Access(Versioned):
     history = History()
 
     #: The field that says what the row is about, and the column that `derive` calculates.
-    subject_fields = ("target",)
+    tombstone_fields = ("target",)
     derived_fields = ("target",)
 
     class Meta:

@@ -102,7 +102,7 @@ def _adopt(model: type[Versioned], edit: Edit, reason: str, progress: Progress) 
     difference = difference_from_history(model, edit.using)
     names = str(model._meta.verbose_name_plural)
     for row, before in progress.counted(names, difference.rows, len(difference.rows)):
-        if before is not None and any(getattr(row, name) != getattr(before, name) for name in row.subject_fields):
+        if before is not None and any(getattr(row, name) != getattr(before, name) for name in row.tombstone_fields):
             before.instance.tombstone(edit).save(using=edit.using)
         row.stamp(edit)
         values = {name: getattr(row, name) for name in ("version", "since", *row.derived_fields)}

@@ -65,9 +65,9 @@ class AccountPeriods:
         return by_member
 
     def period(self, billing_period: BillingPeriod) -> Period:
-        """Return a billing period with its time zone: the one by which its last counted period starts.
+        """Return a billing period with its time zone, in which its last counted period starts a billing month.
 
-        If no known time zone fits, it is the account's time zone at the end of the period.
+        If no time zone of the account fits, use the account's time zone at the end of the billing period.
         """
         return Period(
             billing_period.start,
@@ -102,8 +102,8 @@ class AccountPeriods:
     def _terms(self, start: int, fallback_at: int | None) -> Terms:
         """Return terms of the account by which a billing month starts at `start`.
 
-        Try the terms at the start, then those near the end, then the current ones. If no billing month starts there by
-        any of them, return the account's terms at the moment `fallback_at`; None means now.
+        Try the terms at `start`, then the terms near the end of the month, then the current terms. If none of these
+        terms fits, return the account's terms at the moment `fallback_at`; None means now.
         """
         candidates = [self._data.terms(self._account, at) for at in (start, start + SHORTEST_MONTH, None)]
         matching = (terms for terms in candidates if period_at(terms.timezone, terms.anchor, start).start == start)
