@@ -3,7 +3,7 @@
 -- KEYS     heads (see lua/decide.lua), packed states, and the hash of the open batch, if requests are counted
 -- ARGV[1]  '<BBB' numbers of heads, of states, and of limits in each state   ARGV[2]  the expected head
 -- ARGV[3]  '<d…' for each limit: the µs that a request adds to the level of the bucket, and the highest level in µs
--- ARGV[4]  the name of the counter without its beginning ("a|" and the bin), or '' if requests are not counted
+-- ARGV[4]  the name of the counter after "a|" and the bin, or '' if requests are not counted
 -- ARGV[5]  the struct format of a state   ARGV[6]  the struct format of ARGV[3]
 local call, read, write = redis.call, struct.unpack, struct.pack
 local heads, states, each = read('<BBB', ARGV[1])
