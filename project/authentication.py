@@ -44,9 +44,9 @@ def account_of(request: HttpRequest | Request) -> str | None:
 
 
 def find_keys(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the limit key and the name of API keys whose name contains the text, and of the key with this id.
+    """Yield API keys whose name contains the text or whose id is the text, each as its limit key and its name.
 
-    The inspector lists 50 keys. One more key tells it that there are more.
+    Yield at most 51 keys: the inspector lists 50, and the 51st tells the inspector that there are more.
     """
     # A longer number would be too large for an id in the database.
     found = Q(name__icontains=text) | (Q(pk=int(text)) if text.isdecimal() and len(text) < 19 else Q())

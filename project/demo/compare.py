@@ -65,11 +65,11 @@ def compare(keys: list[IssuedKey], tallies: dict[str, Tally]) -> list[Row]:
 def wait_for_ledger(keys: list[IssuedKey], seconds: float) -> None:
     """Wait until the ledger contains all usage of these keys, for at most this number of seconds.
 
-    Also wait until each shard was drained once. Before that, a report says that usage may be missing.
+    Also wait until each shard was drained once. Before its first drain, a report says that usage may be missing.
     """
     now, microseconds = get_redis_connection(conf.CACHE_ALIAS).time()
-    # A process repeats some refusals from memory, and reports their number to Redis every INTERVAL seconds. So wait for
-    # the usage until two intervals after now, in µs by the clock of Redis.
+    # A process repeats some refusals from memory, and reports their number to Redis every INTERVAL seconds. So wait
+    # until the ledger contains all usage up to `moment`: two intervals after now, in µs by the clock of Redis.
     moment = now * 1_000_000 + microseconds + int(2 * INTERVAL * 1_000_000)
     shards = {shard_of(key.account, conf.SHARDS) for key in keys}
     complete = ShardState.objects.filter(shard__in=shards, watermark__gte=moment)
@@ -80,7 +80,7 @@ def wait_for_ledger(keys: list[IssuedKey], seconds: float) -> None:
 
 
 def table(rows: list[Row]) -> Table:
-    """Return the comparison as a table, first with the counts of the clients, then with those of the ledger."""
+    """Return the comparison as a table, first with the counts of the clients, then with the counts of the ledger."""
     result = Table(
         title="Clients: sent, 200, 429, tokens | ledger: admitted, denied, tokens",
         box=SIMPLE_HEAD,

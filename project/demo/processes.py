@@ -46,7 +46,7 @@ def only_demo_in(directory: Path) -> Iterator[None]:
 def listening_socket(port: int) -> socket.socket:
     """Return a listening socket. Raise DemoError if the port is in use.
 
-    The web server inherits this socket. So no other process can take the port meanwhile.
+    The web server inherits this socket. So no other process can take the port before the web server starts.
     """
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -103,7 +103,7 @@ def running(
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask a process to end, and wait at most STOP_SECONDS. Then kill what still runs of its session."""
+    """Ask a process to end, and wait at most STOP_SECONDS. Then kill the processes of its session that still run."""
     with suppress(ProcessLookupError):
         process.terminate()
     with suppress(subprocess.TimeoutExpired):

@@ -77,6 +77,7 @@ class Traffic:
         return self.tallies
 
     def _send_share(self, number: int, on_answer: Callable[[], None], stop: threading.Event) -> None:
+        """Send the requests of one thread: request `number`, and then each `self.threads`-th request after it."""
         choice = random.Random(self.seed * 1000 + number)  # noqa: S311  (traffic, no secrets)
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         for turn in range(number, self.requests, self.threads):

@@ -137,7 +137,7 @@ class PlanMembershipAdmin(KeySuggestions, InspectedAdmin, RowFiles, RowSuggestio
     formfield_overrides = MOMENTS
 
     def inspected(self, row: PlanMembership) -> tuple[str, str]:
-        """Return the key and the account for the inspector. The account is "": a membership names none."""
+        """Return the key for the inspector, and "" as the account, because a membership names no account."""
         return row.key, ""
 
 
@@ -153,5 +153,5 @@ class AccountAdmin(InspectedAdmin, RowFiles, RowSuggestions, AuditedAdmin):
     fields = ["identifier", "name", "plan", "timezone", "billing_anchor"]
 
     def inspected(self, row: Account) -> tuple[str, str]:
-        """Return the key and the account for the inspector. The account is "": the key names it already."""
+        """Return the key for the inspector, and "" as the account, because the key already names the account."""
         return row.key, ""

@@ -85,7 +85,7 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
         return bool(user.has_perm("ratelimits.change_adjustment"))
 
     def has_finalise_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may finalise periods, because the action writes final reports of whole periods."""
+        """Return whether the user may finalise periods. The action `finalise` needs this permission."""
         return may_finalise(request)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Adjustment]:
@@ -95,7 +95,7 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Return the adjustments whose account or reason fits the search, and whether some may be repeated."""
+        """Return the adjustments whose account or reason fits the search, and whether one may come twice."""
         found, may_repeat = admin.ModelAdmin.get_search_results(self, request, queryset, search_term)
         if search_term:
             found |= queryset.filter(account__in=self.possible_accounts(request, search_term))
@@ -229,7 +229,7 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
 
     @admin.action(description=_("Put the selected adjustments on reports now"), permissions=["finalise"])
     def finalise(self, request: HttpRequest, queryset: QuerySet[Adjustment]) -> None:
-        """Write new versions of the reports with these adjustments now. Otherwise the worker does this later."""
+        """Finalise now, for the accounts of these adjustments. Without this action, the worker finalises later."""
         unreported = queryset.filter(report=None, approval__in=Adjustment.REPORTABLE).order_by("account")
         for account in list(unreported.values_list("account", flat=True).distinct()):
             for report in close.finalise(account=account):

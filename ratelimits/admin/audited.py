@@ -177,7 +177,7 @@ class AuditedAdmin(TypedNumbers, _Base):
         return super().history_view(request, object_id, extra_context)
 
     def get_history_queryset(self, request: HttpRequest, history_manager: Any, pk_name: str, object_id: Any) -> Any:
-        """Return the history with its users. A separate query reads the users: they may be in another database."""
+        """Return the history with its users. A separate query reads the users: users may be in another database."""
         records: Any = super().get_history_queryset(request, history_manager, pk_name, object_id)  # type: ignore[misc]
         return records.select_related(None)._select_related_history_tracked_objs().prefetch_related("history_user")
 

@@ -19,8 +19,8 @@ from ratelimits.embedded import EmbeddedServer, ServerStartError, die_with_paren
 
 class Command(BaseCommand):
     help = (
-        "Starts a web server, a Celery worker and HTTP clients on this machine. Also starts Valkey, unless the "
-        "environment variable REDIS_URL names a server. Then compares the clients' counts with the usage ledger, and "
+        "Starts a web server, a Celery worker and HTTP clients on this machine. Also starts Valkey, if the "
+        "environment variable REDIS_URL is not set. Then compares the clients' counts with the usage ledger, and "
         "prints the report."
     )
 

@@ -41,6 +41,7 @@ _DELETION_TEXTS: dict[Any, Any] = {
 class ShownChange(NamedTuple):
     """A line of the table of changes.
 
+    what      the table and the name of the changed row
     url       the page with the history of the changed row
     undo      the text of the link that undoes the change. If `undo_url` is "", the reason why there is no such link
     undo_url  the URL of that link, or ""
@@ -66,7 +67,7 @@ def _may(site: AdminSite, request: HttpRequest, model: Any, action: str) -> bool
     page = site._registry.get(Plan if model in PARTS else model)
     if page is None:
         return False
-    # Whoever adds, changes or deletes such a row changes its plan.
+    # To add, change or delete a row of `PARTS` is to change the plan of this row.
     permission = "change" if model in PARTS and action != "view" else action
     return bool(getattr(page, f"has_{permission}_permission")(request))
 

@@ -49,10 +49,12 @@ def undoing(request: HttpRequest, site: AdminSite, table: str, history_id: int) 
 def _answer(request: HttpRequest, page: Any, history_id: int, form: ReasonForm) -> tuple[HttpResponse, bool]:
     """Return the response, and whether the change was undone. An unbound form means that the user has not confirmed."""
     change = next(iter(changed_rows([page.model], None, 0, 1, Q(history_id=history_id))), None)
+    if change is None:
+        raise Http404
     # The record with the values to restore.
-    former = None if change is None else change.record if change.kind == "-" else change.before
-    if change is None or former is None:
-        raise Http404  # If the change added the row, the page that deletes the row undoes the change.
+    former = change.record if change.kind == "-" else change.before
+    if former is None:
+        raise Http404  # If the change added the row, users undo the change on the page that deletes the row.
     if change.kind == "-" and not page.has_add_permission(request):
         raise PermissionDenied
     name = f"{page.admin_site.name}:ratelimits_{page.model._meta.model_name}"

@@ -52,7 +52,7 @@ class ShownAccess(NamedTuple):
     """A block or allow of the inspected key, or of a network that contains its address.
 
     decides   whether this row decides about requests of the key now
-    requests  the number of requests in 24 hours that the row refused or exempted
+    requests  the number of requests in 24 hours that the block refused, or that the allow let pass
     """
 
     row: Access
@@ -285,7 +285,7 @@ def _recorded(
     """Return the moments and scopes of the newest recorded requests of an identity that were refused.
 
     With `at`, return the requests of this minute. Otherwise look at the quarters of an hour of the newest refusals, and
-    at the current quarter and the quarter before: the ledger is about a minute late.
+    at the current quarter and the quarter before, because usage reaches the ledger about a minute late.
     """
     if at is not None:
         found = refused_requests(identity, [at // _MINUTE * _MINUTE], _MINUTE, _MAX_RECORDED)

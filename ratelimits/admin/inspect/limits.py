@@ -159,7 +159,7 @@ class _Table:
     def _key_link(self, key: str) -> SafeString:
         """Return a key with a link to its page in the inspector.
 
-        The key and the address of the inspected identity, and `global`, get no link.
+        These get no link: `global`, the address of the inspected identity, and the key that the page is about.
         """
         without_link = ("", GLOBAL_KEY, self._identity.narrowest_key, self._identity.address)
         is_this_page = key == self._identity.account and self._identity.narrowest_key is None

@@ -18,8 +18,7 @@ def typed_moment(text: str, now: float) -> int | None:
     """Return the moment of a typed text, in seconds since 1970 UTC; None for "".
 
     A time without a date means today, or yesterday if this time has not come yet today. A text without an offset such
-    as +02:00 is in UTC. Raise NoMomentError if the
-    text is not a moment of the past.
+    as +02:00 is in UTC. Raise NoMomentError if the text is not a moment of the past.
     """
     if not text:
         return None

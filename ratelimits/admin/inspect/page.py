@@ -160,7 +160,7 @@ class _Page:
         }
 
     def _guesses(self, text: str) -> list[tuple[str, str]]:
-        """Return keys that can be meant: one for each kind of key, such as "user:<text>". Add the URL of its page."""
+        """Return the keys that a text may mean, such as "user:<text>", each with the URL of its page."""
         guesses = []
         for kind in ("user", "api_key", "account"):
             key = typed_key(f"{kind}:{text}")
