@@ -30,6 +30,7 @@ GetResponse = Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest]
 class ViewLimits(NamedTuple):
     """How the middleware limits a request.
 
+    scope      the scope of the request; "*" if neither its view nor its path names one
     costs      the cost in each meter, by the meter's name
     key        the place of the limited key in the request, such as "header:X-Tenant", or a function that returns the
                key; None for the user, API key or address of the request
@@ -47,8 +48,8 @@ class ViewLimits(NamedTuple):
 def limits_of(request: HttpRequest) -> ViewLimits | None:
     """Return how the middleware limits a request; None if it does not limit the request.
 
-    It limits only requests whose path begins with a path of RATELIMITS["PATHS"]. A view of DRF, or a view with the
-    decorator, limits its requests itself, so usually the middleware does not limit these requests.
+    The middleware limits only requests whose path begins with a path of RATELIMITS["PATHS"]. A view of DRF, or a view
+    with the decorator, limits its requests itself, so usually the middleware does not limit these requests.
 
     If the path has the option `api_views`, the middleware limits the requests of all views, and uses only the options
     of the path. Without this option, it uses the view's attributes `throttle_scope`, `throttle_cost` and
@@ -61,7 +62,7 @@ def limits_of(request: HttpRequest) -> ViewLimits | None:
     options = paths[prefix] if isinstance(paths, dict) else _NO_OPTIONS
     try:
         match = resolve(request.path_info, getattr(request, "urlconf", None))
-    except Resolver404:  # no view has this URL. Limit the request all the same
+    except Resolver404:  # no view has this URL: limit the request by the options of its path
         view, arguments = None, {}
     else:
         view, arguments = match.func, match.kwargs

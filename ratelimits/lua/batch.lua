@@ -4,8 +4,8 @@
 -- more. Each batch has a number, `seq`. In each run of the server (see run.lua) the numbers begin again at 1.
 -- A series of numbers that begins at 1 is an *incarnation*.
 -- `cum` is the sum of all requests and units that were counted in the incarnation, modulo 10^15 (so that it stays
--- exact in a double). A counter whose name ends with "|1" counts requests of one unit each. Such a request is one
--- request and one unit, so it adds 2 to `cum`.
+-- exact in a double). A counter whose name ends with "|1" counts requests of one unit each. Each of them adds 2 to
+-- `cum`: one for the request and one for the unit.
 --
 -- The Redis keys of a shard begin with `prefix` (rl:1:<namespace>:{07}:). So they are in one slot. The following Redis
 -- keys have no time to live. engine/keys.py names them. engine/assemble/scripts.py replaces "${open}" and the other
@@ -27,8 +27,8 @@
 --             #c `cum` after this batch   #t time of sealing (µs)   #x run of the server when it sealed the batch
 --   sealed  list of "<incarnation>:<seq>" of sealed batches, the oldest first
 --
--- Arguments of the functions: `prefix`, `run` (see run.lua) and `nonce` (a unique name, also for a new incarnation)
--- are strings. `now` is a number (µs).
+-- Arguments of the functions: `prefix`, `run` (see run.lua) and `nonce` are strings. `nonce` is a unique name, which a
+-- new incarnation gets. `now` is a number (µs).
 -- A script calls batch_open after it has written the first counter of an empty `open`. It calls batch_seal when `open`
 -- has 5,000 fields, or when the server's run has changed. A periodic task also seals the open batch (seal.lua).
 
@@ -46,8 +46,8 @@ local function batch_open(prefix, nonce, run, now)
     '#r', run, '#p', cum, '#f', last_before)
 end
 
--- Seals the open batch. The sealed batch has the same identity. Returns the batch's id, "<incarnation>:<seq>", or false
--- if there is no open batch.
+-- Seals the open batch, which keeps its identity. Returns the id of the batch, "<incarnation>:<seq>"; false if there is
+-- no open batch.
 local function batch_seal(prefix, now, run, nonce)
   local open, meta = prefix .. '${open}', prefix .. '${meta}'
   local identity = redis.call('HMGET', open, '#i', '#s', '#p')
@@ -69,7 +69,8 @@ local function batch_seal(prefix, now, run, nonce)
   cum = string.format('%.0f', cum)
   redis.call('HSET', open, '#c', cum, '#t', string.format('%.0f', now), '#x', run)
   local id = identity[1] .. ':' .. identity[2]
-  -- Never overwrite a batch. If this name exists already, the server's data was restored from an older copy.
+  -- Never overwrite a batch. If this name exists already, the server's data was restored from an older copy. Then the
+  -- nonce makes the id unique.
   if redis.call('RENAMENX', open, prefix .. '${batch}' .. id) == 0 then
     id = id .. '~' .. nonce
     redis.call('RENAME', open, prefix .. '${batch}' .. id)

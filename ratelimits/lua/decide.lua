@@ -1,31 +1,32 @@
 -- Decides all limits of one request in one atomic step: either all of them admit and are charged, or none is charged.
 -- Counts the decision in the open batch of usage.
 --
--- This file is a template. engine/assemble makes a script from it, for one shape of calls. (A shape is what stays the
--- same from one request to the next, such as the algorithms and the number of meters.) A line that begins with "--:" is
--- a directive:
+-- This file is a template. engine/assemble makes a script from it, for one shape of calls. A line that begins with
+-- "--:" is a directive:
 --   --: if NAME … --: else … --: end    keeps the lines if NAME holds for the shape (see `flags` in
 --                                       engine/assemble/shape.py). "if not NAME" keeps them if NAME does not hold
 --   --: for limit … --: end             repeats the lines for each limit. `l.x` becomes a local variable of the limit
---   --: do SECTION                      inserts the body of the function SECTION in the file of the limit's algorithm,
---                                       or lines that engine/assemble makes, such as the preamble or the reply
+--   --: do SECTION                      inserts lines. If the file of the limit's algorithm has a function with the
+--                                       name SECTION, the lines are its body. Otherwise engine/assemble
+--                                       makes the lines: for example, the preamble or the reply
 -- `${name}` stands for a text that engine/assemble makes. `rarely()` returns the functions that are marked "--@rarely".
--- Most calls do not need these functions, so it defines them only when it is called.
+-- Most calls do not need these functions, so `rarely()` defines them only when it is called.
 -- Sections of an algorithm: `initial` makes the fields of a limit without a state. `resolve` brings a state to the
--- moment `at`. `stored_params` replaces the params by those of the state. `check` decides. `charge`, `refund`,
+-- moment `at`. `stored_params` replaces the params by the stored ones. `check` decides. `charge`, `refund`,
 -- `release`, `restore` and `reset` change the state. `standing` sets `remaining` and `reset`. `store` sets `life` and
 -- the fields of the record. `keep` sets the expiry of own keys.
 -- The general script (engine/assemble/general.py) has a loop instead of repeated lines. There `l` is the limit's table.
 --
--- A shard is a part of the accounts. A shard's `head` is a string with two values from the last use of the shard: the
--- version of the rules, and the run of the server (the time from its start until a restart or a promotion).
--- The state of a limit is stored in one of two ways: as a record in a packed state, a string that several limits of a
--- key share; or in Redis keys that belong to this limit alone, its own keys.
+-- A shard's `head` is a string with two values from the last use of the shard: the version of the rules, and the run of
+-- the server.
+-- The state of a limit is a record in a packed state, or is stored in the own keys of the limit. A packed state is a
+-- string that several limits of a key share. An own key is a Redis key that belongs to one limit alone.
 -- A lasting limit is a limit whose count is restored from the ledger if Redis has lost its state.
 --
 -- Fields of a limit `l` that this file and the algorithms' files share. Times are in µs, except `expiry`:
 --   last         moment of the last charge; nil if there is no state
---   shift        if the clock has stepped back by more than CLOCK_BACK: by how much the times of the state move back
+--   shift        how far the times of the state move back: more than 0 only if the clock has stepped back by more than
+--                CLOCK_BACK
 --   starts_anew  true if the stored state is of no use any more: then the limit starts like a new one
 --   stale        true if the params do not hold at this moment
 --   ok, wait, retry   whether the limit admits the request; how long the request waits; retry_after of a refusal
@@ -61,7 +62,7 @@
 --          the text "rule|version", which ends with a zero byte
 -- ARGV[5…] for each meter the name of the counter of an admitted request,
 --          "a|bin|period|meter|rule|version|account|key". Then the name of the request's leases, if it is not the
---          nonce. For the general script, the layout of the call comes before these
+--          nonce. For the general script, the layout of the call comes before these arguments
 --
 -- Returns  int64s '<i8…'. All times are in µs. The first number says which reply it is:
 --          1   decided. Then: allowed, binding limit (0: none), remaining, retry_after (-1: never), reset_after, wait,
@@ -95,8 +96,8 @@ end
 --: end
 
 -- 2. Read the states. `at` is the moment of the decision, the same for all limits. Usually it is `now`. If the clock
--- has stepped back by at most CLOCK_BACK, it is the latest moment in the states.
-at = now -- the preamble declares it
+-- has stepped back by at most CLOCK_BACK, `at` is the latest moment in the states.
+at = now -- the preamble declares the variable `at`
 --: do states
 --: for limit
 if l.last and l.last > at and l.last <= now + CLOCK_BACK then at = l.last end
@@ -105,7 +106,8 @@ if l.last and l.last > at and l.last <= now + CLOCK_BACK then at = l.last end
 --: do start
 l.shift = 0
 if l.last then
-  -- The clock has stepped back by more than CLOCK_BACK. The times of the state move back by the difference.
+  -- If `last` is later than `at`, the clock has stepped back by more than CLOCK_BACK. Then move the times of the state
+  -- back by the difference.
   if l.last > at then l.shift, l.last = l.last - at, at end
 --: if settle
 --: do stored_params
@@ -160,8 +162,8 @@ if l.cost > 0 then
 --: do charge
     l.written = true
   elseif not l.last then
-    -- A limit begins at the first request, even at a refused one: a bucket that begins empty fills from this moment. If
-    -- the request could never pass, nothing is stored.
+    -- A limit begins at its first request, even if this request is refused: a bucket that begins empty fills from this
+    -- moment. If the request could never pass, nothing is stored.
     l.written = not never and l.retry ~= NEVER
   else
     l.must_keep = l.shift > 0

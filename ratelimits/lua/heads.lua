@@ -8,10 +8,10 @@ local function batch_functions()
   return {server_run = server_run, seal = batch_seal, count_new = usage_new}
 end
 
--- A head is "<version of the rules> <run>". `got` has the heads. Writes each head that has an older version than the
--- caller's rules, or another run than the server's: the head then has the newer version and the server's run. But if
--- the caller's rules are too old, changes nothing and returns a newer version. `versioned` says whether newer rules
--- make the call stale.
+-- A head is "<version of the rules> <run>". `got` begins with the heads of the call's shards. Writes each head that has
+-- an older version than the caller's rules, or another run than the server's run. The head then has the newer of both
+-- versions, and the server's run. But if `versioned` is true and a head has a newer version than the caller's rules,
+-- changes nothing and returns this newer version: the call is stale.
 --@rarely
 local function update_heads(got, now, versioned)
   local batches = batch_functions()

@@ -127,6 +127,7 @@ local function exact_numbers()
       common = gcd(x, y)
       return x / common, y / common
     end
+    -- Divide numerators and denominators by their common divisors, so that the products below stay small.
     local upper, lower = a, b
     part, base = reduce(part, base)
     upper, base = reduce(upper, base)

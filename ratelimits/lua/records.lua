@@ -18,8 +18,9 @@ local function scan(raw)
   return pos == #raw + 1 and starts or nil
 end
 
--- Returns the position four bytes before the first record with this header. A format that reads an expiry (four bytes)
--- and then this record can begin there. Returns nil if there is no such record, or if it is the first record of `raw`.
+-- Finds the first record with this header, and returns the position four bytes before the record. The caller then reads
+-- as if a packed state began at this position: four bytes for the expiry, then the record. Returns nil if `raw` has no
+-- such record, or begins with this record.
 --@rarely
 local function position(raw, header)
   local pos = 5

@@ -4,7 +4,8 @@
 -- for denied requests, and 's' for requests that a shadow rule would have refused. `counter` is the name of the counter
 -- of admitted requests.
 local function counter_of_rule(kind, counter, number)
-  local _, rule = struct.unpack('<ds', ARGV[4], rules_at + 30 * number) -- 30 bytes for each limit; this is the text "rule|version"
+  -- The end of ARGV[4] has 30 bytes for each limit. `rule` is the text "rule|version".
+  local _, rule = struct.unpack('<ds', ARGV[4], rules_at + 30 * number)
   -- `where` is "|bin|period|meter|", and `who` is "|account|key".
   local where, who = string.match(counter, '^a(|%d+|%d+|[^|]*|)%d+|%d+(|.*)$')
   return kind .. where .. rule .. who

@@ -63,7 +63,7 @@ class ExplainedCommand(BaseCommand):
 def _missing_table(error: DatabaseError) -> str | None:
     """Return the name of a model's table if the error says that this table does not exist; else None."""
     cause = error.__cause__
-    # SQLite has no code of its own for this error, so its text is read.
+    # SQLite has no code of its own for this error, so read the text of the error.
     pattern = r'relation "(\S+)"' if getattr(cause, "sqlstate", None) == _UNDEFINED_TABLE else _SQLITE_TEXT
     found = re.match(pattern, str(cause))
     # `migrate` creates only the tables of models. Any other missing table is an error of another kind.

@@ -1,10 +1,10 @@
 -- Counts requests that spent prefetched permits, and records a new prefetch. Loaded after run.lua, batch.lua,
 -- shard_run.lua, usage.lua and usage_new.lua.
 --
--- A process spends the permits of a prefetch only after the prefetch is recorded here. The record says how many requests
--- can spend the permits, and how many requests that spent them are counted. So nothing is counted twice if a command is
--- sent again or arrives late. If a process is killed, its records remain. The drain declares the requests that are
--- perhaps not counted as a gap.
+-- A process spends the permits of a prefetch only after the prefetch is recorded here. The record says how many
+-- requests can spend the permits, and how many of these requests are already counted. So nothing is counted twice if a
+-- command is sent again or arrives late. If a process is killed, its records remain. Then some requests are perhaps not
+-- counted, and the drain records a gap for them.
 --
 -- KEYS[1]  head of the shard     KEYS[2]  the shard's open batch
 -- KEYS[3]  hash of the shard's prefetches: name -> record. engine/spent.py describes the record
@@ -12,7 +12,8 @@
 -- ARGV[3]  name of the new prefetch; "" if there is none   ARGV[4]  the record of the new prefetch
 -- ARGV[5…] three arguments for each earlier prefetch: its name, the number of requests that have spent its permits,
 --          "1" if no more requests will spend its permits; otherwise "0"
--- Returns for each earlier prefetch 1 if it has a record; otherwise 0, and this call has counted none of its requests.
+-- Returns a number for each earlier prefetch: 1 if it has a record. 0 if it has no record: then this call has counted
+-- none of its requests.
 local time = redis.call('TIME')
 local now = time[1] * 1e6 + time[2]
 local _, run = shard_run(KEYS[1], KEYS[2], ARGV[1], ARGV[2], now)

@@ -37,11 +37,15 @@ class Command(ExplainedCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("directory", type=Path, help="the directory of the archive files")
         modes = parser.add_mutually_exclusive_group(required=True)
-        modes.add_argument("--before", help="move usage of billing periods that started before this month, as 2026-01")
+        modes.add_argument(
+            "--before", metavar="MONTH", help="move usage of billing periods that started before MONTH, such as 2026-01"
+        )
         modes.add_argument(
             "--keep", type=int, metavar="MONTHS", help="keep the current month and this many months before it"
         )
-        modes.add_argument("--restore", action="store_true", help="restore all archive files of the directory")
+        modes.add_argument(
+            "--restore", action="store_true", help="write the usage of all files in the directory back to the ledger"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:

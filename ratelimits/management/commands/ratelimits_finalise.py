@@ -21,7 +21,7 @@ from ratelimits.usage.task_runs import Task, note_run
 class Command(ExplainedCommand):
     help = (
         "Finalises the billing periods whose usage is complete. If a finalised report must be corrected, makes a new"
-        " version of it. Then lists the periods that have ended but are still open, each with the reason."
+        " version of it. Then lists the periods that have ended but are still open, with the reasons why they are open."
     )
     examples = (
         "",
@@ -32,7 +32,9 @@ class Command(ExplainedCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--account", type=ledger_name, help="only this account")
         parser.add_argument(
-            "--open", action="store_true", help="finalise nothing, only list all open periods with the reasons"
+            "--open",
+            action="store_true",
+            help="finalise nothing, only list the open periods that have ended or end soon, and why they are open",
         )
         parser.add_argument(
             "--force",
@@ -53,7 +55,7 @@ class Command(ExplainedCommand):
             with note_run(Task.FINALISE) if options["account"] is None else nullcontext():
                 self._finalise(options["account"])
         printed = 0
-        # Without --open, list only periods that are over. `over` then leaves out most other accounts, which is faster.
+        # Without --open, list only periods that are over. `over` is faster: it leaves out most accounts that have none.
         for period in open_periods(account=options["account"], over=not options["open"]):
             if period.over or options["open"]:
                 self.stdout.write(_open_period_text(period))

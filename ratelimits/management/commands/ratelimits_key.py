@@ -85,7 +85,13 @@ class Command(ExplainedCommand):
             command.add_argument("--from", dest="begins", type=_moment, help=f"{_WHEN}; default: now")
             _add_reason_and_author(command)
             if name == "block":
-                command.add_argument("--status", type=int, default=403, choices=Access.Status.values)
+                command.add_argument(
+                    "--status",
+                    type=int,
+                    default=403,
+                    choices=Access.Status.values,
+                    help="the HTTP status that the client receives; default: 403",
+                )
                 command.add_argument("--message", default="", help="the reason that the client receives")
         command = commands.add_parser("unblock", help="end the block or allow that is in force")
         command.add_argument("target", help="the key, address or network, as it was written for block or allow")
@@ -121,7 +127,8 @@ class Command(ExplainedCommand):
         self.stdout.write(f"{row.key} has all permits of {row.rule} again.")
 
     def _grant(self, options: dict[str, Any]) -> None:
-        key, (rule, extra, until) = _existing_key(options), (options[name] for name in ("rule", "extra", "until"))
+        key = _existing_key(options)
+        rule, extra, until = options["rule"], options["extra"], options["until"]
         owner = options["account"] or identity_of(key).account_id
         for override in grant(key, rule, extra, until, options["reason"], account=owner, by=_author(options)):
             self.stdout.write(f"{override}: capacity {override.capacity}, {_validity_text(override)}")
@@ -162,13 +169,13 @@ class Command(ExplainedCommand):
 def _key(text: str) -> str:
     """Return the key that a text means. The text is a key, or a part of a key or of a name.
 
-    Raise NothingDoneError unless the text means exactly one key.
+    Raise NothingDoneError if the text means no key, or more than one key.
     """
     key = typed_key(text)
     if key is not None:
         return key
     if text.partition(":")[0] in COVERS:
-        return text  # It begins like a key, such as "ip:", but is none. `identity_of` reports this error.
+        return text  # It begins like a key, such as "ip:", but is not a key. `identity_of` reports this error.
     found = known_keys(text, {Account, get_user_model(), KeyOverride, PlanMembership, Access, KeyTotal}).keys
     if not found:
         raise NothingDoneError(f"No key or name contains “{text}”: write a key, such as account:acme or user:42.")
@@ -243,7 +250,7 @@ def _author(options: dict[str, Any]) -> Any:
 
 
 def _messages(error: ValidationError) -> list[str]:
-    """Return a text for each error, with its field."""
+    """Return the text of each error. If the error belongs to a field, the text begins with the field's name."""
     if not hasattr(error, "error_dict"):
         return list(error.messages)
     return [

@@ -16,8 +16,8 @@ from ratelimits.reports.verify.manifest import build
 class Command(ExplainedCommand):
     help = (
         "Writes the manifest of a month: a small signed file that lists the month's reports, and digests of other rows"
-        " such as adjustments and gaps. Keep the file outside the database. With it, ratelimits_verify notices if one"
-        " of these rows was changed or deleted."
+        " such as adjustments and gaps. Keep the file outside the database. With this file, ratelimits_verify notices"
+        " if one of these rows was changed or deleted."
     )
     examples = ("2026-10 --output 2026-10.json",)
 
@@ -38,10 +38,10 @@ class Command(ExplainedCommand):
                 "The manifest is not signed, because SIGNING_KEY is not set: nobody can notice changes in the file."
             )
         if open_periods := manifest["open"]:
-            first = f"{', '.join(open_periods[:3])}{', …' if open_periods[3:] else ''}"
+            first_three = f"{', '.join(open_periods[:3])}{', …' if open_periods[3:] else ''}"
             self.stderr.write(
                 f"{plural(len(open_periods), 'period')} of {options['month']} {is_or_are(len(open_periods))} open"
-                f" ({first}): write another manifest when all are closed (ratelimits_finalise --open lists the"
+                f" ({first_three}): write another manifest when all are closed (ratelimits_finalise --open lists the"
                 " reasons)."
             )
         if unsettled := manifest["unsettled"]:

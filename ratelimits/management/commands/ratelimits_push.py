@@ -68,11 +68,12 @@ class Command(ExplainedCommand):
                 self._preview(receiver, now)
             return
         with shown(self) as progress:
-            for receiver in chosen if not options["status"] else ():
-                plan(receiver, progress=progress)  # make a delivery for each new line
-                if options["now"]:
-                    resume(receiver, timezone.now())
-                send(receiver, progress=progress)
+            if not options["status"]:
+                for receiver in chosen:
+                    plan(receiver, progress=progress)  # make a delivery for each new line
+                    if options["now"]:
+                        resume(receiver, timezone.now())
+                    send(receiver, progress=progress)
             statuses = [status(receiver, timezone.now(), progress) for receiver in chosen]
         for push_status in statuses:
             self._show(push_status)

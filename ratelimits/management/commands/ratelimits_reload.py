@@ -14,8 +14,8 @@ from ratelimits.management.progress import shown
 from ratelimits.models.raw.adoption import adopt
 from ratelimits.models.versions import ConfigVersion, Tombstone, editing
 
-#: This command deletes tombstones (marks of deleted rows) that are older than this, in µs. It keeps newer tombstones:
-#: the tombstone of a rule says until when the rule was in force.
+#: This command deletes tombstones that are older than this number of µs. It keeps newer tombstones, because the
+#: tombstone of a rule says until when the rule was in force.
 _TOMBSTONE_AGE = 30 * 86_400_000_000
 
 
@@ -45,7 +45,7 @@ class Command(ExplainedCommand):
     def _version_in_redis(self) -> int:
         """Return the version in Redis; 0 if Redis does not answer.
 
-        If the database was restored from a backup, this version is newer than the version in the database.
+        If the database was restored from a backup, this version can be newer than the version in the database.
         """
         try:
             return version_in_force()

@@ -29,7 +29,7 @@ from ratelimits.usage.complete import completeness
 
 #: The format for people. It is only printed: a file cannot have this format.
 TABLE = "table"
-#: Keys of the counts of provisional statements: their periods have ended, or still run.
+#: Names under which provisional statements are counted: of periods that have ended, and of periods that still run.
 _ENDED, _RUNNING = "ended", "running"
 _HEADERS = ("account", "key", "meter", "used", "included", "over", "refused", "from", "status")
 
@@ -83,8 +83,10 @@ class Command(ExplainedCommand):
         counts: Counter[str] = Counter()
         try:
             line_count = _line_count(month, account)
-            version = columns_of(month, account=account)
-            reports = statements(month, account=account, all_accounts=options["all_accounts"], columns_version=version)
+            columns_version = columns_of(month, account=account)
+            reports = statements(
+                month, account=account, all_accounts=options["all_accounts"], columns_version=columns_version
+            )
             lines = lines_for(export_format, _statements_to_write(reports, counts, final_only=options["final_only"]))
         except ValueError as error:
             raise CommandError(str(error)) from error
@@ -97,9 +99,9 @@ class Command(ExplainedCommand):
                 if as_table:
                     self._print_table(lines)
                 elif printed:
-                    self._print(export_format, export_format.stream(lines, version))
+                    self._print(export_format, export_format.stream(lines, columns_version))
                 else:
-                    _save(export_format.stream(lines, version), Path(output))
+                    _save(export_format.stream(lines, columns_version), Path(output))
         except (NotAccepted, UnreadableError) as error:
             raise CommandError(str(error)) from error
         except OSError as error:

@@ -89,8 +89,8 @@ class Command(ExplainedCommand):
             with ExitStack() as stack:
                 stack.enter_context(_stoppable())
                 file = stack.enter_context(_opened(batch or trace or "-"))
-                # Results are printed while the trace is read. Progress must not appear between them on a terminal, so
-                # then show none. A summary is printed at the end, so with it progress can always be shown.
+                # Results are printed while the trace is read. On a terminal, progress would stand between the results,
+                # so show none. A summary is printed at the end, so with --summary progress can always be shown.
                 progress = stack.enter_context(shown(self, alone=not options["summary"]))
                 texts = progress.counted("lines", file, _line_count(file) if self.stderr.isatty() else None)
                 if batch is not None:
