@@ -138,7 +138,7 @@ def _drain_server(
             # Nothing is written, so there is nothing to wait for. Most drains of an idle server end here.
             result.fsync = check_server(server, listed[0].run, listed[0].shard)
             return
-        result.fsync = fence(server, listed[0].run, shard=listed[0].shard)
+        result.fsync = fence(server, listed[0].run, shards=[pending.shard for pending in listed])
         crash.reached("drain:fenced")
         states = ShardState.objects.using(using).in_bulk([pending.shard for pending in listed])
         result.live_runs = _live_runs(server, listed[0].run, states.values())

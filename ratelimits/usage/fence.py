@@ -21,10 +21,12 @@ writes a Redis key: the fsync of this write begins only after the old file is cl
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import redis
-from redis.exceptions import ResponseError
+from redis.exceptions import AskError, ResponseError
 
 from ratelimits.conf import conf
 from ratelimits.engine.server import Server
@@ -46,15 +48,20 @@ class NotFencedError(RuntimeError):
     """Raised if the server could still lose the batches that were read; the message says what to do."""
 
 
-def fence(server: Server, run: str, max_wait: float = MAX_WAIT, shard: int = 0) -> str:
-    """Wait until the server of a shard has all earlier writes on its disk. Return the server's fsync policy.
+def fence(server: Server, run: str, max_wait: float = MAX_WAIT, shards: Sequence[int] = (0,)) -> str:
+    """Wait until the server of these shards has all earlier writes on its disk. Return the server's fsync policy.
 
     If RATELIMITS["FENCE"] is "none", do not wait, and return "none". `run` names the run in which the batches were read
     (a run is the time from a start of the server until its restart). The call writes the Redis key
-    `server.keyspace.fence(shard)`. Raise NotFencedError if the server could still lose writes, or is in another run
-    now. Raise redis.exceptions.RedisError if the server does not answer.
+    `server.keyspace.fence(shard)` of one of the shards. Raise NotFencedError if the server could still lose writes, or
+    is in another run now. Raise redis.exceptions.RedisError if the server does not answer.
     """
-    return _check_and_wait(server, run, shard, time.monotonic() + max_wait)
+    deadline = time.monotonic() + max_wait
+    for shard in shards[:-1]:
+        # While the slot of a shard moves to another node, this node may refuse to make the key. Then use another shard.
+        with suppress(AskError):
+            return _check_and_wait(server, run, shard, deadline)
+    return _check_and_wait(server, run, shards[-1], deadline)
 
 
 def check_server(server: Server, run: str, shard: int = 0) -> str:

@@ -657,8 +657,8 @@ def test_a_slot_that_moves_with_its_keys_loses_nothing_and_declares_nothing(clus
     accounts = [ACCOUNT, *(f"account-{number}" for number in range(12))]  # several on every node
 
     def use() -> None:
-        for account in accounts:
-            engine.decide([limit()], account=account, usage=usage(account=account))
+        for account in accounts:  # some share a shard, and there also the limit of user:1
+            engine.decide([limit(capacity=100)], account=account, usage=usage(account=account))
 
     use()
     flow()
@@ -680,8 +680,11 @@ def test_a_slot_that_moves_with_its_keys_loses_nothing_and_declares_nothing(clus
 def test_a_shard_on_the_move_waits_for_the_next_drain_and_keeps_no_other_from_the_ledger(
     cluster: Cluster, what: str
 ) -> None:
-    accounts = [f"account-{number}" for number in range(12)]
-    number = home(accounts[0])
+    # The fence would write its key in the first shard of a node. So this shard moves.
+    number, *neighbours = (shard for shard in range(KEYS.shards) if cluster.node_of(shard) == 0)
+    others = [f"account-{index}" for index in range(12)]
+    assert not {home(account) for account in others}.isdisjoint(neighbours)
+    accounts = [next(name for name in map("mover-{}".format, count()) if home(name) == number), *others]
     engine.decide([limit()], account=accounts[0], usage=usage(account=accounts[0]))
     seal()
     for account in accounts[1:]:
