@@ -56,8 +56,8 @@ def check_and_wait(
 ) -> Answer:
     """Decide a request as `quota.checking.check` does. If it is admitted for a later moment, wait until then.
 
-    If MAX_WAITING requests are counted in `waiters`, this request must not wait. Then it is refused if it would have to
-    wait, and it is not charged. If the wait is interrupted, give back the permits of the request. `request` is Django's
+    If MAX_WAITING requests are counted in `waiters`, no further request waits: a request that would have to wait is
+    refused and not charged. If the wait is interrupted, give back the permits of the request. `request` is Django's
     request. If its client closes the connection under ASGI, end the wait and raise asyncio.CancelledError, so that the
     view does not run. Raise WrongCost for costs that are not valid.
     """
@@ -92,7 +92,7 @@ def _wait_unless_cancelled(seconds: float, request: HttpRequest | None) -> None:
 
 
 async def _await_unless_cancelled(seconds: float, request: HttpRequest) -> None:
-    # asgiref does not cancel this coroutine if the request was cancelled before the coroutine began. So look here.
+    # asgiref does not cancel this coroutine if the request was cancelled before the coroutine began.
     if finishing.is_abandoned(request):
         raise asyncio.CancelledError
     await asyncio.sleep(seconds)

@@ -38,8 +38,8 @@ def answer(
     if prepared is not None:
         return by_policies(prepared, identity, costs, metered)
     snapshot = rules.in_memory()
-    possible = snapshot.possible(scope, method, identity) if snapshot is not None else []
-    possible = [rule for rule in possible if rule.meter in costs]
+    in_memory = snapshot.possible(scope, method, identity) if snapshot is not None else []
+    possible = [rule for rule in in_memory if rule.meter in costs]
     applied = [rule for rule in possible if isinstance(rule, AppliedRule)]
     unreadable = [rule for rule in possible if isinstance(rule, UnreadableRule)]
     policies = {rule.on_failure for rule in applied} or {conf.FAILURE_POLICY}
@@ -50,8 +50,8 @@ def by_policies(prepared: Prepared, identity: Identity, costs: Mapping[str, int]
     """Return the answer of the failure policies of these rules."""
     applied = [rule for rule in prepared.rules if rule.mode is Mode.ENFORCE]
     if any(rule.algorithm.admits_nothing and costs[rule.meter] > 0 for rule in applied):
-        # Such a rule refuses every request with a cost above 0, so no state in Redis is needed. Trying again would
-        # never help.
+        # A rule that admits nothing refuses every request with a cost above 0, so no state in Redis is needed. Trying
+        # again would never help.
         return Answer(False, prepared=prepared, retry_after=None)
     policies = {rule.on_failure for rule in applied}
     return _answer(prepared, applied, prepared.unreadable, policies, identity, costs, metered)

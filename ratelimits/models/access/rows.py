@@ -72,7 +72,6 @@ class Access(Versioned):
 
     history = History()
 
-    #: The field that says what the row is about, and the column that `derive` calculates.
     tombstone_fields = ("target",)
     derived_fields = ("target",)
 
@@ -134,7 +133,7 @@ class Access(Versioned):
         return {}
 
     def tombstone(self, edit: Edit) -> Tombstone:
-        """Return the row that records the deletion of this row, or the change of its target."""
+        """Return the tombstone that records the deletion of this block or allow, or the change of its target."""
         tombstone = super().tombstone(edit)
         tombstone.key = self.target
         return tombstone
