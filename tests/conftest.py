@@ -12,7 +12,6 @@ import pytest
 import redis
 from django.conf import settings
 from django.core.management import get_commands
-from django.test import override_settings
 from django.utils import translation
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
@@ -221,13 +220,6 @@ def _few_scripts() -> None:
 
     if assembled.cache_info().currsize > _MAX_SCRIPTS // 2:
         assembled.cache_clear()
-
-
-@pytest.fixture(scope="module")
-def few_shards() -> Iterator[None]:
-    """Have 4 shards in a module's tests, not 64: the first drain of a test writes to each shard."""
-    with override_settings(RATELIMITS={**settings.RATELIMITS, "SHARDS": 4}):
-        yield
 
 
 @pytest.fixture

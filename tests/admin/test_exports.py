@@ -24,7 +24,7 @@ from tests.support.usage.traffic import flow
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.urls(__name__),
-    pytest.mark.usefixtures("few_shards", "fsync_at_once"),
+    pytest.mark.usefixtures("fsync_at_once"),
 ]
 
 

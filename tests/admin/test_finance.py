@@ -22,7 +22,7 @@ from tests.support.raw import RawRedis
 from tests.support.reports.invoices import account, spend
 from tests.support.usage.traffic import at, flow
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("few_shards", "fsync_at_once")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
 
 
 @pytest.fixture

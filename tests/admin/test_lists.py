@@ -12,6 +12,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from ratelimits.conf import conf
 from ratelimits.models import (
     Access,
     Account,
@@ -62,18 +63,18 @@ def accesses(numbers: range) -> None:
 
 def gaps(numbers: range) -> None:
     DurabilityGap.objects.bulk_create(
-        DurabilityGap(event=f"e{n}", kind="wipe", shard=n % 64, account=f"acme-{n}", since=n, until=n + 1)
+        DurabilityGap(event=f"e{n}", kind="wipe", shard=n % conf.SHARDS, account=f"acme-{n}", since=n, until=n + 1)
         for n in numbers
     )
 
 
 def batches(numbers: range) -> None:
-    ShardState.objects.bulk_create(ShardState(shard=n, position=1) for n in numbers if n < 64)
+    ShardState.objects.bulk_create(ShardState(shard=n, position=1) for n in numbers if n < conf.SHARDS)
     Batch.objects.bulk_create(
         Batch(
             **dict.fromkeys(("pk", "seq", "position", "first_seq", "first_position"), n + 1),
             **dict.fromkeys(("previous_cum", "cum", "opened_at", "sealed_at", "line_count"), 1),
-            shard=n % 64,
+            shard=n % conf.SHARDS,
         )
         for n in numbers
     )
@@ -99,7 +100,7 @@ def lines(numbers: range) -> None:
 
 def usage(numbers: range) -> None:
     rules(range(numbers.start, min(numbers.stop, 1_000)))
-    PeriodUsage.objects.bulk_create(PeriodUsage(**about(n), shard=n % 64, position=1) for n in numbers)
+    PeriodUsage.objects.bulk_create(PeriodUsage(**about(n), shard=n % conf.SHARDS, position=1) for n in numbers)
 
 
 def about(number: int) -> dict[str, Any]:

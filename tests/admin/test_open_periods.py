@@ -133,10 +133,10 @@ class TestFinalise:
             model.history.update(since=0)
         spend(acme, "2025-10-15", 7)
         spend("", "2025-10-16", 3)
-        spend("later", "2025-10-17", 4)
-        assert len({home_shard(name) for name in ("acme", "", "later")}) == 3
+        spend("late", "2025-10-17", 4)
+        assert len({home_shard(name) for name in ("acme", "", "late")}) == 3
         complete()
-        ShardState.objects.filter(shard=home_shard("later")).update(watermark=at("2025-10-20"))
+        ShardState.objects.filter(shard=home_shard("late")).update(watermark=at("2025-10-20"))
 
     def test_chosen_periods_are_finalised_as_a_preview_has_shown_them(
         self, admin_client: Client, admin_user: User
@@ -172,7 +172,7 @@ class TestFinalise:
         asked = admin_client.post(url(Report, "finalise"), {"all": "1"})
         spend("", "2025-10-18", 10)
         complete()
-        ShardState.objects.filter(shard=home_shard("later")).update(watermark=at("2025-10-20"))
+        ShardState.objects.filter(shard=home_shard("late")).update(watermark=at("2025-10-20"))
         again = confirmed(admin_client, asked)
         said = text(again)
         assert "1 report was finalised: acme 2025-10-01 v1." in said
@@ -199,15 +199,15 @@ class TestFinalise:
         asked = admin_client.post(url(Report, "finalise"), {"period": [f"{at('2025-10-01')}:acme"]})
         assert "acme, 2025-10-01 – 2025-11-01 UTC (provisional)" in text(asked)
         assert "1 report was finalised: acme 2025-10-01 v1." in text(confirmed(admin_client, asked))
-        values: dict[str, Any] = {"account": "later", "start": at("2025-10-01"), "reason": "the invoice is due"}
+        values: dict[str, Any] = {"account": "late", "start": at("2025-10-01"), "reason": "the invoice is due"}
         assert "was finalised" in text(admin_client.post(url(Report, "force"), values, follow=True))
         assert Report.objects.count() == 2
 
     def test_what_cannot_be_finalised_is_left_open(self, admin_client: Client) -> None:
         start = at("2025-10-01")
-        asked = admin_client.post(url(Report, "finalise"), {"period": [f"{start}:later", f"{start}:acme"]})
+        asked = admin_client.post(url(Report, "finalise"), {"period": [f"{start}:late", f"{start}:acme"]})
         assert "These periods cannot be finalised now. The page “Open periods” says why." in text(asked)
-        assert "later, 2025-10-01 00:00:00 UTC" in text(asked)
+        assert "late, 2025-10-01 00:00:00 UTC" in text(asked)
         assert "Finalise 1 report" in asked.content.decode()
         for values in ([], ["x"], ["²:acme"], [f"{'9' * 20}:acme"], [f"{start}:a\0"]):
             page = admin_client.post(url(Report, "finalise"), {"period": values})

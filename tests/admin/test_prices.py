@@ -13,7 +13,7 @@ from ratelimits.models import Plan, PlanPrice, Report
 from tests.support.reports.invoices import close, spend
 from tests.support.reports.priced import TIERS, priced
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("few_shards")]
+pytestmark = pytest.mark.django_db
 
 ADD = "/admin/ratelimits/plan/add/"
 FORMS = {

@@ -24,7 +24,7 @@ from tests.support.reports.invoices import account, close, spend
 from tests.support.rows import rule
 from tests.support.usage.traffic import at, flow
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("few_shards", "fsync_at_once")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
 
 ADD = "/admin/ratelimits/adjustment/add/"
 

@@ -39,7 +39,7 @@ from tests.support.reports.invoices import close, spend
 from tests.support.rows import rule
 from tests.support.usage.traffic import NOON, flow, use
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("few_shards", "fsync_at_once")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
 
 MODELS = [ShardState, Batch, Line, PeriodUsage, DurabilityGap, QuarantinedBatch, ArchivedRange, Report, ReportLine]
 

@@ -24,7 +24,7 @@ from ratelimits.models import (
 from tests.support import rows
 from tests.support.usage.traffic import NOON, at, flow, use
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("few_shards")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def account(identifier: str = "acme", included: int | None = 100, **fields: Any) -> Account:

@@ -18,7 +18,7 @@ from tests.api.test_usage import spend
 from tests.support.reports.invoices import close
 from tests.support.usage.traffic import flow
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("few_shards")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 OCTOBER = {"period": "2026-10"}
 

@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from ratelimits.models import ConfigVersion, ShardState
 from tests.support.usage.traffic import at, flow, use
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("few_shards")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 NOVEMBER = {"from": "2026-11-01", "to": "2026-12-01"}
 

@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
@@ -12,6 +13,7 @@ from django.db import connection
 
 from project.demo import processes
 from project.models import ApiKey
+from ratelimits.conf import DEFAULTS
 from ratelimits.models import Account
 from tests.support.servers import TestServers
 from tests.support.siblings import Sibling, siblings
@@ -20,8 +22,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.fixture
-def environment(servers: TestServers, transactional_db: None) -> dict[str, str]:
-    """Return the environment for another process to run the demo project on this test's server and database."""
+def environment(servers: TestServers, transactional_db: None, settings: Any) -> dict[str, str]:
+    """Return the environment for another process to run the demo project on this test's server and database.
+
+    This process then has as many shards as the demo project.
+    """
+    settings.RATELIMITS = {**settings.RATELIMITS, "SHARDS": DEFAULTS["SHARDS"]}
     name = connection.settings_dict["NAME"]
     return {
         **os.environ,

@@ -267,7 +267,7 @@ def run_of(client: RawRedis) -> str:
 
 
 def version_of(client: RawRedis, owner: str) -> int:
-    return int(client.get(KEYS.head(shard_of(owner, 64))).split()[0])
+    return int(client.get(KEYS.head(shard_of(owner, KEYS.shards))).split()[0])
 
 
 def asked_at(version: int, *keys: str, **more: Any) -> Decision:
@@ -279,7 +279,9 @@ class TestVersions:
         self, redis_client: RawRedis
     ) -> None:
         asked_at(5)
-        assert heads(redis_client) == {KEYS.head(shard_of("user:1", 64)).encode(): f"5 {run_of(redis_client)}".encode()}
+        assert heads(redis_client) == {
+            KEYS.head(shard_of("user:1", KEYS.shards)).encode(): f"5 {run_of(redis_client)}".encode()
+        }
 
     def test_a_newer_version_is_stored_and_the_older_process_then_is_stale(self, redis_client: RawRedis) -> None:
         asked_at(5)
@@ -293,7 +295,7 @@ class TestVersions:
         limits = [limit(name, key=key, name=name, version=9) for name in ALGORITHMS for key in (near, far)]
         ask(*limits, account="acme", usage=usage(), timeout=ANY)
         # One of the shards knows of an edit, another does not yet.
-        redis_client.set(KEYS.head(shard_of(far, 64)), f"12 {run_of(redis_client)}")
+        redis_client.set(KEYS.head(shard_of(far, KEYS.shards)), f"12 {run_of(redis_client)}")
         before = everything(redis_client)
         for function in (ask, lambda *which, usage, **more: peek(which, now=NOW, **more)):
             with pytest.raises(Stale):
@@ -302,7 +304,7 @@ class TestVersions:
 
     def test_a_published_version_holds_in_shards_that_were_never_touched(self, redis_client: RawRedis) -> None:
         assert publish_version(4) == 4
-        assert len(heads(redis_client)) == 64
+        assert len(heads(redis_client)) == KEYS.shards
         for number in range(100):
             with pytest.raises(Stale):
                 asked_at(3, f"user:{number}")
@@ -319,7 +321,7 @@ class TestVersions:
     def test_publishing_keeps_the_run(self, redis_client: RawRedis) -> None:
         asked_at(3)
         publish_version(4)
-        assert redis_client.get(KEYS.head(shard_of("user:1", 64))).decode() == f"4 {run_of(redis_client)}"
+        assert redis_client.get(KEYS.head(shard_of("user:1", KEYS.shards))).decode() == f"4 {run_of(redis_client)}"
 
     def test_what_was_admitted_can_be_given_back_under_any_version(self) -> None:
         given, used, leased = (
@@ -341,11 +343,11 @@ class TestVersions:
         before = heads(redis_client)
         run = run_of(redis_client).encode()
         assert [ask(limit()).remaining for _ in range(3)] == [9, 8, 7]
-        touched = KEYS.head(shard_of("user:1", 64)).encode()
+        touched = KEYS.head(shard_of("user:1", KEYS.shards)).encode()
         assert heads(redis_client) == before | {touched: b"8 " + run}
 
     def test_a_head_that_cannot_be_read_is_as_none_at_all(self, redis_client: RawRedis) -> None:
-        head = KEYS.head(shard_of("user:1", 64))
+        head = KEYS.head(shard_of("user:1", KEYS.shards))
         for garbage in ("", "garbage", "x 5"):
             redis_client.set(head, garbage)
             assert asked_at(5).allowed
@@ -378,7 +380,7 @@ class TestRuns:
 
     def test_a_shard_without_usage_is_not_sealed(self, redis_client: RawRedis) -> None:
         ask(limit())
-        _pretend_another_run(redis_client, KEYS.head(shard_of("user:1", 64)))
+        _pretend_another_run(redis_client, KEYS.head(shard_of("user:1", KEYS.shards)))
         ask(limit())
         assert redis_client.keys("*sealed") == []
 
@@ -426,7 +428,7 @@ class TestCorruption:
 
     @pytest.mark.parametrize("garbage", GARBAGE)
     def test_garbage_is_reported_with_its_key_and_left_alone(self, redis_client: RawRedis, garbage: bytes) -> None:
-        key = KEYS.state(shard_of("user:1", 64), "user:1")
+        key = KEYS.state(shard_of("user:1", KEYS.shards), "user:1")
         redis_client.set(key, garbage)
         for function in (lambda: ask(limit()), lambda: ask(limit("smooth_bursty")), lambda: peek([limit()], now=NOW)):
             with pytest.raises(ResponseError, match=r"^CORRUPT the state at \S*:s:user:1 cannot be read: reset or"):
@@ -447,7 +449,7 @@ class TestCorruption:
         assert ask(one, timeout=ANY).allowed
 
     def test_a_record_of_an_algorithm_that_only_a_newer_version_has_is_kept(self, redis_client: RawRedis) -> None:
-        key = KEYS.state(shard_of("user:1", 64), "user:1")
+        key = KEYS.state(shard_of("user:1", KEYS.shards), "user:1")
         for algorithm in ("token_bucket", "sliding_log"):
             ask(limit(algorithm, name=algorithm))
             newer = struct.pack("<IBHI", 7, 200, 3, 2**32 - 1) + b"new"
@@ -462,7 +464,7 @@ class TestCorruption:
     def test_a_key_of_another_kind_is_reported_and_can_be_reset(
         self, redis_client: RawRedis, limits: list[Limit]
     ) -> None:
-        key = KEYS.state(shard_of("user:1", 64), "user:1")
+        key = KEYS.state(shard_of("user:1", KEYS.shards), "user:1")
         redis_client.rpush(key, "a list")
         with pytest.raises(ResponseError, match=r"^CORRUPT the state at \S*:s:user:1 cannot be read: reset or"):
             ask(*limits, usage=usage())
@@ -474,7 +476,7 @@ class TestCorruption:
 
     def test_the_first_request_of_a_limit_is_decided_by_two_commands(self, redis_client: RawRedis) -> None:
         ask(limit())
-        redis_client.delete(KEYS.state(shard_of("user:1", 64), "user:1"))
+        redis_client.delete(KEYS.state(shard_of("user:1", KEYS.shards), "user:1"))
         redis_client.config_resetstat()
         ask(limit())
         commands = {name.removeprefix("cmdstat_").partition("|")[0] for name in redis_client.info("commandstats")}

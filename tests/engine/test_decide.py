@@ -312,14 +312,14 @@ class TestLife:
 
     def test_a_string_lives_as_long_as_its_longest_entry(self, redis_client: RawRedis) -> None:
         short, longer = limit(name="short"), limit("fixed_window", name="long", period=36_000)
-        key = KEYS.state(shard_of("user:1", 64), "user:1")
+        key = KEYS.state(shard_of("user:1", KEYS.shards), "user:1")
         for limits in ((short,), (short, longer), (short,), (limit(name="other"),)):
             ask(*limits)
         assert redis_client.pttl(key) / 1000 == pytest.approx(36_000, abs=3)
         assert peek([longer], now=NOW).remaining == 9
 
     def test_only_a_moment_of_the_server_keeps_an_expiry_that_has_not_changed(self, redis_client: RawRedis) -> None:
-        window, key = limit("fixed_window", period=86_400), KEYS.state(shard_of("user:1", 64), "user:1")
+        window, key = limit("fixed_window", period=86_400), KEYS.state(shard_of("user:1", KEYS.shards), "user:1")
         ask(window, now=None)
         redis_client.pexpire(key, 30_000)
         assert ask(window, now=None).remaining == 8
@@ -552,7 +552,7 @@ class TestSeveral:
     def test_entries_of_other_rules_are_copied_as_they_are(self, redis_client: RawRedis, usual: bool) -> None:
         others = [limit(name, name=name, **TENS[name]) for name in TENS if name != "sliding_window"]
         ask(*others)
-        key = KEYS.state(shard_of("user:1", 64), "user:1")
+        key = KEYS.state(shard_of("user:1", KEYS.shards), "user:1")
         before = redis_client.get(key)
         mine = limit("token_bucket" if usual else "smooth_bursty", name="mine")
         for _ in range(3):
@@ -662,7 +662,7 @@ class TestOddRates:
         stats: Any = redis_client.info("commandstats")
         # One command reads the head and the state, wherever the records are in the state.
         assert (stats["cmdstat_mget"]["calls"], stats["cmdstat_set"]["calls"]) == (2 * 115, 2 * 115)
-        shard = shard_of("account:acme", 64)
+        shard = shard_of("account:acme", KEYS.shards)
         assert redis_client.get(KEYS.state(shard, "user:1")) == redis_client.get(KEYS.state(shard, "user:2"))
 
 

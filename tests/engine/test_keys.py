@@ -7,6 +7,7 @@ from zlib import crc32
 import pytest
 
 from ratelimits.algorithms.limits import ALGORITHMS
+from ratelimits.conf import conf
 from ratelimits.engine import ANY
 from ratelimits.engine.keys import LONGEST, Keyspace, bounded, name_id, own_name, quoted, shard_of
 from tests.support.engine.asking import ask, limit, usage
@@ -114,21 +115,21 @@ class TestSharding:
     @pytest.mark.parametrize("key", ["user:1", "api_key:2", "account:acme"])
     def test_a_key_of_an_account_lives_in_the_accounts_shard(self, redis_client: RawRedis, key: str) -> None:
         ask(limit(key=key), account="acme", usage=usage())
-        tag = f"{{{shard_of('account:acme', 64):02d}}}".encode()
+        tag = f"{{{shard_of('account:acme', conf.SHARDS):02d}}}".encode()
         assert all(tag in name for name in redis_client.keys("*"))
 
     @pytest.mark.parametrize("key", ["ip:192.0.2.1", "global", "job:5"])
     def test_any_other_lives_in_its_own(self, redis_client: RawRedis, key: str) -> None:
         ask(limit(key=key), account="acme", usage=usage())
         (state,) = redis_client.keys("*:s:*")
-        assert f"{{{shard_of(key, 64):02d}}}".encode() in state
+        assert f"{{{shard_of(key, conf.SHARDS):02d}}}".encode() in state
         heads = {name.split(b"{")[1][:2] for name in redis_client.keys("*head")}
-        assert heads == {b"%02d" % shard_of(key, 64), b"%02d" % shard_of("account:acme", 64)}
+        assert heads == {b"%02d" % shard_of(key, conf.SHARDS), b"%02d" % shard_of("account:acme", conf.SHARDS)}
 
     def test_without_an_account_a_key_lives_in_its_own_shard(self, redis_client: RawRedis) -> None:
         ask(limit(key="user:1"))
         (state,) = redis_client.keys("*:s:*")
-        assert f"{{{shard_of('user:1', 64):02d}}}".encode() in state
+        assert f"{{{shard_of('user:1', conf.SHARDS):02d}}}".encode() in state
 
     def test_an_accounts_own_limit_is_the_same_with_and_without_naming_the_account(self) -> None:
         ask(limit(key="account:acme"))

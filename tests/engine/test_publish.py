@@ -16,12 +16,12 @@ from tests.support.raw import RawRedis
 
 
 def versions(client: RawRedis) -> list[int]:
-    return [int(client.get(KEYS.head(shard)).split()[0]) for shard in range(64)]
+    return [int(client.get(KEYS.head(shard)).split()[0]) for shard in range(KEYS.shards)]
 
 
 def test_every_shard_has_the_version_and_it_only_rises(redis_client: RawRedis) -> None:
     assert [publish_version(number) for number in (3, 5, 4)] == [3, 5, 5]
-    assert versions(redis_client) == [5] * 64
+    assert versions(redis_client) == [5] * KEYS.shards
     assert redis_client.ttl(KEYS.head(0)) == -1
 
 
@@ -38,7 +38,7 @@ def test_publishing_is_one_round_trip(redis_url: str) -> None:
     with commands_of_clients(redis_url) as commands:
         publish_version(2)
     assert {command.split()[0] for command in commands} == {"EVAL"}
-    assert len(commands) == 64
+    assert len(commands) == KEYS.shards
 
 
 def test_shards_are_those_of_the_settings(settings: Any, redis_client: RawRedis) -> None:

@@ -15,6 +15,7 @@ from django.core.management import call_command
 from django.db import connection, transaction
 from django.db.models import F, ProtectedError
 
+from ratelimits.conf import conf
 from ratelimits.embedded.shared import own_url
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.transport import wire
@@ -25,7 +26,7 @@ from tests.support.rows import rule, unsaved
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-KEYS = Keyspace("test", 64)
+KEYS = Keyspace("test", conf.SHARDS)
 
 
 def version() -> int:
@@ -92,7 +93,7 @@ def test_a_version_is_published_to_every_shard_when_it_is_committed(redis_client
         rule("a")
         rule("b")
         assert published(redis_client) == 0
-    assert {published(redis_client, shard) for shard in range(64)} == {2}
+    assert {published(redis_client, shard) for shard in range(conf.SHARDS)} == {2}
 
 
 class Abandoned(Exception):

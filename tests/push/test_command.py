@@ -20,7 +20,7 @@ from tests.push.fakes import Fake
 from tests.push.test_push import october, states
 from tests.support.terminal import on_a_terminal, stages
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("few_shards")]
+pytestmark = pytest.mark.django_db
 
 
 def run(**about: Any) -> tuple[str, str]:

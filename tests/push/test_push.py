@@ -31,7 +31,7 @@ from tests.push.fakes import Fake, Trouble
 from tests.support.reports.invoices import account, close, spend
 from tests.support.usage.traffic import at
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("few_shards")]
+pytestmark = pytest.mark.django_db
 
 
 def push(name: str, hours: float = 0) -> Counter[str]:

@@ -12,6 +12,7 @@ import pytest
 from django.db import connection
 
 from ratelimits import rules
+from ratelimits.conf import conf
 from ratelimits.embedded import free_port
 from ratelimits.engine.keys import Keyspace, shard_of
 from ratelimits.engine.transport.breaker import FAILURES, PAUSE
@@ -29,7 +30,7 @@ from tests.support.servers import TestServers
 pytestmark = pytest.mark.django_db(transaction=True)
 
 WHO = Identity("user:1", "api_key:9", "account:acme", "ip:203.0.113.9")
-KEYS = Keyspace("test", 64)
+KEYS = Keyspace("test", conf.SHARDS)
 Check = Callable[..., Answer]
 
 
@@ -161,7 +162,9 @@ class TestDecisions:
     def test_the_billing_period_is_that_of_the_account(self, check: Check, redis_client: RawRedis) -> None:
         Account.objects.create(identifier="acme", timezone="Asia/Kathmandu", billing_anchor="2020-01-31T06:30:00")
         check(WHO)
-        (field,) = [name for name in redis_client.hkeys(KEYS.open(shard_of("account:acme", 64))) if name[:1] == b"a"]
+        (field,) = [
+            name for name in redis_client.hkeys(KEYS.open(shard_of("account:acme", conf.SHARDS))) if name[:1] == b"a"
+        ]
         period = time.gmtime(int(field.split(b"|")[2]) + (5 * 60 + 45) * 60)
         assert (period.tm_hour, period.tm_min) == (6, 30)
         assert period.tm_mday >= 28
@@ -270,7 +273,7 @@ class TestEdits:
         no_repeats(settings)
         slow(capacity=100, on_failure="deny")
         check(WHO)
-        for shard in range(64):
+        for shard in range(conf.SHARDS):
             head = redis_client.get(KEYS.head(shard))
             redis_client.set(KEYS.head(shard), b"1000000 " + head.split()[1])
         with commands_of_clients(redis_url) as commands:
@@ -339,7 +342,7 @@ class TestFailures:
         self, check: Check, redis_client: RawRedis, caplog: pytest.LogCaptureFixture
     ) -> None:
         slow(on_failure="deny")
-        redis_client.set(KEYS.state(shard_of("account:acme", 64), "api_key:9"), b"garbage of no kind at all")
+        redis_client.set(KEYS.state(shard_of("account:acme", conf.SHARDS), "api_key:9"), b"garbage of no kind at all")
         answer = check(WHO)
         assert (answer.allowed, answer.unavailable) == (False, True)
         assert "CORRUPT the state at" in caplog.text

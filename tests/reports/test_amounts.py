@@ -35,7 +35,7 @@ from tests.support.reports.invoices import account, close, spend
 from tests.support.reports.priced import TIERS, amounts, charge, findings, owed, priced, table, written
 from tests.support.usage.traffic import at, flow, opened_late
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("few_shards")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 #: Files in the first schema, which must not change.
 FIRST_SCHEMA = [name for name, form in FORMATS.items() if not form.priced]

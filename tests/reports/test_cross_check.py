@@ -12,7 +12,7 @@ from ratelimits.usage import process_totals
 from tests.support.reports.invoices import account, close, spend
 from tests.support.usage.traffic import at, flow
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("few_shards")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def say(requests: int, moment: str = "2026-10-15", kind: Kind = "admitted", key: str = "") -> None:

@@ -19,7 +19,7 @@ from tests.support.reports.edits import change, edit_at, plan, spend
 from tests.support.reports.invoices import account, close
 from tests.support.usage.traffic import flow
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("few_shards")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 BASE = {"CACHE_ALIAS": "ratelimits", "NAMESPACE": "test"}
 LATE = override_settings(RATELIMITS={**BASE, "LATE_USAGE": "period", "RECEIPT_TTL": 300_000_000})

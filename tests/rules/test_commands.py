@@ -13,6 +13,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from ratelimits import rules
+from ratelimits.conf import conf
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.publish import publish_version
 from ratelimits.identity import Identity
@@ -340,7 +341,7 @@ class TestReload:
         publish_version(50)
         run("ratelimits_reload")
         assert ConfigVersion.read("default")[0] == 51
-        head = redis_client.get(Keyspace("test", 64).head(0))
+        head = redis_client.get(Keyspace("test", conf.SHARDS).head(0))
         assert head is not None
         assert head.split()[0] == b"51"
 

@@ -141,8 +141,8 @@ def test_one_of_several_servers_that_is_silent_is_said(monkeypatch: pytest.Monke
         ({"policy": "allkeys-lru"}, "eviction", Level.AMBER, "allkeys-lru"),
         ({"aof": False}, "aof", Level.AMBER, "off"),
         ({"aof_written": False}, "aof", Level.RED, "not written"),
-        ({"sealed": 640}, "sealed", Level.GREEN, "640"),
-        ({"sealed": 641}, "sealed", Level.AMBER, "641"),
+        ({"sealed": 10 * conf.SHARDS}, "sealed", Level.GREEN, f"{10 * conf.SHARDS}"),
+        ({"sealed": 10 * conf.SHARDS + 1}, "sealed", Level.AMBER, f"{10 * conf.SHARDS + 1}"),
     ],
 )
 def test_what_a_server_says_has_a_level(

@@ -7,6 +7,7 @@ import pytest
 import redis
 
 from ratelimits import engine
+from ratelimits.conf import conf
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.server import current_server
 from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch, ShardState
@@ -56,7 +57,7 @@ def test_a_restart_is_declared_once_for_each_shard_with_the_fsync_policy(always_
     for _ in range(2):
         flow()
     assert units() == 7
-    assert kinds() == ["restart"] * 64
+    assert kinds() == ["restart"] * conf.SHARDS
     gap = DurabilityGap.objects.get(shard=state().shard)
     assert (gap.fsync, gap.detail) == ("always", "appendfsync always: no acknowledged usage can be missing")
     first, second, third = Batch.objects.order_by("position")
@@ -74,7 +75,7 @@ def test_one_drain_declares_a_restart_also_in_a_shard_where_only_earlier_usage_w
     always_server.kill()
     always_server.start()
     flow()
-    assert kinds() == ["restart"] * 64
+    assert kinds() == ["restart"] * conf.SHARDS
 
 
 def test_a_restart_in_the_middle_of_a_drain_is_declared(
@@ -97,7 +98,7 @@ def test_a_restart_in_the_middle_of_a_drain_is_declared(
     monkeypatch.setattr(crash, "reached", reached)
     drain()
     assert units() == BATCHES_PER_PASS + 2
-    assert kinds() == ["restart"] * 64
+    assert kinds() == ["restart"] * conf.SHARDS
 
 
 def test_a_wipe_is_declared_with_new_usage_and_without(redis_client: RawRedis) -> None:
@@ -105,21 +106,21 @@ def test_a_wipe_is_declared_with_new_usage_and_without(redis_client: RawRedis) -
     flow()
     redis_client.flushall()
     flow()
-    assert kinds() == ["wipe"] * 64, "usage that was not drained may have been in any shard"
+    assert kinds() == ["wipe"] * conf.SHARDS, "usage that was not drained may have been in any shard"
     use()
     flow()
-    assert kinds() == ["wipe"] * 64
+    assert kinds() == ["wipe"] * conf.SHARDS
     redis_client.flushall()
     use()
     flow()
-    assert kinds() == ["wipe"] * 128
+    assert kinds() == ["wipe"] * (2 * conf.SHARDS)
     assert units() == 3
 
 
 @pytest.mark.parametrize("more", [True, False], ids=["with usage after it", "without"])
 def test_a_wipe_of_usage_that_was_never_drained_is_declared(redis_client: RawRedis, more: bool) -> None:
     flow()
-    for count in (64, 128):
+    for count in (conf.SHARDS, 2 * conf.SHARDS):
         use(cost=40)
         redis_client.flushall()
         if more:

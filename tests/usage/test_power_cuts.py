@@ -16,6 +16,7 @@ from django.test import override_settings
 from redis import Redis
 from redis.exceptions import RedisError
 
+from ratelimits.conf import conf
 from ratelimits.embedded import EmbeddedServer, valkey_binary
 from ratelimits.models import DurabilityGap, QuarantinedBatch
 from ratelimits.reports.statements import rows, statements
@@ -115,7 +116,7 @@ def test_a_power_cut_never_bills_too_much_and_what_it_lost_is_declared(
             continue
         # Every shard, because each may have lost something.
         covered = declared.filter(since__lte=cut_at, until__gte=cut_at)
-        assert len(set(covered.values_list("shard", flat=True))) == 64
+        assert len(set(covered.values_list("shard", flat=True))) == conf.SHARDS
         lines = [row for row in used if row.key.startswith(f"api_key:cut-{number}-")]
         assert lines
         for row in lines:

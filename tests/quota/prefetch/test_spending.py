@@ -15,6 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from ratelimits import rules
+from ratelimits.conf import conf
 from ratelimits.engine.call import new_nonce
 from ratelimits.engine.decide import decide_call
 from ratelimits.engine.server import current_server
@@ -378,10 +379,10 @@ class TestKilled:
         # 3 of 4 requests with prefetched permits are not counted. Two of them were made.
         assert (one.requests, one.account, one.key, one.meter, one.cost) == (3, "acme", "api_key:9", "requests", 3)
         server = current_server()
-        assert declare_unreported(server, range(64)) == 0
+        assert declare_unreported(server, range(conf.SHARDS)) == 0
         later = one.until + (declaring.LATE_SECONDS + 1) * SECOND
-        assert declare_unreported(server, range(64), later) == 1
-        assert declare_unreported(server, range(64), later) == 0
+        assert declare_unreported(server, range(conf.SHARDS), later) == 1
+        assert declare_unreported(server, range(conf.SHARDS), later) == 0
         gap = DurabilityGap.objects.get()
         assert (gap.kind, gap.account, gap.units, gap.since) == ("unreported", "acme", 9, one.bin * SECOND)
         assert describe(gap).endswith("at-most=9")
@@ -398,7 +399,7 @@ class TestKilled:
         self.kill(check)
         before, far = records(redis_client), 2**53
         for _ in range(2):
-            declare_unreported(current_server(), range(64), far)
+            declare_unreported(current_server(), range(conf.SHARDS), far)
             redis_client.hset(current_server().keyspace.prefetched(home("acme")), mapping=before)  # type: ignore[arg-type]
         assert DurabilityGap.objects.get().units == 9
 
@@ -408,7 +409,7 @@ class TestKilled:
         ahead()
         for _ in range(6):
             assert check(WHO).allowed
-        declare_unreported(current_server(), range(64), 2**53)
+        declare_unreported(current_server(), range(conf.SHARDS), 2**53)
         spending.send_and_give_back(everything=True)
         assert admitted(redis_client) == 4
         assert totals() == {"admitted": 4, "unreported": 2}
@@ -421,7 +422,7 @@ class TestKilled:
         key = current_server().keyspace.prefetched(home("acme"))
         redis_client.hset(key, mapping={"x": "nonsense", "y": b"\xff 1 2", "z": "0 1 2 a|b 1"})
         redis_client.set(current_server().keyspace.prefetched(home("acme") + 1), "no hash")
-        assert declare_unreported(current_server(), range(64), 2**53) == 1
+        assert declare_unreported(current_server(), range(conf.SHARDS), 2**53) == 1
 
 
 def test_permits_are_those_of_one_kind_of_request(check: Check) -> None:

@@ -13,7 +13,7 @@ from tests.support.reports.invoices import account, close, spend
 from tests.support.rows import rule
 from tests.support.usage.traffic import flow
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("few_shards")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def short(edit: RecordedEdit) -> tuple[str, str, str, str]:

@@ -20,7 +20,7 @@ from tests.reports.closing.test_close import adjust
 from tests.support.reports.invoices import account, close, spend
 from tests.support.usage.traffic import at, flow
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("few_shards")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def shown(month: str = "2026-10", **options: Any) -> list[tuple[str, str, str, int, int, int]]:

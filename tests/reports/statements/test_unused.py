@@ -17,7 +17,7 @@ from ratelimits.reports.statements import rows, statements
 from tests.support.reports.invoices import account, close, spend
 from tests.support.usage.traffic import at, flow
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("few_shards")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def november(*, name: str | None = None) -> list[Row]:

@@ -41,7 +41,7 @@ from tests.support.reports.priced import priced
 from tests.support.reports.tampering import write
 from tests.support.usage.traffic import at, flow
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("few_shards")]
+pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)

@@ -33,7 +33,7 @@ from tests.support.reports.invoices import account, close, spend
 from tests.support.usage.traffic import at, flow
 from tests.usage.test_clocks import seal_at
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("few_shards")]
+pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)

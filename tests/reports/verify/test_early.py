@@ -14,7 +14,7 @@ from ratelimits.verification import Verification
 from tests.support.reports.invoices import account, close, spend
 from tests.support.usage.traffic import at, flow
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("few_shards")]
+pytestmark = pytest.mark.django_db
 
 END = at("2026-11-01")
 

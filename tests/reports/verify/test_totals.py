@@ -7,7 +7,7 @@ from ratelimits.reports.verify.totals import verify_totals
 from tests.support.reports.invoices import account, close, spend
 from tests.support.usage.traffic import at, flow
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("few_shards", "fsync_at_once")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("fsync_at_once")]
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ratelimits.conf import conf
 from ratelimits.engine import Decision, Limit, Meter, Usage, algorithm_from_json, decide
 from ratelimits.engine.keys import Keyspace, shard_of
 from tests.support.raw import RawRedis
@@ -13,7 +14,7 @@ NOW = 1_800_000_000_000_000
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
 #: The namespace of tests.settings.
-KEYS = Keyspace("test", 64)
+KEYS = Keyspace("test", conf.SHARDS)
 #: Starts of the months December 2026 to March 2027, UTC.
 MONTHS = (1_796_083_200 * SECOND, 1_798_761_600 * SECOND, 1_801_440_000 * SECOND, 1_803_859_200 * SECOND)
 
