@@ -17,7 +17,12 @@ STAFF = "admin"
 
 @dataclass(frozen=True)
 class IssuedKey:
-    """A new API key with its secret, which only the owner gets."""
+    """A new API key with its secret, which only the owner gets.
+
+    key      the name of the API key in limits, such as "api_key:7"
+    account  the identifier of the account
+    plan     the slug of the plan
+    """
 
     name: str
     key: str

@@ -26,7 +26,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Client:
-    """A client and its API key."""
+    """A client and its API key: the name of the key in limits (`key`), and its secret."""
 
     key: str
     secret: str

@@ -126,7 +126,7 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
         initial: dict[str, Any] = super().get_changeform_initial_data(request)
-        # A link to the form can contain the start of the period, in ISO 8601. Ignore a start in another form.
+        # A link to the form can contain the start of the period, in ISO 8601. Ignore a start in another format.
         with suppress(ValueError, KeyError):
             initial["period_start"] = datetime.fromisoformat(initial["period_start"])
         if isinstance(initial.get("period_start"), str):

@@ -99,6 +99,7 @@ def changed_rows(
         two_before = previous_records.get((type(record), record.second_previous_id))
         is_reversal = _is_reversal(record, before, two_before)
         if record.history_type == "+":
+            # The record before this one is the deletion of an earlier row with the same primary key.
             before = None
         differences = tuple(_differences(record, before, plans))
         instance = _instance(record, plans)
@@ -173,6 +174,7 @@ def _differences(record: Any, before: Any, plans: dict[int, str]) -> Iterator[Di
 
     None, False and "" all count as empty, so a change from one of them to another is no difference.
     """
+    # Before an addition and after a deletion, the row has no values.
     old, new = {"+": (None, record), "-": (record, None)}.get(record.history_type, (before, record))
     for field in record.tracked_fields:
         if field.name in _HIDDEN:

@@ -89,7 +89,7 @@ class ShownRefusal(NamedTuple):
 class RefusedLately(NamedTuple):
     """A line about the refusals by one rule or block in a span of time. It joins the rows of all meters and keys.
 
-    span     the quarter of an hour, or the day for a moment of more than 24 hours ago, in UTC
+    span     the quarter of an hour, in UTC; the day for refusals of more than 24 hours ago
     by       the block, or the rule as a sentence with its numbers at that time
     denied   the number of refused requests
     shadow   the number of requests that a rule in shadow mode would have refused
@@ -122,7 +122,7 @@ class Refusals(NamedTuple):
     by_day           the refusals of 30 days, by day
     has_more         whether there are more refusals than these lists have
     complete_until   the moment until which all usage is known; "" if no such moment is known
-    nothing_drained  before the first drain, a text that says so, and what to start; "" after the first drain
+    nothing_drained  a text that says that nothing was drained yet, and what to start; "" after the first drain
     why_unknown      the reason why refusals by rules are not known; "" if they are known
     of_account       whether these are the refusals of all keys of an account
     """

@@ -43,8 +43,8 @@ class Pages(NamedTuple):
     inspect: str = ""
 
 
-#: The HTML of a row, for the values that `_Table.row` returns. They are HTML already. For a thousand rows, a template
-#: would take ten times as long.
+#: The HTML of a row, for the values that `_Table.row` returns. These values are HTML already. For a thousand rows, a
+#: template would take ten times as long.
 _ROW = (
     '<tr{}><th scope="row"><a href="{}">{}</a><br>{}{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>'
     "<td>{}{}</td></tr>"
@@ -259,5 +259,5 @@ def duration(seconds: float) -> str:
     parts = [(whole // 86_400, _("%s d")), (whole % 86_400 // 3_600, _("%s h"))]
     parts += [(whole % 3_600 // 60, _("%s min")), (whole % 60, _("%s s"))]
     # Begin with the largest unit that is not 0.
-    first = next(number for number, (count, _unit) in enumerate(parts) if count)
+    first = next(index for index, (count, _unit) in enumerate(parts) if count)
     return " ".join(unit % f"{count:,}" for count, unit in parts[first : first + 2] if count)
