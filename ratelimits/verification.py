@@ -131,7 +131,7 @@ class Verification:
         yield "the reports", self._stage("report lines", lines, findings)
 
     def _stage(self, kind: str, rows: QuerySet[Any], findings: Iterable[str]) -> Iterator[str]:
-        """Yield the findings about these rows, and show how many of them were checked. `kind` is their name."""
+        """Yield the findings about these rows, and show how many rows were checked. `kind` is the name of the rows."""
         if self._progress is not None:
             before = self.checked[kind]
             self._progress.begin(kind, rows.count(), lambda: self.checked[kind] - before)
@@ -142,9 +142,10 @@ class Verification:
             yield from verifier.findings(report)
 
     def _chosen_reports(self) -> QuerySet[Report]:
-        """Return the reports to verify, and with `month` a few others.
+        """Return the reports to verify.
 
-        The others start in another month by their own time zones. `_reports` leaves them out.
+        With `month`, also return a few reports that start in another month by their own time zones. `_reports` leaves
+        these few reports out.
         """
         reports = Report.objects.using(self._using)
         if self._account is not None:

@@ -42,7 +42,7 @@ def ratelimits_status(context: dict[str, Any]) -> dict[str, Any]:
 
 @register.inclusion_tag("ratelimits/admin/tasks.html", takes_context=True)
 def ratelimits_tasks(context: dict[str, Any]) -> dict[str, Any]:
-    """Show links to the most common tasks, if the user may do them."""
+    """Show a link to each of the most common tasks that the user may do."""
     request = context["request"]
     return {"tasks": tasks(request, request.current_app)}
 

@@ -1,4 +1,4 @@
-"""Test a project that uses the app: other rules, a stopped clock, or no limits, for a test or a part of it.
+"""Give a test of your project, or a part of a test, other rules, a stopped clock, or no limits.
 
 Each tool is a context manager, and a decorator for functions, async functions and classes of `unittest.TestCase`.
 pytest has the fixtures `override_rules`, `frozen_quota_clock` and `no_rate_limits`. docs/testing.md has examples.

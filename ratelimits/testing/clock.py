@@ -44,12 +44,13 @@ class FrozenClock:
 class frozen_quota_clock(TestContextDecorator):  # noqa: N801  (it is used as a decorator)
     """Stop the time of all decisions, by default at the present moment. `with` gives the FrozenClock.
 
-    The time is the same for the throttle classes, the middleware, the decorator, `check`, their headers, and the
-    validity of overrides, memberships, blocks and allows. A request that has to wait moves the clock and does not
-    sleep. A decorated function receives the clock in the argument with the name `kwarg_name`. A decorated class has the
-    clock in the attribute with the name `attr_name`.
+    The throttle classes, the middleware, the decorator and `check` use this time for decisions and headers. Overrides,
+    memberships, blocks and allows are valid or not at this time. A request that has to wait moves the clock and does
+    not sleep. A decorated function receives the clock in the argument with the name `kwarg_name`. A decorated class has
+    the clock in the attribute with the name `attr_name`.
 
-    All permits are unspent at the beginning. The tasks that write and close the ledger use the real time.
+    All permits are unspent at the beginning. The tasks that write the ledger and the reports use the real
+    time.
     """
 
     def __init__(
@@ -79,16 +80,16 @@ class frozen_quota_clock(TestContextDecorator):  # noqa: N801  (it is used as a 
         self._ends.pop()()
 
     @staticmethod
-    def _set(at: int | None) -> None:
-        """Stop the clock at a moment (µs since 1970 UTC). If `at` is None, let the clock run.
+    def _set(moment: int | None) -> None:
+        """Stop the clock at a moment (µs since 1970 UTC). If `moment` is None, let the clock run.
 
-        Forget refusals and the fallback's counts: they are from moments of the other clock.
+        Forget the refusals in memory and the fallback's counts, because their times are times of the former clock.
         """
-        clock.frozen = at
-        rules.use_clock(None if at is None else clock.now)
+        clock.frozen = moment
+        rules.use_clock(None if moment is None else clock.now)
         from_memory.denials.clear()
         from_memory.denials.clock = without_decision.local.clock = (
-            time.monotonic if at is None else lambda: clock.now() / MICROSECONDS
+            time.monotonic if moment is None else lambda: clock.now() / MICROSECONDS
         )
         without_decision.local.clear()
 

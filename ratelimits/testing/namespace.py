@@ -13,19 +13,19 @@ from ratelimits.testing.server import start_server_if_needed
 
 
 def enter() -> Callable[[], None]:
-    """Use a new namespace from now on. Return the function that ends this and uses the former namespace again."""
+    """Use a new namespace from now on. Return a function that changes back to the former namespace."""
     start_server_if_needed()
     # `tests` notices at the first connection to a database that this process runs tests. The tools also work without a
     # connection, so tell `tests` here.
     tests.possible = True
     tests.follow(conf.DATABASE)
     previous, current = test_suffix(), tests.new_suffix()
-    isolate(current, delete=False)  # Delete no Redis keys: `leave` uses the former namespace again.
+    isolate(current, delete=False)  # Keep the Redis keys of the former namespace: `leave` uses it again.
     _forget()
 
     def leave() -> None:
         tests.follow(conf.DATABASE)
-        # If another test has begun meanwhile, it uses a namespace of its own. Do not take it away.
+        # If another test has begun meanwhile, that test uses its own namespace. Keep the namespace of that test.
         if test_suffix() == current:
             isolate(previous)
         _forget()

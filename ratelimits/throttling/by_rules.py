@@ -1,4 +1,4 @@
-"""The throttle class for Django REST framework. It decides all rules, so make it the only throttle of a view.
+"""The throttle class for Django REST framework. It decides by all rules, so make it the only throttle of a view.
 
 DRF runs every throttle of a view, even after one has refused. So a request that another throttle refuses would still be
 charged.

@@ -67,7 +67,7 @@ def apply(
             outcome = quarantine(using, state, packet, "a batch with this number was archived: compare both")
         elif quarantined:
             outcome = quarantine(using, state, packet, "a batch with this number was quarantined before: compare both")
-        # A batch that a gap declares missing may come late: `_was_missing` lets it pass.
+        # A batch that a gap declares missing may come late: if `_was_missing` finds its gap, the batch is written.
         elif packet.incarnation == state.incarnation and packet.seq <= state.seq and not _was_missing(using, packet):
             outcome = quarantine(using, state, packet, "the ledger has later batches, but not this one")
         else:
@@ -84,13 +84,15 @@ def apply(
 
 
 def _advance(state: ShardState, packet: Packet) -> None:
-    """Note in the shard's state that this batch is the newest one, unless a later batch of its incarnation is noted."""
+    """Note this batch as the newest one in the shard's state, if no later batch of its incarnation is noted there."""
     if packet.incarnation != state.incarnation or packet.seq > state.seq:
         state.incarnation, state.seq, state.cum = packet.incarnation, packet.seq, packet.cum
 
 
 def _find_earlier(using: str, packet: Packet) -> tuple[bool, bool, bool]:
-    """Return three values: whether a batch with this identity is in the ledger, was archived, was quarantined before.
+    """Return whether this batch is in the ledger, whether it was archived, and whether it was quarantined.
+
+    The batch is recognised by its shard, its incarnation and its number.
 
     This is one statement instead of three queries of the ORM, because a drain executes it for each batch.
     """
@@ -127,7 +129,7 @@ def _was_missing(using: str, packet: Packet) -> bool:
         rows = Batch.objects.using(using).filter(seq__gte=first, first_seq__lte=last, **numbering)
         # How many batches of the gap are in the ledger. A row has several of them if batches were joined.
         in_ledger = sum(min(last, seq) - max(first, start) + 1 for start, seq in rows.values_list("first_seq", "seq"))
-        if in_ledger == last - first:  # all batches of the gap but this one
+        if in_ledger == last - first:  # only this batch is still missing
             gaps.change(using, missing.filter(pk=pk), recovered_at=timezone.now())
     return bool(spans)
 
@@ -135,8 +137,8 @@ def _was_missing(using: str, packet: Packet) -> bool:
 def _apply_again(using: str, state: ShardState, packet: Packet, fence: str) -> BatchOutcome:
     """Return the outcome for a packet that has the identity of a batch in the ledger.
 
-    If both have the same contents, do nothing. If the packet has usage that the ledger's batch does not have,
-    quarantine the packet. If the packet only has less usage, discard it.
+    If the packet has the same contents as the ledger's batch, do nothing. If the packet has usage that the ledger's
+    batch does not have, quarantine the packet. If the packet only lacks usage, discard it and declare a gap.
     """
     rows = Batch.objects.using(using).filter(shard=packet.shard, incarnation=packet.incarnation)
     in_ledger = rows.filter(first_seq__lte=packet.seq, seq__gte=packet.seq).first()
@@ -180,8 +182,8 @@ def quarantine(
 ) -> BatchOutcome:
     """Store the contents of a batch for a person's decision, and freeze the shard's watermark.
 
-    If the batch could not be read, `packet` is None, and `name` and `fields` are as in Redis. The caller must hold the
-    lock of the shard's row, and must save `state`.
+    If the batch could not be read, `packet` is None, and `name` and `fields` are those of the batch in Redis. The
+    caller must hold the lock of the shard's row, and must save `state`.
     """
     content: Any = [line.decode() for line in packet.lines] if packet else fields
     # Texts are cut to the lengths of their columns.

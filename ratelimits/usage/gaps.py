@@ -142,7 +142,7 @@ def declare_loss(using: str, state: ShardState, pending: PendingBatches, *, fsyn
         if not state.incarnation:
             event = f"{state.shard}:first sealed {pending.first_sealed}"
         declare(using, GapKind.WIPE, event, shard=state.shard, **span)
-        # As for a shard without a batch: the server's next batch has a new incarnation.
+        # Reset the state to the state of a shard without a batch: the server's next batch has a new incarnation.
         state.incarnation, state.seq, state.cum = "", 0, 0
     elif _is_rolled_back(state, pending):
         detail = f"the server's newest batch is {pending.seq}, the ledger's is {state.seq}"
@@ -167,9 +167,9 @@ def _declare_lost(using: str, state: ShardState, incarnation: str, first: int, l
 def declare_gaps_before(
     using: str, state: ShardState, packet: Packet, fsync: str, live_runs: Collection[str] = ()
 ) -> int:
-    """Declare the gaps between the newest batch in the ledger and the next batch, `packet`. Return how many.
+    """Declare the gaps between the newest batch in the ledger and the next batch, `packet`.
 
-    The returned number does not include the gap of a restart. `live_runs` are the runs of the servers that answer now.
+    Return how many gaps were declared. This number does not include the gap of a restart. `live_runs` are the runs of the servers that answer now.
     If the shard's last run is among them, no restart is declared: the shard was only moved to another node.
     """
     if state.run and packet.sealed_run != state.run and state.run not in live_runs:
@@ -202,17 +202,21 @@ def declare_gaps_before(
 
 
 def _add_to_previous_gap(using: str, state: ShardState, lost: int) -> int:
-    """Store how much is lost in the gap that declares the previous batch missing. Return 0 if there is no such gap.
+    """Find the gap that declares the previous batch missing, and store there how much is lost.
 
-    This number was unknown when the gap was declared. `lost` is the difference of the running sums: requests and units
-    together.
+    Return how many gaps were changed: 0 if there is no such gap.
+    When the gap was declared, nobody knew how much is lost. `lost` is the difference of the running sums: requests and
+    units together.
     """
     missing = DurabilityGap.objects.using(using).filter(kind=GapKind.MISSING, shard=state.shard, units=None)
     return change(using, missing.filter(incarnation=state.incarnation, last_seq=state.seq), units=lost)
 
 
 def _declare_gaps_between_incarnations(using: str, state: ShardState, packet: Packet, span: dict[str, Any]) -> int:
-    """Declare the gaps before a batch, if the newest batch in the ledger has another incarnation. Return how many."""
+    """Declare the gaps before a batch, if the newest batch in the ledger has another incarnation.
+
+    Return how many gaps were declared.
+    """
     count = 0
     follows_incarnation, _colon, number = packet.follows.rpartition(":")
     event = f"{state.shard}:{state.incarnation}:{state.seq}"
@@ -230,7 +234,8 @@ def _declare_gaps_between_incarnations(using: str, state: ShardState, packet: Pa
         detail = f"the server's newest batch was {number}, the ledger's is {state.seq}"
         count += declare(using, GapKind.ROLLBACK, event, detail=detail, **details)
     rows = Batch.objects.using(using).filter(shard=packet.shard, incarnation=packet.incarnation).order_by("-seq")
-    # The newest batch of the packet's own incarnation in the ledger; 0 and 0 if there is none.
+    # The number and the running sum of the newest batch in the ledger that has the packet's incarnation. Both are 0 if
+    # there is no such batch.
     seq, cum = (rows.values_list("seq", "cum").first() if packet.seq > 1 else None) or (0, 0)
     if packet.seq > seq + 1:
         lost = (packet.previous_cum - cum) % CUM_MODULUS

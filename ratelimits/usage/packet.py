@@ -46,7 +46,7 @@ _SPECIAL = bytes(range(32)).replace(b"\n", b"") + b"%\\"
 _MAX_DIGITS = 19
 #: A canonical line: the subject, and the eight counters of a line.
 _LINE = b"%b" + b"\t%d" * 8
-#: The last six counters of a line, if it has only admitted requests: these are in the first two counters.
+#: The last six counters of a line, if the line has only admitted requests. The first two counters count these requests.
 _ZEROS = b"\t0" * 6
 #: The fields for `incarnation`, `run`, `sealed_run` and `follows` of a `Packet`, with their maximum lengths.
 _MAX_LENGTHS = {b"#i": 64, b"#r": 128, b"#x": 128, b"#f": 100}

@@ -38,11 +38,11 @@ class PendingBatches:
     batches: tuple[str, ...]
     #: This machine's time after the server's reply.
     clock: int
-    #: The sealing machine's time at the last seal; 0 if unknown.
+    #: The sealing machine's time at the last seal; 0 if this time is not known.
     sealed_clock: int
-    #: The moment of the shard's first seal after the server last lost its data; 0 if unknown.
+    #: The moment of the shard's first seal after the server last lost its data; 0 if this moment is not known.
     first_sealed: int
-    #: Whether a batch is open; also true if the server cannot tell, while the shard's slot moves to another node.
+    #: Whether a batch is open. While the shard's slot moves to another node, the server cannot tell, and this is true.
     is_open: bool
 
     @property

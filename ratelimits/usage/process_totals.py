@@ -1,4 +1,4 @@
-"""Process totals: the numbers of requests that each process has counted itself. Reports compare these with the ledger.
+"""Process totals: the numbers of requests that each process has counted. The cross-check compares them with the ledger.
 
 When a total has grown, its process writes the whole new total. So writing a total twice changes nothing, and a process
 that dies loses at most the requests since its last write.
@@ -197,7 +197,8 @@ def _unreported_total(name: str, one: Uncounted) -> ProcessTotal:
 def fold(now: int) -> int:
     """Replace the old totals of single processes by the sums over all processes, for the kinds in `FOLDED`.
 
-    A sum has the process "". Return by how many rows the table has become smaller. `now` is seconds since 1970 UTC.
+    The column `process` of a sum is "". Return by how many rows the table has become smaller. `now` is seconds since
+    1970 UTC.
     """
     using, count = conf.DATABASE, 0
     old = ProcessTotal.objects.using(using).filter(kind__in=FOLDED, bin__lt=now - _FOLD_AGE).exclude(process="")

@@ -152,18 +152,18 @@ def _sum_of_counters(lines: list[bytes]) -> int:
 def _packet(quarantined: QuarantinedBatch, state: ShardState, lines: list[bytes]) -> Packet:
     """Return a new batch for the accepted lines.
 
-    Its moments are the watermark; the present, if the shard has no watermark. A moment after the watermark would say
-    that later usage is in the ledger, too.
+    Its `opened_at` and `sealed_at` are the watermark. If the shard has no watermark, they are the present moment. A
+    moment after the watermark would say that later usage is in the ledger, too.
     """
-    at = state.watermark or time.time_ns() // 1000
+    moment = state.watermark or time.time_ns() // 1000
     without_digest = Packet(
         shard=quarantined.shard,
         incarnation=_incarnation(quarantined.pk),
         seq=1,
         previous_cum=0,
         cum=_sum_of_counters(lines) % CUM_MODULUS,
-        opened_at=at,
-        sealed_at=at,
+        opened_at=moment,
+        sealed_at=moment,
         run=state.run,
         sealed_run=state.run,
         follows=quarantined.name[:100],

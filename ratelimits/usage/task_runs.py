@@ -32,7 +32,7 @@ def note_run(task: TaskRun.Task) -> Iterator[None]:
 
 
 def _write(row: TaskRun, fields: list[str]) -> None:
-    """Write these fields. If the database does not answer, only log this: perhaps the task does not need it."""
+    """Write these fields. If the database does not answer, only log this: perhaps the task needs no database."""
     using = conf.DATABASE
     try:
         with transaction.atomic(using=using):

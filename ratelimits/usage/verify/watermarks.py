@@ -100,8 +100,8 @@ def _replies(client: redis.Redis, commands: list[tuple[Any, ...]]) -> list[Any]:
 def _is_known(using: str, batch: _WaitingBatch) -> bool:
     """Return whether a batch is in the ledger, archived or quarantined.
 
-    If the server's data was restored from a backup, such a batch can be in Redis again. Also return true if the number
-    of the batch is not a number: the drain quarantines such a batch.
+    If the server's data was restored from a backup, a drained batch can be in Redis again. Also return true if the part
+    of the name after the colon is not a number: the drain quarantines a batch with such a name.
     """
     incarnation, _colon, seq = batch.name.rpartition(":")
     if not seq.isdigit() or QuarantinedBatch.objects.using(using).filter(shard=batch.shard, name=batch.name).exists():
