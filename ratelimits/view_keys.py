@@ -1,8 +1,8 @@
 """The key that a view gives: a header, a query parameter, a field of the body, a URL argument, or a function's result.
 
 A rule that counts per "key that the view gives" counts requests with the same value together. The value can be secret
-and of any length, so only its digest is used. All requests without the value share one key. If they had no key, such a rule would
-not apply to them.
+and of any length, so only its digest is used. All requests without the value share one key. If they had no key, such a
+rule would not apply to them.
 """
 
 from __future__ import annotations

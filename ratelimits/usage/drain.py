@@ -218,7 +218,7 @@ def _read_batch(server: Server, pending: PendingBatches, name: str) -> _ReadBatc
     except Unreadable as error:
         packet_or_error = error
     except ResponseError as error:
-        # WRONGTYPE means that the Redis key is not a batch. Other errors are temporary, such as that of a busy server.
+        # WRONGTYPE means that the Redis key is not a batch. Other errors are temporary: for example, a busy server.
         packet_or_error = Unreadable(str(error)) if str(error).startswith("WRONGTYPE") else error
     return _ReadBatch(pending, name, packet_or_error, name == pending.batches[-1])
 
@@ -326,7 +326,7 @@ def _drain_batch(server: Server, using: str, read: _ReadBatch, result: DrainResu
 
 
 def read_fields(client: redis.Redis, key: str) -> Iterable[tuple[bytes, bytes]]:
-    """Return the fields of a batch's hash, each once."""
+    """Return the fields of a batch's hash, each field once."""
     # HSCAN can return a field twice. Both values are equal, because a sealed batch does not change.
     fields: dict[bytes, bytes] = dict(client.hscan_iter(key, count=_FIELDS_PER_SCAN))
     return fields.items()

@@ -179,8 +179,8 @@ def _wait_for_fsync(connection: redis.Redis, run: str, key: str, deadline: float
 def _may_close_unseen(info: dict[str, Any]) -> bool:
     """Return whether the server may be closing a file outside the queue of fsyncs.
 
-    Redis 7.0 can do this while it rewrites its append-only file. After the rewrite this does not matter, because the server
-    does not need the closed file any more.
+    Redis 7.0 can do this while it rewrites its append-only file. After the rewrite this does not matter, because the
+    server does not need the closed file any more.
     """
     return bool(info.get("aof_rewrite_in_progress")) and str(info.get("redis_version")).startswith("7.0.")
 

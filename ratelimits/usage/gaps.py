@@ -169,8 +169,9 @@ def declare_gaps_before(
 ) -> int:
     """Declare the gaps between the newest batch in the ledger and the next batch, `packet`.
 
-    Return how many gaps were declared. This number does not include the gap of a restart. `live_runs` are the runs of the servers that answer now.
-    If the shard's last run is among them, no restart is declared: the shard was only moved to another node.
+    Return how many gaps were declared. This number does not include the gap of a restart. `live_runs` are the runs of
+    the servers that answer now. If the shard's last run is among them, no restart is declared: the shard was only moved
+    to another node.
     """
     if state.run and packet.sealed_run != state.run and state.run not in live_runs:
         until = packet.opened_at if packet.run == packet.sealed_run else packet.sealed_at
@@ -205,6 +206,7 @@ def _add_to_previous_gap(using: str, state: ShardState, lost: int) -> int:
     """Find the gap that declares the previous batch missing, and store there how much is lost.
 
     Return how many gaps were changed: 0 if there is no such gap.
+
     When the gap was declared, nobody knew how much is lost. `lost` is the difference of the running sums: requests and
     units together.
     """

@@ -114,9 +114,8 @@ def _lines(quarantined: QuarantinedBatch) -> list[bytes]:
 def _batches_in_ledger(using: str, quarantined: QuarantinedBatch) -> list[Batch]:
     """Return the ledger's batches with the identity of a quarantined batch.
 
-    At most one of them was drained. The others are usage of other quarantined batches with this identity that a person
-    has accepted. Raise UnresolvableError if one of
-    them was archived, or joined with other batches.
+    At most one of these batches was drained. Each other batch was made when a person accepted another quarantined batch
+    with this identity. Raise UnresolvableError if one of these batches was archived, or joined with other batches.
     """
     incarnation, _colon, number = quarantined.name.rpartition(":")
     rows = Batch.objects.using(using).filter(shard=quarantined.shard)

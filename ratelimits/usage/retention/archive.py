@@ -183,7 +183,7 @@ def read(path: Path, recorded: str) -> Iterator[tuple[Batch, list[bytes]]]:
     """Yield the batches of a file as unsaved rows, each with its lines.
 
     Raise ArchiveError if the file is not complete, or if its digest is not `recorded` (the digest that the ledger has
-    for this file). Both become known only at the end of the file. So a caller that saves the batches must do so in a
+    for this file). These errors are found only at the end of the file. So a caller must save the batches in a
     transaction.
     """
     with _archive_errors(path), gzip.open(path, "rb") as source:

@@ -1,6 +1,6 @@
 """Verification of the ledger: every line, every sum and every link of the digest chains.
 
-The verification of a large ledger needs no more memory than that of a small one.
+A large ledger needs no more memory for its verification than a small ledger.
 """
 
 from __future__ import annotations
