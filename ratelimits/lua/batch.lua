@@ -76,6 +76,7 @@ local function batch_seal(prefix, now, run, nonce)
     redis.call('RENAME', open, prefix .. '${batch}' .. id)
   end
   redis.call('RPUSH', prefix .. '${sealed}', id)
+  -- If `meta` was lost or replaced since the batch was opened, its fields are not about this batch: leave `cum` alone.
   local newest = redis.call('HMGET', meta, 'incarnation', 'seq')
   if newest[1] == identity[1] and newest[2] == identity[2] then redis.call('HSET', meta, 'cum', cum) end
   return id

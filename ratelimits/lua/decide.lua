@@ -1,25 +1,27 @@
--- Decides all limits of one request in one atomic step: either all of them admit and are charged, or none is charged.
--- Counts the decision in the open batch of usage.
+-- Decides all limits of one request in one atomic step. If an enforced limit refuses the request, no limit is charged.
+-- Otherwise each limit that admits the request is charged. Counts the decision in the open batch of usage.
 --
--- This file is a template. engine/assemble makes a script from it, for one shape of calls. A line that begins with
--- "--:" is a directive:
+-- This file is a template. engine/assemble makes a script from it, for one shape of calls. It also makes the scripts of
+-- other operations from this file, such as a refund or a reset (see Op in engine/call.py). A line that begins with "--:"
+-- is a directive:
 --   --: if NAME … --: else … --: end    keeps the lines if NAME holds for the shape (see `flags` in
---                                       engine/assemble/shape.py). "if not NAME" keeps them if NAME does not hold
+--                                       engine/assemble/shape.py). "if not NAME" keeps them if NAME does not hold. The
+--                                       name of an operation, such as `try`, holds for calls with this operation
 --   --: for limit … --: end             repeats the lines for each limit. `l.x` becomes a local variable of the limit
 --   --: do SECTION                      inserts lines. If the file of the limit's algorithm has a function with the
---                                       name SECTION, the lines are its body. Otherwise engine/assemble
---                                       makes the lines: for example, the preamble or the reply
+--                                       name SECTION, the lines are its body. Otherwise engine/assemble makes the
+--                                       lines, such as the preamble or the reply
 -- `${name}` stands for a text that engine/assemble makes. `rarely()` returns the functions that are marked "--@rarely".
 -- Most calls do not need these functions, so `rarely()` defines them only when it is called.
 -- Sections of an algorithm: `initial` makes the fields of a limit without a state. `resolve` brings a state to the
--- moment `at`. `stored_params` replaces the params by the stored ones. `check` decides. `charge`, `refund`,
--- `release`, `restore` and `reset` change the state. `standing` sets `remaining` and `reset`. `store` sets `life` and
--- the fields of the record. `keep` sets the expiry of own keys.
+-- moment of the decision (`at`). `stored_params` replaces the params by the params that the state contains. `check`
+-- decides. `charge`, `refund`, `release`, `restore` and `reset` change the state. `standing` sets `remaining` and
+-- `reset`. `store` sets `life` and the fields of the record. `keep` sets the expiry of own keys.
 -- The general script (engine/assemble/general.py) has a loop instead of repeated lines. There `l` is the limit's table.
 --
 -- A shard's `head` is a string with two values from the last use of the shard: the version of the rules, and the run of
 -- the server.
--- The state of a limit is a record in a packed state, or is stored in the own keys of the limit. A packed state is a
+-- The state of a limit is stored as a record in a packed state, or in the own keys of the limit. A packed state is a
 -- string that several limits of a key share. An own key is a Redis key that belongs to one limit alone.
 -- A lasting limit is a limit whose count is restored from the ledger if Redis has lost its state.
 --
@@ -28,7 +30,7 @@
 --   shift        how far the times of the state move back: more than 0 only if the clock has stepped back by more than
 --                CLOCK_BACK
 --   starts_anew  true if the stored state is of no use any more: then the limit starts like a new one
---   stale        true if the params do not hold at this moment
+--   stale        true if `at` is in none of the calendar periods that the params name
 --   ok, wait, retry   whether the limit admits the request; how long the request waits; retry_after of a refusal
 --   undone       true if a refund or release has changed the state
 --   written      true if the state must be written. Then `last` becomes the moment of the decision
@@ -44,19 +46,19 @@
 -- KEYS     1. the heads of all shards of this request, the account's shard first
 --          2. the packed states
 --          3. the open batch of the account's shard, if there are meters
---          4. the receipt, if the request settles one
+--          4. the receipt, if the call settles or refunds one
 --          5. the first own key of each limit that has own keys
 --          6. the further own keys
 -- ARGV[1]  nonce: unique for each call
 -- ARGV[2]  the head that the caller expects, "<version of the rules> <run>"
 -- ARGV[3]  request, '<d…': now (µs; -1: use the server's clock); timeout (µs; -1: accept any wait); start and end of
---          the span for which ARGV is valid (µs); the moment at which a settled receipt was charged (µs; 0: unknown);
---          the receipt's time to live (ms); `marks`. `marks` is the sum of two numbers: 1 if newer rules make the call
---          stale, and 2 if the caller has not yet decided these limits in this run. With 2 the script also checks
---          lasting limits that have a state, because Redis may have lost a newer state.
---          Then the costs: first one for each meter, then further costs of limits, if there are any. The position of a
---          cost in this list is its slot, from 1. If a receipt is settled and less was used than charged, a cost is
---          negative
+--          the span for which ARGV is valid (µs); the moment at which the receipt was charged (µs; 0: no receipt);
+--          the receipt's time to live (ms); `marks`; the costs.
+--          `marks` is the sum of two numbers: 1 if newer rules make the call stale, and 2 if the caller has not yet
+--          decided these limits in this run. With 2 the script also checks lasting limits that have a state, because
+--          Redis may have lost a newer state.
+--          The first costs are those of the meters. Further costs of limits can follow. The position of a cost in this
+--          list is its slot, from 1. If a receipt is refunded, or settled to a lower cost, a cost is negative
 -- ARGV[4]  program: for each limit the header of its usual record (see records.lua), its longest wait (µs) if it has
 --          one, and its params. Then for each limit '<dc22': the moment from which the params hold (µs; 0: now), and
 --          the text "rule|version", which ends with a zero byte

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
-#: Only this number of rows at the start decides how wide the columns are. So a table of any length needs little memory.
+#: Number of first rows from which the widths of the columns are computed. So a table of any length needs little memory.
 _MEASURED_ROWS = 200
 
 

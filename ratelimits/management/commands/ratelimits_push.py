@@ -89,17 +89,17 @@ class Command(ExplainedCommand):
             raise CommandError(f"RATELIMITS['PUSH'] has no {name!r}, only {', '.join(conf.PUSH)}.")
         return [receivers.receiver(name)]
 
-    def _show(self, receiver: PushStatus) -> None:
-        self.stdout.write(f"{receiver.name}:")
-        for state, (count, overage) in receiver.counts.items():
+    def _show(self, push_status: PushStatus) -> None:
+        self.stdout.write(f"{push_status.name}:")
+        for state, (count, overage) in push_status.counts.items():
             self.stdout.write(f"  {state}: {plural(count, 'line')}, {plural(overage, 'unit')} of overage")
-        if receiver.unplanned:
-            self.stdout.write(f"  without deliveries yet: {plural(receiver.unplanned, 'report')}")
-        for report, why in receiver.failing:
+        if push_status.unplanned:
+            self.stdout.write(f"  without deliveries yet: {plural(push_status.unplanned, 'report')}")
+        for report, why in push_status.failing:
             self.stdout.write(f"  cannot be pushed: {report}: {why}")
-        if receiver.paused:
-            self.stdout.write(f"  paused until {receiver.paused:%Y-%m-%d %H:%M:%S} UTC: {receiver.error}")
-        for former in receiver.former:
+        if push_status.paused:
+            self.stdout.write(f"  paused until {push_status.paused:%Y-%m-%d %H:%M:%S} UTC: {push_status.error}")
+        for former in push_status.former:
             self.stdout.write(
                 f"  skipped: {former.name}, {plural(former.lines, 'line')}, {plural(former.overage, 'unit')} of"
                 f" overage: CUSTOMER does not know this former name of {former.current}. Let CUSTOMER return the same"
@@ -107,7 +107,7 @@ class Command(ExplainedCommand):
                 " then settle them with 'elsewhere'"
             )
         for state in TO_DECIDE:
-            for row in receiver.to_decide.filter(state=state).order_by("pk")[:_MAX_NAMED]:
+            for row in push_status.to_decide.filter(state=state).order_by("pk")[:_MAX_NAMED]:
                 self.stdout.write(f"  {state} {row.line_id} ({row.report}, {row.overage:,} {row.meter}): {row.note}")
 
     def _preview(self, receiver: Receiver, now: datetime) -> None:

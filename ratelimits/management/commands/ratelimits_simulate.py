@@ -45,7 +45,7 @@ class Command(ExplainedCommand):
 
     help = (
         "Decides the requests of a trace (JSON lines) by a rule, and prints one result for each line. If REDIS_URL is"
-        " set, the command uses that server and leaves no keys there. Otherwise the command starts its own"
+        " set, the command uses the server at this URL and leaves no keys there. Otherwise the command starts its own"
         " server."
     )
     examples = (
@@ -239,7 +239,7 @@ def _line_count(file: BinaryIO) -> int | None:
 @contextmanager
 def _stoppable() -> Iterator[None]:
     """Make SIGTERM raise SystemExit, so that the command deletes its keys and ends its server."""
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
         yield
         return
     # By convention, the exit status of a process that a signal ends is 128 plus the number of the signal.

@@ -89,7 +89,7 @@ class Command(ExplainedCommand):
 def _printable(sentence: str) -> str:
     """Return a sentence with all control characters escaped.
 
-    The sentence can contain a name with such characters. They could hide other lines, or look like other lines.
+    A name in the sentence can contain control characters. They could hide other lines, or add false lines.
     """
     # `ascii` adds quotation marks, and the slice removes them.
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in sentence)
