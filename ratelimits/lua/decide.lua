@@ -2,8 +2,8 @@
 -- Otherwise each limit that admits the request is charged. Counts the decision in the open batch of usage.
 --
 -- This file is a template. engine/assemble makes a script from it, for one shape of calls. It also makes the scripts of
--- other operations from this file, such as a refund or a reset (see Op in engine/call.py). A line that begins with "--:"
--- is a directive:
+-- other operations from this file, such as a refund or a reset (see Op in engine/call.py). A line that begins with
+-- "--:" is a directive:
 --   --: if NAME … --: else … --: end    keeps the lines if NAME holds for the shape (see `flags` in
 --                                       engine/assemble/shape.py). "if not NAME" keeps them if NAME does not hold. The
 --                                       name of an operation, such as `try`, holds for calls with this operation

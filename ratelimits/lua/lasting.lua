@@ -4,10 +4,11 @@ local data_since -- the moment (µs) at which the shard's data of this run begin
 
 -- Returns whether the state of a lasting limit must be restored. It must be restored in two cases:
 --   1. There is no state, and `needs_state` is true: the rule wants a restore even if Redis has lost nothing.
---   2. Perhaps Redis has lost what the limit has counted in its window. This is so if the shard's data of this run
---      begins after the start of the window, and the limit has no state or was last charged before the data begins. The
---      data begins when a lasting limit is decided for the first time in a run, or for the first time after all Redis
---      keys were deleted. `meta` stores this moment as `data_since`.
+--   2. Perhaps Redis has lost what the limit has counted in its window. This is so if two things are true. First, the
+--      shard's data of this run begins after the start of the window. Second, the limit has no state, or was last
+--      charged before the data begins.
+-- The data begins when a lasting limit is decided for the first time in a run, or for the first time after all Redis
+-- keys were deleted. `meta` stores this moment as `data_since`.
 -- `last` is the moment of the limit's last charge (nil: there is no state), `start` is the start of the limit's window.
 local function is_lost(needs_state, last, start, now)
   if not data_since then

@@ -1,8 +1,8 @@
 -- Raises a shard's version of the rules. If the shard already has this version or a newer one, changes nothing.
 -- Returns the version in force.
 -- KEYS[1] the shard's head, "<version> <run of the server>"   ARGV[1] version
--- A shard without a head gets one with an unknown run ("?"). So decide.lua compares the versions at the next request,
--- and answers "stale" if the caller has older rules.
+-- If a shard has no head, writes a head with an unknown run ("?"). So decide.lua compares the versions at the next
+-- request, and answers "stale" if the caller has older rules.
 local head = redis.call('GET', KEYS[1])
 local stored, run = string.match(head or '', '^(%d+) (.*)$')
 if stored and tonumber(stored) >= tonumber(ARGV[1]) then return tonumber(stored) end

@@ -31,7 +31,7 @@ local function position(raw, header)
 end
 
 -- Returns the packed state `raw` with some records replaced, added or removed, and the new expiry of this packed state.
--- `records` has for a name the new record as bytes, or false if the record is to be removed. If `raw` already has a
+-- `records` maps the name of a record to its new bytes, or to false: then the record is removed. If `raw` already has a
 -- record with this name, the new record takes its place. Otherwise the new record is appended, in the order of `names`.
 -- Leaves out records that have expired at `now`. Returns nil if no record is left.
 --@rarely

@@ -10,8 +10,8 @@ if ARGV[2] ~= '' then now = tonumber(ARGV[2]) end
 local run = server_run()
 local prefix = string.sub(KEYS[1], 1, -1 - #'${meta}')
 local id = batch_seal(prefix, now, run, ARGV[1]) or ''
--- If the server has lost all its data, the next seal writes a new `first_sealed`, which is later than the lost one. So
--- the drain (usage/drain.py) notices the loss, even if nothing else shows it.
+-- If the server has lost all its data, the next seal writes a new `first_sealed`, which is later than the lost value.
+-- So the drain (usage/drain.py) notices the loss, even if nothing else shows it.
 -- If `first_sealed` is later than now, the clock was wrong. Then store 0, which the drain never takes for a loss.
 local sealed_at, first_sealed = unpack(redis.call('HMGET', KEYS[1], 'sealed_at', 'first_sealed'))
 if not sealed_at then redis.call('HSET', KEYS[1], 'first_sealed', string.format('%.0f', now)) end

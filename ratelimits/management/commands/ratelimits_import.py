@@ -64,8 +64,8 @@ class Command(ExplainedCommand):
             self.stdout.write(f"[{number}] {note}")
         if any(one.finding.rule is not None for one in planned):
             self.stdout.write(
-                "A rule limits only views with QuotaThrottle, the middleware or @limited. So replace these throttles"
-                " and decorators."
+                "A rule limits only views with QuotaThrottle, the middleware or @limited. So replace the throttles"
+                " and decorators that are listed above."
             )
         if api_settings.NUM_PROXIES is None and conf.NUM_PROXIES is None and not conf.TRUSTED_PROXIES:
             self.stdout.write(
