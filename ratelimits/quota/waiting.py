@@ -56,10 +56,10 @@ def check_and_wait(
 ) -> Answer:
     """Decide a request as `quota.checking.check` does. If it is admitted for a later moment, wait until then.
 
-    If MAX_WAITING requests are counted in `waiters`, no further request waits: a request that would have to wait is
-    refused and not charged. If the wait is interrupted, give back the permits of the request. `request` is Django's
-    request. If its client closes the connection under ASGI, end the wait and raise asyncio.CancelledError, so that the
-    view does not run. Raise WrongCost for costs that are not valid.
+    While MAX_WAITING requests are counted in `waiters`, no further request waits. A request that would have to wait is
+    then refused and not charged. If the wait is interrupted, give back the permits of the request. `request` is
+    Django's request. If its client closes the connection under ASGI, end the wait and raise asyncio.CancelledError, so
+    that the view does not run. Raise WrongCost for costs that are not valid.
     """
     # Count the request only if some rule in the memory of this process lets requests wait.
     may_wait = prepared.may_wait()
@@ -92,7 +92,7 @@ def _wait_unless_cancelled(seconds: float, request: HttpRequest | None) -> None:
 
 
 async def _await_unless_cancelled(seconds: float, request: HttpRequest) -> None:
-    # asgiref does not cancel this coroutine if the request was cancelled before the coroutine began.
+    # If the request was cancelled before this coroutine began, asgiref does not cancel the coroutine.
     if finishing.is_abandoned(request):
         raise asyncio.CancelledError
     await asyncio.sleep(seconds)
@@ -108,7 +108,10 @@ def _runs_a_loop() -> bool:
 
 
 async def acheck_and_wait(identity: Identity, scope: str, method: str, costs: Mapping[str, int]) -> Answer:
-    """Do the same as `check_and_wait`, in async code. Other requests of the event loop continue during the wait."""
+    """Decide a request of async code, and wait, as `check_and_wait` does without its argument `request`.
+
+    Other requests of the event loop continue during the wait. If the caller's task is cancelled, the wait ends.
+    """
     may_wait = prepared.may_wait()
     entered = may_wait and waiters.enter()
     try:

@@ -38,16 +38,16 @@ def answer(
     if prepared is not None:
         return by_policies(prepared, identity, costs, metered)
     snapshot = rules.in_memory()
-    in_memory = snapshot.possible(scope, method, identity) if snapshot is not None else []
-    possible = [rule for rule in in_memory if rule.meter in costs]
-    applied = [rule for rule in possible if isinstance(rule, AppliedRule)]
-    unreadable = [rule for rule in possible if isinstance(rule, UnreadableRule)]
+    possible = snapshot.possible(scope, method, identity) if snapshot is not None else []
+    of_these_meters = [rule for rule in possible if rule.meter in costs]
+    applied = [rule for rule in of_these_meters if isinstance(rule, AppliedRule)]
+    unreadable = [rule for rule in of_these_meters if isinstance(rule, UnreadableRule)]
     policies = {rule.on_failure for rule in applied} or {conf.FAILURE_POLICY}
     return _answer(None, applied, unreadable, policies, identity, costs, metered)
 
 
 def by_policies(prepared: Prepared, identity: Identity, costs: Mapping[str, int], metered: bool) -> Answer:
-    """Return the answer of the failure policies of these rules."""
+    """Return the answer of the failure policies of the rules in `prepared`."""
     applied = [rule for rule in prepared.rules if rule.mode is Mode.ENFORCE]
     if any(rule.algorithm.admits_nothing and costs[rule.meter] > 0 for rule in applied):
         # A rule that admits nothing refuses every request with a cost above 0, so no state in Redis is needed. Trying

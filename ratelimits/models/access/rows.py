@@ -72,6 +72,7 @@ class Access(Versioned):
 
     history = History()
 
+    # An edit that changes the target writes a tombstone. Each save writes the target in its canonical form.
     tombstone_fields = ("target",)
     derived_fields = ("target",)
 
@@ -133,7 +134,10 @@ class Access(Versioned):
         return {}
 
     def tombstone(self, edit: Edit) -> Tombstone:
-        """Return the tombstone that records the deletion of this block or allow, or the change of its target."""
+        """Return the tombstone for an edit that deletes this row or changes its target.
+
+        Call this on the row as it was before the edit: the tombstone gets the row's target of that time.
+        """
         tombstone = super().tombstone(edit)
         tombstone.key = self.target
         return tombstone
