@@ -31,9 +31,9 @@ BASE = "base"
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__.splitlines()[0])
-    parser.add_argument("--rules", type=int, default=1_000, help="most rules in the database")
-    parser.add_argument("--overrides", type=int, default=100_000, help="most overrides in the database")
-    parser.add_argument("--keys", type=int, default=1_000_000, help="most live keys")
+    parser.add_argument("--rules", type=int, default=1_000, help="maximum number of rules in the database")
+    parser.add_argument("--overrides", type=int, default=100_000, help="maximum number of overrides in the database")
+    parser.add_argument("--keys", type=int, default=1_000_000, help="maximum number of live keys")
     parser.add_argument("--rounds", type=int, default=30, help="rounds that every size takes part in")
     parser.add_argument("--calls", type=int, default=500, help="timed calls of each size in each round")
     parser.add_argument("--core", type=int, help="the core of clients and servers (default: the last)")
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Process:
-    """A process for one size. It times a block of calls each time that it reads a number of calls from its input."""
+    """A process for one size. It reads numbers from its input. For each number, it makes and times so many calls."""
 
     def __init__(self, size: Size, environment: dict[str, str], load: str = "") -> None:
         command = [sys.executable, "-m", "benchmarks.growth", "--process", json.dumps(asdict(size))]

@@ -86,8 +86,7 @@ def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
         phases[name] = {"grown_mb": grown, "connections": connections()}
 
     with redis.Redis.from_url(redis_server.url) as client:
-        # The number of connections that make no decisions, such as this client's. The one connection that has made
-        # decisions so far is taken off.
+        # Of all connections, one makes decisions. `others` counts the rest, such as the connection of this client.
         others = len(client.client_list()) - 1
         for name in ("admitted", "refused"):
             phase(name, lambda: len(client.client_list()) - others)

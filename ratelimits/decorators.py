@@ -38,10 +38,10 @@ def limited(
 ) -> Callable[[View], View]:
     """Limit a view by the rules of `scope`.
 
-    `cost` is a number of requests, a mapping of meters to costs, or a callable that takes the request and returns one
-    of these. `key` is the key for rules that count per "key that the view gives": "header:X-Tenant", "query:team",
-    "field:email", "arg:pk", or a callable that takes the request. The answer is set as `request.quota`. Use
-    ratelimits.quota.receipts to settle or refund the request.
+    `cost` is a number of permits of the meter "requests", a mapping of meters to costs, or a callable that takes the
+    request and returns one of these. `key` is the key for rules that count per "key that the view gives":
+    "header:X-Tenant", "query:team", "field:email", "arg:pk", or a callable that takes the request. The answer is set as
+    `request.quota`. Use ratelimits.quota.receipts to settle or refund the request.
     """
 
     def decorate(view: View) -> View:
@@ -113,7 +113,8 @@ def ended_if_it_fails(request: HttpRequest) -> Iterator[None]:
     try:
         yield
     except Exception:
-        # The framework turns the error into a response, and the middleware refunds a server error.
+        # The request still gets a response: the framework makes one of the error. If the response has the status of a
+        # server error, the middleware refunds the request.
         finishing.end(request)
         raise
     except BaseException as error:

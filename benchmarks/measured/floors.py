@@ -18,7 +18,7 @@ BARE = (Path(__file__).parent / "bare.lua").read_bytes()
 #: A script that does nothing, and replies as if it admitted a request.
 EMPTY = b"return {1, 1}"
 PING = resp(b"PING")
-#: The expected head, as long as a real head: the version of the rules and the run.
+#: An expected head with the length of a real one. A head contains the version of the rules and the run.
 _HEAD = b"1 " + b"0" * 40 + b":" + b"0" * 40
 
 

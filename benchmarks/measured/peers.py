@@ -1,4 +1,4 @@
-"""The cases of other packages that limit requests. Each package is called as its documentation shows.
+"""The calls of other packages that limit requests, as cases to be timed. Each call is as its documentation shows.
 
 The packages do less than this app: they decide one rule that is written in code, and count no usage. Only the usual
 algorithms of a package are measured. All packages use redis-py with hiredis, as this app does. All limits are so high

@@ -1,4 +1,4 @@
-"""Divide the server's time of a decision among the parts of the script. All scripts that end after a part are timed.
+"""Divide the server's time of a decision among the parts of the script: time copies of it that end after each part.
 
     python -m benchmarks.pairs.parts [--rounds 100] [--server valkey] [--out DIR]
 
@@ -144,7 +144,7 @@ def measure(url: str, rounds: int, calls: int) -> dict[str, dict[str, float]]:
         for _round in range(rounds):
             for case, (_algorithm, _admits, first) in CASES.items():
                 make, one, shas = made[case]
-                server.micros([one] * 2, one.script.sha)  # untimed: a limit that refuses admits its first request
+                server.micros([one] * 2, one.script.sha)  # untimed: uses up a limit that is to refuse
                 for part in order.sample(list(shas), len(shas)):
                     commands = [make(f"{next(users)}") for _ in range(calls)] if first else [one] * calls
                     times[case][part] = min(times[case][part], server.micros(commands, shas[part]))

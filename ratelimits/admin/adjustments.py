@@ -95,7 +95,7 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Return the adjustments whose account or reason fits the search, and whether one may come twice."""
+        """Return the adjustments whose account or reason fits the search, and whether one can be there twice."""
         found, may_repeat = admin.ModelAdmin.get_search_results(self, request, queryset, search_term)
         if search_term:
             found |= queryset.filter(account__in=self.possible_accounts(request, search_term))

@@ -197,7 +197,7 @@ def _period_ends(using: str, page: list[dict[str, Any]]) -> dict[tuple[str, int]
         (name, start): end for name, start, end in rows.values_list("account", "period").annotate(Max("period_end"))
     }
     ends = {period: end * SECOND for period, end in stored.items() if end is not None}
-    # Rows from old versions of the app have no end. A period whose usage is not tallied yet has no row.
+    # PeriodUsage has no end in rows from old versions of the app, and no row if the usage is not tallied yet.
     without_end = {(row["account"], row["window"]) for row in page} - ends.keys()
     terms = TermsBook(using).of({name for name, _start in without_end}) if without_end else {}
     for name, start in without_end:
@@ -207,7 +207,7 @@ def _period_ends(using: str, page: list[dict[str, Any]]) -> dict[tuple[str, int]
 
 def _span(query: WindowQuery, window: int) -> tuple[int, int]:
     if query.window == "day":
-        # If the clocks change at midnight, the moment of midnight can be in another day. Noon is always in the day.
+        # On days on which the clocks change at midnight, local midnight does not exist. Noon exists on every day.
         noon = moment((window + 12 * HOUR) * SECOND).replace(tzinfo=calendar.zone(query.timezone))
         at = calendar.instant(noon)
         return edges("day", query.timezone, query.terms, at)

@@ -44,12 +44,12 @@ class Background:
         self._work = work
         self._last = last or work
         self.end_order = end_order
-        self._begin()
-        os.register_at_fork(after_in_child=self._begin)
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
         _all.append(self)
         _all.sort(key=lambda background: background.end_order)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.running = False
         self._woken = False
         self._starting = threading.Lock()
@@ -98,7 +98,8 @@ class Background:
         return finished
 
     def _run(self) -> None:
-        # If the work forks, `_begin` gives the child's `self` a new queue and a new lock. This loop must not use them.
+        # If the work forks, this loop goes on in the child too. It must not use the new queue and the new lock that
+        # `_reset` makes in the child.
         orders, working = self._orders, self._working
         # Moments by `time.monotonic`. From `rest_ends`, `wake` can start the work. At `due`, the work starts anyway.
         # From `log_from`, a failure is logged.

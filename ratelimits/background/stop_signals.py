@@ -52,7 +52,8 @@ class StopHandler:
         try:
             self._end(*seconds)
         except Exception:
-            # gevent forbids waiting in its event loop. But the threads already know that they must do their last work.
+            # gevent forbids waiting in its event loop. But the background threads know already that they must do their
+            # last work.
             logger.debug("The background work is not waited for.", exc_info=True)
 
     def after_request(self, **kwargs: object) -> None:

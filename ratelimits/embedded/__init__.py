@@ -15,7 +15,7 @@ from pathlib import Path
 
 #: Maximum seconds until a started server answers.
 START_SECONDS = 20.0
-#: How many characters from the end of a log an error message shows.
+#: Error messages show this number of characters, from the end of the server's log.
 LOG_CHARACTERS = 2000
 #: The option of Linux's prctl by which a process gets a signal when its parent ends.
 _PR_SET_PDEATHSIG = 1

@@ -13,7 +13,7 @@ from ratelimits.engine.program import MAX_LIMITS, Program, program
 
 #: The kinds of replies: the first number of a reply. lua/decide.lua describes them at "Returns".
 DECIDED, RECEIPT_USED, OLD_RULES, NOT_VALID_NOW, LOST = 1, 2, 0, -2, -3
-#: A decision has HEAD numbers, and then PER_LIMIT numbers for each limit (see `Decision`).
+#: The reply to a decision begins with HEAD numbers for the whole request. Then come PER_LIMIT numbers for each limit.
 HEAD, PER_LIMIT = 9, 3
 #: Functions that unpack a reply, by the length of the reply in bytes. All numbers are integers of 64 bits. On a
 #: cluster a decision also has one number for each key. Other replies have two numbers.
@@ -112,7 +112,7 @@ class Decision:
         call, reply = self.call, self.reply
         if reply[1] != 1 or call.op is not Op.TRY:
             return None
-        # Use the moment at which the script counted the request. So bin and period are those of the used counters.
+        # Use the moment at which the script counted the request. So the receipt names the same bin and period.
         # A request that is not counted has no bin and no period.
         bin_start, period, _end = (0, 0, 0) if call.usage is None else bin_and_period(call.usage, self.counted_at)
         return Receipt(

@@ -172,7 +172,7 @@ class Account(Versioned):
         return derived_shard(values, "identifier", "account:")
 
     def tombstone(self, edit: Edit) -> Tombstone:
-        """Return the row that records the deletion of this row, or the change of its key."""
+        """Return the tombstone that records the deletion of this row, or the change of its key."""
         tombstone = super().tombstone(edit)
         tombstone.key, tombstone.shard = self.key, self.shard
         return tombstone
@@ -246,7 +246,7 @@ class PlanMembership(Versioned):
         return derived_shard(values, "key")
 
     def tombstone(self, edit: Edit) -> Tombstone:
-        """Return the row that records the deletion of this row, or the change of its key."""
+        """Return the tombstone that records the deletion of this row, or the change of its key."""
         tombstone = super().tombstone(edit)
         tombstone.key, tombstone.shard, tombstone.plan = self.key, self.shard, self.plan_id
         return tombstone

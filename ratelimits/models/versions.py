@@ -81,7 +81,7 @@ class ConfigVersion(models.Model):
 
 
 class Change(ConfigVersion):
-    """A model without its own table. It gives the page of all changes an entry in the admin's index."""
+    """A model without its own table. With it, the page *All changes* has an entry in the admin's index."""
 
     class Meta:
         proxy = True
@@ -141,10 +141,10 @@ class _Publisher:
 
     def _publish(self, version: int) -> None:
         try:
-            in_force = publish_version(version)
+            in_redis = publish_version(version)
             # Perhaps another editor has published a newer version meanwhile. So read the database once more.
-            if in_force > version and in_force > ConfigVersion.read(self.using)[0]:
-                _raise_above(self.using, in_force)
+            if in_redis > version and in_redis > ConfigVersion.read(self.using)[0]:
+                _raise_above(self.using, in_redis)
         except (RedisError, ServerStartError, OSError) as error:
             logger.error(
                 "Configuration version %s is saved, but could not be published to Redis: other processes read it within"
@@ -155,16 +155,16 @@ class _Publisher:
             )
 
 
-def _raise_above(using: str, in_force: int) -> None:
+def _raise_above(using: str, in_redis: int) -> None:
     """Raise the database's version above the version in Redis. A restored or recreated database has a lower version."""
     logger.warning(
         "Redis has configuration version %s, but the database %r has an older version. So the version is now raised"
         " above the version in Redis, and every process reads all rows again",
-        in_force,
+        in_redis,
         using,
     )
     with transaction.atomic(using=using):
-        ConfigVersion.raise_to(using, in_force)
+        ConfigVersion.raise_to(using, in_redis)
         with editing(using) as edit:
             ConfigVersion.require_full_read(using, edit.version)
     raised_above_redis.send(ConfigVersion)

@@ -26,7 +26,7 @@ class FoundView(NamedTuple):
         return bool(_extra_action(self.view, self.cls))
 
     def option(self, name: str) -> Any:
-        """Return an attribute of the view's class, or the value that `as_view` or an action of a ViewSet gives."""
+        """Return an option of the view: the value given to `as_view` or to an action, else the class's attribute."""
         options: dict[str, Any] = getattr(self.view, "initkwargs", None) or getattr(self.view, "view_initkwargs", {})
         return options.get(name, getattr(self.cls, name, None))
 

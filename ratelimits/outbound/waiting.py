@@ -170,9 +170,9 @@ def _until_granted(outbound: Outbound, max_wait: float | None) -> Generator[Any,
 def seconds_needed(turn: Turn, timeout: float | None) -> float | None:
     """Return the seconds after which refused permits could be granted, if no other call comes; None if never.
 
-    `timeout` is the longest accepted wait. A limit that lets calls wait accepts the call after `retry_after` seconds.
-    Then the call waits for up to `timeout` seconds more, so this function adds `timeout`. If the queue of the limit is
-    full, it adds nothing.
+    `timeout` is the longest accepted wait. If the limit lets calls wait, its permits come later than `retry_after`:
+    after `retry_after` seconds the call gets a place in the queue, and then waits for up to `timeout` seconds. So the
+    result is the sum of both. If the queue is full now, the result is `retry_after`.
     """
     algorithm = turn.algorithm
     if turn.retry_after is None or timeout is None or algorithm is None or not algorithm.may_wait:
@@ -199,13 +199,13 @@ def _released(turn: Turn, seconds: float) -> Generator[Any, Any, bytes | None]:
     freed = keyspace.own(shard_id, own_name(storage.own, term.name), key) + storage.optional["freed"]
     try:
         lease: bytes | None = yield AwaitRelease(shard_id, freed, seconds)
-        # The name of a lease contains "~". Without "~", the element only says that the call can ask again.
+        # The name of a lease contains "~". A text without "~" is not a lease: it only tells the call to ask again.
         if lease is None or b"~" not in lease:
             return None
         if len(call.program.terms) == 1 and call.costs == (1,):
             return lease
-        # The lease was meant for a call that has only this limit, and waits for one permit. End the lease, so that the
-        # script gives its permit to another call.
+        # This call has more limits or needs more permits than the lease gives. End the lease, so that the script gives
+        # its permit to another call.
         yield DecideCall(Call(call.program, call.keys, call.costs, call.account, op=Op.RELEASE, lease=lease.decode()))
     except Unavailable:
         # The caller asks again after this, and then finds out whether Redis answers.

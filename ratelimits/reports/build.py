@@ -169,7 +169,8 @@ def usage_lines(
     """Yield a line for each group, then a line for each key and meter that has lost replies but no group.
 
     `allowances` has the allowance of each billing period, by the period's start in µs. `lost` has the number of lost
-    replies by key and meter. The first line with a key and a meter gets their number, which is removed from `lost`.
+    replies by key and meter. If several lines have the same key and meter, the first one gets this number. It is
+    removed from `lost`.
     """
     lost = Counter() if lost is None else lost
     number = 0
@@ -184,7 +185,7 @@ def usage_lines(
 
 
 def gap_line(report: Report) -> ReportLine:
-    """Return the only line of a version that was made because a gap was declared. All quantities of the line are 0."""
+    """Return the only line of a version that contains nothing but a new gap. All quantities of the line are 0."""
     return _with_line_id(_plain_line(report), USAGE, "gap")
 
 

@@ -76,10 +76,10 @@ class IncludedBook:
         return unprorated
 
     def _without_proration(self, name: str, terms: Terms, spans: Sequence[_RowSpan], start: int, end: int) -> Included:
-        """Return the quantities of the plan at the end of the period, or of the last plan before the end."""
+        """Return the quantities of the plan at the end of the period; without one, of the last plan in the period."""
         source = _source_of_plan(name, terms, spans)
         row = _row_of(source)
-        # If a former name belongs to another account row now, it has the plan of that row. Such names are left out.
+        # If a former name belongs to another account row now, it has the plan of that other row, so it is left out.
         others = {span.name for span in spans if row and span.row == row} - {name}
         names = frozenset(other for other in others if _row_of(self._source_of_plan(other, start, end)) == row)
         if isinstance(source, _RowSpan):
@@ -146,7 +146,7 @@ def _source_of_plan(name: str, terms: Terms, spans: Sequence[_RowSpan]) -> _RowS
     """Return where the account's plan comes from.
 
     If `terms` has a plan, return the primary key of the account row. Otherwise return the last span with a plan; 0 if
-    there is none.
+    no span has a plan.
     """
     if terms.plan:
         return terms.row

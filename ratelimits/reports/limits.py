@@ -107,8 +107,8 @@ class Limits:
         if unnamed_kinds and self._first_unnamed(rule.name, unnamed_kinds) <= version:
             # There were overrides for keys that the line does not name. The line stores one version: the newest among
             # the rule and the overrides that applied. If neither the rule nor an override for a named key has this
-            # version, an override for an unnamed key has it. If only one such override has it, this one applied.
-            # Otherwise the limit is not known.
+            # version, an override for an unnamed key has it. If exactly one override for an unnamed key has it, this
+            # override applied. Otherwise the limit is not known.
             unnamed = self._unnamed_edits(rule.name, unnamed_kinds, version)
             named_versions = (override.version for override in (*for_key, *for_account))
             if len(unnamed) != 1 or version in (rule.version, *named_versions):
@@ -160,7 +160,7 @@ def _single_limit(rule: Any, group: Mapping[str, Any], overrides: Sequence[_Over
         for edge in (override.since, override.edited_at, override.until)
         if start < edge < end
     }
-    # At each edge: the newest version among the overrides in force there -> the limits that were in force with it.
+    # The limits at the edges, by the newest version among the overrides that were in force there.
     limits: dict[int, set[str]] = {}
     for at in {start, *edges}:
         in_force = [override for override in overrides if override.is_in_force(at, version)]
@@ -170,7 +170,7 @@ def _single_limit(rule: Any, group: Mapping[str, Any], overrides: Sequence[_Over
         newest = max((override.version for override in in_force), default=0)
         limits.setdefault(newest, set()).add(_number(rule, numbers))
     # The line's span consists of whole bins, but perhaps the line's version was in force in only a part of the span.
-    # All usage of the line is from this part. So if an override has the line's version, only its limits count.
+    # All usage of the line is from this part. So if an override has the line's version, only its limits are used.
     if version in limits and version != rule.version:
         candidates = limits[version]
     else:

@@ -1,6 +1,6 @@
 """Find how many replies of Redis were lost.
 
-Processes count lost replies, because perhaps the ledger does not have the requests of these replies.
+Processes count lost replies, because perhaps the ledger does not have the requests whose replies were lost.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class _Comparison:
         return tuple(line.cells[index].strip() for index in self.identity_columns)
 
     def _compared_portion(self, groups: dict[tuple[str, ...], list[SourceLine]]) -> list[ComparedLine]:
-        # The first part of an identity is a key or the identifier of an account.
+        # An identity has the texts by which lines and rows belong together: a key or an account, perhaps with a rule.
         stored = self._stored_rows({name for name, *_rest in groups})
         compared = []
         for identity, lines in groups.items():
@@ -139,11 +139,11 @@ class _Comparison:
             self._fail_duplicates(compared)
         if self.table.dated:
             self._fail_overlaps(compared, stored)
-        wrong_number = next((line.number for line in compared if line.state is LineState.ERROR), None)
+        number_of_wrong_line = next((line.number for line in compared if line.state is LineState.ERROR), None)
         for line in compared:
-            if wrong_number is not None and line.state in (LineState.NEW, LineState.CHANGED):
+            if number_of_wrong_line is not None and line.state in (LineState.NEW, LineState.CHANGED):
                 text = _("Line %(line)s has the same key and is wrong: correct line %(line)s first.")
-                line.fail(text % {"line": wrong_number})
+                line.fail(text % {"line": number_of_wrong_line})
         return compared
 
     def _compared_line(self, name: str, line: SourceLine, stored: list[Any]) -> ComparedLine:

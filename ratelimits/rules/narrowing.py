@@ -31,8 +31,9 @@ def covers(row: RuleRow, scope: str, method: str) -> bool:
 def for_head(applied: list[tuple[int, RuleRow, AppliedRule]]) -> list[tuple[int, RuleRow, AppliedRule]]:
     """Return the rules that apply to a HEAD request.
 
-    If an enforced rule names HEAD, it replaces the rules of the same scope and meter that name GET but not HEAD: leave
-    these out. A shadow rule that names HEAD replaces no rule, because a shadow rule must never change a decision.
+    If an enforced rule names HEAD, it replaces rules of the same scope and meter. A rule is replaced if its methods
+    contain GET, but not HEAD. Replaced rules are left out. A shadow rule that names HEAD replaces no rule, because a
+    shadow rule must never change a decision.
 
     Each rule comes with its rank (see `let_one_bill`) and its row.
     """
@@ -99,7 +100,7 @@ def overridden(row: RuleRow, kind: str, overrides: list[OverrideRow]) -> Algorit
 
 
 def belongs_to_key(kind: str, override: OverrideRow) -> bool:
-    """Return whether only requests of the override's key are counted by a counter for this kind of key.
+    """Return whether an override's key has a counter of its own under a rule that counts by keys of this kind.
 
     `kind` is as in `AppliedRule.key_kind`.
     """

@@ -303,17 +303,16 @@ def _decided_text(access: AccessRow) -> str:
 
 
 def _may_count_by_owner(snapshot: Snapshot, identity: Identity) -> bool:
-    """Return whether rules may count requests of an API key under its user or its account.
+    """Return whether it is possible that a rule counts requests of an API key under an unknown user or account.
 
-    The inspector does not know the user of an API key. If `identity` has no account, the inspector does not know the
-    account either.
+    The inspector never knows the user of an API key. It knows the account only if `identity` has one.
     """
     unknown = {"user"} if identity.account else {"user", "account"}
     return any(row.key_kind in unknown and row.mode != "off" for row in snapshot.rows.rules.values())
 
 
 def _network(text: str) -> str | None:
-    """Return the address or network that a text names; None if the text names neither."""
+    """Return the network (or the single address) that a text names; None if the text names neither."""
     try:
         target = canonical(text)
     except ValidationError:

@@ -7,8 +7,8 @@
 --@record window i7 last i7 stored_start I7 stored_length I6 stored_count
 -- Params of fixed_window: period; 1 if the first request opens the window, otherwise 0; capacity.
 -- Params of calendar_window: starts of four periods (the previous, the current and the next two); capacity.
--- `l.keeps_window` is true if a receipt is settled and the clock has not stepped back: then the stored window is used
--- as it is. `l.start` becomes nil if the stored window is of no use any more.
+-- `l.keeps_window` is true if a receipt is settled (only then `stored_params` is called) and the clock has not stepped
+-- back: then the stored window is used as it is. `l.start` becomes nil if the stored window is of no use any more.
 local window = {}
 
 function window.stored_params(l)
@@ -23,8 +23,8 @@ function window.resolve(l)
     if l.first_hit == 1 then
       l.start = l.start - l.shift
       if l.length ~= l.period and l.length > 0 then
-        -- The rule's period has changed. An open window keeps its count and gets the new period. If the window would
-        -- then have ended before the change, it starts at the moment of the change.
+        -- The rule's period has changed. An open window keeps its count and gets the new period. If the
+        -- new period, counted from the old start, ends before the change, the window starts at the moment of the change.
         local changed = rarely().moment_of_change(l.number, l.last, at)
         if changed >= l.start + l.length or l.count == 0 then l.length = 0 end
         if l.length > 0 and changed >= l.start + l.period then l.start = changed end
@@ -41,7 +41,8 @@ function window.resolve(l)
       end
     end
   elseif l.shift > 0 or not (l.start == l.start_2 and l.length == l.start_3 - l.start_2) then
-    -- The stored window is not the current period. Look for a period that contains its start or the moment of a change.
+    -- The stored window is not the current period: a neighbour, or a period of the rule before a change. Take the period
+    -- that contains its start, or after a change of the rule the moment of this change.
     local moment = at
     if l.shift == 0 then
       moment = rarely().moment_of_change(l.number, l.last, at)
@@ -113,8 +114,8 @@ end
 
 function window.store(l)
   l.stored_start, l.stored_length, l.stored_count = l.start, l.length, l.count
-  -- Do not store an empty window that no request has opened: the rule may change to windows that the first request
-  -- opens.
+  -- Do not store an empty window that no request has opened: after a change of `first_hit`, the first request must
+  -- open it.
   if l.count == 0 and l.code == 5 and l.first_hit == 0 then l.stored_start, l.stored_length = l.last, 0 end
   l.life = l.stored_start + l.stored_length - at
 end

@@ -55,7 +55,8 @@ class Command(ExplainedCommand):
             with note_run(Task.FINALISE) if options["account"] is None else nullcontext():
                 self._finalise(options["account"])
         printed = 0
-        # Without --open, list only periods that are over. `over` is faster: it leaves out most accounts that have none.
+        # Without --open, list only periods that are over. `over` is faster: it leaves out
+        # most accounts without such a period.
         for period in open_periods(account=options["account"], over=not options["open"]):
             if period.over or options["open"]:
                 self.stdout.write(_open_period_text(period))

@@ -1,4 +1,4 @@
-"""What the ledger may lack: declared gaps, and the totals that processes count by themselves.
+"""Models that show whether usage may be missing from the ledger: declared gaps, and the totals of processes.
 
 Moments are in microseconds since 1970 UTC, and bins in seconds since 1970 UTC, by the clock of Redis.
 """

@@ -67,10 +67,7 @@ class LateGaps:
                 self._accounts[gap.pk].add(report.account)
 
     def forget(self, done: Collection[str]) -> None:
-        """Forget the gaps that all reports contain now. `done` are the accounts that were closed.
-
-        A gap is kept as long as one of its accounts is not in `done`.
-        """
+        """Forget each gap whose accounts were all closed. `done` are the accounts that were closed."""
         reported = [pk for pk, accounts in self._accounts.items() if accounts <= set(done)]
         for pks in _in_chunks(reported):
             self._changes().filter(gap__in=pks).delete()
@@ -80,8 +77,8 @@ def _await_closings(using: str) -> None:
     """Wait until the closings that are running now have ended: take the lock of each shard once.
 
     Perhaps a running closing read the gaps before the new gaps were declared, and has not written its reports yet. Then
-    the caller would not find these reports. A gap of a whole shard is declared under the shard's lock, so such a gap
-    needs no waiting.
+    the caller would not find these reports. (For a gap of a whole shard this wait is not needed: the gap was declared
+    under the shard's lock, which a closing holds until its reports are written.)
     """
     for shard in ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True):
         with transaction.atomic(using=using):

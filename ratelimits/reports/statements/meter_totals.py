@@ -30,7 +30,7 @@ class MeterTotal:
 
     @property
     def billed(self) -> int:
-        """Return the units that are billed: those that the plan includes, and the overage."""
+        """Return all units on the bill: the included units and the overage."""
         return self.included + self.overage
 
 
