@@ -11,9 +11,9 @@ threshold_reached = Signal()
 
 # An exception in a receiver of the following signals is logged, and changes nothing.
 
-#: Sent for each refused request, also if the refusal is repeated from memory. `answer` is the Answer, `identity` says
-#: who made the request (None for throttle classes with rates in code), `scope` and `method` say what was requested.
-#: Receivers run within the request: keep them short. In async code, async receivers are awaited.
+#: Sent for each refused request, also if the refusal is repeated from memory. `answer` is the Answer. `identity` says
+#: who made the request; it is None for throttle classes with rates in code. `scope` and `method` say what was
+#: requested. Receivers run within the request: keep them short. In async code, async receivers are awaited.
 request_refused = Signal()
 
 #: Sent in the process that made an edit, after the commit and after the attempt to tell Redis the new version.

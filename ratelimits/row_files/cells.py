@@ -51,13 +51,13 @@ class Cells:
         # Only overrides have these columns.
         names = ("rate", "capacity") if {"rate", "capacity", "period"} <= self._fields.keys() else ()
         for name in (name for name in names if typed_rates.is_rate(cells.get(name, ""))):
-            text, other = cells[name], cells.get("period", "")
+            text, typed_period = cells[name], cells.get("period", "")
             try:
                 permits, period = typed_rates.rate(text)
             except Mistyped as error:
                 raise ValidationError({name: mistyped(error)}) from error
             try:
-                contradicts = bool(other) and seconds(other) != period
+                contradicts = bool(typed_period) and seconds(typed_period) != period
             except ValidationError as error:
                 raise ValidationError({"period": error}) from error
             if contradicts:

@@ -1,7 +1,8 @@
 """Compare the lines of a file with the rows of its table, and find the effect of each line.
 
-Several rows can have the same key, if they are valid at different times. So all lines with the same key are checked
-together. If one of these lines is wrong, none of them is imported. Each portion of lines takes one query.
+The *identity* of a line or a row is its key or its account; for an override, its key and its rule. Several rows can
+have the same identity, if they are valid at different times. So all lines with the same identity are checked together.
+If one of these lines is wrong, none of them is imported. Each portion of lines takes one query.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ratelimits.row_files.cells import Cells
 from ratelimits.row_files.reading import Source, SourceLine
 from ratelimits.row_files.tables import FileTable, PlansAndRules, written
 
-#: Approximate number of lines in a portion. All lines with the same key are in the same portion.
+#: Approximate number of lines in a portion. All lines with the same identity are in the same portion.
 PORTION = 500
 
 
@@ -73,7 +74,7 @@ class ComparedLine:
 def compare(table: FileTable, source: Source, using: str) -> Iterator[list[ComparedLine]]:
     """Yield the lines of a file in portions. Each line has its effect. `using` is the database of the rows.
 
-    The caller is allowed to write a portion before it takes the next one, because no key is in two portions.
+    The caller is allowed to write a portion before it takes the next one, because no identity is in two portions.
     """
     return _Comparison(table, source, using).portions()
 
@@ -109,7 +110,6 @@ class _Comparison:
         return tuple(line.cells[index].strip() for index in self.identity_columns)
 
     def _compared_portion(self, groups: dict[tuple[str, ...], list[SourceLine]]) -> list[ComparedLine]:
-        # An identity has the texts by which lines and rows belong together: a key or an account, perhaps with a rule.
         stored = self._stored_rows({name for name, *_rest in groups})
         compared = []
         for identity, lines in groups.items():
@@ -133,7 +133,7 @@ class _Comparison:
     def _compared_group(
         self, identity: tuple[str, ...], lines: list[SourceLine], stored: list[Any]
     ) -> list[ComparedLine]:
-        """Compare and check all lines with the same key."""
+        """Compare and check all lines with the same identity."""
         compared = [self._compared_line(" · ".join(identity), line, stored) for line in lines]
         if len(compared) > 1:
             self._fail_duplicates(compared)
@@ -186,8 +186,8 @@ class _Comparison:
         row = compared.row = copy.copy(stored) if stored is not None else self.table.model()
         for name, value in values.items():
             before = getattr(stored, name) if stored is not None else None
-            # The form can read another value from the text that an export writes. So a cell with the text of an export
-            # does not change the stored value.
+            # An export writes a value as a text, and the form can read another value from this text. So a cell that
+            # has the text of the export does not change the stored value.
             if stored is not None and (value == before or cells.get(name) == written(before)):
                 continue
             setattr(row, name, value)

@@ -101,7 +101,7 @@ def import_rows(
     configuration.
 
     Raise ChangedSinceError if the effect now differs from `seen`. Raise NotImportedError if lines are wrong and
-    `good_only` is not set. Raise IntegrityError if the database refuses a row. After an exception, nothing is written.
+    `good_only` is false. Raise IntegrityError if the database refuses a row. After an exception, nothing is written.
     """
     with editing(using) as edit:
         effect = FileEffect(edit.version)

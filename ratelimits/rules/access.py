@@ -32,7 +32,7 @@ class AccessRow(NamedTuple):
     """A block, or an allow if `blocks` is false.
 
     `valid_from` and `valid_until` are in µs since 1970 UTC. Without a start `valid_from` is 0, and without an end
-    `valid_until` is NEVER. `status` and `message` are those of the response with which a block refuses.
+    `valid_until` is NEVER. `status` and `message` are the status and the text of a block's response.
     """
 
     pk: int
@@ -158,19 +158,19 @@ class AccessIndex:
         return address_row if address_row is not None and (address_row.blocks or caller_row is None) else caller_row
 
     def _of_network(self, address: str, now: int) -> AccessRow | None:
-        """Return the row of the smallest network that contains the address, a key such as "ip:203.0.113.9"."""
+        """Return the row of the smallest network that contains `address`, a key such as "ip:203.0.113.9"."""
         is_v6 = "/" in address
         networks = self._v6 if is_v6 else self._v4
         if not networks:
             return None
         try:
-            # Without "ip:" at the start and "/64" at the end of an IPv6 address.
+            # Leave out "ip:" at the start, and for IPv6 also "/64" at the end.
             packed = inet_pton(AF_INET6, address[3:-3]) if is_v6 else inet_pton(AF_INET, address[3:])
         except OSError:  # not an address: this is the key of requests whose address cannot be read
             return None
         number = int.from_bytes(packed, "big")
         for bits, by_prefix in networks.items():
-            # The same as `_in_force`, without a call: an attack can come from very many addresses of a network.
+            # Do the same as `_in_force` without calling it: an attack can come from very many addresses of a network.
             for row in by_prefix.get(number >> bits, ()):
                 if row.valid_from <= now < row.valid_until:
                     return row

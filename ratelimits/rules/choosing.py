@@ -13,9 +13,9 @@ from ratelimits.rules.rows import Rows, RuleRow
 from ratelimits.rules.selection import GLOBAL_KEY, AppliedRule, UnreadableRule
 
 #: The properties of an identity on which its rules depend. The items are: a bit for each kind of key that it has; the
-#: plan of its key; the plan of its account; the moment when a row about one of its keys last changed, or 0 if that was
-#: longer ago than RECENT (in facts.py); the overrides of its keys; and those groups of its user that rules name. A plan
-#: is its id, or 0 for no plan.
+#: plan of its key; the plan of its account; the moment when a row about one of its keys last changed, or 0 if this was
+#: longer ago than RECENT (in facts.py); the overrides of its keys; and the groups of its user that are named by a rule.
+#: A plan is given by its id; 0 means no plan.
 Properties = tuple[int, int, int, int, tuple[OverrideRow, ...], frozenset[str]]
 _NO_GROUPS: frozenset[str] = frozenset()
 
@@ -64,8 +64,8 @@ class Chooser:
     ) -> Iterator[tuple[int, RuleRow, AppliedRule | UnreadableRule | None, list[OverrideRow]]]:
         """Yield for each wanted rule, sorted by name: its rank, its row, the result of `_apply`, and its overrides.
 
-        Yield only one rule for each name: the rule of the key's plan (rank 2). Without such a rule, yield the rule of
-        the account's plan (rank 1). Without this too, yield the default rule, which belongs to no plan (rank 0).
+        Yield only one rule for each name: the rule of the key's plan (rank 2). If there is none, yield the rule of the
+        account's plan (rank 1). If there is none either, yield the default rule, which belongs to no plan (rank 0).
         """
         present, key_plan, account_plan, changed_at, overrides, groups = properties
         plans = (0, account_plan, key_plan)  # by rank

@@ -33,7 +33,7 @@ class EditedRule:
         row = rule_row(rule)
         self._pk = row.pk or NEW
         # The version and the moment of the edit are known only after saving. They do not decide to which requests the
-        # rule applies, so any values will do.
+        # rule applies, so they can have any value here.
         row = replace(row, pk=self._pk, version=0, edited_at=0, mode="enforce" if row.mode == "off" else row.mode)
         rows = current.with_rows_of(*identities).rows
         groups_of_users = rows.groups

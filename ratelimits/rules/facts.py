@@ -19,7 +19,7 @@ class KeyFacts(NamedTuple):
 
     changed_at  when the plan, the account or an override last changed, in µs since 1970 UTC; 0 if this is longer ago
                 than RECENT
-    kept        the kept period of the account; None if it has none, and for other keys
+    kept        the kept period of an account; None if the account has none, or if the key is not an account
     """
 
     plan: int

@@ -92,7 +92,7 @@ def _save(row: KeyOverride, reason: str, by: Any) -> None:
 
 
 def _describe(row: Any, reason: str, by: Any) -> None:
-    """Note the reason of this edit, and the user who made it, if known. The row's history will contain both."""
+    """Note for the row's history the reason of this edit, and the user `by` if it is not None."""
     row._change_reason = reason[:MAX_REASON]
     if by is not None:
         row._history_user = by

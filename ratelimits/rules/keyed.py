@@ -31,7 +31,8 @@ _CHUNK = 2000
 class OverrideRow(NamedTuple):
     """An override of one key. It was last edited at `edited_at`. Moments are in µs since 1970 UTC.
 
-    `numbers` has the names and values that replace those of the rule. `mode` is "" if the rule's mode stays.
+    `numbers` has the names and the values of the numbers that replace the rule's numbers. `mode` is "" if the rule's
+    mode stays. Without a start `valid_from` is 0, and without an end `valid_until` is NEVER.
     """
 
     pk: int
@@ -48,7 +49,7 @@ class OverrideRow(NamedTuple):
 class MembershipRow(NamedTuple):
     """The plan that a key is on from `valid_from` until `valid_until`. The row was last edited at `edited_at`.
 
-    These moments are in µs since 1970 UTC.
+    These moments are in µs since 1970 UTC. Without a start `valid_from` is 0. Without an end `valid_until` is NEVER.
     """
 
     pk: int

@@ -14,7 +14,7 @@ from ratelimits.models.ledger import Line
 class LedgerQuery(NamedTuple):
     """The usage to read: the usage of one key (or account), in one meter, in one span of time.
 
-    account, key     the account, and the API key or user; "" for all keys of the account
+    key              an API key or a user; "" for all keys of the account
     billing_periods  starts of the account's billing periods that overlap the span, in µs since 1970 UTC
     start, end       the span, in µs since 1970 UTC
     """

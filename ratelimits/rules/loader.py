@@ -51,8 +51,8 @@ class Loader:
         self._refreshes = True
         #: The rules that a test uses instead of the rules in the database; None outside such a test.
         self._override: Override | None = None
-        #: How many edits this process had published (announced to Redis) when the rules were read. With an override,
-        #: the rules are read again if this number has changed.
+        #: How many edits this process had published (announced to Redis) when the rules were read. While a test
+        #: replaces the rules, they are read again if this number has changed.
         self._publications = 0
         self._current: Snapshot | None = None
         #: The moment of the next refresh, by `clock`.
@@ -105,9 +105,9 @@ class Loader:
     def reload(self, minimum_version: int | None = None) -> Snapshot:
         """Read the rules from the database and return them.
 
-        If the current rules have `minimum_version` or a newer version, return them without reading. Do the same if an
-        earlier call found that only Redis has this version. Raise RulesUnavailable if the database cannot be asked; the
-        current rules then stay in force.
+        Return the current rules without reading if they have `minimum_version` or a newer version, or if an earlier
+        call found that only Redis has `minimum_version`. Raise RulesUnavailable if the database cannot be asked. Then
+        the current rules stay in force.
         """
         if tests.possible:
             self._follow_test()
@@ -288,7 +288,7 @@ class Loader:
         """Use these rows from now on.
 
         While Redis has a newer version than the database, decisions do not compare versions with Redis. A second later,
-        the next refresh lets them compare versions again. In tests, they never compare versions.
+        the next refresh lets decisions compare versions again. In tests, decisions never compare versions.
         """
         with self._lock:
             redis_is_newer = rows_read.version < self._newer_in_redis

@@ -87,7 +87,9 @@ def _counted_attribute(key_kind: str, present: int) -> str | None:
 
 
 def overridden(row: RuleRow, kind: str, overrides: list[OverrideRow]) -> Algorithm:
-    """Return the row's algorithm with the numbers of the overrides. If several override a number, the first one counts.
+    """Return the row's algorithm with the numbers of the overrides.
+
+    If several overrides have the same number, such as a capacity, the first override counts.
 
     The numbers of an override apply only if no other key shares the rule's counter, because a counter cannot have two
     limits. Raise ValueError if the row or the numbers are not valid.

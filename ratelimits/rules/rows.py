@@ -154,7 +154,8 @@ def read(using: str, current: Rows | None) -> Rows:
     """Return the rows at the version in force. If the current rows have this version, return them.
 
     If possible, read only changed rows, otherwise all rows. Read the version before and after the rows. If an edit was
-    committed in between, read the rows again, up to `_ATTEMPTS` times. After that, the next call reads what is missing.
+    committed in between, read again, at most `_ATTEMPTS` times in all. The next call reads what is missing after the
+    last attempt.
     """
     for _attempt in range(_ATTEMPTS):
         version, complete_from = ConfigVersion.read(using)

@@ -24,7 +24,7 @@ def key_of(identity: Identity, kind: str) -> str:
 
 
 def _network_or_kind(identity: Identity, kind: str) -> str:
-    """Return the network of the address. For any other kind, such as "global", return the kind as the only key."""
+    """Return the network of the address. Without an address or prefix lengths, return the kind, such as "global"."""
     _address, slash, lengths = kind.partition("/")
     if not slash or identity.address is None:
         return kind

@@ -74,7 +74,10 @@ class MissingRows(NamedTuple):
 
 
 def _keys_of(identity: Identity) -> tuple[tuple[int, str | None], ...]:
-    """Return the identity's keys, each with the bit of its kind. The narrowest key is the first; its plan counts."""
+    """Return the identity's keys, each with the bit of its kind.
+
+    The account comes last. Of the keys before it, the first key that is on a plan decides the plan of the key.
+    """
     return (
         (API_KEY, identity.api_key),
         (USER, identity.user),
@@ -89,8 +92,8 @@ class Snapshot:
     (Only `access` looks at the clock at each call.) Some answers are valid only until a certain moment, for example
     until an override begins or ends.
 
-    seen_at     the last moment for which an answer of this kind was found, in µs since 1970 UTC
-    good_until  the first moment at which an answer of this kind is no longer valid. Then another snapshot is needed
+    seen_at     the last moment for which an answer was found, in µs since 1970 UTC
+    good_until  the first moment at which an answer is no longer valid. From then on, another snapshot is needed
     clock       returns the present moment, in µs since 1970 UTC
     load        reads missing rows, and returns a snapshot that contains them
     """
@@ -304,8 +307,8 @@ class Snapshot:
     def in_any_scope(self, identity: Identity) -> list[ExplainedRule]:
         """Return the rules that apply to some request of this identity, each with the reason why it applies.
 
-        The rules are sorted by name. Rules whose own row has the mode `off` are left out, and rules in shadow mode that
-        are not valid. The result is shown to people and is not cached.
+        The rules are sorted by name. A rule with the mode `off` is left out if no override gives it a mode. A rule in
+        shadow mode is left out if it is not valid. The result is shown to people and is not cached.
         """
         properties = self._properties_of(identity)
         if properties is None:

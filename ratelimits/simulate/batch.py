@@ -32,7 +32,7 @@ _NONCE_AND_RUN = bulks(_NONCE, f"0 {_RUN}".encode())
 # Each request has its own times and its own cost. In the argument that describes the request (ARGV[3] of
 # lua/decide.lua), the times (now and timeout) are at the start, and the cost is at the end. All of them are doubles.
 _TIMES, _COST, _TIMES_AT = struct.Struct("<dd"), struct.Struct("<d"), 0
-#: The formats of a reply with a decision and of a stale reply: seven or two integers of 64 bits.
+#: The format of a reply with a decision (seven integers of 64 bits), and of a stale reply (two such integers).
 _DECIDED, _STALE = struct.Struct("<7q"), struct.Struct("<2q")
 
 

@@ -43,7 +43,7 @@ def _verify_gaps(using: str) -> Iterator[str]:
 
 
 def _without_gap_change(using: str, start: int, end: int) -> Gaps:
-    """Return the gaps that overlap a span of time, without the gaps in `GapChange`, which closing will still check."""
+    """Return the gaps that overlap a span of time. Leave out gaps in `GapChange`, because closing will check them."""
     overlapping = list(Gaps.rows(using, start, end))
     changed = set(GapChange.objects.using(using).values_list("gap_id", flat=True))
     return Gaps(gap for gap in overlapping if gap.pk not in changed)
@@ -58,7 +58,7 @@ def _missing(report: Report, gaps: Gaps) -> list[str]:
 
 
 def _verify_lost_replies(using: str) -> Iterator[str]:
-    """Compare the lost replies on reports with those that processes counted."""
+    """Compare the lost replies on reports with the lost replies that processes counted."""
     lines = ReportLine.objects.using(using).filter(unknown_count__gt=0)
     columns = ("report__period_start", "report__period_end", "report__account", "key", "meter")
     sums = list(lines.values_list(*columns).order_by(*columns).annotate(Sum("unknown_count")))

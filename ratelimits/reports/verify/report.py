@@ -96,7 +96,7 @@ class ReportVerifier:
             yield "its previous digest is not the digest of the version before it"
 
     def _digest_before(self, report: Report) -> str | None:
-        """Return the digest of the previous version; None if that version is missing, "" for the first version."""
+        """Return the digest of the previous version; None if it is missing; "" if `report` is the first."""
         if report.version == 1:
             return ""
         rows = Report.objects.using(self._using).filter(account=report.account, period_start=report.period_start)

@@ -59,7 +59,7 @@ class _Months:
     since: int
 
     def can_start(self, at: int) -> bool:
-        """Return whether one of these billing months starts at a moment."""
+        """Return whether one of these billing months starts at the moment `at` (µs since 1970 UTC)."""
         return any(_starts(*terms, at) for terms in (*self.terms, _DEFAULT_TERMS))
 
 
@@ -77,8 +77,8 @@ def _months(using: str, names: Collection[str]) -> dict[str, _Months]:
         with_history.add(pk)
         group = months[related[first.identifier]]
         group.terms |= {(record.timezone, record.billing_anchor) for record in (first, *later)}
-        # If the first record is not the one that added the row, earlier states of the row are unknown. They are unknown
-        # too if the app found a row of raw SQL and recorded it then (ADOPTION_REASONS).
+        # In two cases, the states of the row before its first record are unknown: if this record is not about the
+        # adding of the row, and if raw SQL wrote the row and the app recorded it later (ADOPTION_REASONS).
         if first.history_type != "+" or first.history_change_reason in ADOPTION_REASONS:
             group.since = max(group.since, first.since)
     for account in Account.objects.using(using).filter(identifier__in=related).exclude(pk__in=with_history):
@@ -90,8 +90,8 @@ def _months(using: str, names: Collection[str]) -> dict[str, _Months]:
 def _related(using: str, names: Collection[str]) -> dict[str, frozenset[str]]:
     """Return, for each name, all related names. Two names are related if one account row has had both.
 
-    Two names that are related to a third name are related too. There are two reasons: a new name continues the billing
-    period of the former name, and several rows can have had the same name.
+    Two names that are related to a third name are related too. Related names are verified together for two reasons: a
+    new name continues the billing period of the former name, and several rows can have had the same name.
     """
     history: Any = Account.history
     groups = {name: frozenset({name}) for name in names}
@@ -111,7 +111,7 @@ def _related(using: str, names: Collection[str]) -> dict[str, frozenset[str]]:
 
 @lru_cache(maxsize=16_384)
 def _starts(timezone: str, anchor: str, at: int) -> bool:
-    """Return whether a billing month with this time zone and anchor day starts at a moment."""
+    """Return whether a billing month with this time zone and anchor day starts at the moment `at` (µs)."""
     try:
         _previous, start, _next, _after_next = boundaries("month", timezone, anchor or None, at)
         return start == at
@@ -155,7 +155,8 @@ def _candidates(terms: AccountTerms, name: str, start: int, end: int) -> Iterato
 def _matches(using: str, report: Report, expected: Included, start: int, end: int) -> bool:
     """Return whether a report has this plan and these quantities.
 
-    The units that other names of the account have used are subtracted from the quantities first.
+    First subtract from the expected quantities the included units that earlier reports gave to the account's other
+    names.
     """
     if report.plan != expected.plan:
         return False
@@ -188,11 +189,11 @@ def _is_known(using: str, report: Report, expected: Included, end: int) -> bool:
 
 
 def _verify_prices(
-    using: str, reports: list[Report], terms: IncludedBook, start: int, end: int, book: PriceBook
+    using: str, reports: list[Report], included_book: IncludedBook, start: int, end: int, book: PriceBook
 ) -> Iterator[str]:
     """Compare the prices of each report with the prices of its plan at the end of its period."""
     for report in reports:
-        included = terms.of(report.account, start, end)
+        included = included_book.of(report.account, start, end)
         if included.names:
             continue  # The account had several names. Then the prices of the name that was billed first apply.
         expected = book.of(*included.price_source)

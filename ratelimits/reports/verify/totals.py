@@ -2,9 +2,9 @@
 
 A report ends at a position of a shard's chain if it contains the usage of batches up to this position.
 
-A total has the usage of an account in a period, for one meter, rule and shard. A batch is *tallied* when its lines were
-added to the totals. The *covered* position of a total is the position up to which reports contain its usage. A *counted
-period* is a period under which Redis counted usage. Counted periods that overlap form one billing period.
+A total has the usage of an account in a counted period, for one meter, rule and shard. A *counted period* is a period
+under which Redis counted usage. Counted periods that overlap form one billing period. A batch is *tallied* when its
+lines were added to the totals. The *covered* position of a total is the position up to which reports contain its usage.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ratelimits.reports.verify.report import has_readable_positions
 
 #: The columns that say what a total is about.
 _SUBJECT = ("account", "period", "meter", "rule")
-#: The columns that are added up. The last one was added later: in older totals it is None.
+#: The columns of which a total has the sums. `shadow_requests` is a newer column: in older totals it is None.
 _SUMMED = (*SUMS, "shadow_requests")
 #: Maximum number of times that an account is read again. An account that changes while it is read can seem wrong.
 _TRIES = 50
@@ -124,7 +124,7 @@ class _Account:
     """The ledger's sums, the totals and the reports of one account.
 
     `tallied` has, for each shard, the position of the last tallied batch. `archived` are the shards of which
-    some lines were archived and are missing in the sources; empty if the archives are among the sources.
+    some lines were archived and are missing in the sources. It is empty if the archives are among the sources.
     """
 
     def __init__(self, using: str, name: str, tallied: dict[str, int], archived: set[int]) -> None:
@@ -260,18 +260,18 @@ def _when(seconds: int) -> str:
 
 def _verify_marks(using: str, checked: Counter[str]) -> Iterator[str]:
     """Compare the rows of `ChainMark` with the positions at which reports end."""
-    before = set(ChainMark.objects.using(using).values_list("shard", "position"))
+    marked_before = set(ChainMark.objects.using(using).values_list("shard", "position"))
     ends: set[tuple[int, int]] = set()
     for report in Report.objects.using(using).only("chain", "since").order_by().iterator(CHUNK):
         if has_readable_positions(report):
             ends.update((int(shard), position) for shard, position in report.chain.items())
     # Read the marks again. A report that was finalised meanwhile has added marks, and is perhaps not in `ends`.
-    after = set(ChainMark.objects.using(using).values_list("shard", "position"))
+    marked_after = set(ChainMark.objects.using(using).values_list("shard", "position"))
     checked["ends of reports"] += len(ends)
-    for shard, position in sorted(ends - before - after):
+    for shard, position in sorted(ends - marked_before - marked_after):
         yield (
             f"position {position} of shard {shard:02d}, at which a report ends, is not marked, so compaction can join"
             " batches across it: in a database older than these marks, ratelimits_compact --mark adds them"
         )
-    for shard, position in sorted(before & after - ends):
+    for shard, position in sorted((marked_before & marked_after) - ends):
         yield f"position {position} of shard {shard:02d} is marked as the end of a report, but no report ends there"
