@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from django.db import DataError, connections, transaction
 from django.db.models import F, Sum
-from redis.exceptions import ResponseError
+from redis.exceptions import AskError, ResponseError
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ANONYMOUS, BIN_SECONDS
@@ -159,8 +160,10 @@ def declare_unreported(server: Server, shards: Sequence[int], now: int | None = 
             # The name of the prefetch is stored in the column `process`. So a prefetch is not declared twice.
             store(conf.DATABASE, rows)
             logger.warning("Shard %02d: processes ended without counting requests with prefetched permits", shard)
-        client.hdel(server.keyspace.prefetched(shard), *records)
-        count += len(records)
+        # If the slot of the shard moves to another node meanwhile, the next drain removes the records.
+        with suppress(AskError):
+            client.hdel(server.keyspace.prefetched(shard), *records)
+            count += len(records)
     return count
 
 

@@ -46,6 +46,7 @@ from ratelimits.quota.deny_cache import DenyCache, send
 from ratelimits.quota.prefetch import spending
 from ratelimits.simulate.trial import try_rule
 from ratelimits.throttling import UserRateThrottle
+from ratelimits.usage import process_totals
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from tests.support.cluster import NODES, Cluster, wait_until_loaded
@@ -704,6 +705,27 @@ def test_a_shard_on_the_move_waits_for_the_next_drain_and_keeps_no_other_from_th
     flow()
     assert sorted(Line.objects.values_list("account", flat=True)) == sorted(accounts)
     assert not DurabilityGap.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_record_that_moves_while_it_is_declared_is_declared_once_and_removed_later(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, counter = home(ACCOUNT), f"a|{NOW // SECOND}|0|requests|0|0|{ACCOUNT}|user:1"
+    key, store = KEYS.prefetched(number), process_totals.store
+    cluster.client_of(number).hset(key, "killed", f"0 3 1 {counter} 1")
+    with cluster.on_the_move(number) as take:
+
+        def store_and_move(*args: Any) -> None:
+            store(*args)
+            take(key)
+
+        monkeypatch.setattr(process_totals, "store", store_and_move)
+        assert process_totals.declare_unreported(current_server(), [number]) == 0
+    monkeypatch.undo()
+    assert process_totals.declare_unreported(current_server(), [number]) == 1
+    assert DurabilityGap.objects.get().units == 3
+    assert not cluster.client_of(number).exists(key)
 
 
 @pytest.mark.django_db(transaction=True)
