@@ -207,7 +207,7 @@ def _period_ends(using: str, page: list[dict[str, Any]]) -> dict[tuple[str, int]
 
 def _span(query: WindowQuery, window: int) -> tuple[int, int]:
     if query.window == "day":
-        # On days on which the clocks change at midnight, local midnight does not exist. Noon exists on every day.
+        # If the clocks change at midnight, local midnight can be missing, or can come twice. Noon comes once a day.
         noon = moment((window + 12 * HOUR) * SECOND).replace(tzinfo=calendar.zone(query.timezone))
         at = calendar.instant(noon)
         return edges("day", query.timezone, query.terms, at)

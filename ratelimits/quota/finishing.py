@@ -121,8 +121,8 @@ def fail(request: HttpRequest, error: BaseException) -> None:
 async def afail(request: HttpRequest, error: BaseException) -> None:
     """Do the same as `fail`, in async code, even if the caller is cancelled.
 
-    If a sync view still runs in its thread, wait until the view ends. If the client has gone while the request is being
-    decided or waits for its permits, mark the request, so that its view does not begin (see `is_abandoned`).
+    If a sync view still runs in its thread, wait until the view ends. If the client has gone, mark the request (see
+    `is_abandoned`). If it is still being decided or waits for its permits, its view then does not begin.
     """
     if isinstance(error, _CLIENT_GONE):
         vars(request)[_ABANDONED] = True

@@ -102,7 +102,7 @@ def overridden(row: RuleRow, kind: str, overrides: list[OverrideRow]) -> Algorit
 
 
 def belongs_to_key(kind: str, override: OverrideRow) -> bool:
-    """Return whether an override's key has a counter of its own under a rule that counts by keys of this kind.
+    """Return whether a counter for this kind of key counts only requests of the override's key.
 
     `kind` is as in `AppliedRule.key_kind`.
     """

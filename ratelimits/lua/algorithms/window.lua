@@ -23,8 +23,8 @@ function window.resolve(l)
     if l.first_hit == 1 then
       l.start = l.start - l.shift
       if l.length ~= l.period and l.length > 0 then
-        -- The rule's period has changed. An open window keeps its count and gets the new period. If the
-        -- new period, counted from the old start, ends before the change, the window starts at the moment of the change.
+        -- The rule's period has changed. An open window keeps its count and gets the new period. If the new period,
+        -- counted from the old start, ends before the change, the window starts at the moment of the change.
         local changed = rarely().moment_of_change(l.number, l.last, at)
         if changed >= l.start + l.length or l.count == 0 then l.length = 0 end
         if l.length > 0 and changed >= l.start + l.period then l.start = changed end
