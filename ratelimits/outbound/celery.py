@@ -45,7 +45,7 @@ class QuotaTask(Task):  # type: ignore[type-arg]
     A task that is called directly, or that runs eagerly (`task_always_eager`), is not limited.
 
     quota        the scope of the rules that limit the task
-    quota_cost   a number of requests, or a mapping of meters to costs
+    quota_cost   a number of permits of the meter "requests", or a mapping of meters to costs
     quota_rate   a limit in code, used instead of rules: a text such as "50/s", or an Algorithm
     quota_grace  the seconds for which a permit stays valid. A task that begins later, for example after its worker was
                  killed, reserves a new permit

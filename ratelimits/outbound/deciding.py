@@ -1,7 +1,7 @@
 """Decide an outbound call: find its rules, and let the engine decide. Nothing waits here.
 
-The code is written once, for sync and async callers. The functions are generators: they yield what must be done, such
-as to read the rules or to ask Redis. `ratelimits.outbound.driving` does it and sends back the result.
+The code is written once, for sync and async callers. The functions are generators that yield instructions, such as
+"read the rules" or "ask Redis". `ratelimits.outbound.driving` carries out each instruction and sends back its result.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from ratelimits.rules.selection import key_of
 
 logger = bounded(__name__)
 
-#: While Redis does not answer, a caller asks again after this number of seconds. (If rules limit a call, their failure
-#: policies decide when its caller asks again.)
+#: Seconds after which a caller asks again if Redis did not answer. The failure policies of rules can give another
+#: number.
 PAUSE = 1.0
-#: The identity of an outbound call if none is given: one caller for the whole project. A rule that counts each caller
-#: then counts all these calls together.
+#: The identity of an outbound call if none is given: one caller for the whole project. A rule that is
+#: counted per key or per address then counts all these calls together.
 PROJECT = Identity(address="outbound")
 #: Maximum number of permits that can wait under a rate given in code.
 _MAX_PLACES = 1_000_000
@@ -123,7 +123,7 @@ class Outbound:
     name       the scope of its rules
     costs      its cost in each meter
     algorithm  its limit, if this was given in code. If it is None, the rules with this scope limit the call
-    identity   the keys that the rules count
+    identity   the identity whose keys the rules count
     """
 
     name: str
@@ -145,7 +145,7 @@ class Outbound:
         return turn
 
     def handed_over(self, turn: Turn, lease: bytes) -> Turn:
-        """Return the new answer to a refused call that waited, and to which the server has given this lease."""
+        """Return the answer to a call that was refused, waited, and got this lease from the server."""
         assert turn.decision is not None
         now = perf_counter_ns()
         granted = _turn(handed_over(turn.decision.call, lease))
@@ -155,7 +155,7 @@ class Outbound:
     def _ask(self, timeout: float | None) -> Steps:
         if not conf.ENABLED:
             return _UNLIMITED
-        accepted = ANY if timeout is None else max(timeout, 0)
+        accepted_wait = ANY if timeout is None else max(timeout, 0)
         prepared: Prepared | None = None
         version: int | None = None
         newer: int | None = None
@@ -168,7 +168,7 @@ class Outbound:
                     version = selection.version if attempt <= RELOADS else None
                 # `announces` tells the script that a refused caller waits until a lease is released. A caller that
                 # accepts no wait does not wait for a lease.
-                call = self._call(prepared, version, accepted)._replace(announces=accepted != 0)
+                call = self._call(prepared, version, accepted_wait)._replace(announces=accepted_wait != 0)
                 if not checking.breaker.closed or (prepared is not None and prepared.unavailable(self.costs)):
                     break
                 if not call.program.terms:

@@ -73,14 +73,14 @@ class permits:  # noqa: N801  (used like a function, as `contextlib.suppress` is
 
     name      the scope of the rules that limit this call. Rules for "*" do not limit it. If no rule has this scope,
               the call is not limited
-    cost      a number of requests, or a mapping of meters to costs, such as {"tokens": 250}
+    cost      a number of permits of the meter "requests", or a mapping of meters to costs, such as {"tokens": 250}
     rate      a limit given in code, which is used instead of rules: a text such as "3000/min", or an Algorithm
     max_wait  the longest wait in seconds; None for any wait
     identity  the identity whose keys the rules count, such as Identity(user="user:42"). Without it, rules for each user
               or account do not apply, and the remaining rules count all calls together
 
-    Entering the block raises WaitTooLong if the permits are not granted within `max_wait`, and WrongCost for a cost
-    that is not valid. Nothing is charged then. If the wait is interrupted, the permits are given back.
+    The `with` statement raises WaitTooLong if the permits are not granted within `max_wait`, and WrongCost for a cost
+    that is not valid. In both cases nothing is charged. If the wait is interrupted, the permits are given back.
     """
 
     def __init__(
@@ -170,9 +170,9 @@ def _until_granted(outbound: Outbound, max_wait: float | None) -> Generator[Any,
 def seconds_needed(turn: Turn, timeout: float | None) -> float | None:
     """Return the seconds after which refused permits could be granted, if no other call comes; None if never.
 
-    `timeout` is the longest accepted wait. If the limit lets calls wait, its permits come later than `retry_after`:
-    after `retry_after` seconds the call gets a place in the queue, and then waits for up to `timeout` seconds. So the
-    result is the sum of both. If the queue is full now, the result is `retry_after`.
+    A limit that lets calls wait refuses a call that would have to wait longer than `timeout` seconds. After
+    `retry_after` seconds, this wait would only be `timeout` seconds. So the permits could be granted after the sum of
+    both. But if the limit refuses because its queue is full, return `retry_after`.
     """
     algorithm = turn.algorithm
     if turn.retry_after is None or timeout is None or algorithm is None or not algorithm.may_wait:
@@ -204,10 +204,10 @@ def _released(turn: Turn, seconds: float) -> Generator[Any, Any, bytes | None]:
             return None
         if len(call.program.terms) == 1 and call.costs == (1,):
             return lease
-        # This call has more limits or needs more permits than the lease gives. End the lease, so that the script gives
-        # its permit to another call.
+        # The lease is one permit of one limit. This call has more limits, or needs more permits. So end the lease: then
+        # the script gives the permit to another call.
         yield DecideCall(Call(call.program, call.keys, call.costs, call.account, op=Op.RELEASE, lease=lease.decode()))
     except Unavailable:
-        # The caller asks again after this, and then finds out whether Redis answers.
+        # After this pause, the caller asks again, and so finds out whether Redis answers.
         yield Sleep(min(seconds, PAUSE))
     return None

@@ -67,7 +67,7 @@ class Price:
     def fees(self, total: int) -> Decimal:
         """Return the flat fee plus the fees of all tiers that contain at least one unit.
 
-        With volume pricing, only the fee of the tier that the total reaches is due.
+        With volume pricing, all units are in one tier: the tier that the total reaches.
         """
         if total <= 0:
             return self.flat_fee
@@ -82,8 +82,8 @@ class Price:
     def parts(self, before: int, quantity: int, total: int) -> list[PricedPart]:
         """Divide `quantity` units into parts, with one part for each unit price.
 
-        These units come after the first `before` units, in a period with `total` units. If `quantity` is below 0, the
-        parts subtract the last of the first `before` units.
+        These units come after the first `before` units, in a period with `total` units. If `quantity` is below 0, units
+        are subtracted from the end of the first `before` units.
         """
         if self.pricing == VOLUME:
             price = self._tier(total).unit_price

@@ -40,10 +40,7 @@ class Tier(NamedTuple):
 
 
 def parse(text: str) -> tuple[Tier, ...]:
-    """Return the tiers that a text contains.
-
-    Raise ValueError with a sentence that quotes the wrong line and says what is wrong.
-    """
+    """Return the tiers that a text contains. Raise ValueError with a sentence that says what is wrong."""
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         raise ValueError(f"there are no tiers: {_SHAPE}")
@@ -67,7 +64,7 @@ def parse(text: str) -> tuple[Tier, ...]:
 
 
 def price(text: str) -> Decimal:
-    """Return the price that a text contains. Raise ValueError with a sentence that says what to write."""
+    """Return the price that a text contains. Raise ValueError with a sentence that says what is wrong."""
     if not _PRICE.fullmatch(text):
         raise ValueError(
             f"“{text}” is not a price: write a decimal such as 0.10, without currency and thousands separators"

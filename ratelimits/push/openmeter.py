@@ -1,4 +1,4 @@
-"""Events for the billing system OpenMeter: each request has a batch of CloudEvents.
+"""Events for the billing system OpenMeter: each request has one or more CloudEvents.
 
 OpenMeter identifies an event by its `source` and its `id`. See https://openmeter.io/docs/api.
 """
@@ -15,7 +15,7 @@ from ratelimits.reports.rows import Row
 
 
 class OpenMeter(Service):
-    """Send each report line as a CloudEvent. The subject of the event is the account; its data are the whole line.
+    """Send each report line as a CloudEvent. The subject of the event is the customer; its data are the whole line.
 
     By default, a self-hosted OpenMeter recognises repeated events for 24 hours. If your server uses another number of
     hours, set the option REMEMBERS to this number.
@@ -42,7 +42,7 @@ class OpenMeter(Service):
         return answer.status in (202, 204)
 
     def refused(self, answer: HttpAnswer, event_ids: Sequence[str]) -> PushOutcome | None:
-        """Read a refusal. A refusal is about the whole batch, and does not say which event was wrong."""
+        """Read a refusal. A refusal is about the whole request, and does not say which event was wrong."""
         content = read_json(answer)
         # OpenMeter refuses no event with 404, so the URL is wrong.
         if answer.status == 404 or not isinstance(content, dict):

@@ -1,8 +1,10 @@
-"""Plan the deliveries of a report version: for each new line, write a delivery to the delivery ledger.
+"""Plan the deliveries of a report version: write them to the delivery ledger.
+
+Each line that the version added, and that has something to bill, gets a delivery.
 
 All deliveries of a report version are written in one transaction. If the process dies before the commit, nothing is
 planned, and the next call finds the report version again. After the commit, this report version is never planned again.
-So each line has exactly one delivery for each receiver.
+So each of these lines has exactly one delivery for each receiver.
 """
 
 from __future__ import annotations
@@ -90,7 +92,7 @@ def unplanned(receiver: Receiver) -> QuerySet[Report]:
 
 
 def deliveries(receiver: Receiver, report: Report, now: datetime) -> Iterator[PushDelivery]:
-    """Yield a delivery for each line that a report version added, without saving it.
+    """Yield an unsaved delivery for each line that a report version added.
 
     Lines with nothing to bill are left out. Raise the errors of `rendered`.
     """
@@ -103,8 +105,8 @@ def deliveries(receiver: Receiver, report: Report, now: datetime) -> Iterator[Pu
 def rendered(receiver: Receiver, row: Row) -> tuple[str, str]:
     """Return the customer and the event of a line. The customer is "" if the receiver does not bill the account.
 
-    Raise ValueError if the function CUSTOMER returns neither None nor a text of at most 255 characters. Do not catch
-    the errors that CUSTOMER raises.
+    Raise ValueError if the function CUSTOMER returns neither None nor a text of at most 255 characters. Errors
+    that CUSTOMER raises are not caught.
     """
     customer: object = (receiver.customer(row.account) or "") if row.account else ""
     if not isinstance(customer, str) or len(customer) > _MAX_CUSTOMER:

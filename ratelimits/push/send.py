@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 CLAIM = timedelta(minutes=5)
 #: Pause after the first failure of a receiver. Each further failure doubles the pause, up to `MAX_PAUSE`.
 FIRST_PAUSE, MAX_PAUSE = timedelta(seconds=30), timedelta(hours=1)
-#: Maximum exponent in the computation of a pause. A pause reaches its maximum long before. The exponent needs a limit,
-#: because a timedelta cannot be arbitrarily long.
+#: Maximum exponent in the computation of a pause. A pause has its maximum with much lower exponents already. The
+#: exponent needs a limit, because a timedelta cannot be arbitrarily long.
 _MAX_DOUBLINGS = 20
 #: Seconds between two calls of `give_up` while `send` runs; much less than `receivers.MARGIN`.
 _GIVE_UP_INTERVAL = 300

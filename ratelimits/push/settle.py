@@ -55,10 +55,10 @@ def settle(
 
     With AGAIN, an event that the receiver certainly does not have is made again. The new event has the same identity,
     and the customer that CUSTOMER returns now. If the account of a delivery still has no customer, this delivery does
-    not change. `progress` gets two stages for these deliveries.
+    not change. `progress` gets two stages, but only with AGAIN.
 
     Raise NotSettledError, and settle nothing, if a line has no delivery, or if the decision does not fit one of the
-    deliveries. With AGAIN, do the same if no account of the deliveries has a customer.
+    deliveries. With AGAIN, also raise this error if no account of the deliveries has a customer.
     """
     now = now or timezone.now()
     note = f"{decision} by {by}: {reason}"[:MAX_NOTE]

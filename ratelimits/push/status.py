@@ -84,14 +84,14 @@ def status(receiver: Receiver, now: datetime, progress: Progress | None = None) 
 
 
 def _former(rows: QuerySet[PushDelivery]) -> list[FormerName]:
-    """Return the former names of existing accounts that have skipped lines."""
+    """Return the former names of existing accounts, if skipped lines with overage have these names."""
     current = Account.objects.using(conf.DATABASE).filter(identifier=OuterRef("report__account"))
     skipped = rows.filter(state=State.SKIPPED).exclude(report__account="").exclude(Exists(current))
     sums = skipped.order_by("report__account").values_list("report__account").annotate(Count("pk"), Sum("overage"))
     counts = {name: (lines, overage) for name, lines, overage in sums if overage}
     history: Any = Account.history
     records = history.using(conf.DATABASE).filter(identifier__in=list(counts)).order_by("version", "history_id")
-    # If several accounts had the same name, the last of them counts.
+    # If several accounts had the same name, the account that had it last counts.
     account_pks = dict(records.values_list("identifier", "id"))
     accounts = Account.objects.using(conf.DATABASE).in_bulk(set(account_pks.values()))
     return [
