@@ -13,14 +13,14 @@ MICROSECONDS = 1_000_000
 #: Maximum length of a span in µs. The Lua script adds a span to the present moment. It calculates with doubles, and
 #: doubles are exact for whole numbers up to 2**53.
 HORIZON = 2**52
-#: Maximum capacity.
+#: Maximum capacity. No other number of a rule can be larger.
 MAX_PERMITS = 10**12
 
 
 def exact(name: str, value: object, minimum: Decimal | int = 0, *, above: bool = False) -> Decimal:
     """Return a value as a decimal with at most six places.
 
-    It must be at least `minimum`. If `above` is true, it must be above `minimum`.
+    The value must be from `minimum` to MAX_PERMITS. If `above` is true, it must be above `minimum`.
     """
     try:
         if isinstance(value, str) and ("_" in value or not value.isascii()):

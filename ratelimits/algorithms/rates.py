@@ -316,7 +316,8 @@ class SmoothWarmingUp(_Smooth):
         if self.interval * cold > HORIZON:
             raise ValueError("a permit would take more than 142 years when cold: raise rate or lower cold_factor")
         _q, _r, interval_denominator, factor, *_others = self.params(0)
-        if factor * interval_denominator > HORIZON:
+        common_denominator = factor * interval_denominator
+        if common_denominator > HORIZON:
             raise ValueError("rate and cold_factor together are too fine: write them with fewer decimal places")
 
     def sentence(self, words: Wording, unit: str) -> list[str]:

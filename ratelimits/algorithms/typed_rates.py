@@ -1,6 +1,6 @@
 """Read lengths of time and rates that people type: "1 day", "5 min", "10/5min", "100 per hour", "50 a minute".
 
-For a text that has another form or could mean two things, the functions raise an error that says what to write instead.
+For any other text, `seconds` and `rate` raise Mistyped with a message that says what to write instead.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _COUNTED = r"(?:\b(?:requests?|calls?|hits?|tokens?|permits?|units?|times)\s*)?"
 _RATE = re.compile(
     rf"(?P<permits>.*?)\s*{_COUNTED}(?:/|\b(?:per|an?|each|every|in|within)\b)\s*(?P<time>.*)", re.DOTALL
 )
-#: Lengths of this number of seconds or more are only written in seconds. `Decimal` divides exactly only numbers with at
-#: most 28 digits.
+#: `length_and_unit` writes a length of this number of seconds or more in seconds. The reason is that `Decimal` divides
+#: exactly only numbers with at most 28 digits.
 _MAX_LENGTH = Decimal(10) ** 20
 _WRONG_LENGTH = gettext_noop(
     "“%(text)s” is not a length of time: write seconds, such as 60, or a number and s, m, min, h, d, day or week."

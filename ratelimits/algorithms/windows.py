@@ -27,7 +27,7 @@ class FixedWindow(Bounded):
     """At most `capacity` permits can be taken in each window of `period` seconds.
 
     If `window_start` is "epoch", windows follow one another, beginning in 1970. If it is "first_hit", a window begins
-    with the first request after the last window has ended.
+    with the first request after the previous window has ended.
     """
 
     id = "fixed_window"
@@ -127,10 +127,10 @@ class SlidingWindow(Bounded):
     """At most `capacity` permits can be taken in a window of `period` seconds, which moves in steps.
 
     The window is divided into `sub_windows` sub-windows, and each of them has one count, as in LeapArray of Alibaba's
-    Sentinel. When a new sub-window begins, the count of the oldest sub-window is no longer used. If `weighted` is true,
-    a share of this count is still used: the share of the oldest sub-window that lies in the last `period` seconds. This
-    share is 0 when the next sub-window begins. With `weighted` and one sub-window, this is the well-known approximation
-    with two counters.
+    Sentinel. When a new sub-window begins, the oldest sub-window leaves the window. If `weighted` is false, its count
+    is no longer used. If `weighted` is true, a share of its count is used until the next sub-window begins: the share
+    of this sub-window that lies in the last `period` seconds. With `weighted` and one sub-window, this is the
+    well-known approximation with two counters.
     """
 
     id = "sliding_window"
@@ -177,7 +177,8 @@ class SlidingWindow(Bounded):
         )
 
     def record_form(self, params: Params) -> str:
-        return f"counts:{6 * (self.sub_windows + 1)}"  # six bytes for each count
+        counts = self.sub_windows + 1  # one more, for the sub-window that has just left the window
+        return f"counts:{6 * counts}"  # a count has six bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +191,8 @@ class SlidingLog(Bounded):
     id = "sliding_log"
     label = gettext_noop("sliding log")
     explanation = gettext_noop(
-        "At most the capacity passes in any interval as long as the period. This is exact, but the time of every"
-        " request is stored."
+        "In any interval with the length of the period, at most the capacity passes. This is exact, but the time of"
+        " every request is stored."
     )
     code = 8
     script = "sliding_log"

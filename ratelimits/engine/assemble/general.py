@@ -4,7 +4,7 @@ Two kinds of calls use a general script: calls with very many limits, and calls 
 already made scripts for very many shapes.
 
 A general script decides like the script of a shape, and is made from the same template and files. But it stores the
-limits in a list, and each part of the template is a loop over this list. So one script is enough for all limits. It
+limits in a list, and each part of the template is a loop over this list. So one script is enough for any limits. It
 needs one more argument, the *layout* of the call. A layout has these packed numbers (formats of Lua's struct library):
 
 once             '<I2I2I2'   the number of heads, the number of meters, the position of the key `open` in KEYS
@@ -114,15 +114,15 @@ class GeneralText(ScriptText):
         yield f"local function cost_of(slot) return (read_struct('<d', ARGV[3], {first_cost - 8} + 8 * slot)) end"
 
     def do_limits(self) -> Iterator[str]:
-        # In the Lua text: L has the limits, to_read the Redis keys of MGET, and place is a position in ARGV[4].
-        # The layout is ARGV[5]. `marks` are the flags of a limit in the layout.
+        # In the Lua text, L is the list of the limits, and to_read is the list of the Redis keys that MGET reads.
+        # `place` is a position in the program (ARGV[4]), and `layout_at` is a position in the layout (ARGV[5]).
         yield "local L, to_read, place = {}, {}, 1"
         yield "for i = 1, head_count do to_read[i] = KEYS[i] end"
         yield "while layout_at <= #ARGV[5] do"
-        yield "local l, marks, waits = {number = #L + 1, timeout = timeout}"
-        yield "l.code, l.slot, l.state_key, l.own_key, marks, layout_at = read_struct('<BBI2I2B', ARGV[5], layout_at)"
-        yield "l.shadow, waits, l.cost = marks % 2 == 1, marks % 4 >= 2, cost_of(l.slot)"
-        yield "l.lasting = (marks - marks % 4) / 4"
+        yield "local l, flags, waits = {number = #L + 1, timeout = timeout}"
+        yield "l.code, l.slot, l.state_key, l.own_key, flags, layout_at = read_struct('<BBI2I2B', ARGV[5], layout_at)"
+        yield "l.shadow, waits, l.cost = flags % 2 == 1, flags % 4 >= 2, cost_of(l.slot)"
+        yield "l.lasting = (flags - flags % 4) / 4"
         yield f"if l.own_key > 0 then l.redis_key, l.slots_move = KEYS[l.own_key], {self.any.known['slots_move']} end"
         yield f"l.header, place = read_struct('<c{HEADER}', ARGV[4], place)"
         yield "if waits then l.timeout, place = read_struct('<d', ARGV[4], place) end"

@@ -92,9 +92,9 @@ class LimitText:
         """Yield the lines of a section of the algorithm.
 
         A line may pass the limit itself to a function, as `l.self`. If the fields are local variables, the script puts
-        them into a table before such a line, and reads them from the table after it. Which fields the limit has is
-        known only when the whole script has been read. Until then, the comments "--table" and "--fields" stand for
-        these two steps. `filled` replaces the comments.
+        them into a table before such a line, and reads them from the table after it. The fields of the limit are
+        known only when all lines of the script have been made. Until then, the comments "--table" and "--fields" stand
+        for these two steps. `filled` replaces the comments.
         """
         text = self.section(section).rstrip("\n")
         if "l.self" not in text:
@@ -113,7 +113,7 @@ class LimitText:
     def declared(self) -> list[str]:
         """Return the used fields that need a declaration as local variables.
 
-        The header, the cost, the timeout and the params do not: the lines that read them also declare them.
+        The header, the cost, the timeout and the params need none: the lines that read them also declare them.
         """
         return [name for name in self.used if name not in {"header", "cost", "timeout", *self.params}]
 

@@ -31,13 +31,13 @@ class ScriptText(StateLines):
 
     def _values(self) -> dict[str, str]:
         shape = self.shape
-        keys = [f"KEYS[{number}]" for number in range(1, shape.heads + 1)]
+        heads = [f"KEYS[{number}]" for number in range(1, shape.heads + 1)]
         states = [f"KEYS[{number}]" for number in self.state_keys]
         request = "<" + "d" * (REQUEST_NUMBERS + shape.costs)
         return {
             "costs": "".join(f", cost_of_{number}" for number in range(1, shape.costs + 1)),
             "request": request,
-            "mget": ", ".join([*keys, *states]),
+            "mget": ", ".join([*heads, *states]),
             "head_count": str(shape.heads),
             "heads_differ": " or ".join(f"got[{n}] ~= ARGV[2]" for n in range(1, shape.heads + 1)),
             "receipt_key": f"KEYS[{shape.open_key + 1 if shape.meters else shape.open_key}]",

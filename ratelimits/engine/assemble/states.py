@@ -16,7 +16,7 @@ _MAX_VALUES = 180
 #: Number of bytes of a record's header: the limit's name, the code of the algorithm, and the size of the
 #: payload (4 + 1 + 2).
 HEADER = 7
-#: Number of bytes that a program has at its end about the rule of each limit. lua/decide.lua describes them.
+#: A program ends with this number of bytes for the rule of each limit. lua/decide.lua describes these bytes.
 RULE = 30
 #: The Lua expression of a limit's name, which is the first part of its header.
 NAME = "string.sub(l.header, 1, 4)"
@@ -35,7 +35,7 @@ def common_form(limits: Sequence[LimitText]) -> tuple[str, int] | None:
     # Each record also has two values that are not in its payload: the header and the expiry.
     if sum(2 + len(record.names) for record in records) > _MAX_VALUES:
         return None
-    # The expiry of the packed state has 4 bytes, and so has the expiry of each record.
+    # I4: the expiry of the packed state has 4 bytes. The expiry of each record also has 4 bytes.
     form = "<I4" + "".join(f"c{HEADER}I4{record.format}" for record in records)
     return form, 4 + sum(HEADER + 4 + record.size for record in records)
 
@@ -144,10 +144,12 @@ class StateLines:
         return one_key and self.shape.op == "try" and not self.shape.general
 
     def no_state(self, limits: Sequence[LimitText], key: int) -> Iterator[str]:
-        """Yield the lines for a Redis key in which MGET found no string. Usually neither it nor the own keys exist.
+        """Yield the lines for a Redis key in which MGET found no string.
 
-        If this key exists, it has another type: the state is corrupt.
+        Usually this Redis key does not exist, and the limits' own keys do not exist either. If this Redis key exists,
+        it has another type: the state is corrupt.
         """
+        # 0: the limit has no own key. `key`: the state of the limit is in its own key, and not in a packed state.
         with_own_keys = [limit for limit in limits if limit.shape.own_key not in (0, key)]
         test = f"if call('EXISTS', KEYS[{key}]) == 1 then"
         if with_own_keys:
@@ -233,9 +235,9 @@ class StateLines:
 
     @property
     def moment(self) -> str:
-        """Return a moment as Lua text, for `rewrite`: it leaves out records that have expired at this moment.
+        """Return the moment for the Lua function `rewrite`, which leaves out records that have expired at this moment.
 
-        If the clock is virtual, the moment is -1, so no record is left out.
+        The result is Lua text. If the clock is virtual, the moment is -1, so no record is left out.
         """
         return "-1" if self.shape.virtual else "now"
 
