@@ -1,3 +1,3 @@
-"""Make usage reports from ledger lines, one for each account and billing period, and export them."""
+"""Make a usage report for each account and billing period from the lines of the ledger. Export reports."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Find and approve adjustments that are not on a report yet.
 
-An adjustment is a quantity that staff add to a period, or subtract from it, by hand. Some adjustments count at once.
-Others wait until another person approves them.
+An adjustment is a quantity that staff add to a period, or subtract from it, by hand. If the setting ADJUSTMENT_APPROVAL
+is set, a new adjustment counts only after another person has approved it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def start_of(adjustment: Adjustment) -> int:
 
 
 def unreported(using: str, **filters: Any) -> QuerySet[Adjustment]:
-    """Return the adjustments that count but are not on a report, in the order in which a report lists them."""
+    """Return the adjustments that match `filters`, count, and are not on a report, in the order of a report's lines."""
     rows = Adjustment.objects.using(using).filter(report=None, approval__in=Adjustment.REPORTABLE, **filters)
     return rows.order_by("created_at", "reference")
 
@@ -44,7 +44,7 @@ def check_sizes(adjustments: Iterable[Adjustment]) -> None:
 
 
 def of_open_periods(using: str, start: int, end: int, **filters: Any) -> dict[tuple[str, int], list[Adjustment]]:
-    """Return the adjustments of periods that have no report yet.
+    """Return the adjustments that match `filters`, count, and are for a period without a report.
 
     The periods start at `start` or later, and before `end` (both µs since 1970 UTC). Each key of the result is an
     account and the start of a period (s since 1970 UTC).
@@ -54,7 +54,7 @@ def of_open_periods(using: str, start: int, end: int, **filters: Any) -> dict[tu
         by_period[adjustment.account, start_of(adjustment) // SECOND].append(adjustment)
     reports = Report.objects.using(using).filter(account__in={account for account, _start in by_period})
     closed = reports.filter(period_start__gte=start, period_start__lt=end).values_list("account", "period_start")
-    for account, period_start in closed if by_period else ():
+    for account, period_start in closed:
         by_period.pop((account, period_start // SECOND), None)
     return dict(sorted(by_period.items()))
 

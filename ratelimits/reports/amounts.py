@@ -1,13 +1,15 @@
 """Compute the amounts of a report version: what its lines cost at the prices of the account's plan.
 
-The price of a period depends only on the period's total quantities. The amount of a version is the price after this
-version minus the price before it. So all versions together cost the price of the final quantities.
+The price of a period depends only on the period's total quantities. The amount of a version is the price with the
+quantities of this version, minus the price without them. So the amounts of all versions add up to the price of the
+final quantities.
 
 An account can have several names in one period, if it was renamed. The reports of these names share one price: the
 report that is finalised first contains the fees. Each later report has only the amount by which it makes the price
 higher or lower.
 
-Amounts are exact. Each period's price is rounded once, half to even, to the minor unit of its currency.
+Prices are computed exactly. Only the price of a whole period is rounded: half to even, to the minor unit of its
+currency.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from ratelimits.pricing.prices import Price
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.terms.price_book import RecordedPrices
 
-#: Two numbers: the overage units of a meter before a version, and after this version. The first number is None if the
-#: meter was not billed before. This is not 0, because also 0 units can have a price: a fee or a minimum.
+#: Two numbers: the overage units of a meter before a version, and after this version. If the meter was not billed
+#: before, the first number is None. It is not 0 then, because 0 units can have a price too: a fee or a minimum.
 BeforeAndAfter = Sequence[Any]
 
 
@@ -67,8 +69,8 @@ def reports_that_share_prices(
 ) -> list[Report]:
     """Return the earlier reports on which the price of a version depends, oldest first.
 
-    These are `reports_of_account`, and those reports under the account's other names whose prices list `account` as a
-    name that shares them.
+    These are `reports_of_account`, and some reports of the account's other names: those that store `account` as a name
+    that shares their prices.
     """
     if not other_names:
         return list(reports_of_account)
@@ -82,9 +84,9 @@ def recorded_prices(
 ) -> dict[str, RecordedPrices]:
     """Return the prices that a report version uses. The keys are starts of periods (s since 1970 UTC, as text).
 
-    A period keeps the prices of its first report, even if that first report has another name of the account.
-    `prices_at_end` are the prices at the end of the report's period. Only the first version of the report uses them,
-    and only for the report's own period.
+    `periods` are the billing periods of the version's lines. A period keeps the prices of its first report, even if
+    that first report has another name of the account. `prices_at_end` are the prices at the end of the report's period.
+    Only the first version of the report uses `prices_at_end`, and only for the report's own period.
     """
     records: dict[str, RecordedPrices] = {}
     report_period = _period_of(report)
@@ -121,12 +123,12 @@ class Totals:
     def amounts(self) -> dict[str, Any]:
         """Return the quantities and the amount of each priced period, and the report's total.
 
-        Return {} if the report has no prices.
+        The total includes the amounts of the report's earlier versions. Return {} if the report has no prices.
         """
         priced: dict[str, RecordedPrices] = self._report.prices.get("periods", {})
         if not priced:
             return {}
-        total = {name: Decimal(text) for name, text in self._total_before().items()}
+        total = {currency: Decimal(text) for currency, text in self._total_before().items()}
         periods = {}
         for period, record in priced.items():
             quantities = self._quantities(period, record)
@@ -134,7 +136,7 @@ class Totals:
             periods[period] = {"quantities": quantities, "amount": f"{amount:f}"}
             currency = record["currency"]
             total[currency] = plus(total.get(currency, ZERO), amount)
-        return {"periods": periods, "total": {name: f"{amount:f}" for name, amount in total.items()}}
+        return {"periods": periods, "total": {currency: f"{amount:f}" for currency, amount in total.items()}}
 
     def _quantities(self, period: str, record: RecordedPrices) -> dict[str, BeforeAndAfter]:
         previous = _newest(self._earlier, "amounts", period)
@@ -154,8 +156,9 @@ class Totals:
 
 
 def billed_prices_and_units(reports: Sequence[Report], start: int) -> tuple[RecordedPrices, Counter[str]]:
-    """Return a billing period's prices and billed overage units, by meter; both are empty if it was not billed.
+    """Return the prices of a billing period, and its billed overage units by meter.
 
+    Both are empty if no report has billed the period.
     `start` is the start of the period (µs since 1970 UTC). `reports` are the reports that share a price, oldest first.
     """
     period = str(start // SECOND)
@@ -184,7 +187,7 @@ class MeterAmount:
 
 
 def meter_amounts(report: Report) -> Iterator[MeterAmount]:
-    """Yield the amount of each priced meter of a version. Call it in `unreadable_if_malformed`."""
+    """Yield the amount of each priced meter of a version. Call this in the context of `unreadable_if_malformed`."""
     for period, record in report.prices.get("periods", {}).items():
         quantities = report.amounts["periods"][period]["quantities"]
         for meter, price in prices_of(record).items():

@@ -24,7 +24,7 @@ LastUsed = Callable[[Collection[int]], Mapping[int, int]]
 class BillingPeriod:
     """A billing period from `start` to `end`, both in µs since 1970 UTC.
 
-    `members` are the starts of its counted periods. `closed` is true if the billing period has a report.
+    `members` are the starts (µs) of its counted periods. `closed` is true if the billing period has a report.
     """
 
     start: int
@@ -85,9 +85,9 @@ def billing_periods(
     periods is shortened to its free part, which no reported period contains. If the free part is too short, the counted
     period belongs to one of the reported periods.
 
-    Counted periods that overlap each other become one billing period. This billing period starts with the first of
-    them, and ends with the one that was used last. If this billing period would be longer than MAX_LENGTH, the counted
-    period that starts last becomes a billing period of its own, which starts where the first one ends.
+    Counted periods that overlap each other are joined to one billing period. It starts with the first of these counted
+    periods, and ends with the counted period that was used last. If a counted period would make this billing period
+    longer than MAX_LENGTH, the part of the counted period after this billing period becomes the next billing period.
     """
     closed = {period.start: period for period in reported}
     open_: list[BillingPeriod] = []
@@ -106,15 +106,15 @@ def billing_periods(
         members = previous.members | {start}
         _, joined_end = _free_span(closed.values(), previous.start, _last_end(members, used, last_used(members)))
         if joined_end - previous.start < SHORTEST:
-            # No billing period is so short. So end it with the member that ends last.
+            # A billing period must not be shorter than SHORTEST. So end it with the member that ends last.
             joined_end = max(free_end, previous.end)
         if joined_end - previous.start <= MAX_LENGTH:
             open_[-1] = BillingPeriod(previous.start, joined_end, members)
         elif free_end - previous.end >= SHORTEST:
-            # The rest of the counted period after the previous billing period is long enough for another one.
+            # The part of the counted period after the previous billing period is long enough for a billing period.
             open_.append(BillingPeriod(previous.end, free_end, frozenset({start})))
         else:
-            # The rest is too short. So the counted period belongs to the previous billing period, which keeps its end.
+            # This part is too short. So the counted period belongs to the previous billing period, which keeps its end.
             open_[-1] = BillingPeriod(previous.start, previous.end, members)
     return sorted([*closed.values(), *open_], key=lambda billing_period: billing_period.start)
 
@@ -123,7 +123,7 @@ def _last_end(members: Collection[int], ends: Mapping[int, int], used_at: Mappin
     """Return the end of the member that was used last. The members are counted periods, given by their starts.
 
     The ledger counts usage in quarters of an hour, so perhaps several members were used in the last quarter. Among
-    these, prefer the members whose end is the start of another counted period. Then take the one that starts last.
+    these members, prefer those whose end is the start of another counted period. Then take the member that starts last.
     """
     last_use = max(used_at.get(member, 0) for member in members)
     used_last = sorted(member for member in members if used_at.get(member, 0) == last_use)
@@ -144,9 +144,9 @@ def _free_span(closed: Iterable[BillingPeriod], start: int, end: int) -> tuple[i
 def _closed_period_of(closed: Iterable[BillingPeriod], start: int, end: int) -> BillingPeriod | None:
     """Return the reported period that a counted period belongs to; None if there is no such period.
 
-    A counted period belongs to a reported period if its free part (see `_free_span`) is shorter than SHORTEST. If
-    several reported periods overlap the counted period, it belongs to the one that contains its start. If no
-    reported period contains its start, it belongs to the first reported period that starts within it.
+    A counted period belongs to a reported period if the free part of the counted period (see `_free_span`) is shorter
+    than SHORTEST. If several reported periods overlap the counted period, take the reported period that contains the
+    start of the counted period. If there is none, take the first reported period that starts within the counted period.
     """
     reported = list(closed)
     free_start, free_end = _free_span(reported, start, end)

@@ -1,7 +1,4 @@
-"""Compute report lines from ledger lines. The order and the quantities depend only on the content of the ledger.
-
-Each ledger line belongs to a batch. The position of a batch is its number within its shard (a part of the accounts).
-"""
+"""Compute report lines from ledger lines. Their order and their quantities depend only on the content of the ledger."""
 
 from __future__ import annotations
 
@@ -33,7 +30,8 @@ SUMS = ("admitted_requests", "admitted_units", "denied_requests", "refunded_unit
 #: Maximum number of rows that are read or written at once.
 CHUNK = 2000
 
-#: A group of ledger lines: its columns and sums, by name (see `grouped`).
+#: A group of ledger lines: its columns and sums, by name (see `grouped`). `Limits.of` adds "limit", and
+#: `with_billing_starts` adds "billing_start".
 Group = dict[str, Any]
 
 
@@ -169,11 +167,10 @@ def usage_lines(
     """Yield a line for each group, then a line for each key and meter that has lost replies but no group.
 
     `allowances` has the allowance of each billing period, by the period's start in µs. `lost` has the number of lost
-    replies by key and meter. If several lines have the same key and meter, the first one gets this number. It is
-    removed from `lost`.
+    replies by key and meter. If several lines have the same key and meter, only the first of these lines gets the
+    number. The entries whose numbers were used are removed from `lost`.
     """
     lost = Counter() if lost is None else lost
-    number = 0
     for number, group in enumerate(groups, 1):
         line = usage_line(report, number, group, rules, allowances)
         line.unknown_count = lost.pop((group["key"], group["meter"]), 0)
@@ -185,7 +182,7 @@ def usage_lines(
 
 
 def gap_line(report: Report) -> ReportLine:
-    """Return the only line of a version that contains nothing but a new gap. All quantities of the line are 0."""
+    """Return the only line of a version that adds gaps and nothing else. All quantities of the line are 0."""
     return _with_line_id(_plain_line(report), USAGE, "gap")
 
 
@@ -234,7 +231,7 @@ def unused_line(report: Report) -> ReportLine:
 
 
 def adjustment_line(report: Report, adjustment: Adjustment, allowance: Allowance) -> ReportLine:
-    """Return the line of an adjustment."""
+    """Return the line of an adjustment, and add the adjustment's units to the allowance."""
     own_id = line_id(report_id(report.account, report.period_start), ADJUSTMENT, str(adjustment.reference))
     line = _plain_line(report, own_id, adjustment.key, adjustment.meter)
     line.charge_category = ADJUSTMENT
@@ -256,7 +253,7 @@ def usage_line(
     """Return the line of a group. The line is a correction if the group's billing period had a report before.
 
     `allowances` has the allowance of each billing period, by the period's start in µs. `make_id` makes the `line_id`.
-    (Verification also tries the function of an earlier version of this app.)
+    (An earlier version of this app made `line_id` in another way. Verification tries both functions.)
     """
     rule = rules.of(group["rule"], group["version"])
     billable = group["admitted_units"] - group["refunded_units"]
@@ -265,7 +262,7 @@ def usage_line(
     subject = (group["meter"], group["key"], group["rule"], group["version"])
     is_correction = report.version > 1 or billing_start != report.period_start
     name = report_id(report.account, report.period_start)
-    # If several counted periods are one billing period, the start of the counted period tells their lines apart.
+    # If several counted periods are one billing period, the lines of two counted periods must not have the same id.
     usage_subject = subject if start == billing_start else (*subject, start)
     if is_correction:
         own_id = make_id(name, report.version, CORRECTION, start, *subject)

@@ -1,8 +1,8 @@
 """Close one account: find the billing periods whose usage is complete, and write their reports.
 
-A report has versions: each correction adds one. Late usage is usage that arrives after its period was closed. A lost
-reply is a reply of Redis that did not arrive: nobody knows whether Redis has counted the request. An allowance has the
-quantities that the plan includes in a period, and how much of them is used so far.
+A report has versions: each correction adds a version. Late usage is usage that arrives after its period was closed. A
+lost reply is a reply of Redis that did not arrive: nobody knows whether Redis has counted the request. An allowance has
+the quantities that the plan includes in a period, and the units that are used so far.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ratelimits.reports.periods import SECOND, Period, iso
 from ratelimits.reports.rows import VERSION
 from ratelimits.reports.terms.price_book import RecordedPrices
 
-#: The position of a batch, by shard.
+#: For each shard, the position of a batch.
 Positions = Mapping[str, int]
 
 
@@ -153,7 +153,10 @@ class Closing:
         check_sizes(self._data.adjustments(self.account))
 
     def _chain_head(self) -> str:
-        """Return one digest for the ledger's chains, up to the positions in `self.chain`."""
+        """Return one digest for the ledger's chains, up to the positions in `self.chain`.
+
+        If a batch is missing, raise signing.BrokenChainError. But if the period is closed by force, return "".
+        """
         try:
             return self._data.chain_head(self.chain)
         except signing.BrokenChainError:
@@ -235,7 +238,7 @@ class Closing:
     def _allowance(
         self, billing_period: BillingPeriod, included: Mapping[str, int], plan: str | None = None
     ) -> Allowance:
-        """Return the allowance with these included quantities after the reports of a billing period.
+        """Return an allowance with these included quantities and the units that a billing period's reports contain.
 
         If `plan` is None, lines with this allowance show the plan of the new report.
         """
@@ -246,7 +249,7 @@ class Closing:
         return allowance
 
     def allowance_after_reports(self, billing_period: BillingPeriod) -> Allowance:
-        """Return the allowance of a closed period after its reports."""
+        """Return the allowance of a closed period, with the units that its reports contain."""
         newest = self._versions(billing_period.start)[-1]
         assert newest.pk is not None
         return self._allowance(

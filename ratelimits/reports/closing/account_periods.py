@@ -22,8 +22,8 @@ class AccountPeriods:
     """The billing periods of an account.
 
     `counted` are the starts (µs) of further counted periods, whose usage `data` does not contain. Some methods need the
-    account's time zone. If this zone no longer exists, these methods raise ValueError. But if `lenient` is true, they
-    use UTC.
+    account's time zone. If this zone no longer exists, these methods raise ValueError. But if `lenient` is true, all of
+    them except `next` use UTC.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class AccountPeriods:
     def open_by_member(self) -> dict[int, tuple[BillingPeriod, Period]]:
         """Return the billing periods without a report, by the starts (µs) of their counted periods.
 
-        Each item has the billing period, and the same period as a `Period`, with its time zone.
+        Each value is a billing period, and the same billing period as a `Period`, which has a time zone.
         """
         by_member: dict[int, tuple[BillingPeriod, Period]] = {}
         for billing_period in self.open():
@@ -65,9 +65,10 @@ class AccountPeriods:
         return by_member
 
     def period(self, billing_period: BillingPeriod) -> Period:
-        """Return a billing period with its time zone, in which its last counted period starts a billing month.
+        """Return a billing period as a `Period`, with a time zone of the account.
 
-        If no time zone of the account fits, use the account's time zone at the end of the billing period.
+        In this time zone, a billing month starts at the start of the last counted period. If no time zone of the
+        account fits, use the account's time zone at the end of the billing period.
         """
         return Period(
             billing_period.start,
@@ -86,16 +87,16 @@ class AccountPeriods:
         return [adjustment for adjustment in adjustments if _belongs_to(start_of(adjustment), billing_period)]
 
     def of_adjustment(self, start: int) -> BillingPeriod | None:
-        """Return the billing period of an adjustment whose period starts at `start` (µs); None if there is none yet."""
+        """Return the billing period of an adjustment for the period that starts at `start` (µs); None if not found."""
         return next((period for period in self.billing_periods if _belongs_to(start, period)), None)
 
     def oldest_open_start(self) -> int:
-        """Return the start (µs since 1970 UTC) of the oldest counted period with usage that no report covers, or 0."""
+        """Return the start (µs) of the oldest counted period with usage that no report covers; 0 if there is none."""
         usage = self._data.usage(self._account)
         return min((row.period * SECOND for row in usage if row.covered is None), default=0)
 
     def _end(self, start: int) -> int:
-        """Return the end (µs) of a period whose end is not stored: compute it from the account's terms at that time."""
+        """Return the end (µs) of a counted period whose end is not stored. It is computed from the account's terms."""
         terms = self._terms(start, None)
         return period_from(terms.timezone, terms.anchor, start, self._data.terms(self._account, None).kept).end
 

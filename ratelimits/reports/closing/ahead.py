@@ -1,4 +1,4 @@
-"""Read data for many accounts in one query before closing needs them, because one query for each account is slow."""
+"""Read the data of many accounts in one query, before they are needed: one query for each account would be slow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 _MAX_GROUPS = 5000
 #: Maximum number of different period starts in one query, because databases limit the depth of a condition.
 _MAX_STARTS = 50
-#: `SpanCache` also reads the data of this much time (µs) before and after a span. So near spans need no further read.
+#: `SpanCache` also reads the data of this time (µs) before and after a span, so that near spans need no further read.
 _MARGIN = 32 * 86_400 * 1_000_000
 
 
@@ -28,8 +28,10 @@ class GroupsAhead:
 
     `chain` has, for each shard, the position of the last batch whose lines are read.
 
-    `periods` has, for each account, the starts (s since 1970 UTC) of periods that are not on a report yet. Ask for the
-    accounts in the order of the code points of their names, because the database returns the groups in this order.
+    `periods` has, for each account, the starts (s since 1970 UTC) of periods that are not on a report yet.
+
+    Call `of` for the accounts in the order of the code points of their names, because the database returns the groups
+    in this order.
     """
 
     def __init__(self, using: str, periods: Mapping[str, Iterable[int]], chain: Mapping[str, int]) -> None:
@@ -40,20 +42,25 @@ class GroupsAhead:
         self._values: dict[tuple[str, int], list[Group]] = {}
 
     def of(self, account: str, period: int) -> list[Group] | None:
-        """Return the groups of an account's period; None if the caller must read them separately."""
+        """Return the groups of an account in the period that starts at `period` (s since 1970 UTC).
+
+        Return None if the caller must read the groups.
+        """
         if account in self._unread:
             self._unread = self._unread[self._unread.index(account) :]
             self._read()
         return self._values.get((account, period))
 
     def _read(self) -> None:
+        """Read the groups of the next accounts. If only one account would be read, leave it to the caller."""
         names, starts = self._next()
         self._values, groups = {}, []
         if len(names) > 1:
             conditions = (Q(period=start, account__in=accounts) for start, accounts in sorted(starts.items()))
             condition = reduce(or_, conditions)
-            # The empty dict: read from the first batch of each shard on, because no report has usage of these periods.
-            groups = list(islice(grouped(condition & between({}, self._chain), self._using), _MAX_GROUPS + 1))
+            # No report has usage of these periods, so the first batch of each shard is read too.
+            since: dict[str, int] = {}
+            groups = list(islice(grouped(condition & between(since, self._chain), self._using), _MAX_GROUPS + 1))
             if len(groups) > _MAX_GROUPS:  # Perhaps not all groups of the last account were read, so leave it out.
                 last = groups[-1]["account"]
                 names = [name for name in names if name < last]
@@ -62,10 +69,11 @@ class GroupsAhead:
             self._values = {(name, period): [] for name in names for period in self._periods[name]}
         for group in groups:
             self._values[group["account"], group["period"]].append(group)
+        # If `names` is empty, the groups of the first account are too many. It is left to the caller.
         self._unread = self._unread[max(len(names), 1) :]
 
     def _next(self) -> tuple[list[str], dict[int, list[str]]]:
-        """Return the names of the accounts to read now, and the starts of their periods, each with its accounts."""
+        """Return the names of the accounts to read now, and for each start of a period the names with this period."""
         names: list[str] = []
         starts: dict[int, list[str]] = {}
         for name in self._unread[: self._max_accounts]:
@@ -78,7 +86,7 @@ class GroupsAhead:
 
 
 class SpanCache(Generic[T]):
-    """A cache for the data of spans of time (µs since 1970 UTC). One read is enough for spans near each other."""
+    """Caches the data of a span of time. One read is enough for spans that are near each other."""
 
     def __init__(self, read: Callable[[int, int], T]) -> None:
         self._read = read
@@ -86,7 +94,7 @@ class SpanCache(Generic[T]):
         self._cached: tuple[int, int, T] | None = None
 
     def of(self, start: int, end: int) -> T:
-        """Return the data of a span of time that contains the time from `start` to `end`."""
+        """Return the data of a span that contains the time from `start` to `end` (µs since 1970 UTC)."""
         if self._cached is not None:
             cached_start, cached_end, data = self._cached
             if cached_start <= start and end <= cached_end:

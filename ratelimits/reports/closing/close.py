@@ -1,7 +1,7 @@
 """Close billing periods: write reports for periods with complete usage, and new versions for later changes.
 
-A shard is a part of the accounts. The ledger stores the batches of each shard as a chain of digests. A report contains
-the lines of its account up to a position in this chain. So the report can be computed again from these lines.
+A report contains the ledger lines of its account up to one position in the chain of each of the account's shards. The
+report stores these positions. So it can be computed again.
 
 Accounts of one shard are closed together, in one transaction that holds the lock of the shard's row. If one account
 fails, the other accounts are closed without it.
@@ -68,8 +68,8 @@ def finalise_each(
     A watermark is the moment before which all usage of a shard is in the ledger. A period can be closed once `now` and
     the watermarks of the account's shards have passed the period's end plus GRACE_SECONDS. `now` is µs since 1970 UTC,
     by default this machine's clock. If an account cannot be closed, this is logged, and other accounts are closed.
-    Yield a result after each transaction, so that memory does not grow with the number of accounts. If nothing has
-    changed since, a second call writes no report. `progress` shows how many accounts are done.
+    Yield a result after each list of `in_chunks`, so that memory does not grow with the number of accounts. If nothing
+    has changed since the first call, a second call writes no report. `progress` shows how many accounts are done.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
@@ -106,7 +106,7 @@ def home_shard(account: str) -> int:
 
 
 def in_chunks(names: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the accounts by shard, in lists of at most MAX_TOGETHER."""
+    """Yield the accounts in lists of at most MAX_TOGETHER. All accounts of a list have the same home shard."""
     sorted_names = sorted((home_shard(name), name) for name in names)
     for _shard, group in groupby(sorted_names, key=lambda pair: pair[0]):
         while chunk := [name for _shard, name in islice(group, MAX_TOGETHER)]:
@@ -160,7 +160,7 @@ def close_together(
     with transaction.atomic(using=using, durable=True):
         locked = [ShardState.lock(using, shard) for shard in to_lock]
         data = ClosingData(using, names, {state.shard: state for state in locked if state is not None})
-        crash.reached("close:locked")  # does nothing; tests end the process at these steps
+        crash.reached("close:locked")  # Does nothing, but tests end the process at this step.
         writer = ReportWriter(using)
         for name in names:
             closing = Closing(data, name, shards[name], now, with_new_gaps.get(name, ()), writer)
@@ -206,8 +206,8 @@ def mark_as_reported(using: str, reports: list[Report]) -> None:
     A mark is a row of ChainMark. Compaction does not join a batch before a mark with a batch after the mark.
     """
     mark_ends(using, [report.chain for report in reports])
-    # The accounts of the reports, by the report's chain (its positions by shard) and by the starts of its counted
-    # periods. Usage with the same chain and the same starts is updated together.
+    # The accounts of the reports, by the chain of their report (a position for each shard) and by the starts of its
+    # counted periods. Accounts with the same chain and the same starts are updated together.
     by_chain: dict[tuple[tuple[str, int], ...], dict[tuple[str, ...], list[str]]] = {}
     for report in reports:
         by_chain.setdefault(tuple(report.chain.items()), {}).setdefault(tuple(report.since), []).append(report.account)
