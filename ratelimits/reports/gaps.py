@@ -15,12 +15,13 @@ from ratelimits.reports.periods import iso
 #: The word before the number of missing units in a gap's text, by kind of gap. A gap of the kind "unknown" is about
 #: requests whose replies were lost. A gap of the kind "unreported" is about prefetched permits of a process that was
 #: killed. For both the word is "at-most", because perhaps the ledger has some of these requests, or the process did not
-#: spend some of these permits. A gap of the kind "unmetered" is about requests that a failure policy let through while
+#: spend some of these permits. A gap of the kind "unmetered" is about requests that a failure policy admitted while
 #: Redis did not answer. For all other kinds the word is "missing".
 _UNITS = {"unknown": "at-most", "unmetered": "unmetered", "unreported": "at-most"}
 
 
-#: A shard (None for all shards) and an account ("" for all accounts).
+#: The shard of a gap (None if the gap is about all shards), and its account ("" if it is about all accounts; ANONYMOUS
+#: if it is about usage without an account).
 _ShardAndAccount = tuple[int | None, str]
 
 
@@ -40,8 +41,8 @@ class Gaps:
     ) -> Gaps:
         """Read the gaps that overlap the span from `start` to before `end` (µs since 1970 UTC).
 
-        If `shards` is given, read only gaps of one of these shards or of all shards. These gaps must also be of one of
-        these `accounts` or of all accounts.
+        If `shards` is given, read only the gaps that are about these shards and about these `accounts`. A gap without a
+        shard is about all shards, and a gap without an account is about all accounts.
         """
         rows = cls.rows(using, start, end)
         if shards is not None:
@@ -51,16 +52,15 @@ class Gaps:
 
     @staticmethod
     def rows(using: str, start: int, end: int) -> QuerySet[DurabilityGap]:
-        """Return the gaps that overlap the span from `start` to before `end`, in the order of a report's text.
+        """Return the gaps that overlap the span from `start` to before `end`.
 
-        The end of a gap, `until`, is the last moment of the gap.
+        They are in the order in which a report prints them. The end of a gap, `until`, is its last moment.
         """
         rows = DurabilityGap.objects.using(using).filter(Q(since__lt=end), Q(until__gte=start))
         return rows.order_by("since", "event")
 
     def text(self, shard: int, account: str, start: int, end: int) -> str:
         """Return the text about gaps for a report of this account, shard and period; "" if there are no gaps."""
-        # A gap without a shard is about all shards, and a gap without an account is about all accounts.
         keys = [(number, name) for number in (None, shard) for name in ("", account or ANONYMOUS)]
         return self._text(tuple(key for key in keys if key in self._groups), start, end)
 

@@ -27,10 +27,12 @@ from ratelimits.reports.terms.account_book import Records
 
 @dataclass(frozen=True, slots=True)
 class Included:
-    """The quantities that a billing period includes, by meter, and the slug of the plan that includes them.
+    """The quantities that an account's plan or plans include in a billing period.
 
+    plan          the slug of the plan at the end of the period, or else of the last plan in the period
+    included      the included quantities, by meter
     names         the other names that the account had in the period
-    shared        the names among `names` that use the same included quantities as this name
+    shared        the names with which this name shares the included quantities: all `names`, or none with proration
     price_source  the slug of the plan whose prices apply, and the moment (µs since 1970 UTC) at which the plan had
                   these prices
     """
@@ -76,10 +78,14 @@ class IncludedBook:
         return unprorated
 
     def _without_proration(self, name: str, terms: Terms, spans: Sequence[_RowSpan], start: int, end: int) -> Included:
-        """Return the quantities of the plan at the end of the period; without one, of the last plan in the period."""
+        """Return the quantities of the plan at the end of the period.
+
+        If the account has no plan at the end, return the quantities of its last plan in the period.
+        """
         source = _source_of_plan(name, terms, spans)
         row = _row_of(source)
-        # If a former name belongs to another account row now, it has the plan of that other row, so it is left out.
+        # At the end of the period, a former name can belong to another account row. Then this name has the plan of that
+        # other row, so it is left out.
         others = {span.name for span in spans if row and span.row == row} - {name}
         names = frozenset(other for other in others if _row_of(self._source_of_plan(other, start, end)) == row)
         if isinstance(source, _RowSpan):
@@ -105,7 +111,10 @@ class IncludedBook:
     def _with_proration(
         self, name: str, terms: Terms, spans: Iterable[_RowSpan], start: int, end: int, unprorated: Included
     ) -> Included:
-        """Return the sum of all plans' shares for each meter, rounded half up."""
+        """Return the sum of all plans' shares for each meter, rounded half up.
+
+        `unprorated` is the result without proration. The result with proration has the same names and prices.
+        """
         under_name = sorted((span for span in spans if span.name == name), key=lambda span: span.since)
         all_terms = [(terms.timezone, terms.anchor), *((span.timezone, span.anchor) for span in under_name)]
         month = _month_length(all_terms, start, end)
@@ -129,11 +138,11 @@ class IncludedBook:
 
 def _row_spans(recorded: Records, start: int, end: int) -> Iterator[_RowSpan]:
     """Yield the spans of one account row within a period."""
-    records = [state for state in recorded if state.since < end]
+    records = [record for record in recorded if record.since < end]
     if not records:
         return
-    # If the first record does not say that the row was added ("+"), the row existed before. Its earlier values are not
-    # known, so the first record's values are used for the time before too.
+    # If the first record does not say that the row was added ("+"), the row existed before this record. The row's
+    # earlier values are not known, so the record's values are used for the time before the record too.
     first, *later = records
     moments = [first.since if first.kind == "+" else 0, *(record.since for record in later), end]
     for record, (since, until) in zip(records, pairwise(moments), strict=True):

@@ -1,10 +1,10 @@
-"""Find the limit of a report line: the capacity of the line's rule, or its rate if the rule has no capacity.
+"""Find the `limit` that a report line shows: the capacity of the line's rule, or its rate if the rule has no capacity.
 
 An override can replace both numbers. A line names the account of its requests, but only one key of these requests: the
 API key. If the requests have no API key, the line names their user. If they have no user either, it names their
 address. Perhaps an override for another key of the requests applied too, for example an override for the user of the
-API key. If it is not clear which override applied, or if the limit changed during the span of the line, the limit is
-empty.
+API key. If it is not clear which override applied, or if the limit changed during the span of the line, the line shows
+no limit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ratelimits.models.keys import COVERS, key_shard
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.terms import RuleBook
 
-#: Number of groups whose overrides are read together.
+#: Number of groups of ledger lines whose overrides are read together.
 _CHUNK = 2000
 #: A number that is larger than every version and every moment.
 _NEVER = 2**62
@@ -54,8 +54,8 @@ class _Override:
         """Return whether this state of the override was in force at a moment, for usage of this version of the rules.
 
         From `next_version` on, a later edit has replaced this state. Usage of this state's version, or of a later
-        one, was counted after the edit. For usage of an older version, the state was in force only from the moment of
-        the edit on.
+        version, was counted after the edit that made this state. For usage of an older version, the state was in force
+        only from the moment of that edit on.
         """
         since = self.since if self.version <= version else max(self.since, self.edited_at)
         return version < self.next_version and since <= at < self.until
@@ -75,7 +75,7 @@ class Limits:
         self._unnamed_edits = lru_cache(maxsize=1000)(self._unnamed_edits_uncached)
 
     def of(self, groups: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the groups in their order, each with its `limit` (a decimal; "" if no single number is known)."""
+        """Yield the groups in their order, each with its `limit` (a number as text; "" if the limit is not clear)."""
         unread = iter(groups)
         while chunk := list(islice(unread, _CHUNK)):
             keys = {group["key"] for group in chunk} | {f"account:{group['account']}" for group in chunk}
@@ -98,7 +98,8 @@ class Limits:
         kind = group["key"].partition(":")[0]
         # The kind of the keys by which the rule counted the requests of this group.
         counted_kind = kind if rule.key_kind == "key" else rule.key_kind
-        # An override for a key also applies to the narrower keys in COVERS, such as the API keys of an account.
+        # An override for a key also applies to the keys that belong to this key (see COVERS). For example, an override
+        # for an account applies to the account's API keys too.
         for_key, for_account = (
             list(overrides.get((key, rule.name), ())) if counted_kind in COVERS.get(key.partition(":")[0], ()) else []
             for key in (group["key"], f"account:{group['account']}")
@@ -123,7 +124,7 @@ class Limits:
         return _NEVER if row["first"] is None else int(row["first"])
 
     def _unnamed_edits_uncached(self, rule: str, kinds: tuple[str, ...], version: int) -> Sequence[_Override]:
-        """Return the overrides of a rule, for keys of these kinds, that were edited in exactly this version."""
+        """Return the states that the edit with this version gave a rule's overrides for keys of these kinds."""
         history: Any = KeyOverride.history
         ids = history.using(self._using).filter(_of_kinds(kinds), rule=rule, version=version).values_list("id")
         overrides = _of_history(self._using, {pk for (pk,) in ids})
@@ -131,6 +132,7 @@ class Limits:
 
 
 def _of_kinds(kinds: Iterable[str]) -> Q:
+    """Return the condition that a key has one of these kinds."""
     condition = Q()
     for kind in kinds:
         condition |= Q(key__startswith=f"{kind}:")
@@ -160,7 +162,7 @@ def _single_limit(rule: Any, group: Mapping[str, Any], overrides: Sequence[_Over
         for edge in (override.since, override.edited_at, override.until)
         if start < edge < end
     }
-    # The limits at the edges, by the newest version among the overrides that were in force there.
+    # The limits at the edges, by the newest version among the overrides that were in force at the edge.
     limits: dict[int, set[str]] = {}
     for at in {start, *edges}:
         in_force = [override for override in overrides if override.is_in_force(at, version)]

@@ -82,11 +82,7 @@ def starts_in(month: str, start: int, timezone: str) -> bool:
 
 
 def period_at(timezone: str, anchor: str | None, at: int, kept: Span | None = None) -> Period:
-    """Return the billing period that contains a moment.
-
-    `kept` is the account's kept period, if there is one: the newest billing period with usage when the account's time
-    zone or anchor was last changed. It keeps its start and its end.
-    """
+    """Return the billing period that contains the moment `at`. `kept` is the account's kept period, if it has one."""
     _previous, start, end, _next = periods_around(timezone, anchor or None, kept, at)
     return Period(start, end, timezone)
 
@@ -94,7 +90,8 @@ def period_at(timezone: str, anchor: str | None, at: int, kept: Span | None = No
 def period_from(timezone: str, anchor: str | None, start: int, kept: Span | None = None) -> Period:
     """Return the counted period that starts at `start`: usage was counted under this period.
 
-    Its end is calculated from this time zone and anchor, even if the usage was counted by another time zone or anchor.
+    Its end is calculated from `timezone` and `anchor`, even if Redis counted the usage under another time zone or
+    another anchor.
     """
     return Period(start, period_at(timezone, anchor, start, kept).end, timezone)
 

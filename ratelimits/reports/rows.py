@@ -60,14 +60,14 @@ class Row(NamedTuple):
         int,
         version(
             "0 while the report is provisional, 1 when it is first finalised, higher for each correction. "
-            "A later version contains the lines of earlier versions; each line has the version that added it.",
+            "A later version contains the lines of earlier versions; on each line is the version that added it.",
             from_report=_from_report("version"),
         ),
     ]
     status: Annotated[
         str,
         text(
-            "final: this line never changes. provisional: this line may still change.",
+            "final: this line never changes. provisional: this line can still change.",
             from_report=_status,
             schema={"enum": ["final", "provisional"]},
         ),
@@ -103,9 +103,9 @@ class Row(NamedTuple):
                 "enum": [USAGE, ADJUSTMENT, FEE, REPRICING, MINIMUM, ROUNDING],
                 "description": "usage: units that were counted. adjustment: units that a person added or subtracted. "
                 "fee: flat fees of the price and of its tiers. repricing: the total reached another volume tier, so "
-                "units of earlier versions now have another price; this is the difference. minimum: the amount that "
-                "is missing to the minimum. rounding: the difference between the period's price and the same price "
-                "rounded to the currency's minor unit.",
+                "units of earlier versions now have another price; this is the difference. minimum: the amount by "
+                "which the price is below the minimum. rounding: the difference between the period's price and the "
+                "same price rounded to the currency's minor unit.",
             },
         ),
     ]
@@ -170,7 +170,10 @@ class Row(NamedTuple):
     rule_version: Annotated[
         int, version("Version of the rule: the number of the last edit that changed the rule for this key.")
     ]
-    plan: Annotated[str, text("The account's plan at the end of the billing period.", width=20)]
+    plan: Annotated[
+        str,
+        text("The account's plan at the end of the billing period, or else its last plan in this period.", width=20),
+    ]
     batch_range: Annotated[
         str,
         text("The ledger's batches from which the line was made, such as 07:12-45 (shard and positions).", width=20),
@@ -199,8 +202,8 @@ class Charge(NamedTuple):
     """A row and its amount.
 
     `parts` has one part for each unit price of the row's units. `total` is the amount of the report's versions up
-    to the row's version. If the row's meter has no price, `amount` is None. If no meter of its period has a price,
-    `currency` and `total` are "" too.
+    to the row's version. If the row's meter has no price, `amount` is None. If no meter of the row's billing period has
+    a price, `currency` and `total` are "".
     """
 
     row: Row
@@ -212,6 +215,7 @@ class Charge(NamedTuple):
 
 
 def _table() -> Iterator[Column]:
+    """Yield the columns in the annotations of `Row`, each with its name."""
     for name, hint in get_type_hints(Row, include_extras=True).items():
         (column,) = hint.__metadata__
         yield replace(column, name=name)
@@ -294,7 +298,8 @@ class RowMaker:
     def without_line(self, **values: Any) -> Row:
         """Return a row that does not come from a line, with these values.
 
-        Its other columns have the report's values, or else zeros and empty texts.
+        All other columns that come from the report have the report's values. The remaining columns contain 0 or an
+        empty text.
         """
         empty = self.of_values([column.empty for column in TABLE if column.name in self.fields])
         return empty._replace(**values)

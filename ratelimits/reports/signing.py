@@ -1,4 +1,7 @@
-"""Make the digest of a report from its own columns, from the digests of the ledger's chains, and from every line."""
+"""Make the digest of a report from its own columns and from all its lines.
+
+One of these columns is made from the digests of the ledger's chains.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,8 @@ _GAPS = COLUMNS.index("durability_gap")
 def own_columns(report: Report) -> list[Any]:
     """Return a report's own columns. They are the first part of the data from which the report's digest is made."""
     return [
-        # Earlier versions of this app had no prices. A report without prices must keep the digest that they gave it.
+        # Earlier versions of this app had no prices. A report without prices must keep the digest that those versions
+        # gave it.
         "ratelimits report 2" if report.prices else "ratelimits report 1",
         report_id(report.account, report.period_start),
         report.version,
@@ -128,10 +132,10 @@ class Digest:
         gaps = texts[_GAPS]
         if gaps != self._gaps:
             self._gaps, self._encoded_gaps = gaps, _encode(gaps)
-        # The result is the JSON list of all texts. `[:-1]` cuts off the closing bracket of the first part, which is the
-        # list of the texts before the gaps.
+        # Make the JSON list of all texts from three parts. `[:-1]` cuts off the closing bracket of the first part.
+        before_gaps = _encode(texts[:_GAPS])[:-1]
         after_gaps = "".join(f",{_encode(text)}" for text in texts[_GAPS + 1 :]) if len(texts) > _GAPS + 1 else ""
-        self._digest.update(f"\n{_encode(texts[:_GAPS])[:-1]},{self._encoded_gaps}{after_gaps}]".encode())
+        self._digest.update(f"\n{before_gaps},{self._encoded_gaps}{after_gaps}]".encode())
 
     def hexdigest(self) -> str:
         return self._digest.hexdigest()

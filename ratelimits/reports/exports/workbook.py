@@ -52,7 +52,7 @@ class SheetColumn(NamedTuple):
     """A column of a table."""
 
     name: str
-    #: Returns the XML of a cell with this value, without the beginning of the `<c` element; "" if the cell stays empty.
+    #: Returns the XML of a cell with this value, without the beginning `<c r="A1" s="1"`; "" if the cell stays empty.
     write: cells.Writer
     #: The width in characters.
     width: int
@@ -60,9 +60,9 @@ class SheetColumn(NamedTuple):
 
 
 class Workbook:
-    """A workbook that is being made. Its rows are in temporary files until the workbook is written: 2 KB for each row.
+    """A workbook that is being made. Until it is written, its rows are in temporary files, with 2 KB for each row.
 
-    Use it as a context manager, which closes these files.
+    Use the workbook as a context manager, which closes these files.
     """
 
     def __init__(self, directory: Path, title: str) -> None:
@@ -105,7 +105,7 @@ class Workbook:
                     target.writestr(entry, content)
 
     def _write_frame(self, path: Path) -> None:
-        """Write the workbook without rows."""
+        """Write the workbook with the header of each sheet, but without the rows below it."""
         import xlsxwriter
 
         # With `constant_memory`, XlsxWriter writes each text into its cell, as this module does. Otherwise it would
@@ -132,10 +132,10 @@ class SheetTable:
         self.styles = [book.style_number(column.style) for column in columns]
         self._writers = [column.write for column in columns]
         self._letters = [_letters(index) for index in range(len(columns))]
-        #: The values of the last row and their XML. The next row often has the same values in most columns.
+        #: The values of the last row, and the XML of their cells. Often, most values of the next row are the same.
         self._last: list[Any] = [None] * len(columns)
         self._written = [""] * len(columns)
-        self._count = 1
+        self._sheet_count = 1
         self._sheet = book.add_sheet(self, title)
 
     def add(self, values: Sequence[Any], height: int | None = None) -> None:
@@ -145,24 +145,24 @@ class SheetTable:
         """
         sheet = self._sheet
         if sheet.rows == SHEET_ROWS - 1:
-            self._count += 1
-            sheet = self._sheet = self._book.add_sheet(self, f"{self._title} {self._count}")
+            self._sheet_count += 1
+            sheet = self._sheet = self._book.add_sheet(self, f"{self._title} {self._sheet_count}")
         sheet.rows += 1
         last, written = self._last, self._written
         for index, value in enumerate(values):
             if value != last[index]:
                 last[index] = value
-                rest = "" if value is None else self._writers[index](value)
-                written[index] = f' s="{self.styles[index]}"{rest}' if rest else ""
+                content = "" if value is None else self._writers[index](value)
+                written[index] = f' s="{self.styles[index]}"{content}' if content else ""
         number = sheet.rows + 1
         row = "".join(
-            [f'<c r="{letters}{number}"{rest}' for letters, rest in zip(self._letters, written, strict=True) if rest]
+            [f'<c r="{letters}{number}"{xml}' for letters, xml in zip(self._letters, written, strict=True) if xml]
         )
         sheet.file.write(f'<row r="{number}"{_height(height)}>{row}</row>'.encode())
 
 
 class _Sheet:
-    """A sheet of a table. `rows` is the number of rows in its file, without the header."""
+    """A sheet of a table. Its file does not contain the header. `rows` is the number of rows in its file."""
 
     def __init__(self, table: SheetTable, title: str, file: BinaryIO) -> None:
         self._table, self._title, self.file = table, title, file
@@ -177,10 +177,10 @@ class _Sheet:
             sheet.set_column(index, index, column.width, style)
             sheet.write_string(0, index, column.name, book.add_format(_HEADER | {"align": align}))
             if index == 0 and self.rows:
-                first = style
+                first_style = style
         if self.rows:
-            # Write an empty cell in the last row, so that XlsxWriter knows the size of the sheet. `copy` removes it.
-            sheet.write_blank(self.rows, 0, None, first)
+            # Write an empty cell in the last row, so that XlsxWriter knows the sheet's size. `copy` removes this row.
+            sheet.write_blank(self.rows, 0, None, first_style)
         sheet.freeze_panes(1, 0)
         sheet.repeat_rows(0)
         sheet.set_landscape()
@@ -202,6 +202,7 @@ class _Sheet:
         end = frame.index(b"</sheetData>")
         # Cut out the row with the empty cell (see `add_to`). In `frame` no other row is after the header.
         start = frame.index(b"<row ", frame.index(b"</row>")) if self.rows else end
+        # ZipFile needs the size before it writes an entry of more than 2 GB.
         entry.file_size = start + self.file.tell() + len(frame) - end
         self.file.seek(0)
         with target.open(entry, "w") as file:
@@ -211,12 +212,15 @@ class _Sheet:
 
 
 def _letters(index: int) -> str:
-    """Return the letters of a column: A to Z, then AA, AB and later ones."""
+    """Return the letters of the column with this index: A for 0, Z for 25, AA for 26."""
     return (_letters(index // 26 - 1) if index >= 26 else "") + chr(ord("A") + index % 26)
 
 
 def _height(points: int | None) -> str:
-    """Return the attributes of a row's height. Excel allows at most 409 points, in steps of a pixel (3/4 point)."""
+    """Return the XML attributes for the height of a row; "" for the height of one line.
+
+    Excel allows at most 409 points, in steps of a pixel (3/4 point).
+    """
     if points is None or points == LINE_HEIGHT:
         return ""
     pixels = int(min(points, _MAX_HEIGHT) * 4 / 3 + 0.5)

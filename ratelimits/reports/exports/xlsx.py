@@ -19,12 +19,11 @@ from ratelimits.reports.exports.chunks import SIZE
 from ratelimits.reports.exports.workbook import LINE_HEIGHT, SheetColumn, SheetTable, Style, Workbook
 from ratelimits.reports.rows import COLUMNS, TABLE, VERSION, Charge, Row, columns, names
 
-#: The columns with amounts. Only files with amounts have them.
-_MONEY = [Column(ColumnKind.DECIMAL, meaning="", name=name) for name in ("unit_price", "amount", "report_total")]
-#: All columns by name.
+_WITH_AMOUNTS = [Column(ColumnKind.DECIMAL, meaning="", name=name) for name in ("unit_price", "amount", "report_total")]
+#: The columns by name. A column that is not here contains texts.
 _COLUMNS_BY_NAME = {
     column.name: column
-    for column in (*TABLE, *_MONEY, Column(ColumnKind.TEXT, meaning="", name="account_name", width=24))
+    for column in (*TABLE, *_WITH_AMOUNTS, Column(ColumnKind.TEXT, meaning="", name="account_name", width=24))
 }
 #: How many characters of a text about gaps fit on one line.
 _GAP_WIDTH = (_COLUMNS_BY_NAME["durability_gap"].width or 0) - 6  # less 6, because characters differ in width
@@ -45,7 +44,7 @@ _summed = attrgetter(*_SUMMED)
 def stream(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
     """Yield the rows as a workbook in chunks. The whole workbook is first written to a temporary file.
 
-    Raise ModuleNotFoundError if XlsxWriter is not installed.
+    `version` is the version of the columns. Raise ModuleNotFoundError if XlsxWriter is not installed.
     """
     return _streamed(rows, partial(_fill, version=version))
 
@@ -53,7 +52,7 @@ def stream(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
 def stream_with_amounts(charges: Iterable[Charge], version: int = VERSION) -> Iterator[bytes]:
     """Yield the charges as a workbook in chunks. The sheet with the totals has the amounts that each account owes.
 
-    Raise ModuleNotFoundError if XlsxWriter is not installed.
+    `version` is the version of the columns. Raise ModuleNotFoundError if XlsxWriter is not installed.
     """
     return _streamed(charges, partial(_fill_with_amounts, version=version))
 
@@ -110,7 +109,7 @@ def _owed(charges: Iterable[Charge], report: SheetTable) -> Iterator[list[str]]:
 
 
 def _totals(rows: Iterable[Row], report: SheetTable) -> Iterator[list[object]]:
-    """Add the rows to the sheet `report`. After an account's last row, yield the totals of the account.
+    """Add the rows to the sheet `report`. After an account's last row, yield the account's totals of each meter.
 
     The rows are sorted by account, so only one account is in memory at a time.
     """
@@ -140,7 +139,7 @@ def _height(text: str) -> int:
     """Return the height, in points, of a row with a wrapped text.
 
     The file must contain the height, because some programs do not compute it. The module `workbook` writes at most
-    409 points, because Excel allows no more. 64 lines are higher than this, so only so much of the text is wrapped.
+    409 points, because Excel allows no more. 64 lines are higher than this, so the text after 64 lines is left out.
     """
     return LINE_HEIGHT * len(wrap(text[: 64 * _GAP_WIDTH], _GAP_WIDTH, break_on_hyphens=False))
 
