@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from django.db.models import Min, Sum
 
-from ratelimits.algorithms.limits import Algorithm
+from ratelimits.algorithms.limits import Algorithm, Mode
 from ratelimits.identity import Identity
 from ratelimits.models import Alert, KeyOverride, Line
 from ratelimits.reports.periods import SECOND, Period
@@ -17,7 +17,7 @@ from ratelimits.rules import Snapshot
 #: A rule's window and a billing period are the same month if their starts and their ends differ by at most this (µs).
 #: A difference is allowed, because the time zones of the rule and of the account can differ.
 _MAX_DIFFERENCE = 86_400 * SECOND
-#: If a rule limits each key, at most this number of an account's keys can get alerts: the keys with the most usage.
+#: If a rule counts per key, at most this number of an account's keys can get alerts: the keys with the most usage.
 _MAX_KEYS = 100
 
 
@@ -68,7 +68,9 @@ class MonthlyLimits:
         self._smallest_overrides: dict[str, int | None] = {}
 
     def quotas(self, usage: AccountUsage, lowest_percent: int) -> Iterator[UsedQuota]:
-        """Yield the quota of the account under a rule, or one quota for each of the account's keys.
+        """Yield the quota of the account under the rule of `usage`, or one quota for each of the account's keys.
+
+        A rule that counts per account has one quota. Limits that are not enforced yield no quota.
 
         Quotas of keys are yielded only if the whole account has used at least `lowest_percent` of the smallest limit
         that a key has under the rule.
@@ -92,7 +94,8 @@ class MonthlyLimits:
         applied = self._snapshot.applicable(row.scope, min(row.methods, default=""), identity)
         for rule in applied:
             capacity, _length = rule.algorithm.quota
-            if rule.rule == usage.rule and capacity > 0 and _limits_month_of(rule.algorithm, usage.period):
+            is_enforced = rule.rule == usage.rule and rule.mode is Mode.ENFORCE
+            if is_enforced and capacity > 0 and _limits_month_of(rule.algorithm, usage.period):
                 yield UsedQuota(Alert.Basis.LIMIT, used, capacity, key)
 
     def _smallest_override(self, name: str) -> int | None:

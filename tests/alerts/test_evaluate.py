@@ -128,6 +128,14 @@ def test_a_limit_per_key_is_reached_by_the_key_that_has_used_most_of_it() -> Non
     assert set(Alert.objects.values_list("threshold", "key")) == {(50, "api_key:2"), (80, "api_key:3")}
 
 
+def test_a_limit_that_is_not_enforced_any_more_raises_no_alert() -> None:
+    rule = monthly(key_kind="account")
+    spend(60, rule)
+    rule.mode = Rule.Mode.SHADOW
+    rule.save()
+    assert raised() == []
+
+
 def test_an_override_changes_what_100_percent_is() -> None:
     rule = monthly(key_kind="account")
     KeyOverride.objects.create(key="account:acme", rule="monthly", capacity=1000)
