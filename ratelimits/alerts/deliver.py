@@ -49,7 +49,7 @@ State = AlertDelivery.State
 
 
 class DestinationGone(Exception):
-    """Raised if the channel no longer exists, is not active, or no longer has the address."""
+    """Raised if the channel no longer exists, is not active, or no longer has the e-mail address or webhook."""
 
     #: No further attempt is made after this failure.
     final = True

@@ -171,7 +171,10 @@ def _add(existing: _LargestQuantities, alert: Alert) -> None:
 def _raise_for(
     evaluation: _Evaluation, usages: Sequence[AccountUsage], terms: Terms, existing: _LargestQuantities
 ) -> Iterator[Alert]:
-    """Raise and yield the alerts of one account, billing period and meter. `usages` has the usage under each rule."""
+    """Raise and yield the alerts of one account, billing period and meter. `usages` has the usage under each rule.
+
+    Of the quotas of a rule, only the quota with the largest used share raises alerts.
+    """
     total = sum(usage.used for usage in usages)
     for usage in usages:
         quotas = [
@@ -183,6 +186,7 @@ def _raise_for(
             continue
         subject = usage.account, usage.period.start // SECOND, usage.meter
         for percent in filter(highest.reaches, evaluation.thresholds):
+            # Earlier alerts were about the included quantity (rule 0) or about the limit of this rule.
             largest_alerted = max(existing.get((*subject, percent, rule), 0) for rule in (0, usage.rule))
             # After an upgrade of the plan, the same percentage means a larger quantity, so a new alert is raised.
             if largest_alerted < highest.quantity:

@@ -15,7 +15,7 @@ from ratelimits.api.windows import MAX_DAYS, PagePosition
 from ratelimits.reports.exports import DOWNLOADS, Format
 from ratelimits.reports.periods import month_window
 
-#: Maximum length of a name in a query. (In place of a name with more than 255 characters, the ledger has a digest.)
+#: Maximum number of characters of a name in a query. (A name with more than 255 characters has a shorter ledger name.)
 MAX_TEXT = 1000
 #: Query parameters that Django REST framework itself uses.
 _FRAMEWORK_PARAMETERS = {"format"}
@@ -64,7 +64,7 @@ class ReportQuery(Query):
         return month
 
     def validate_file(self, name: str) -> Format:
-        """Return the format. Raise ValidationError if the library that writes it is not installed."""
+        """Return the format. Raise ValidationError if the library for this format is not installed."""
         if DOWNLOADS[name].missing:
             raise serializers.ValidationError(DOWNLOADS[name].missing)
         return DOWNLOADS[name]

@@ -95,7 +95,7 @@ class UnbilledThrottle(BaseThrottle):
         return answer.allowed
 
     def wait(self) -> float | None:
-        """Return the seconds until the same request would be admitted; None if no rule can ever admit it."""
+        """Return the seconds until the same request would be admitted; None if it can never be admitted."""
         return self._retry_after
 
 

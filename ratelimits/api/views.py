@@ -1,6 +1,6 @@
 """The views of `/usage/` and `/usage/report/`: usage, remaining quota and reports.
 
-Customers see only their own account. Staff see all accounts, if they have the permission to view the rows.
+Customers see only their own account. Staff see all accounts, if they may view ledger lines or reports.
 """
 
 from __future__ import annotations
@@ -174,13 +174,13 @@ def _window_query(parameters: dict[str, Any], account: str | None, terms: Terms,
     )
 
 
-def _instant(name: str, at: datetime, timezone: str) -> int:
-    """Return a moment in µs since 1970 UTC. A date-time without a UTC offset is a local time in `timezone`.
+def _instant(name: str, value: datetime, timezone: str) -> int:
+    """Return the value of the parameter `name` in µs since 1970 UTC. Without a UTC offset, it is a time in `timezone`.
 
-    Raise ValidationError, for the parameter `name`, if the year is not supported.
+    Raise ValidationError if the year is not supported.
     """
     try:
-        micros = calendar.instant(at if at.tzinfo is not None else at.replace(tzinfo=calendar.zone(timezone)))
+        micros = calendar.instant(value if value.tzinfo is not None else value.replace(tzinfo=calendar.zone(timezone)))
     except OverflowError as error:
         raise ValidationError({name: _("This year is not supported.")}) from error
     if not 0 <= micros < HORIZON:

@@ -44,7 +44,7 @@ class PagePosition(NamedTuple):
 class WindowQuery:
     """A query for usage.
 
-    window               a key of MAX_DAYS
+    window               "15m", "hour", "day" or "period"
     start, end           the start of the first window and the end of the last window, in µs since 1970 UTC
     timezone             the time zone of hours and days
     terms                the account's terms, which say when its billing periods start and end
@@ -111,7 +111,7 @@ def _condition(using: str, query: WindowQuery) -> Q:
         if value is not None:
             condition &= Q(**{name: value})
     if query.account is not None:
-        # The index of the table of lines starts with the billing period, then the account.
+        # The database finds lines by an index on the billing period and the account, so name the billing periods too.
         condition &= Q(period__in=sorted(_periods(using, query.account, query)))
     return condition
 

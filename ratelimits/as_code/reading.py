@@ -52,7 +52,8 @@ class RefusedError(ValueError):
     """Raised if a document cannot be loaded.
 
     problems  a sentence for each error
-    rest      the plans and rules in which `parse` found no error; None if `parse` could not read the document at all
+    rest      the plans without errors, and the rules without errors that belong to no wrong plan; None if `parse`
+              could not read the document at all, or if `load` refused it
     """
 
     def __init__(self, problems: list[str], rest: Document | None = None) -> None:
@@ -129,8 +130,8 @@ def _completed(entry: Any) -> tuple[Any, list[str]]:
     """Return the completed entry of a rule, and the problems of its typed rate.
 
     The completed entry has an algorithm, and numbers in place of a typed rate. If the typed rate is not valid, the
-    completed entry has no rate, so that `_rule_problems` can read the other fields. Return an entry that is not an
-    object unchanged: `_rule_problems` reports it.
+    completed entry has no rate, so that `_rule_problems` can read the other fields. An entry that is not an object is
+    returned unchanged: `_rule_problems` reports it.
     """
     if not isinstance(entry, dict):
         return entry, []

@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 
 #: Maximum number of seconds for all last work when the process ends. Work that takes longer is not completed.
 END_SECONDS = 5.0
-#: The shortest pause after the work, before `wake` can start it again: PAUSE seconds, or PAUSE_FACTOR times the
-#: duration of the work, if this is longer.
+#: `wake` can start the work again only after a pause. The pause is the longer of two times: PAUSE seconds, and
+#: PAUSE_FACTOR times the duration of the work.
 PAUSE, PAUSE_FACTOR = 0.1, 9
 #: Minimum seconds between two log messages about the same work. While a server does not answer, each attempt fails.
 LOG_INTERVAL = 60.0

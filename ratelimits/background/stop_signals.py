@@ -20,7 +20,7 @@ from django.core.signals import request_finished
 
 logger = logging.getLogger(__name__)
 
-#: A SIGINT that raises KeyboardInterrupt needs no handler of this module, because `atexit` runs afterwards.
+#: The signals that stop a process. (`watch` leaves out a SIGINT that raises KeyboardInterrupt: `atexit` runs then.)
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: Maximum seconds of the last work before the server's own handler is called. A request that ends after this last work
 #: writes its own counts.
