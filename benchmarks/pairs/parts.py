@@ -39,7 +39,7 @@ PARTS = {
     "make the reply": "\n-- 7. ",
 }
 #: The first and the last row of the table.
-BEGIN, WHOLE = "begin an empty script with these keys and arguments", "the whole script"
+BEGIN, WHOLE = "start an empty script that gets the keys and arguments of a decision", "the whole script"
 #: Case -> the algorithm ("": three rules), whether it admits, and whether each request is the first one of its key.
 #: First requests are not counted as usage, because each of them would also create a counter.
 CASES = {

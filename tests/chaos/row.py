@@ -80,9 +80,9 @@ class Hanging(NamedTuple):
         """Return the cells of the line, by the heads of their columns."""
         return {
             "function": f"`{self.function}`",
-            "first requests": f"{self.first}",
+            "requests that wait": f"{self.first}",
             "longest, s": f"{self.waited:.2f}",
-            "later ones, ms: median": f"{self.median:.3f}",
+            "later requests, ms: median": f"{self.median:.3f}",
             "99 %": f"{self.most:.3f}",
         }
 
