@@ -111,9 +111,9 @@ class InspectedAdmin(_Base):
         @admin.display(description=self.model._meta.get_field(name).verbose_name if name else _("inspect"))
         def inspect(row: Any) -> str:
             key, account = self.inspected(row)
-            text = str(getattr(row, name)) if name else _("Inspect") if key else "–"
             if not key:
-                return str(text)
+                return str(getattr(row, name)) if name else "–"
+            text = str(getattr(row, name)) if name else _("Inspect")
             return format_html('<a href="{}">{}</a>', inspect_url(key, account, self.admin_site.name), text)
 
         return [inspect]

@@ -32,5 +32,5 @@ class PushDeliveryAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("report"))
     def on_report(self, delivery: PushDelivery) -> str:
-        """Return the report, with the version that added the line."""
+        """Return the version of the report that added the line."""
         return str(delivery.report)

@@ -449,7 +449,8 @@ class TestGrants:
         assert [name for name, _selected, _label in options] == ["x-late", "x-early", "a-burst", "hour"]
         assert [name for name, selected, _label in options if selected] == ["x-late"]
         late_label = (
-            r"x-late: .*10 requests at once.* – refused 3 lately \(\d\d:\d\d–\d\d:\d\d UTC\) – gives more at once"
+            r"x-late: .*10 requests at once.* – refused 3 in 24 hours, last at \d\d:\d\d–\d\d:\d\d UTC"
+            r" – gives more at once"
         )
         assert re.fullmatch(late_label, options[0][2])
         assert re.fullmatch(r"hour: 100 requests per minute.* – gives more in each window of 1 minute", options[3][2])
@@ -603,9 +604,9 @@ class TestForWhom:
             ("api_key:4", "No API key “4” is known"),
             ("ip:203.0.113.9/24", "each IPv4 address is counted alone"),
             ("user:a b", "No user has the primary key “a b”"),
-            ("x" * 400, "No key has such a text."),
+            ("x" * 400, "This text is too long for a key"),
             (SECRET, "This looks like a secret. Search for the name of the key instead."),
-            ("user:\x00", "No key has such a text."),
+            ("user:\x00", "This text is too long for a key"),
         ):
             assert said in text(client.post(url, {**values, "key": key})), key
             assert said in text(client.get(url, {"key": key})), key

@@ -327,7 +327,7 @@ def _urls(row: RefusedRequests, pages: tuple[str, str], histories: RuleHistories
     """Return the URLs of the rule's page and of its changes. A deleted rule has no page. A block has no URL."""
     rule_page, history_page = pages
     return (
-        rule_page.format(row.rule) if row.rule in histories.current else "",
+        rule_page.format(row.rule) if row.rule in histories.current_names else "",
         history_page.format(row.rule) if row.rule else "",
     )
 

@@ -34,15 +34,15 @@ class PastRule(NamedTuple):
 class _Record(NamedTuple):
     """A record of a rule's history: the state of the rule after an edit.
 
-    pk    the primary key of the record
-    at    the moment of the edit
-    kind  "+" for a new rule, "~" for an edit of the rule and "-" for its deletion
-    plan  the primary key of the rule's plan; None for a default rule
+    pk         the primary key of the record
+    edited_at  the moment of the edit
+    kind       "+" for a new rule, "~" for an edit of the rule and "-" for its deletion
+    plan       the primary key of the rule's plan; None for a default rule
     """
 
     pk: int
     name: str
-    at: datetime
+    edited_at: datetime
     kind: str
     plan: int | None
 
@@ -50,14 +50,14 @@ class _Record(NamedTuple):
 class RuleHistories:
     """The histories of some rules. They are read with four queries, for any number of rules.
 
-    `spans` has a pair (rule, start of a span in s since 1970 UTC) for each later call of `at`. A rule is its primary
-    key; 0 stands for no rule, as in the refusals of a block.
+    `spans` has a pair for each later call of `at`: the rule, and the start of a span in s since 1970 UTC. A rule is
+    given by its primary key. 0 means that there is no rule: a block refused the requests.
 
-    current  the names of the rules that still exist, by primary key of the rule
+    current_names  the names of the rules that still exist, by primary key of the rule
     """
 
     def __init__(self, spans: Collection[tuple[int, int]]) -> None:
-        self.current: dict[int, str] = {}
+        self.current_names: dict[int, str] = {}
         #: The records of each rule, by primary key of the rule.
         self._newest_first: dict[int, list[_Record]] = {}
         #: Former states of rules and their sentences, by primary key of the record.
@@ -68,12 +68,12 @@ class RuleHistories:
         pks, using = {rule for rule, _start in spans} - {0}, conf.DATABASE
         if not pks:
             return
-        self.current.update(Rule.objects.using(using).filter(pk__in=pks).values_list("pk", "name"))
+        self.current_names.update(Rule.objects.using(using).filter(pk__in=pks).values_list("pk", "name"))
         history: Any = Rule.history
         records = history.using(using).filter(id__in=pks).order_by("-history_date", "-history_id")
         columns = "id", "history_id", "name", "history_date", "history_type", "plan"
-        for pk, *record in records.values_list(*columns)[:_MAX_RECORDS]:
-            self._newest_first.setdefault(pk, []).append(_Record(*record))
+        for rule, *record in records.values_list(*columns)[:_MAX_RECORDS]:
+            self._newest_first.setdefault(rule, []).append(_Record(*record))
         states = {state.pk for rule, start in spans if rule and (state := self._record_at(rule, start)) is not None}
         for state in history.using(using).filter(history_id__in=states):
             self._states[state.history_id] = state.instance
@@ -81,18 +81,19 @@ class RuleHistories:
         self._plans.update(Plan.objects.using(using).filter(pk__in=plans).values_list("pk", "slug"))
 
     def _record_at(self, rule: int, start: int) -> _Record | None:
-        """Return the newest record from before a moment. If all records are later, return the oldest one."""
+        """Return the newest record from before `start`, or the oldest record if all are later; None without records."""
         records, then = self._newest_first.get(rule, []), moment(start * 1_000_000)
-        return next((record for record in records if record.at < then), records[-1] if records else None)
+        oldest = records[-1] if records else None
+        return next((record for record in records if record.edited_at < then), oldest)
 
     def at(self, rule: int, start: int, seconds: int) -> PastRule:
         """Return a rule as it was at the start of a span. Without records of the rule, return only its name.
 
         `start` is in s since 1970 UTC, and `seconds` is the length of the span.
         """
-        record, current = self._record_at(rule, start), self.current.get(rule)
+        record = self._record_at(rule, start)
         if record is None:
-            name = current or _("rule %(number)s, which was deleted") % {"number": rule}
+            name = self.current_names.get(rule) or _("rule %(number)s, which was deleted") % {"number": rule}
             return PastRule(name)
         plan = ""
         if record.plan is not None:
@@ -110,12 +111,15 @@ class RuleHistories:
 
     def _note(self, rule: int, shown: _Record, start: int, seconds: int) -> str:
         """Return a text that says whether the rule was edited after the shown record, or deleted; "" if not."""
-        current, end = self.current.get(rule), moment((start + seconds) * 1_000_000)
-        if current is None:
+        current_name, end = self.current_names.get(rule), moment((start + seconds) * 1_000_000)
+        if current_name is None:
             return _("deleted since")
-        if current != shown.name:
-            return _("edited since; its name is now %(name)s") % {"name": current}
-        edits = [record.at for record in self._newest_first[rule] if record.kind == "~" and record.at > shown.at]
-        if any(at < end for at in edits):
+        if current_name != shown.name:
+            return _("edited since; its name is now %(name)s") % {"name": current_name}
+        records = self._newest_first[rule]
+        later_edits = [
+            record.edited_at for record in records if record.kind == "~" and record.edited_at > shown.edited_at
+        ]
+        if any(edited_at < end for edited_at in later_edits):
             return _("edited in this span of time; these are its numbers from before the edit")
-        return _("edited since; these are its numbers of that time") if edits else ""
+        return _("edited since; these are its numbers of that time") if later_edits else ""

@@ -67,7 +67,7 @@ class FinaliseView:
         """Show the reports of the chosen periods. After the user has confirmed, write them."""
         chosen = _chosen(request)
         confirmed = is_confirmed(request)
-        # Without digests, nothing is written: the outcome only has the reports to show.
+        # Without the digests of the shown reports, nothing is written: the outcome only has the reports to show.
         outcome = finalise_chosen(chosen, _digests(request) if confirmed else None)
         self._show_messages(request, outcome)
         if confirmed and outcome.to_confirm:
@@ -86,7 +86,7 @@ class FinaliseView:
             "opts": self._opts,
             "back": self._back,
             "reports": [_previewed(preview) for preview in outcome.to_confirm],
-            "left": [(account, moment_text(start)) for account, start in not_written],
+            "not_written": [(account, moment_text(start)) for account, start in not_written],
             "chosen": chosen,
             "confirmed": CONFIRMED,
         }
@@ -113,8 +113,8 @@ class FinaliseView:
 def _chosen(request: HttpRequest) -> dict[str, list[int]]:
     """Return the starts of the chosen periods, by account.
 
-    With the input `all`, these are the first complete periods of the list, at most MAX_CHOSEN. Otherwise they are the
-    inputs `period`. Inputs that stand for no period are left out.
+    With the input `all`, the first complete periods of the list are chosen, at most MAX_CHOSEN. Otherwise, the inputs
+    `period` stand for the chosen periods, and wrong inputs are left out.
     """
     chosen: dict[str, list[int]] = {}
     if request.method != "POST":

@@ -61,8 +61,8 @@ class OpenPeriods(_Base):
     def open_view(self, request: HttpRequest) -> HttpResponse:
         """List the periods that are over but still open, each with the reason.
 
-        A period is over GRACE_SECONDS after its end. `?account=` chooses an account. With `?running=1`, also list
-        periods that are not over.
+        A period is over when GRACE_SECONDS have passed since its end. With `?account=`, list only the periods of this
+        account. With `?running=1`, also list periods that are not over.
         """
         if not self.has_view_permission(request):
             raise PermissionDenied
@@ -74,8 +74,8 @@ class OpenPeriods(_Base):
             else iter(())
         )
         listed = (period for period in found if period.over or running)
-        quarantine = self._quarantine_url(request)
-        rows = [_row(period, quarantine) for period in islice(listed, _MAX_ROWS + 1)]
+        quarantine_url = self._quarantine_url(request)
+        rows = [_row(period, quarantine_url) for period in islice(listed, _MAX_ROWS + 1)]
         may_finalise_periods = self._may_finalise(request)
         context = {
             **self.admin_site.each_context(request),
@@ -86,7 +86,7 @@ class OpenPeriods(_Base):
             "account": account,
             "running": running,
             "may_finalise": may_finalise_periods,
-            "may_choose": may_finalise_periods and any(row["complete"] for row in rows),
+            "shows_checkboxes": may_finalise_periods and any(row["complete"] for row in rows),
         }
         return TemplateResponse(request, "ratelimits/admin/open_periods.html", context)
 
@@ -133,9 +133,10 @@ class OpenPeriods(_Base):
         return TemplateResponse(request, "ratelimits/admin/force_period.html", context)
 
 
-def _row(period: OpenPeriod, quarantine: str) -> dict[str, Any]:
-    """Return a row of the page. `quarantine` is the URL of the list of quarantined batches; "" for no link."""
-    shards, period_with_end = period.quarantined if quarantine else (), period.period
+def _row(period: OpenPeriod, quarantine_url: str) -> dict[str, Any]:
+    """Return a row of the page. `quarantine_url` is the URL of the list of quarantined batches; "" for no links."""
+    linked_shards = period.quarantined if quarantine_url else ()
+    period_with_end = period.period
     return {
         "account": period.account,
         "start": period.start,
@@ -150,7 +151,7 @@ def _row(period: OpenPeriod, quarantine: str) -> dict[str, Any]:
         "complete": period.complete,
         "value": chosen_value(period.account, period.start),
         "quarantined": [
-            (f"{shard:02d}", f"{quarantine}?{urlencode({'resolved_at__isempty': 1, 'shard': shard})}")
-            for shard in shards
+            (f"{shard:02d}", f"{quarantine_url}?{urlencode({'resolved_at__isempty': 1, 'shard': shard})}")
+            for shard in linked_shards
         ],
     }

@@ -1,3 +1,3 @@
-"""The pages on which staff block, allow or reset a key, or give it more. Each page asks for a reason."""
+"""The pages on which staff block, allow or reset a key, or give it more permits. Each page asks for a reason."""
 
 from __future__ import annotations

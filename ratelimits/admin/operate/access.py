@@ -1,6 +1,6 @@
 """Blocks and allows in the admin.
 
-A block refuses all requests of a key or network. An allow exempts these requests from all rules.
+A block refuses all requests of a key or network. An allow exempts all requests of a key or network from all rules.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class AccessAdmin(EndsRows, KeySuggestions, AuditedAdmin):
         return form
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return the fieldsets. The form of a new row asks for one reason, stored for the row and for the edit.
+        """Return the fieldsets. The form of a new row asks for one reason, and stores it for the row and for the edit.
 
         Leave out the choice of a length of time if the user may not save the form. Such a user sees only the columns of
         the row, and this choice is not a column.
@@ -204,9 +204,8 @@ class AccessAdmin(EndsRows, KeySuggestions, AuditedAdmin):
 def consequences(request: HttpRequest, row: Access, names: Sequence[str] = ()) -> Consequences:
     """Return the consequences of an unsaved row.
 
-    There is a warning if the row blocks the user of this page, and another if no user, account or API key has the row's
-    key.
-    `names` are the names of the row's target, such as a user name.
+    A warning says if the row blocks the user of this page. Another warning says if no user, account or API key has the
+    row's key. `names` are the names of the row's target, such as a user name.
     """
     blocks = row.effect == Access.Effect.BLOCK
     target = f"{row.target} ({', '.join(names)})" if names else row.target

@@ -29,7 +29,7 @@ LASTS = "lasts"
 
 
 class AccessForm(_Base):
-    """A form of a block or an allow. `search` returns the keys that contain a text in the key or in its name."""
+    """A form of a block or an allow. `search` returns the keys that contain a text, or whose name contains it."""
 
     search: Callable[[str], list[KnownKey]]
     lasts = forms.TypedChoiceField(
@@ -43,7 +43,9 @@ class AccessForm(_Base):
             ("86400", gettext_lazy("for a day")),
             ("604800", gettext_lazy("for a week")),
         ],
-        help_text=gettext_lazy("This time begins now. If the block or allow starts later, it begins at that start."),
+        help_text=gettext_lazy(
+            "This time begins now. If the block or allow starts later, this time begins at that start."
+        ),
     )
 
     def __init__(self, *args: object, **kwargs: object) -> None:

@@ -58,7 +58,7 @@ class ChosenKey:
 
 
 class KeyQuestion(NamedTuple):
-    """A question for the key, because no key or more than one key was found, or because its account is not known.
+    """A question about the key, and the reason why the page asks.
 
     problem  a sentence that says why the page asks, and what to do; "" if nothing was typed yet
     choices  the keys or accounts to choose from. Each has the URL that opens the requested page with this choice
@@ -69,17 +69,22 @@ class KeyQuestion(NamedTuple):
 
 
 def chosen_key(request: HttpRequest, site: AdminSite) -> ChosenKey | KeyQuestion:
-    """Return the key that the values `key` and `account` of the request mean. Otherwise return a question.
+    """Return the key that the values `key` and `account` of the request mean. If it is not clear, return a question.
 
-    `key` is a key, an address, or a part of a key or of a name. If nobody has the key, a question is returned too.
+    The value `key` is a key, an address, or a part of a key or of a name. Also return a question if nobody has the key.
     """
     values = request.POST if request.method == "POST" else request.GET
     text, account = (values.get(name, "").strip() for name in ("key", "account"))
     if not text:
         return KeyQuestion()
     if max(len(text), len(account)) > MAX_TEXT or not (text + account).isprintable():
-        return KeyQuestion(_("No key has such a text. Type the key, or a part of it or of its name."))
-    # `identity_of` reports a text that begins like a key but is not one. (The names in COVERS are all kinds of keys.)
+        return KeyQuestion(
+            _(
+                "This text is too long for a key, or has characters that no key has. Type the key, a part of the key,"
+                " or a part of its name."
+            )
+        )
+    # If a text begins like a key but is not a key, `identity_of` says so. (The names in COVERS are all kinds of keys.)
     key = typed_key(text) or (text if text.partition(":")[0] in COVERS else None)
     if key is None:
         found = known_keys(text, searched_tables(request, site))
@@ -143,7 +148,7 @@ def _which_one(request: HttpRequest, text: str, keys: list[KnownKey], *, has_mor
 def _with_accounts(keys: list[KnownKey]) -> Iterator[KnownKey]:
     """Yield the keys. Without RATELIMITS["ACCOUNT"], each user is an account too: yield this account before the user.
 
-    If a request of a user has an API key, it is counted for the API key and for the account, and not for the user.
+    The account comes first because a request with an API key is counted for the account, and not for the user.
     """
     found = {known.key for known in keys}
     for known in keys:
@@ -217,6 +222,6 @@ def may_view(request: HttpRequest, site: AdminSite, model: Any) -> bool:
     page = site._registry.get(model)
     if page is not None:
         return bool(page.has_view_permission(request))
-    # A table of another app can have no page.
+    # Without a page, the user's permission decides for a table of another app. Tables of this app cannot be viewed.
     names = (f"{opts.app_label}.{action}_{opts.model_name}" for action in ("view", "change"))
     return opts.app_label != "ratelimits" and any(user.has_perm(name) for name in names)

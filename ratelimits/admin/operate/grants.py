@@ -44,8 +44,8 @@ def rule_field() -> forms.ChoiceField:
 def first_choice(offered: Sequence[OfferedRule], wanted: str) -> str:
     """Return the name of the rule that is chosen when a form opens; "" if no rule is chosen.
 
-    The rule with the name `wanted` is chosen. If this rule is not offered, the only offered rule is chosen. If there
-    are several, the rule with the newest refusal is chosen.
+    If the rule with the name `wanted` is offered, this rule is chosen. Otherwise, if only one rule is offered, it is
+    chosen. If several rules are offered, the rule with the newest refusal is chosen.
     """
     names = [rule.name for rule in offered]
     if wanted in names:

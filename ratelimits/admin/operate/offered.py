@@ -48,7 +48,8 @@ class OfferedRule:
                        separately
     refused_at         start of the quarter of an hour in which the rule last refused a request, in s since 1970 UTC; 0
                        if the rule refused no request in the last 24 hours
-    refused            the number of requests that the rule refused in the last 24 hours (see `_last_refusals`)
+    refused            the number of requests that the rule refused in the last 24 hours. It is too low if there are
+                       more rows than `refused_lately` returns
     """
 
     name: str
@@ -67,7 +68,7 @@ class OfferedRule:
             return text
         start, end = (moment(second * 1_000_000) for second in (self.refused_at, self.refused_at + QUARTER))
         values = {"rule": text, "n": f"{self.refused:,}", "span": f"{start:%H:%M}–{end:%H:%M}"}
-        return _("%(rule)s – refused %(n)s lately (%(span)s UTC)") % values
+        return _("%(rule)s – refused %(n)s in 24 hours, last at %(span)s UTC") % values
 
     @property
     def grant_label(self) -> str:

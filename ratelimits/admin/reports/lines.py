@@ -131,7 +131,7 @@ class ReportLineAdmin(_ComputedColumns, AccountSearch, ReadOnlyAdmin):
 
     @admin.display(description=_("edits of the rule"))
     def rule_edits(self, line: ReportLine) -> str:
-        """Return the edits of the rule, and of its overrides, that made the rule version on the line."""
+        """Return the edits that gave the rule its version on the line: edits of the rule, and of its overrides."""
         return _edits(lineage.rule_edits(line, database_of(line)))
 
     @admin.display(description=_("edits of plan and account"))

@@ -121,7 +121,7 @@ class ReportAdmin(ReportDownloads, OpenPeriods, AccountSearch, ReadOnlyAdmin):
 
     @admin.display(description=_("account"))
     def payer(self, report: Report) -> str:
-        """Return the account, or "anonymous"."""
+        """Return the account; "anonymous" for usage without an account."""
         return report.account or str(_("anonymous"))
 
     def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
@@ -148,7 +148,7 @@ class ReportAdmin(ReportDownloads, OpenPeriods, AccountSearch, ReadOnlyAdmin):
 
     @admin.display(description=_("billed, up to this version"))
     def totals(self, report: Any) -> str:
-        """Return the billed units of each meter, as the sum of all versions up to this one."""
+        """Return the billed units of each meter, as the sum of all versions up to this version."""
         return short_totals(report.overview.totals)
 
     @admin.display(description=_("versions"))

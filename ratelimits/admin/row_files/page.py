@@ -84,7 +84,10 @@ class ConfirmForm(forms.Form):
 
 
 class RowFiles(_Base):
-    """Mixin for admin pages of tables that can be imported and exported. It adds these links above the list."""
+    """Mixin for admin pages of tables that can be imported and exported.
+
+    It adds links to the import and the export above the list.
+    """
 
     change_list_template = "ratelimits/admin/rows_change_list.html"
 
