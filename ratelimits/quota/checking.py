@@ -45,10 +45,10 @@ from ratelimits.signals import request_refused
 
 logger = bounded(__name__)
 
-#: Maximum number of times that Redis is asked again for one request. Redis is asked again if the rules in memory were
-#: too old, if a prefetch asked for too many permits, or after lost counts were restored. After RELOADS repetitions, the
-#: last call does not compare versions. Its rules are new enough, because they were read after the request had come.
-#: Without this maximum, rules that are edited again and again could prevent a decision.
+#: Redis is asked again for the same request if the rules in memory were too old, if a prefetch asked for too many
+#: permits, or after lost counts were restored. After RELOADS repetitions there is one last call, which does not compare
+#: versions. Its rules are new enough, because they were read after the request had come. Without a last call, rules
+#: that are edited again and again could prevent a decision.
 RELOADS = 3
 _ATTEMPTS = range(1 + RELOADS + 1)  # the first call, its repetitions, and the last call
 

@@ -93,7 +93,7 @@ class DenyCache:
     def keep(self, cache_key: Hashable, decision: Decision, seconds: float, payload: Any = None) -> None:
         """Store a refusal. It is repeated for at most `seconds`.
 
-        Do not store the refusal of a limit that can admit again at any moment, such as a concurrency limit.
+        The refusal of a limit that can admit again at any moment, such as a concurrency limit, is not stored.
         """
         binding = decision.binding
         if seconds <= 0 or binding is None:

@@ -122,7 +122,7 @@ async def afail(request: HttpRequest, error: BaseException) -> None:
     """Do the same as `fail`, in async code, even if the caller is cancelled.
 
     If a sync view still runs in its thread, wait until the view ends. If the client has gone, mark the request (see
-    `is_abandoned`). If it is still being decided or waits for its permits, its view then does not begin.
+    `is_abandoned`). If a marked request is still being decided, or waits for its permits, its view will not begin.
     """
     if isinstance(error, _CLIENT_GONE):
         vars(request)[_ABANDONED] = True
@@ -207,7 +207,7 @@ async def _arun(steps: _Steps) -> None:
             except _FAILURES as error:
                 _log_failure(step, receipt, error)
     except asyncio.CancelledError:
-        # Do all steps again, because some are perhaps missing. This is safe: each step takes effect only once.
+        # Do all steps again, because some were perhaps not done. This is safe: each step takes effect only once.
         await _call_despite_cancellation(partial(_run, steps, again=True))
         raise
 
@@ -215,7 +215,7 @@ async def _arun(steps: _Steps) -> None:
 def _log_still_billed(receipt: Receipt) -> None:
     logger.warning(
         "A settled request ended in a server error. It stays billed at its settled cost (receipt %s)."
-        " Settle a request only when nothing can fail any more, or settle it at 0.",
+        " Settle a request only when nothing can fail any more. If its work has failed already, settle it at 0.",
         receipt.nonce,
     )
 

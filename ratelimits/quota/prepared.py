@@ -48,7 +48,7 @@ class Prepared:
     waits        whether a rule can let a request wait
     leases       whether a rule gives leases, which end with the request
     prefetch     maximum number of requests for which one fetch takes permits; 0 if a rule does not allow prefetching
-    policies     the RateLimit-Policy header
+    policies     the value of the header RateLimit-Policy
     quoted       the name of each rule, with quotation marks, as headers show it
     has_own_refusals  whether a rule has its own status or text for refusals
     shows_shadow whether the headers show shadow rules, as if these were enforced

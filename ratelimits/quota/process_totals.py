@@ -64,7 +64,7 @@ MAX_WRITTEN = 50_000
 MAX_UNWRITTEN = 200_000
 #: Admitted requests that are not added to the totals yet: account, costs, moment (µs since 1970 UTC).
 _new_admissions: deque[tuple[str | None, Mapping[str, int], int]] = deque()
-#: When this deque has so many items, they are added to the totals.
+#: When `_new_admissions` has this number of items, they are added to the totals.
 _MAX_NEW_ADMISSIONS = 10_000
 #: Length of a bin in µs.
 _BIN = BIN_SECONDS * MICROSECONDS

@@ -1,7 +1,8 @@
 """Functions for views: refund an admitted request, or settle it. To settle a request is to charge its true cost.
 
 The functions use the answer that an entry point has set as `request.quota`. A request can be refunded or settled only
-once. The functions return None if the request was not admitted, or if Redis did not decide it.
+once. The functions return the new decision. They return None if the request was not admitted, or if Redis did not
+decide it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Ask how many permits an identity has left under its limits, without counting usage.
+"""Use the limits of an identity without counting usage: above all, ask how many permits are left.
 
-Use this module only to show what is left, as the API's page `/usage/` does. `quota.checking` decides requests.
+The API's page `/usage/` shows what is left. `quota.checking` decides requests, and counts their usage.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _call(prepared: Prepared, identity: Identity, version: int | None, op: Op, *
 
 
 class LiveLimit(NamedTuple):
-    """A rule that applies to an identity, why it applies, and what it has left.
+    """A rule that applies to an identity, why it applies, and how many permits are left under it.
 
     key          the key that the rule counts, such as "user:42"; "" if the rule is off or cannot be read
     standing     None if the rule is off or cannot be read, or if Redis did not answer

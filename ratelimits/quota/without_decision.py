@@ -31,9 +31,9 @@ def answer(
 ) -> Answer:
     """Return the answer of the failure policies.
 
-    `prepared` has the rules that apply. If it is None, the rows about the request's key could not be read. Then the
-    strictest policy of all rules in memory that can apply decides. If no rule in memory can apply, or no rules are in
-    memory, the setting FAILURE_POLICY decides. `metered` is true if Redis would have counted the request as usage.
+    `prepared` has the rules that apply. If it is None, the rules or the rows about the request's key could not be
+    read. Then the strictest policy of all rules in memory that can apply decides. If there is no such rule, the setting
+    FAILURE_POLICY decides. `metered` is true if Redis would have counted the request as usage.
     """
     if prepared is not None:
         return by_policies(prepared, identity, costs, metered)

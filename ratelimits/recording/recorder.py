@@ -1,8 +1,8 @@
 """Record the requests of some accounts and keys. A thread writes them to the database.
 
 `RECORD_SAMPLE` is the share of the accounts, and of the keys without an account, that are recorded. A hash chooses
-them, so all processes choose the same accounts and keys. All requests of a chosen account or key are recorded, so a
-replay gives the decisions that a rule would have made.
+them, so all processes choose the same accounts and keys. All requests of a chosen account or key are recorded. So a
+trial of a rule on these requests gives the decisions that the rule would have made.
 
 A request is first added to a queue in memory. If a process is killed, the requests of its last `INTERVAL` seconds are
 lost.

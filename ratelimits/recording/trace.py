@@ -82,7 +82,7 @@ def newest(since: int, count: int, scopes: Collection[str] = ("*",)) -> Trace:
     more = len(newest_first) > count
     requests = newest_first[:count][::-1]
     # Read the rows of all scopes: the requests that a row counts as left out can have other scopes than the row. If
-    # there are more requests, begin with the oldest one that was read.
+    # older requests were not read, begin with the oldest request that was read.
     left_out = RecordedRequest.objects.using(conf.DATABASE).filter(
         at__gte=requests[0].at if more else since, left_out__gt=0
     )
@@ -98,10 +98,10 @@ def scopes_since(since: int, count: int) -> list[str]:
 def refused_requests(identity: Identity, starts: Collection[int], seconds: int, count: int) -> list[RecordedRequest]:
     """Return the newest recorded requests of an identity that were refused, at most `count`.
 
-    The requests are found by the API key of the identity and its account. Without an API key they are found by the user
-    and the account, without a user by the account alone, and without an account by the address. Only the spans of
-    `seconds` that begin at `starts` (seconds since 1970 UTC) are read, because the table has an index on the time, but
-    not on the keys.
+    The requests are found by the first of these values that the identity has: its API key together with its account,
+    its user together with its account, its account, or its address. Only some spans of time are read: they begin at
+    `starts` (in seconds since 1970 UTC), and each is `seconds` long. The reason is that the table has an index on the
+    time, but not on the keys.
     """
     spans = Q()
     for start in starts:

@@ -74,10 +74,12 @@ class QueryThread:
         answer = asyncio.wrap_future(future)
         # asyncio logs an error that no code has read. Read the error here, because a cancelled caller does not read it.
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-        while not (await asyncio.wait([answer], timeout=self._patience_left()))[0]:
+        while True:
+            done, _pending = await asyncio.wait([answer], timeout=self._patience_left())
+            if done:
+                return answer.result()
             if not future.done() and self._patience_left() <= 0:
                 raise RulesUnavailable(f"the database did not answer within {PATIENCE:g} s")
-        return answer.result()
 
     def _patience_left(self) -> float:
         """Return how many seconds the database has left to answer the query that runs now."""

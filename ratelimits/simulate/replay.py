@@ -125,7 +125,7 @@ class Replay:
             self._use_rules(keyspace, self._rules)
         key = self._prefix + line.key
         if line.rules is not None:
-            changes = [*self._changes(line, line.rules, keyspace)]
+            changes = list(self._changes(line, line.rules, keyspace))
             return [*changes, self._makers[-1].command(Op.PEEK, key, 0, line.now)]
         self._keys[key] = None
         return [self._makers[-1].command(line.op, key, line.cost, line.now, line.timeout, line.lease)]
@@ -211,7 +211,7 @@ class Simulator:
         try:
             self.close()
         except RedisError as lost:
-            # If there is an earlier error, raise only that error: it already says that the server does not answer.
+            # If the `with` block has raised an error, do not hide it behind this error.
             if error is None:
                 raise Unavailable(str(lost)) from lost
 

@@ -37,7 +37,8 @@ _CONCURRENT_DURATION = MICROSECONDS
 class Slot(NamedTuple):
     """The requested, admitted and refused permits in a slot of time.
 
-    A request that must wait is counted as admitted in the slot in which its wait ends.
+    A request that must wait is counted as admitted in the slot in which its wait ends. If its wait ends after the last
+    slot, it is counted only as requested.
     """
 
     requested: int
@@ -160,7 +161,7 @@ def _span(algorithm: Algorithm, now: int) -> int:
 
 
 def _start(algorithm: Algorithm, now: int) -> int:
-    """Return the start of the limit's window that contains `now`. Both are in µs since 1970 UTC.
+    """Return the start of the limit's window that contains `now`. Both moments are in µs since 1970 UTC.
 
     If the limit has no calendar window, round `now` down to a multiple of `_span`.
     """
@@ -177,7 +178,7 @@ def _loads(algorithm: Algorithm, now: int) -> tuple[_Load, _Load]:
     duration = _CONCURRENT_DURATION if algorithm.leases else 0
     # If the rule lets requests wait, the load lasts longer than the longest wait, as far as `MAX_LINES` allows this.
     time_to_cover = max(span, micros(algorithm.suggested_max_wait or Decimal(0)))
-    # The length of the longest overload for which MAX_LINES requests are enough, if each takes a tenth of the permits.
+    # The length of the longest overload for which MAX_LINES requests are enough, if each takes a tenth of `permits`.
     longest = MAX_LINES * max(permits // 10, 1) * span // (_OVERLOAD_FACTOR * permits)
     # At most a quarter of HORIZON, so that all moments are before HORIZON. At least SLOTS µs, so that no slot is
     # shorter than 1 µs.
@@ -204,9 +205,10 @@ def _overload(permits: int, span: int, length: int, max_cost: int, duration: int
 
 
 def _cost(permits: int, total: int, max_requests: int, max_cost: int) -> int:
-    """Return the cost of a request. With this cost, `max_requests` requests are enough for `total` permits.
+    """Return the cost of a request. It is at most `max_cost`.
 
-    If possible, the cost divides the permits of the limit without a remainder.
+    If `max_cost` allows this, `max_requests` requests with this cost are enough for `total` permits. If possible, the
+    cost divides the permits of the limit without a remainder.
     """
     min_cost = max(-(-total // max_requests), 1)  # rounded up
     parts = permits // min_cost

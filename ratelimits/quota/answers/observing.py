@@ -16,11 +16,11 @@ class RequestOutcome(StrEnum):
     """The result of a request.
 
     ADMITTED     Redis admitted it, or it spent a prefetched permit
-    REFUSED      a rule refused it
+    REFUSED      a rule refused it, even if the fallback decided
     BLOCKED      a block refused it
     EXEMPT       an allow exempted it from all rules
     UNMETERED    there was no decision, and a failure policy let it pass
-    UNAVAILABLE  there was no decision, and a failure policy refused it
+    UNAVAILABLE  there was no decision, and the failure policy `deny` refused it
     """
 
     ADMITTED = "admitted"

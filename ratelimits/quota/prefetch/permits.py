@@ -122,7 +122,7 @@ class Prefetch:
     def give_back_call(self) -> Call:
         """Return the call that gives back the permits that were not spent. It does not change the counted usage."""
         costs = self.call.costs
-        # As in `_fetching`: first the usage of one request, then what all requests together took from the limits.
+        # As in `_fetching`: first the usage of one request, then the permits that all requests together have spent.
         spent = (*costs, *((self.size - self.left) * cost for cost in costs))
         return receipt_call(replace(self.receipt, usage=None), spent, REMEMBERED_SECONDS)._replace(now=self.call.now)
 

@@ -63,16 +63,16 @@ async def asend(permits: PrefetchedPermits, prefetch: Prefetch | None, decision:
         return
     task = asyncio.current_task()
     assert task is not None
-    cancelled = task.cancelling()
+    cancellations_before = task.cancelling()
     try:
         found = await permits.server.wire.acall(_command([counts]), new_nonce())
     except BaseException as error:
         _fail([counts], error)
-        if task.cancelling() == cancelled and not isinstance(error, (Unavailable, ResponseError)):
+        if task.cancelling() == cancellations_before and not isinstance(error, (Unavailable, ResponseError)):
             raise
     else:
         _end([counts], found)
-    if task.cancelling() > cancelled:
+    if task.cancelling() > cancellations_before:
         await refund_cancelled(permits.server, decision)
 
 

@@ -93,6 +93,6 @@ def _query(rule: AppliedRule, key: str, identity: Identity, snapshot: Snapshot) 
     if rule.lasting is not Lasting.ALWAYS:
         # The ledger counts in bins. So take the whole bin in which the rule began to count.
         start = max(start, rule.counts_since - rule.counts_since % _BIN)
-    in_ledger = "" if key.startswith("account:") else key
+    ledger_key = "" if key.startswith("account:") else key
     previous_period, current_period, *_later = snapshot.billing(identity.account).boundaries
-    return LedgerQuery(identity.account_id, in_ledger, rule.meter, (previous_period, current_period), start, end)
+    return LedgerQuery(identity.account_id, ledger_key, rule.meter, (previous_period, current_period), start, end)
