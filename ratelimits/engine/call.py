@@ -22,7 +22,7 @@ from ratelimits.engine.program import Program
 ANY = float("inf")
 #: Length of a bin of usage (15 minutes), in µs.
 _BIN = BIN_SECONDS * MICROSECONDS
-#: How keys begin that can belong to an account. If such a key belongs to an account, it is in the account's shard.
+#: The beginnings of the keys that can belong to an account. A key that belongs to an account is in the account's shard.
 _KINDS_IN_ACCOUNTS = ("user:", "api_key:", "account:")
 
 
@@ -189,7 +189,7 @@ def shard_of_usage(keyspace: Keyspace, usage: Usage) -> int:
 
 
 def bin_and_period(usage: Usage, now: int) -> tuple[int, int, int]:
-    """Return three moments: the start of the bin that contains `now`, the start of its billing period, and an end.
+    """Return the start of the bin and the start of the billing period that contain `now`, and an end.
 
     The end is the end of the bin or of the billing period, whichever comes first. `now` and the end are in µs, the two
     starts are in seconds, all since 1970 UTC.

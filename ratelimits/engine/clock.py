@@ -25,7 +25,7 @@ class Clock:
         return time.time_ns() // 1000 + self.difference
 
     def correct(self, server_time: int) -> None:
-        """Set the clock to a time that the server has just reported."""
+        """Set the clock to a time that the server has just reported (µs). Do nothing if the clock is stopped."""
         if self.frozen is None:
             self.difference = server_time - time.time_ns() // 1000
 

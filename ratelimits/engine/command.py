@@ -176,7 +176,10 @@ def _assembled(call: Call, heads: int, keys_without_state: int, slots_move: bool
 
     def position(state: int) -> int:
         """Return the position in KEYS of a state, from its position in `Program.states`. For 0 (no state) return 0."""
-        return state + (keys_without_state if state > packed_count else heads) if state else 0
+        if state == 0:
+            return 0
+        # Packed states follow the heads. Own keys follow all packed states and all keys without a state.
+        return state + (heads if state <= packed_count else keys_without_state)
 
     shape = Shape(
         op=call.op.name.lower(),

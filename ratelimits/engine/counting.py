@@ -18,10 +18,10 @@ from ratelimits.engine.resp import resp
 
 @dataclass(frozen=True, slots=True)
 class RefusalCount:
-    """Requests with the same costs that one rule has refused. `requests` says how many they are.
+    """The number of requests with the same costs that one rule has refused.
 
     `costs` has the cost of one request in each meter of `usage`. `rule` and `version` are the rule's id and the version
-    of its row.
+    of its row. `requests` is the number of requests.
     """
 
     usage: Usage

@@ -164,7 +164,7 @@ class Keyspace:
         return self.prefix(shard) + SHARD_KEYS["batch"] + batch_id
 
     def state(self, shard: int, key: str) -> str:
-        """Return the key of a string: the packed state, with the states of several limits of one key ("user:42")."""
+        """Return the key of a string: the packed state, which has the states of several limits of the limited `key`."""
         return f"{self.prefix(shard)}s:{bounded(key)}"
 
     def own(self, shard: int, own_name: str, key: str) -> str:

@@ -14,8 +14,8 @@ from ratelimits.engine.assemble.algorithm_files import algorithm_file, params_of
 from ratelimits.engine.keys import name_id, own_name
 
 #: What a program says at its end about each limit: the moment from which the limit's params hold, and the text
-#: "rule|version". This is a text because Lua needs much time to convert numbers to text. A zero byte follows, so that
-#: Lua can read the text as a string of C.
+#: "rule|version". The rule and the version are sent as text, because Lua needs much time to convert numbers to text.
+#: A zero byte follows, so that Lua can read the text as a string of C.
 _RULE = struct.Struct("<d21sx")
 #: The id of a rule, and the version of a rule, are below this number, so that the text has at most 21 characters.
 _MAX_RULE = 2**32
@@ -106,7 +106,7 @@ class Program:
     def limit_shapes(self) -> tuple[LimitShape, ...]:
         """Return what a script knows about the limits.
 
-        `state_key` and `own_key` are positions in `states`, from 1. engine/command.py makes positions in KEYS of them.
+        `state_key` and `own_key` are positions in `states`, from 1. engine/command.py finds the positions in KEYS.
         """
         numbers = {(state.key, state.own): number for number, state in enumerate(self.states, 1)}
         shapes = []

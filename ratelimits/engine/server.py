@@ -123,7 +123,7 @@ def shards_can_move() -> bool:
 
 
 def on_each(server: Server, shards: Sequence[int], do: Callable[[redis.Redis, list[int]], None]) -> None:
-    """Call `do` once for each server, with a client of the server and those of the given shards that it has.
+    """Call `do` once for each server, with a client of the server and those of the given shards that this server has.
 
     If a call fails, still call `do` for the other servers, and raise the first error at the end.
     """

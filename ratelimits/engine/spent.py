@@ -1,6 +1,6 @@
 """Count requests that spent prefetched permits. CONTRIBUTING.md explains words such as prefetch, bin and nonce.
 
-Each prefetch has a record in Redis, in a hash of its shard, as long as some of its requests are perhaps not counted.
+While some requests of a prefetch are perhaps not counted, the prefetch has a record in Redis, in a hash of its shard.
 The record is the text "<counted> <requests> <until> <counter> <cost> …":
 
 counted   how many requests of the prefetch are counted

@@ -33,7 +33,8 @@ from ratelimits.logs import bounded
 
 logger = bounded(__name__)
 
-#: For how many seconds after a charge its permits can be given back. If a later shard refuses, this is done at once.
+#: For how many seconds after a charge its permits can be given back. The app gives them back as soon as a later shard
+#: refuses.
 _GIVE_BACK_TTL = 60.0
 
 #: The retry_after of a request that can never be admitted.

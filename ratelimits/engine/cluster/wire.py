@@ -303,11 +303,14 @@ class ClusterWire(Wire):
             _owner(table, slot_of(keyspace, shard))
 
     def client_of(self, keyspace: Keyspace, shard: int) -> redis.Redis:
-        """Return a client for the node that has this shard. Raise NotReached."""
+        """Return a client for the node that has this shard. Raise the errors of `wire_of`."""
         return self.wire_of(keyspace, shard).client
 
     def wire_of(self, keyspace: Keyspace, shard: int) -> Wire:
-        """Return the connections to the node that has this shard. Raise NotReached."""
+        """Return the connections to the node that has this shard.
+
+        Raise NotReached if no node answers, and SlotNotReached if no node has the shard.
+        """
         slot, table = slot_of(keyspace, shard), self._owners
         return self._node(_owner(table if table and table[slot] else self._learn_slots((slot,)), slot))
 

@@ -88,6 +88,7 @@ def run_named(info: Mapping[str, Any]) -> str:
     "<run_id>:<replication id>". The replication id is left out if the server was not promoted, because then this id can
     change although no data is lost.
     """
+    # This id has only zeros if the server was never promoted.
     promoted = str(info.get("master_replid2", "")).strip("0")
     return f"{info.get('run_id', '?')}:{info.get('master_replid', '') if promoted else ''}"
 
@@ -162,7 +163,7 @@ class OwnedConnection:
         self.used = 0.0
 
     def greet(self) -> None:
-        """Connect and ask the server for its run. Raise NotSent."""
+        """Connect and ask the server for its run. Raise NotSent if the server does not answer."""
         self.run = greet(self.connection)
 
     def closed(self) -> bool:
@@ -232,7 +233,7 @@ def exchange(connection: Any, packed: bytes) -> Any:
 
 
 def greet(connection: Any) -> str:
-    """Open a connection of redis-py and return the run of the server. Raise NotSent."""
+    """Open a connection of redis-py and return the run of the server. Raise NotSent if the server does not answer."""
     try:
         connection.connect()
         connection.send_packed_command([INFO], check_health=False)

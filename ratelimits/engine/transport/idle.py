@@ -61,7 +61,7 @@ class IdleConnections:
         self._failure: tuple[str, object] | None = None
 
     def take(self) -> OwnedConnection:
-        """Return an open connection that no other call uses. Raise NotSent."""
+        """Return an open connection that no other call uses. Raise NotSent if the server does not answer."""
         return self._find_idle() or self._find_or_connect()
 
     def _find_idle(self) -> OwnedConnection | None:

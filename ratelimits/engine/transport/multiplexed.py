@@ -49,7 +49,7 @@ class _Reply(asyncio.Future[Any]):
     written = False
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel the reply unless its command was written."""
+        """Cancel the reply if its command was not written. Return whether the reply was cancelled."""
         return not self.written and super().cancel(msg)
 
 
@@ -78,8 +78,8 @@ class _Link(asyncio.Protocol):
         #: For each command without a reply, the oldest first: its reply, and the moment when the command was written.
         self._sent: deque[tuple[_Reply, float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        #: If this is True, `_look` does not close the connection when a reply is late. It plans a last check and sets
-        #: this to False. Each arrival of bytes sets this to True again.
+        #: What `_look` does when a reply is late. If this is True, `_look` plans a last check and sets this to False.
+        #: If this is False, `_look` closes the connection. When bytes arrive, this becomes True again.
         self._last_look_is_left = False
         #: A future that is done when the socket is closed.
         self.gone: asyncio.Future[None] = self._loop.create_future()
@@ -142,9 +142,10 @@ class _Link(asyncio.Protocol):
             owner.write()
 
     def _error_for_caller(self, error: Exception) -> Exception:
-        """Return the error for the caller. After some errors, do not use this connection any more.
+        """Return the error for the caller.
 
-        These errors are: the server refuses writes, and errors that are no ResponseError, such as BusyLoadingError.
+        Do not use this connection any more if the server refuses writes. Do the same after an error that is no
+        ResponseError, such as BusyLoadingError.
         """
         if isinstance(error, ResponseError) and not refuses_writes(error):
             return error

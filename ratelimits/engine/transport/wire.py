@@ -39,8 +39,8 @@ def configured(alias: str) -> Any:
     """Return the client of a django-redis cache alias. Raise ImproperlyConfigured for any other cache.
 
     If the project has no configured server, return for CACHE_ALIAS a client of the embedded server. Raise
-    ImproperlyConfigured if the project is not allowed to use this server, and embedded.ServerStartError if it cannot be
-    started.
+    ImproperlyConfigured if the project is not allowed to use this server, and embedded.ServerStartError if this server
+    cannot be started.
     """
     if alias == conf.CACHE_ALIAS and embedded.is_needed():
         return redis.Redis.from_url(_embedded_url())
@@ -186,7 +186,7 @@ class Wire:
         return replies
 
     def _take(self) -> tuple[Any, str]:
-        """Return a connection of a special pool, and the run of its server. Raise NotSent."""
+        """Return a connection of a special pool and the run of its server. Raise NotSent if no server answers."""
         try:
             connection = self._pool.get_connection()
         except (RedisError, OSError) as error:

@@ -4,19 +4,19 @@
 --
 -- A limit has two Redis keys: `l.redis_key`, and the same name with the ending ${details}.
 --   (no ending)  sorted set with a member for each lease. The score is the lease's expiry, in µs after `l.base`. Most
---                leases are *plain*: they have one permit, and no other lease has their name. The member of a plain
---                lease is "=name". The member of any other lease is "number:permits:name"
+--                leases are *plain*: a plain lease has one permit, and no lease with the same name is older. The member
+--                of a plain lease is "=name". The member of any other lease is "number:permits:name"
 --   ${details}   sorted set about the leases that are not plain. All scores are 0, so Redis sorts the members by text.
 --                "@name:number:permits" finds the leases with a name.
 --                A decision counts the permits that end before a moment, without reading each lease: the members of the
 --                first key count one permit of each lease. The other permits of a lease are split into powers of two.
 --                For example, a lease of 6 permits has 5 other permits, and 5 = 1 + 4. Each power is a member of the
 --                second key: a letter ("A" is 1, "B" is 2, "C" is 4), the expiry (16 digits, with zeros in front),
---                ":", the number of the lease. So the order of the texts is the order of the times, and Redis can count
---                the members of a power up to an expiry
--- On a cluster (`l.slots_move`) the second key also has an empty member. Because of this member the second key exists
--- as long as the first. A cluster needs this: while it moves a slot, a server runs a script only if this server has all
--- keys of the script.
+--                ":", the number of the lease. So the members of one power are sorted by expiry, and Redis can count
+--                those up to an expiry
+-- On a cluster (`l.slots_move`) the second key also has an empty member. Because of this member the second key always
+-- exists while the first key exists. A cluster needs this: while it moves a slot, a server runs a script only if this
+-- server has all keys of the script.
 --
 -- Two more Redis keys let callers wait for a release. They exist only while callers wait. The script does not declare
 -- them, so that it also runs while a cluster moves the slot and these two keys are on another node. Then the callers
@@ -44,8 +44,7 @@
 --   powers           the sum of those powers of two that may have members in the second key
 --   oldest           no stored lease ends before this time (µs after `base`)
 --   newest           the expiry of the stored lease that ends last; -1: not known
---   is_new           true if the limit has no state, or if the server has lost its leases. Old leases may still be
---                    stored
+--   is_new           true if the limit starts without a state, but old leases may still be stored
 --   kept_until       the expiry (seconds) that the Redis keys have before this call
 --   creates          true if a Redis key may be new, so that it has no time to live yet
 --   takes_unclaimed  the number of leases in ${freed} that this request ends, to get their permits
@@ -127,7 +126,7 @@ local function lease_functions()
     end
   end
 
-  -- Returns the first moment at which `need` more permits have ended.
+  -- Returns the first moment (µs after `base`) at which `need` more permits have ended.
   local function moment_with_permits(l, need)
     -- Find the first lease at whose expiry enough permits have ended. The leases are sorted by expiry. The rank
     -- of this lease is between `first` and `last`. It is below `need`, because each lease has at least one permit.
@@ -140,6 +139,7 @@ local function lease_functions()
     if last < 0 or permits_ending_by(l, expiry(last)) < need then
       error('the leases of a limit are fewer than its count: reset the key')
     end
+    -- Without powers of two each lease has one permit, so the rank is known.
     if l.powers == 0 then first = last end
     local function narrow(rank)
       if permits_ending_by(l, expiry(rank)) < need then first = rank + 1 else last = rank end
@@ -226,7 +226,7 @@ local function lease_functions()
     waiting, capacity, lease_ttl = tonumber(waiting), tonumber(capacity), tonumber(lease_ttl)
     local given, gives_leases = 0, version == 'any' or version == string.match(head or '', '^%d+')
     while given < count and given < waiting and (not gives_leases or l.live_permits < capacity) do
-      -- No other lease has this name: a number is not used again at one moment.
+      -- No other lease has this name, because no two leases get the same number at the same moment.
       local name = gives_leases and string.format('%.0f~%.0f', at, l.next_number) or '1'
       local size = redis.pcall('RPUSH', freed, name)
       if type(size) ~= 'number' then break end
@@ -280,8 +280,8 @@ local function lease_functions()
     return out, expiries
   end
 
-  -- Ends all leases with the request's name that have not ended. Leaves leases that have ended: they count again if the
-  -- clock steps back before the next charge. Returns whether it has ended a lease.
+  -- Ends all leases with the request's name that have not ended. Does not remove leases that have ended: they count
+  -- again if the clock steps back before the next charge. Returns whether it has ended a lease.
   local function release(l, lease, head)
     local members, expiries = leases_of_name(l, lease)
     local before = l.live_permits

@@ -20,7 +20,7 @@
 
 -- Returns T, g and m after a change of the rate: T + g/(n*m) is the old debt * new interval / old interval.
 -- The result is exact if a denominator below 2^52 is enough. Otherwise it is rounded up, by so little
--- that no decision changes.
+-- that no decision changes. 4503599627370496 is 2^52, 9007199254740992 is 2^53, and 2251799813685248 is 2^51.
 --@rarely
 local function stretch(T, g, m, old_q, old_r, old_n, q, r, n)
   local exact = exact_numbers()
@@ -29,6 +29,7 @@ local function stretch(T, g, m, old_q, old_r, old_n, q, r, n)
   local top = times(debt, plus(times(big(q), big(n)), big(r)))
   local unit = times(big(m), plus(times(big(old_q), big(old_n)), big(old_r)))
   -- The new debt is top / (unit * n).
+
   -- Returns the greatest x with (base + x) * unit <= product.
   local function greatest(base, unit, product)
     local x, bit = 0, 4503599627370496

@@ -16,9 +16,9 @@
 -- its permits. The first time of a node is stored in full, each other time as its difference from the first time.
 -- So a decision reads only one node of each level and a few items of the list, even if there are very many charges.
 --
--- On a cluster (`l.slots_move`) the hash also has a field with an empty name. Because of this field the hash exists as
--- long as the list does. A cluster needs this: while it moves a slot, a server runs a script only if this server has all
--- keys of the script.
+-- On a cluster (`l.slots_move`) the hash also has a field with an empty name. Because of this field the hash always
+-- exists while the list exists. A cluster needs this: while it moves a slot, a server runs a script only if this server
+-- has all keys of the script.
 --
 -- The directives are explained in engine/assemble/algorithm_files.py. "-" is a param that this file does not use. I7 is
 -- an unsigned integer of 7 bytes, and i7 a signed one.
@@ -29,30 +29,32 @@
 --   in_list, in_tree             the permits in the list and in the tree
 --   ended_permits, ended_items   the permits and the items in the list that have ended
 --   ended_in_tree                the permits in the tree that have ended
---   live_permits                 the permits in both that have not ended
+--   live_permits                 the permits in the list and in the tree that have not ended
 --   next_block, first_block      the number of the next new block, and of the oldest block that exists
 --   first_live_block             the number of the oldest block with a charge that has not ended
 --   ended_until                  all charges up to this time have ended. This stays so if the period becomes longer
 --   cutoff                       all charges up to this time have ended, with the present period
---   oldest, newest               the times of the oldest charge that has not ended, and of the newest; -1: not known
---   is_new                       true if there was no state, but perhaps an old list or tree
+--   oldest                       the time of the oldest charge that has not ended; -1: not known
+--   newest                       the time of the newest charge; -1: not known
+--   is_new                       true if the limit starts without a state, but an old list or tree may still be stored
 --   is_loaded                    true if it is known which of the keys exist
 --   kept_until                   the expiry (seconds) that the Redis keys have before this call
 --   creates                      true if a Redis key may be new, so that it has no time to live yet
 --   has_lost_tree                true if the tree does not exist any more
--- The record has `oldest` and `ended_in_tree` of the moment `last`, as `stored_oldest` and `stored_ended`. As long as
--- `oldest` has not ended, the record is enough to decide, and neither the list nor the tree is read. If the server has
--- evicted one of them, fewer permits are taken than the record says. So it is right to admit a request by the record.
--- The charge then notices that the list is gone. Before a refusal, the script checks whether both exist.
+-- The record has `oldest` and `ended_in_tree` of the moment `last`, as `stored_oldest` and `stored_ended`. While this
+-- oldest charge has not ended, the record is enough to decide, and neither the list nor the tree is read. If the server
+-- has evicted the list or the tree, fewer permits are taken than the record says. So it is right to admit a request by
+-- the record. The charge then notices that the list is gone. Before a refusal, the script checks whether both exist.
 
 -- The number of items in a block and of nodes below a node; the level of the top.
 local SPREAD, TOP = 64, 3
 
 -- The record says whether the list and the tree have charges. Returns false if one of them has charges but does not
--- exist. (On a cluster the tree exists as long as the list does.)
+-- exist. (On a cluster the tree always exists while the list exists.)
 local function has_keys(redis_key, in_list, in_tree, slots_move)
   if in_list + in_tree == 0 then return true end
   if in_tree == 0 and not slots_move then return call('EXISTS', redis_key) == 1 end
+  -- The tree must exist, and the list must exist if it has charges.
   return call('EXISTS', redis_key, redis_key .. '${tree}') == (in_list > 0 and 2 or 1)
 end
 
@@ -88,7 +90,7 @@ local function log_functions()
     return node
   end
 
-  -- The caller must not use the times of `node` afterwards, except the first one.
+  -- Writes a node. The caller must not use the times of `node` after this, except the first time.
   local function store_node(l, level, number, node)
     local name, first = field(level, number), node[1]
     for i = 3, #node, 2 do node[i] = node[i] - first end
@@ -140,7 +142,7 @@ local function log_functions()
     end
   end
 
-  -- Forgets the tree: it has ended, or the server has evicted it.
+  -- Forgets the tree: all its charges have ended, or the server has evicted it.
   local function forget_tree(l)
     nodes = {}
     l.in_tree, l.ended_in_tree, l.next_block, l.first_block, l.first_live_block = 0, 0, 0, 0, 0
@@ -163,6 +165,7 @@ local function log_functions()
     store_node(l, 0, number, block)
     local is_new = true -- whether the node of the level below is new
     for level = 1, TOP do
+      -- `index` is the position of the new node of the level below among the nodes below this node, from 0.
       local index = is_new and number - first_child(l, level, math.floor(number / SPREAD))
       number = level == TOP and 0 or math.floor(number / SPREAD)
       local node = load_node(l, level, number)
@@ -302,8 +305,8 @@ local function log_functions()
     return amount
   end
 
-  -- Gives back permits of the charge at `charged_at`. If this moment is not known, gives back the newest permits. Returns
-  -- whether it has given back any.
+  -- Gives back permits of the charge at `charged_at`. If this moment is not known, gives back the newest permits.
+  -- Returns whether it has given back any permits.
   local function refund(l, charged_at)
     -- Do not remove ended charges: they count again if the clock steps back before the next charge.
     local cost = math.min(l.cost, l.live_permits)

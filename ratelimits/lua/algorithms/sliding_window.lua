@@ -1,8 +1,8 @@
 -- sliding_window (code 7): a window of N buckets, as in LeapArray of Alibaba's Sentinel. A bucket has the permits that
 -- were spent in a time of the length `width` (µs). The bucket for the time t has the index floor(t / width). When a new
 -- bucket begins, the oldest bucket leaves the window. The newest bucket is not over yet. So the last N * width µs also
--- contain a part of the bucket that left last, number N+1. If `weighted` is 1, the same part of its permits is counted.
--- If `weighted` is 0, this bucket is not counted.
+-- contain a part of the bucket that left last, number N+1. If `weighted` is 1, the same share of the permits of bucket
+-- N+1 is counted. If `weighted` is 0, bucket N+1 is not counted.
 -- "--@params" names the params of the limit ("-": not used here), and "--@record" the fields of its record, each after
 -- its type: I7 is an unsigned integer of 7 bytes, and c# is a text of any length.
 --@params * width buckets weighted - - capacity
@@ -10,8 +10,8 @@
 -- The record has the moment of the last charge, the width, and the index of the newest bucket at that moment. Then it
 -- has the sum of N buckets, and the counts of N+1 buckets, the newest first, six bytes each. With the sum, a decision
 -- need not add up the counts until a new bucket begins.
--- `counts` and `newest` are the counts now (in the same form) and the index of the newest bucket. `sum` is the number
--- of permits in the N buckets that are fully inside.
+-- `counts` are the counts at the present moment, in the form of `stored_counts`. `newest` is the index of the newest
+-- bucket, and `sum` is the number of permits in the N buckets that are fully inside.
 
 -- Returns the count of a bucket; 1 is the newest.
 local function count_at(counts, number) return (struct.unpack('<I6', counts, 6 * number - 5)) end
@@ -22,7 +22,7 @@ local function with_count(counts, number, count)
   return string.sub(counts, 1, 6 * number - 6) .. bytes .. string.sub(counts, 6 * number + 1)
 end
 
--- Returns the sum of the first counts.
+-- Returns the sum of the first `number` counts.
 local function sum_of(counts, number)
   local sum = 0
   for i = 1, number do sum = sum + struct.unpack('<I6', counts, 6 * i - 5) end
@@ -135,7 +135,8 @@ end
 function sliding.refund(l)
   local to_refund, counted_buckets = l.cost, l.buckets + l.weighted
   local first, last = 1, counted_buckets
-  -- Take the permits out of the bucket of the charge. If its moment is not known, begin with the newest bucket.
+  -- Take the permits out of the bucket of the charge. If the moment of the charge is not known, begin with the newest
+  -- bucket.
   if charged_at > 0 then
     first = l.newest - math.floor(charged_at / l.width) + 1
     last = math.min(first, counted_buckets)
@@ -145,8 +146,8 @@ function sliding.refund(l)
     local amount = math.min(to_refund, count)
     l.counts, to_refund = with_count(l.counts, i, count - amount), to_refund - amount
     if i <= l.buckets then l.sum = l.sum - amount end
-    -- Also change the counts that will be stored. A refund leaves them at the moment of the last charge: if the clock
-    -- steps back before the next charge, no bucket has left too early.
+    -- Also change the counts that will be stored. A refund does not move the stored window, which ends at the last
+    -- charge. So if the clock steps back before the next charge, no bucket has left too early.
     if stored_position > 0 then
       if stored_position <= l.buckets then l.stored_sum = l.stored_sum - amount end
       l.stored_counts = with_count(l.stored_counts, stored_position, count_at(l.stored_counts, stored_position) - amount)

@@ -1,7 +1,7 @@
 -- smooth_bursty (code 9): the algorithm of Guava's SmoothBursty. The state has two parts: `next`, the moment at which
 -- the next request may proceed, and the *store*, the permits that were saved while no request came.
 -- One permit takes q + r/n µs. The store is written as a time, not as permits: S + g/(n*m) µs, the time that its
--- permits take. So a change of the rate does not change this time, unless the maximum of the store changes too.
+-- permits take. A change of the rate changes this time only if it also changes the maximum of the store.
 -- smooth_warming_up.lua is a second algorithm: it has the functions of this file, and replaces some of them.
 -- "--@params" names the params of the limit. "--@record" names a form of the record and its fields, each after its
 -- type: I7 is an unsigned integer of 7 bytes, and i7 a signed one. After "|" is a field that always has this value in
@@ -45,8 +45,8 @@ end
 function smooth.resolve(l)
   l.next = l.last + l.ahead
   if l.stored_q ~= l.q or l.stored_r ~= l.r or l.stored_n ~= l.n or l.stored_most ~= l.most then
-    -- The rate has changed. Do the same as `setRate` of Guava: first add the idle time at the old rate, then
-    -- multiply the store by new maximum / old maximum.
+    -- The rate or the maximum has changed. Do the same as `setRate` of Guava: first add the idle time at the old rate,
+    -- then multiply the store by new maximum / old maximum.
     local changed = rarely().moment_of_change(l.number, l.last, at)
     l.S, l.g, l.next = saved_until(changed, l.S, l.g, l.next, l.stored_most)
     if l.stored_most == 0 then

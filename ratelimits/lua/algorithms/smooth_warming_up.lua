@@ -30,11 +30,12 @@ local function warm_saved_until(now, S, g, next, m, base, W, top, bottom)
 end
 
 -- Returns the time that permits take if they come from the part of the store above the threshold:
---   floor(taken + taken*(2*above - taken)*(cold^2 - 1)/(4*W))
--- `above` is the part of the store above the threshold. `taken` is the time that is taken from this part. Both are
--- pairs over n.
+--   floor(taken + taken*(2*above - taken)*(cold factor^2 - 1)/(4*W))
+-- `above` is the part of the store above the threshold. `taken` is the time that is taken from this part. The two times
+-- are above + above_part/n and taken + taken_part/n µs.
 local function time_above(taken, taken_part, above, above_part, n, W, cold)
-  -- Each step of this estimate has a relative error below 2^-52. If no whole number is near, rounding it down is exact.
+  -- Each step of this estimate has a relative error below 2^-52. If no whole number is near the estimate, rounding it
+  -- down gives the exact result.
   local taken_double, above_double = taken + taken_part / n, above + above_part / n
   local estimate = taken_double
     + taken_double * (2 * above_double - taken_double) * ((cold - 1e6) * (cold + 1e6)) / (4e12 * W)
@@ -62,8 +63,9 @@ local function time_above(taken, taken_part, above, above_part, n, W, cold)
   error('the numbers of a state do not fit together: reset the key')
 end
 
--- Returns the time that a request waits for permits of the store S + g/base, in µs: each of them above the threshold
--- takes longer. `whole` and `part` are the time that the permits take at the normal rate.
+-- A request takes permits from the store S + g/base, and further permits only if the store is empty. Returns the time
+-- in µs that the permits from the store take. A permit from above the threshold takes longer than at the normal rate.
+-- At the normal rate all permits of the request take whole + part/base µs.
 local function time_from_store(whole, part, S, g, base, W, cold)
   local taken, taken_part, time = S, g, 0 -- the time that is taken from the store
   if whole < taken or (whole == taken and part < taken_part) then taken, taken_part = whole, part end
@@ -99,12 +101,13 @@ function warming.resolve(l)
   l.next = l.last + l.ahead
   if l.stored_q ~= l.q or l.stored_r ~= l.r or l.stored_n ~= l.n or l.stored_factor ~= l.factor or l.stored_W ~= l.W
     or l.stored_cold ~= l.cold or l.stored_top ~= l.top or l.stored_bottom ~= l.bottom then
-    -- The rate has changed. Do the same as `setRate` of Guava: first add the idle time at the old rate, then
+    -- The params have changed. Do the same as `setRate` of Guava: first add the idle time at the old rate, then
     -- multiply the store by new maximum / old maximum.
     local changed, base = rarely().moment_of_change(l.number, l.last, at), l.stored_n * l.stored_factor
     l.S, l.g, l.next = warm_saved_until(changed, l.S, l.g, l.next, l.m, base, l.stored_W, l.stored_top, l.stored_bottom)
     local new, old = 1, 1
     if l.W ~= l.stored_W or l.cold ~= l.stored_cold then
+      -- new/old is the new maximum divided by the old maximum, in lowest terms.
       local gcd = rarely().exact_numbers().gcd
       local c, d = gcd(l.W, l.stored_W), gcd(l.top * l.stored_bottom, l.bottom * l.stored_top)
       new, old = l.W / c * (l.top * l.stored_bottom / d), l.stored_W / c * (l.bottom * l.stored_top / d)

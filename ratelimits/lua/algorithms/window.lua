@@ -33,6 +33,7 @@ function window.resolve(l)
     elseif l.shift > 0 then
       l.start, l.length = at - at % l.period, l.period
     elseif l.length ~= l.period or l.start % l.length ~= 0 then
+      -- The rule's period or `first_hit` has changed.
       local changed = rarely().moment_of_change(l.number, l.last, at)
       if changed < l.start + l.length then
         l.start, l.length = changed - changed % l.period, l.period
@@ -41,8 +42,10 @@ function window.resolve(l)
       end
     end
   elseif l.shift > 0 or not (l.start == l.start_2 and l.length == l.start_3 - l.start_2) then
-    -- The stored window is not the current period: a neighbour, or a period of the rule before a change. Take the period
-    -- that contains its start, or after a change of the rule the moment of this change.
+    -- The stored window is not the current period. Take the period that contains `moment`. If the clock has stepped
+    -- back, `moment` is the present moment. If the stored window is the previous or the next period, `moment` is its
+    -- start. Otherwise the rule has changed, and `moment` is the moment of this change; nil if the stored window had
+    -- ended before the change.
     local moment = at
     if l.shift == 0 then
       moment = rarely().moment_of_change(l.number, l.last, at)
