@@ -16,9 +16,11 @@ from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext as _
 
 from ratelimits import rules
-from ratelimits.admin.inspect.evidence import shown_access, shown_refusals, shown_usage
+from ratelimits.admin.inspect.access import shown_access
 from ratelimits.admin.inspect.limits import Pages, shown_limits
 from ratelimits.admin.inspect.moments import MAX_LENGTH, NoMomentError, typed_moment
+from ratelimits.admin.inspect.refusals import shown_refusals
+from ratelimits.admin.inspect.usage import shown_usage
 from ratelimits.admin.inspected import inspect_url
 from ratelimits.admin.operate.chosen_key import may_view, names_of, searched_tables
 from ratelimits.admin.operate.confirming import may_operate

@@ -1,29 +1,20 @@
-"""The inspector's tables of blocks, usage and refusals."""
+"""The inspector's tables of refusals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
-from ipaddress import ip_network
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from django.db.models import Q
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from ratelimits.admin.inspect.access import targets_of
 from ratelimits.admin.inspect.rule_histories import PastRule, RuleHistories
-from ratelimits.admin.operate.access import requests_of
 from ratelimits.conf import conf
-from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import Identity
-from ratelimits.models import Access
 from ratelimits.models.ledger import moment, when
 from ratelimits.models.status.totals import DAY, QUARTER
 from ratelimits.recording.trace import refused_requests
-from ratelimits.reports.present import MeterUse, present_usage
-from ratelimits.reports.terms import TermsBook
-from ratelimits.rules import Snapshot
 from ratelimits.status.first_drain import before_first_drain
 from ratelimits.status.refusals import (
     MAX_REFUSALS,
@@ -37,28 +28,11 @@ from ratelimits.status.refusals import (
 )
 from ratelimits.usage.complete import complete_until
 
-#: For this time after its end, a block or allow is still shown.
-_SHOWN_AFTER_END = timedelta(hours=25)
-#: Maximum number of blocks and allows that are shown.
-_MAX_ACCESS = 50
 #: Maximum number of lines about the newest refusals at the top of the page.
 _MAX_NEWEST = 5
 _MINUTE = 60
 #: Maximum number of recorded requests that are shown.
 _MAX_RECORDED = 10
-
-
-class ShownAccess(NamedTuple):
-    """A block or allow of the inspected key, or of a network that contains its address.
-
-    decides   whether this row decides about requests of the key now
-    requests  the number of requests in 24 hours that the block refused, or that the allow let pass
-    """
-
-    row: Access
-    state: str
-    decides: bool
-    requests: str
 
 
 class ShownRefusal(NamedTuple):
@@ -139,58 +113,6 @@ class Refusals(NamedTuple):
     nothing_drained: str
     why_unknown: str
     of_account: bool
-
-
-def shown_access(identity: Identity, snapshot: Snapshot) -> list[ShownAccess]:
-    """Return the blocks and allows of an identity's keys and networks.
-
-    Some are in force, some begin later, and some have ended in the last 25 hours.
-    """
-    now, targets = timezone.now(), targets_of(identity)
-    rows = Access.objects.using(conf.DATABASE).filter(target__in=targets)
-    rows = rows.filter(Q(valid_until=None) | Q(valid_until__gt=now - _SHOWN_AFTER_END)).order_by("-pk")
-    deciding, counts = snapshot.access(identity), requests_of(targets)
-    accesses = []
-    for row in rows[:_MAX_ACCESS]:
-        begins_later = row.valid_from is not None and row.valid_from > now
-        state = _("in force") if row.in_force(now) else _("later") if begins_later else _("ended")
-        requests = f"{counts.get(ledger_name(row.target), 0):,}"
-        accesses.append(ShownAccess(row, state, deciding is not None and deciding.pk == row.pk, requests))
-    return accesses
-
-
-def targets_of(identity: Identity) -> list[str]:
-    """Return all targets of blocks and allows that concern an identity: its keys, and the networks of its address."""
-    targets = [key for key in (identity.api_key, identity.user, identity.account, identity.address) if key]
-    try:
-        address = ip_network((identity.address or "").removeprefix("ip:"))
-    except ValueError:  # There is no address, or it cannot be read.
-        return targets
-    return targets + [f"ip:{address.supernet(new_prefix=length)}" for length in range(address.prefixlen)]
-
-
-def shown_usage(account: str, now: float) -> dict[str, Any]:
-    """Return an account's usage in the current billing period, and the quantities that the account's plan includes."""
-    terms = TermsBook(conf.DATABASE).of([account])[account]
-    period, meters = present_usage(conf.DATABASE, account, terms, int(now * 1_000_000))
-    return {
-        "start": when(period.start),
-        "end": when(period.end),
-        "plan": terms.plan,
-        "meters": [_meter_texts(use) for use in meters],
-    }
-
-
-def _meter_texts(use: MeterUse) -> tuple[str, str, str, str]:
-    """Return texts about the use of a meter: the unit, the used units, the included units, and what is left of them.
-
-    If more units were used than are included, the last text has the number of units above the included quantity.
-    """
-    unit, used = conf.UNITS.get(use.meter, use.meter), f"{use.used:,}"
-    if not use.included:
-        return unit, used, "–", "–"
-    remaining = _("%s beyond") % f"{use.overage:,}" if use.overage else _("%s left") % f"{use.remaining:,}"
-    return unit, used, f"{use.included:,}", remaining
 
 
 def shown_refusals(

@@ -1,0 +1,64 @@
+"""The inspector's table of blocks and allows."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from ipaddress import ip_network
+from typing import NamedTuple
+
+from django.db.models import Q
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from ratelimits.admin.operate.access import requests_of
+from ratelimits.conf import conf
+from ratelimits.engine.keys import ledger_name
+from ratelimits.identity import Identity
+from ratelimits.models import Access
+from ratelimits.rules import Snapshot
+
+#: For this time after its end, a block or allow is still shown.
+_SHOWN_AFTER_END = timedelta(hours=25)
+#: Maximum number of blocks and allows that are shown.
+_MAX_ACCESS = 50
+
+
+class ShownAccess(NamedTuple):
+    """A block or allow of the inspected key, or of a network that contains its address.
+
+    decides   whether this row decides about requests of the key now
+    requests  the number of requests in 24 hours that the block refused, or that the allow let pass
+    """
+
+    row: Access
+    state: str
+    decides: bool
+    requests: str
+
+
+def shown_access(identity: Identity, snapshot: Snapshot) -> list[ShownAccess]:
+    """Return the blocks and allows of an identity's keys and networks.
+
+    Some are in force, some begin later, and some have ended in the last 25 hours.
+    """
+    now, targets = timezone.now(), targets_of(identity)
+    rows = Access.objects.using(conf.DATABASE).filter(target__in=targets)
+    rows = rows.filter(Q(valid_until=None) | Q(valid_until__gt=now - _SHOWN_AFTER_END)).order_by("-pk")
+    deciding, counts = snapshot.access(identity), requests_of(targets)
+    accesses = []
+    for row in rows[:_MAX_ACCESS]:
+        begins_later = row.valid_from is not None and row.valid_from > now
+        state = _("in force") if row.in_force(now) else _("later") if begins_later else _("ended")
+        requests = f"{counts.get(ledger_name(row.target), 0):,}"
+        accesses.append(ShownAccess(row, state, deciding is not None and deciding.pk == row.pk, requests))
+    return accesses
+
+
+def targets_of(identity: Identity) -> list[str]:
+    """Return all targets of blocks and allows that concern an identity: its keys, and the networks of its address."""
+    targets = [key for key in (identity.api_key, identity.user, identity.account, identity.address) if key]
+    try:
+        address = ip_network((identity.address or "").removeprefix("ip:"))
+    except ValueError:  # There is no address, or it cannot be read.
+        return targets
+    return targets + [f"ip:{address.supernet(new_prefix=length)}" for length in range(address.prefixlen)]
