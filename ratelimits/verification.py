@@ -24,7 +24,7 @@ from ratelimits.reports.periods import month_window, starts_in
 from ratelimits.reports.verify.configuration import count_without_history, verify_configuration
 from ratelimits.reports.verify.early import verify_early
 from ratelimits.reports.verify.manifest import OLD_FORMAT, compare
-from ratelimits.reports.verify.manifest_sections import digests_without_history
+from ratelimits.reports.verify.manifest_history import digests_without_history
 from ratelimits.reports.verify.printed import verify_printed
 from ratelimits.reports.verify.report import ReportVerifier
 from ratelimits.reports.verify.terms import verify_terms

@@ -23,7 +23,7 @@ from ratelimits.models import Adjustment, ArchivedRange, Batch, KeptPeriod, Peri
 from ratelimits.progress import Progress
 from ratelimits.reports.periods import SECOND, iso, month_window, starts_in
 from ratelimits.reports.terms import TermsBook
-from ratelimits.reports.verify import manifest_conditional, manifest_sections
+from ratelimits.reports.verify import manifest_conditional, manifest_history, manifest_sections
 from ratelimits.reports.verify.manifest_sections import TABLES, rows_of
 from ratelimits.usage.packet import chained
 
@@ -71,7 +71,7 @@ def build(using: str, month: str, progress: Progress | None = None) -> dict[str,
         if _fingerprint(using) == before:
             break  # Otherwise a report was finalised meanwhile, and is perhaps not in some sections: read again.
     states = list(ShardState.objects.using(using).order_by("shard"))
-    history = manifest_sections.history(using, progress=progress)
+    history = manifest_history.history(using, progress=progress)
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "month": month,
@@ -82,7 +82,7 @@ def build(using: str, month: str, progress: Progress | None = None) -> dict[str,
         "unsettled": manifest_sections.unsettled(using, *month_window(month)),
         "columns": columns,
         "history": history,
-        "without_history": manifest_sections.digests_without_history(using),
+        "without_history": manifest_history.digests_without_history(using),
         "conditional": manifest_conditional.build(using, month, states, history, progress),
         "totals": _month_totals(listed["reports"]),
         **listed,
@@ -200,7 +200,7 @@ def compare(
 
     `sources` are the aliases of the databases that contain the ledger's batches, by default `using`. `checked`
     counts the compared entries. `digests_without_history` is called instead of the function of this name in
-    `manifest_sections`, so that a caller with several manifests can read these digests only once. `progress` shows the
+    `manifest_history`, so that a caller with several manifests can read these digests only once. `progress` shows the
     stages that can take long.
     """
     month, checked = manifest["month"], Counter() if checked is None else checked
@@ -239,7 +239,7 @@ def compare(
                 yield f"{entry_name} {name} is not in the manifest of {month}: it is newer, so write another manifest"
             elif listed[name] != current[name]:
                 yield f"{entry_name} {name} differs from the manifest of {month}"
-    read_digests = digests_without_history or partial(manifest_sections.digests_without_history, using)
+    read_digests = digests_without_history or partial(manifest_history.digests_without_history, using)
     yield from _compare_history(using, manifest, read_digests(), checked, progress)
     yield from manifest_conditional.compare(using, manifest, sources or (using,), checked)
 
@@ -257,7 +257,7 @@ def _compare_history(
     before the manifest.
     """
     month, listed = manifest["month"], manifest["history"]
-    current = manifest_sections.history(using, listed, progress)
+    current = manifest_history.history(using, listed, progress)
     for name in sorted(listed):
         checked["entries of manifests"] += 1
         if missing := set(listed[name]["columns"]) - set(current.get(name, {}).get("columns", ())):
@@ -275,7 +275,7 @@ def _compare_history(
                 " (ratelimits_reload records this change as an edit)"
             )
     written = datetime.fromisoformat(manifest["written_at"]) - _MAX_TRANSACTION
-    for record in manifest_sections.backdated_records(using, listed, int(written.timestamp()) * SECOND):
+    for record in manifest_history.backdated_records(using, listed, int(written.timestamp()) * SECOND):
         yield f"the history of {record} has an edit from before the manifest of {month} that the manifest does not list"
 
 

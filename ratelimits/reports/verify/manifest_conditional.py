@@ -19,7 +19,7 @@ from ratelimits.models import Account, ArchivedRange, Batch, DurabilityGap, GapK
 from ratelimits.progress import Progress
 from ratelimits.reports.build import CHUNK
 from ratelimits.reports.periods import SECOND, month_window
-from ratelimits.reports.verify import manifest_sections
+from ratelimits.reports.verify import manifest_history, manifest_sections
 from ratelimits.reports.verify.manifest_sections import digest_of, rows_of, was_dropped
 from ratelimits.usage.watermark import TOLERANCE
 
@@ -42,7 +42,7 @@ def build(
         "archived_at": _archived_at(using),
         "process_names": dict(manifest_sections.process_names(using, start, end, progress)),
         "kept_versions": _kept_versions(using, start, end),
-        "newer_than_history": manifest_sections.newer_than_history(using, history),
+        "newer_than_history": manifest_history.newer_than_history(using, history),
     }
 
 
@@ -97,7 +97,7 @@ def _compare_rows(using: str, manifest: dict[str, Any], conditional: dict[str, A
         # Kept periods that no longer exist are not compared here: `manifest.compare` names them.
         if versions.get(account, version) != version and not _was_edited(using, account, manifest["history"]):
             yield f"the kept billing period of {account} has another version than in {manifest_name}"
-    for name, digest in manifest_sections.newer_than_history(using, manifest["history"]).items():
+    for name, digest in manifest_history.newer_than_history(using, manifest["history"]).items():
         if conditional["newer_than_history"].get(name) != digest:
             yield f"{name} has a newer version or start than its newest edit, and {manifest_name} does not list that"
 

@@ -15,7 +15,7 @@ from django.test import override_settings
 from ratelimits.models import Account, DurabilityGap, GapKind, ProcessTotal, Report, ReportLine
 from ratelimits.quota.process_totals import TotalKey
 from ratelimits.reports.verify.manifest import ManifestError, build, compare, parse
-from ratelimits.reports.verify.manifest_sections import history
+from ratelimits.reports.verify.manifest_history import history
 from ratelimits.usage import process_totals
 from ratelimits.usage.gaps import declare
 from tests.reports.verify.test_report import SIGNED
