@@ -79,7 +79,7 @@ def check_middleware(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> 
         checks.Warning(
             f"MIDDLEWARE has no QuotaMiddleware, but requests are decided: {reason}.",
             hint="Add 'ratelimits.middleware.QuotaMiddleware' after AuthenticationMiddleware. Without this middleware,"
-            " PATHS are not limited, server errors are billed, and leases of interrupted requests last until"
+            " PATHS are not limited, server errors are billed, and leases of interrupted requests last for their whole"
             " lease_ttl.",
             id="ratelimits.W002",
         )
@@ -101,8 +101,8 @@ def check_views(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
             "No rule limits these views, because they have throttles of Django REST framework:"
             f" {', '.join(names[:_MAX_NAMES])}{more}.",
             hint="Delete throttle_classes in these views: they then have QuotaThrottle. Write rules instead of the"
-            " throttles; `manage.py ratelimits_import` shows them. To keep the throttles, add 'ratelimits.W005' to"
-            " SILENCED_SYSTEM_CHECKS.",
+            " throttles; `manage.py ratelimits_import` shows these rules. To keep the throttles, add 'ratelimits.W005'"
+            " to SILENCED_SYSTEM_CHECKS.",
             id="ratelimits.W005",
         )
     ]
@@ -176,7 +176,7 @@ def _throttles(view: FoundView) -> Sequence[object]:
 
 
 def _has_other_throttles(view: FoundView) -> bool:
-    """Return whether a view has throttles of Django REST framework, and none of this app's."""
+    """Return whether a view has throttles of Django REST framework, and no throttle of this app."""
     throttles = _throttles(view)
     framework = sys.modules.get("rest_framework.throttling")
     is_limited = hasattr(view.view, "ratelimits") or any(_is_throttle(one, "QuotaThrottle") for one in throttles)

@@ -88,6 +88,7 @@ def _overrides(using: str) -> Iterator[checks.CheckMessage]:
 
 
 def _accounts(using: str) -> Iterator[checks.CheckMessage]:
+    """Yield an error for each invalid pair of a time zone and an anchor. It names the first account with this pair."""
     rows = Account.objects.using(using).order_by().values_list("timezone", "billing_anchor").annotate(first=Min("pk"))
     for timezone, anchor, first in rows:
         try:

@@ -88,7 +88,7 @@ def check_cache(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
 def _check_embedded() -> list[checks.CheckMessage]:
     """Return an error if a project without a configured server cannot use the embedded server.
 
-    This is so if `embedded.is_allowed` returns False, or if the server's program is not installed.
+    The project cannot use it if `embedded.is_allowed` returns False, or if the server's program is not installed.
     """
     if embedded.is_allowed():
         try:

@@ -92,8 +92,8 @@ def _check_shards() -> Iterator[checks.CheckMessage]:
     if accounts or shards:
         yield checks.Warning(
             f"RATELIMITS['SHARDS'] is {conf.SHARDS} but was larger. In shard {conf.SHARDS} and above, {accounts}"
-            f" accounts have open billing periods that are not closed any more, and {shards} shards have usage in Redis"
-            " that is not drained any more.",
+            f" accounts have open billing periods that no task closes any more, and {shards} shards have usage in Redis"
+            " that no task drains any more.",
             hint="Set SHARDS back to the larger number until these periods are closed, or close them by force"
             " (`ratelimits_finalise --open` lists the periods that are over).",
             id="ratelimits.W034",

@@ -47,7 +47,7 @@ DEFAULTS: dict[str, Any] = {
     "BILL_ERRORS": False,  # True: requests with status 500 or above are billed; False: the middleware refunds them
     "MAX_WAITING": 100,  # maximum number of requests that wait in a process; further requests are refused instead
     "X_RATELIMIT_HEADERS": False,  # also send X-RateLimit-* fields
-    "X_RATELIMIT_RESET": "seconds",  # X-RateLimit-Reset has the "seconds" from now, or the seconds since the "epoch"
+    "X_RATELIMIT_RESET": "seconds",  # X-RateLimit-Reset has the "seconds" from now, or the seconds since 1970 ("epoch")
     "SHADOW_HEADERS": False,  # send RateLimit fields as if shadow rules were enforced
     "TELEMETRY": [],  # "prometheus", "opentelemetry" or both; they count and time every decision
     # The recorder
@@ -66,7 +66,7 @@ DEFAULTS: dict[str, Any] = {
     "LATE_USAGE": "version",  # late usage is added to a new "version" of its report, or to the next "period"
     "ADJUSTMENT_APPROVAL": False,  # an adjustment counts only after another person has approved it
     "PROCESS_TOTALS_INTERVAL": 10,  # seconds from one write of a process's totals to the next; 0: they are not written
-    "SIGNING_KEY": "",  # key of the HMAC that signs reports; empty: a plain digest
+    "SIGNING_KEY": "",  # key of the HMAC that signs reports; empty: reports have a digest without a key
     "SIGNING_KEYS_OLD": [],  # former values of SIGNING_KEY, whose signatures still verify
     "BILLING_CUSTOMER": None,  # callable or path: takes an account, returns its name at Stripe or Lago
     "PUSH": {},  # billing systems that receive finalised reports: name -> options

@@ -23,7 +23,7 @@ LONGEST_UNIT = 255
 UNIX = "unix"
 #: The name of a header field.
 _HEADER = re.compile(r"[A-Za-z0-9-]{1,100}")
-#: Where a request has the key for its view: a source and a name, such as the header X-Tenant in "header:X-Tenant".
+#: The part of a request that contains the view's key: a source and a name. "header:X-Tenant" is the header X-Tenant.
 _KEY = re.compile(r"(header|query|field|arg):.+")
 #: A namespace, or the name of a billing system.
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
@@ -124,7 +124,7 @@ _THRESHOLDS = SettingRule(
     lambda value: isinstance(value, list | tuple) and all(map(_is_whole(1, 10_000), value)),
 )
 
-#: The kinds of billing systems, by name. The value says whether this kind needs a key.
+#: The kinds of billing systems, by name. The value says whether this kind needs the option KEY.
 PUSH_FORMATS = {"stripe": True, "lago": True, "openmeter": False}
 #: The options of a billing system, each with a function that returns whether a value is valid. SINCE is a month such as
 #: "2026-11". URL contains only visible ASCII characters, but no "?" and no "@".

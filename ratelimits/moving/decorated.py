@@ -29,7 +29,7 @@ class _DecoratedFunction(NamedTuple):
 
     name: str
     module: str
-    decorator: Mapping[str, Any]
+    arguments: Mapping[str, Any]
 
     @property
     def short_name(self) -> str:
@@ -38,7 +38,7 @@ class _DecoratedFunction(NamedTuple):
 
 
 def of_decorators(views: Iterable[FoundView]) -> Iterator[Finding]:
-    """Yield the rate of each decorator of django-ratelimit. The outermost decorator of a view comes first."""
+    """Yield a finding for each decorator of django-ratelimit. The outermost decorator of a view comes first."""
     decorated = [one for view in views for one in _of_view(view)]
     modules: dict[str, set[str]] = {}
     for one in decorated:
@@ -47,7 +47,7 @@ def of_decorators(views: Iterable[FoundView]) -> Iterator[Finding]:
     #: By scope: the key that the views of this scope give. The views of one scope can give only one key.
     view_keys: dict[str, str] = {}
     for one, scope in zip(decorated, scopes, strict=True):
-        if view_key := _view_key(one.decorator.get("key"), scope):
+        if view_key := _view_key(one.arguments.get("key"), scope):
             view_keys.setdefault(scope, view_key)
     for one, scope in zip(decorated, scopes, strict=True):
         yield _finding(one, scope, view_keys.get(scope, ""))
@@ -62,7 +62,7 @@ def _scope(decorated: _DecoratedFunction, *, with_app: bool) -> str:
     _package, _dot, app = decorated.module.removesuffix(".views").rpartition(".")
     name = f"{app}-{decorated.short_name}" if with_app else decorated.short_name
     # Replace the characters that a scope cannot have.
-    return re.sub(r"[\s:,*]+", "-", decorated.decorator.get("group") or name)
+    return re.sub(r"[\s:,*]+", "-", decorated.arguments.get("group") or name)
 
 
 def _view_key(key: Any, scope: str) -> str:
@@ -81,13 +81,13 @@ def _of_view(view: FoundView) -> Iterator[_DecoratedFunction]:
     """Yield each decorator of a view, and of the methods of its class."""
     seen: set[int] = set()
     module = (view.cls or view.view).__module__
-    for decorator in _arguments(view.view, seen):
-        yield _DecoratedFunction(view.name, module, decorator)
+    for arguments in _arguments(view.view, seen):
+        yield _DecoratedFunction(view.name, module, arguments)
     if view.cls is not None:
         for method in ("dispatch", *view.cls.http_method_names):
             name = view.name if method == "dispatch" else f"{view.name}.{method}"
-            for decorator in _arguments(getattr(view.cls, method, None), seen):
-                yield _DecoratedFunction(name, module, decorator)
+            for arguments in _arguments(getattr(view.cls, method, None), seen):
+                yield _DecoratedFunction(name, module, arguments)
 
 
 def _arguments(function: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
@@ -109,8 +109,8 @@ def _arguments(function: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
 
 def _finding(decorated: _DecoratedFunction, scope: str, view_key: str) -> Finding:
     """Return the finding of a decorator. `view_key` is the key that the scope's views give; "" if they give none."""
-    name, decorator = decorated.name, decorated.decorator
-    key, rate = decorator.get("key"), decorator.get("rate")
+    name, arguments = decorated.name, decorated.arguments
+    key, rate = arguments.get("key"), arguments.get("rate")
     found = f"@ratelimit(key={_shown(key)}, rate={_shown(rate)})"
     own_key = _view_key(key, scope)
     if own_key and own_key != view_key:
@@ -126,7 +126,7 @@ def _finding(decorated: _DecoratedFunction, scope: str, view_key: str) -> Findin
         capacity, period = _parsed(rate)
     except ValueError as error:
         return Finding(found, (name,), None, (f"The rate cannot be read: {error}",))
-    methods = _methods(decorator.get("method"))
+    methods = _methods(arguments.get("method"))
     rule = {
         "name": scope,
         "algorithm": "fixed_window",
@@ -137,11 +137,11 @@ def _finding(decorated: _DecoratedFunction, scope: str, view_key: str) -> Findin
     }
     if key == "ip":
         rule |= {field: mask for field, mask in _prefixes() if mask is not None}
-    argument = f", key={view_key}" if view_key else ""
-    notes = [f'Write @limited("{scope}"{argument}) instead of the decorator.']
+    key_argument = f", key={view_key}" if view_key else ""
+    notes = [f'Write @limited("{scope}"{key_argument}) instead of the decorator.']
     if key == "user":
         notes.append("The rule does not count anonymous clients. django-ratelimit counts them all together.")
-    if not decorator.get("block", True):
+    if not arguments.get("block", True):
         rule["mode"] = "shadow"
         notes.append("block=False only sets request.limited, so the rule is in shadow mode: it refuses nothing.")
     return Finding(found, (name,), rule, tuple(notes))

@@ -22,7 +22,7 @@ class Finding:
     where   the views that it limits
     rule    the rule that replaces the rate, as an entry of rules as code (see the package as_code); None if no rule can
             replace the rate
-    notes   what differs, what to change in the code, or why there is no rule
+    notes   how the rule differs from the rate, what to change in the code, or why there is no rule
     """
 
     found: str
@@ -38,7 +38,7 @@ def is_scope(text: str) -> bool:
 
 
 def with_names(findings: Iterable[Finding]) -> list[Finding]:
-    """Join findings that are the same. Then give each rule a unique name, made from its present name."""
+    """Join findings that differ only in their views. Then give each rule a unique name, made from its present name."""
     joined: list[Finding] = []
     for finding in findings:
         index = next((index for index, other in enumerate(joined) if _same(finding, other)), None)

@@ -44,7 +44,9 @@ def of_throttles(views: Iterable[FoundView]) -> Iterator[Finding]:
         yield from found
     for scope, rate in (api_settings.DEFAULT_THROTTLE_RATES or {}).items():
         if rate is not None and scope not in used:
-            note = "No throttle of a view uses this rate. If you have replaced the throttle, restore it first."
+            note = (
+                "No throttle of a view uses this rate. If you have removed the throttle, restore it and import again."
+            )
             yield Finding(f"{scope}: {rate}", ("DEFAULT_THROTTLE_RATES",), None, (note,))
     for view in api_views:
         if view.cls.get_throttles.__module__ != "rest_framework.views":
@@ -85,8 +87,8 @@ def _unscoped(
 def _for_all(finding: Finding, throttled: list[FoundView], others: list[FoundView]) -> Finding:
     """Return the finding of a throttle that all views have by default.
 
-    `others` are the views without this throttle. The rule does not apply in scopes that only such views have. If one of
-    these views has no such scope, the rule limits it too, and a note says this.
+    `others` are the views without this throttle. The rule excepts the scopes that only these views have. The rule also
+    limits the views among them that have no excepted scope, and a note names these views.
     """
     # A view without any throttle does not ask for decisions, so no rule limits it.
     others = [view for view in others if view.option("throttle_classes")]

@@ -121,7 +121,10 @@ def known_accounts(text: str, tables: Container[type[Model]]) -> list[KnownKey]:
 
 
 def keys_of_account(account: str) -> list[str]:
-    """Return the keys that an account has used in the last days, at most `MAX_KEYS` + 1."""
+    """Return the keys that an account has used in the last days, at most `MAX_KEYS` + 1.
+
+    One key more than `MAX_KEYS` tells the caller that the list is not complete.
+    """
     keys = recent_totals().filter(account=account).order_by().values_list("key", flat=True)
     return sorted(keys.distinct()[: MAX_KEYS + 1])
 

@@ -1,7 +1,6 @@
-"""The refused requests of one key or account: by quarter of an hour for a day, and by day for a month.
+"""The refused requests of keys, accounts and blocks: by quarter of an hour for a day, and by day for a month.
 
-The numbers are read from totals that have an index on account and key. So these functions do not become
-slower when the ledger grows.
+The numbers are read from totals, not from the ledger. So these functions do not become slower when the ledger grows.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ratelimits.models.status.totals import DAY, HOUR, QUARTER, newest_days
 MAX_REFUSALS = 50
 #: Maximum number of rows that are read for the newest refusals of all keys.
 _MAX_READ = 2_000
-#: The columns that say whose refusals a total counts. Several totals can have the same values here: one for each meter.
+#: The columns that say which refusals a total counts. One total for each meter can have the same values here.
 _SUBJECT = "start", "account", "key", "rule"
 
 

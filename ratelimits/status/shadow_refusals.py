@@ -72,8 +72,9 @@ def shadow_refusals(now: float, only: Rule | None = None) -> list[ShadowRule]:
     for pk, start, requests in totals.order_by().values_list("rule", "start", "shadow_requests"):
         by_hour[pk][start // HOUR * HOUR] += requests
     if only is None:
-        # Leave out deleted rules, which only the totals know.
-        wanted = Q(mode=Rule.Mode.SHADOW) | Q(pk__in=nsmallest(MAX_RULES, by_hour, key=lambda pk: -by_hour[pk].total()))
+        # Deleted rules are in the totals, but not in the table of rules. So they are left out.
+        most_refusals_first = nsmallest(MAX_RULES, by_hour, key=lambda pk: -by_hour[pk].total())
+        wanted = Q(mode=Rule.Mode.SHADOW) | Q(pk__in=most_refusals_first)
         rules = list(Rule.objects.using(using).select_related("plan").filter(wanted))
     else:
         rules = [only]

@@ -23,7 +23,7 @@ _decisions = _otel_meter.create_counter("ratelimits.decisions", "{decision}", "D
 _shadow = _otel_meter.create_counter("ratelimits.shadow_refusals", "{request}", "Refusals by rules in shadow mode")
 _seconds = _otel_meter.create_histogram("ratelimits.decision.duration", "s", "Time of a decision, without waiting")
 _breaker = _otel_meter.create_up_down_counter("ratelimits.breaker.open", "{process}", "Processes that do not ask Redis")
-#: The metrics that are read when the SDK collects, with their units in the notation UCUM ("By" means bytes).
+#: The metrics that are read when the SDK collects metrics, with their units in the notation UCUM ("By" means bytes).
 _GAUGES = {
     "redis_up": "1",
     "redis_memory_bytes": "By",

@@ -86,7 +86,8 @@ class _State(Collector):
 def exposition() -> bytes:
     """Return all metrics in Prometheus's text format.
 
-    A web server with several processes needs PROMETHEUS_MULTIPROC_DIR: then add up the metrics of all processes.
+    If the environment variable PROMETHEUS_MULTIPROC_DIR is set, add up the metrics of all processes. A web server with
+    several processes needs this variable.
     """
     decision_registry = registry
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:

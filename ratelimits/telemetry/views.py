@@ -13,7 +13,7 @@ from ratelimits.conf import conf
 
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
-    """Return all metrics in Prometheus's text format. Raise ImproperlyConfigured if TELEMETRY does not name it.
+    """Return all metrics in Prometheus's text format. Raise ImproperlyConfigured if TELEMETRY does not name Prometheus.
 
     Anyone who reaches the page can read the names of rules. So let only the scraper reach it.
     """

@@ -66,6 +66,6 @@ def test_a_changed_number_of_shards_says_whose_usage_it_leaves_behind(settings: 
     settings.RATELIMITS = {**settings.RATELIMITS, "SHARDS": 1}
     (found,) = (each for each in checks.run_checks(databases=["default"]) if each.id == "ratelimits.W034")
     assert (
-        "1 accounts have open billing periods that are not closed any more, and 1 shards have usage in Redis"
+        "1 accounts have open billing periods that no task closes any more, and 1 shards have usage in Redis"
         in found.msg
     )
