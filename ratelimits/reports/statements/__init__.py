@@ -38,9 +38,10 @@ from ratelimits.reports.terms import RuleBook
 
 @dataclass(frozen=True)
 class Statement:
-    """A report and its rows. The rows can be read only once. `included` is set only for a provisional report.
+    """A report and its rows. The rows can be read only once.
 
-    `unused` says that the account has no usage in the period, so the period gets no final report.
+    `unused` says that the account has neither usage nor adjustments in the period, so the period gets no final report.
+    `included` says what the plan includes. It is None for a final report, and if `unused` is true.
     """
 
     report: Report
@@ -62,11 +63,11 @@ def statements(
 
     If `account` is given, return only the statements of this account. A finalised report appears only once, in its
     newest version. If `all_accounts` is true, each account without any statement gets a statement with one line of
-    zeros. Provisional reports have the columns of `columns_version`, by default of the version that `columns_of`
-    returns.
+    zeros. `columns_version` is the version of the provisional reports' columns. Its default is the version that
+    `columns_of` returns.
 
     Read the rows of a statement before the next statement, because the rows are not stored in memory. Raise ValueError
-    if the text is not a month.
+    if `month` is not a month.
     """
     using = using or conf.DATABASE
     start, end = month_window(month)
@@ -85,10 +86,10 @@ def newest_columns(reports: Iterable[Report]) -> int:
 
 
 def columns_of(month: str, *, account: str | None = None, using: str | None = None) -> int:
-    """Return the version of the columns in a month's file: the newest version among its finalised reports.
+    """Return the version of the columns in a month's file: the newest version among the month's finalised reports.
 
-    If a month was closed before a column was added, its file does not get this column. Raise ValueError if the text is
-    not a month.
+    So if a month was closed before a column was added, its file does not get this column. If the month has no finalised
+    report, return VERSION. Raise ValueError if `month` is not a month.
     """
     start, end = month_window(month)
     reports = Report.objects.using(using or conf.DATABASE).filter(period_start__gte=start, period_start__lt=end)
@@ -99,7 +100,7 @@ def columns_of(month: str, *, account: str | None = None, using: str | None = No
 
 
 def statement(report: Report) -> Statement:
-    """Return the statement of a report version: it has the lines of this version and of earlier ones."""
+    """Return the statement of a report version: it has the lines of this version and of all earlier versions."""
     return Statement(report, FINAL, _final_rows(report))
 
 
@@ -200,12 +201,15 @@ class _OpenPeriod(NamedTuple):
 
 
 def _open_groups(using: str, groups: Iterator[Group]) -> Iterator[tuple[Group, _OpenPeriod]]:
-    """Yield the groups that are not on a report, each with its billing period."""
+    """Yield the groups that are not on a report, each with its billing period.
+
+    Each group gets one more value, "billing_start": the start of this billing period (µs since 1970 UTC).
+    """
     while chunk := list(islice(groups, CHUNK)):
         starts_by_account: dict[str, set[int]] = {}
         for group in chunk:
             starts = starts_by_account.setdefault(group["account"], set())
-            if "meter" in group:  # The group has usage. AccountPeriods does not see it if it is not tallied yet.
+            if "meter" in group:  # The group has usage. AccountPeriods cannot find this usage if it is not tallied yet.
                 starts.add(group["period"] * SECOND)
         # The last argument has the locked shards. There are none, because nothing is written here.
         data = ClosingData(using, list(starts_by_account), {})
@@ -238,7 +242,10 @@ def _account_and_period(group: Group) -> tuple[str, int]:
 
 
 def _unused(using: str, month: str, account: str | None, start: int, end: int, version: int) -> Iterator[Statement]:
-    """Yield a statement without usage for each account. `_with_unused` leaves out those of accounts with usage."""
+    """Yield a statement without usage for each account.
+
+    `_with_unused` leaves out the statements of accounts that have another statement.
+    """
     gaps = Gaps.between(using, start, end + MAX_LENGTH)
     for group, period, terms in candidates(using, month, account):
         report = draft(group, period, Included(terms.plan, terms.included), gaps, version)

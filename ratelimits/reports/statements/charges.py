@@ -1,6 +1,6 @@
 """Make charges: the rows of a report with their amounts, and further rows for amounts that no single line has.
 
-There are four kinds of such further amounts:
+There are four kinds of further amounts:
 
 - the flat fees;
 - if the total reaches another volume tier: the difference between the new and the old price of earlier units;
@@ -98,7 +98,7 @@ def _provisional(statement: Statement, book: PriceBook, using: str, sharing: lis
     report = statement.report
     try:
         included = statement.included
-        # If the end of the period is in the future, these are the current prices.
+        # If the end of the period is in the future, `record` has the current prices.
         record = book.of(*included.price_source) if included is not None else {}
     except ValueError as error:
         logger.warning("The open period of %r has no amounts: %s", report.account, error)
@@ -113,20 +113,21 @@ def _provisional(statement: Statement, book: PriceBook, using: str, sharing: lis
     earlier += [other for other in sharing if other.account in names]
     periods = recorded_prices(report, earlier, [period], record)
     report.prices = {"account_name": name or "", "periods": periods, "names": names}
-    totals, has_usage = Totals(report, earlier), False
+    totals, has_units = Totals(report, earlier), False
     make = row_type(report.columns_version)._make
     # The rows are read twice, because the price of a unit can depend on the total.
     with SpooledTemporaryFile(max_size=_MAX_IN_MEMORY) as spooled:
         for row in statement.rows:
             spooled.write(json.dumps(row).encode() + b"\n")
             totals.add_units(period, row.meter, row.overage_quantity)
-            has_usage = has_usage or bool(row.meter)
-        if has_usage:
+            # Only the line of an account without usage has no meter.
+            has_units = has_units or bool(row.meter)
+        if has_units:
             report.amounts = totals.amounts()
             if names:
                 sharing.append(report)
         else:
-            report.prices = {}  # A period without usage gets no report, so there is nothing to pay.
+            report.prices = {}  # A period without units gets no report, so there is nothing to pay.
         spooled.seek(0)
         yield from _priced(report, ((make(json.loads(line)), period) for line in spooled), statement.status)
 
@@ -146,7 +147,7 @@ def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> It
     prices = {
         (period, meter): price for period, record in records.items() for meter, price in prices_of(record).items()
     }
-    # By period and meter: the overage units before the current line, and those after all lines of this version.
+    # By period and meter: the overage before the current line, and the overage after all lines of this version.
     units_before: dict[tuple[str, str], int] = {}
     units_after: dict[tuple[str, str], int] = {}
     for period, meter in prices:
@@ -164,9 +165,9 @@ def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> It
         if price is None:
             yield Charge(row, name, currency, total=totals[currency])  # The plan has no price for this meter.
             continue
-        priced = period, row.meter
-        parts = price.parts(units_before[priced], row.overage_quantity, units_after[priced])
-        units_before[priced] += row.overage_quantity
+        subject = period, row.meter
+        parts = price.parts(units_before[subject], row.overage_quantity, units_after[subject])
+        units_before[subject] += row.overage_quantity
         yield Charge(row, name, currency, tuple(parts), added(part.amount for part in parts), totals[currency])
     for period, record in records.items():
         currency = record["currency"]
@@ -179,20 +180,23 @@ def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> It
 def _other_charges(record: RecordedPrices, quantities: dict[str, BeforeAndAfter]) -> Iterator[tuple[str, str, Decimal]]:
     """Yield the category, the meter and the amount of each charge that does not belong to a line.
 
-    `quantities` has the totals of the period before and after this version, by meter.
+    `quantities` has the overage of the period before and after this version, by meter.
     """
-    exact = []
+    exact_amounts = []
     for meter, price in prices_of(record).items():
         before, after = quantities[meter]
-        exact.append(_difference(price.of, before, after))
+        exact_amounts.append(_difference(price.of, before, after))
         yield FEE, meter, _difference(price.fees, before, after)
         yield REPRICING, meter, price.repriced(before or 0, after)
         yield MINIMUM, meter, _difference(price.top_up, before, after)
-    yield ROUNDING, "", minus(amount_added(record, quantities), added(exact))
+    yield ROUNDING, "", minus(amount_added(record, quantities), added(exact_amounts))
 
 
 def _difference(charged: Callable[[int], Decimal], before: int | None, after: int) -> Decimal:
-    """Return the amount for `after` units minus the amount for `before` units; None means that nothing was charged."""
+    """Return the amount for `after` units minus the amount for `before` units.
+
+    If `before` is None, nothing was charged before.
+    """
     return minus(charged(after), ZERO if before is None else charged(before))
 
 

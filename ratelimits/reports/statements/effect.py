@@ -72,18 +72,19 @@ class Effect:
 
     @property
     def percent(self) -> int | None:
-        """Return the adjustment as a percentage of the used units, rounded up; None without usage."""
+        """Return the size of the adjustment as a percentage of the used units, rounded up; None if no unit was used."""
         return -(-abs(self.quantity) * 100 // self.used) if self.used > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """The state of a billing period without the adjustments that are not on a report yet.
+    """The state of a billing period, before the adjustments that are not on a report yet are applied.
 
     used, version           as in `Effect`
     allowance               the included units, and the overage, that are used so far
     prices                  the period's prices
-    overage_of_other_names  overage of the account's other names, by meter; it shares a price with the account's overage
+    overage_of_other_names  by meter: the overage under the account's other names; the price depends on the overage of
+                            all names together
     has_usage_or_report     whether the period has usage or a report
     """
 
@@ -95,7 +96,7 @@ class _State:
     has_usage_or_report: bool
 
     def price(self) -> Decimal:
-        """Return the price of the overage that the allowance has now."""
+        """Return the price of the overage that the allowance has now, together with the overage under other names."""
         over, meters = self.allowance.over, self.prices["meters"]
         totals = {meter: over.get(meter, 0) + self.overage_of_other_names[meter] for meter in meters}
         return rounded_price(self.prices, totals)
@@ -121,7 +122,7 @@ def effect_of(adjustment: Adjustment, using: str | None = None) -> Effect:
     others = [other for other in unreported if other.pk != adjustment.pk]
     for other in others:
         allowance.split(other.meter, other.quantity)
-    # A period without usage, adjustments and reports gets no report, so nothing is owed before the adjustment.
+    # A period gets a report only if it has usage or adjustments. Without a report, nothing is owed.
     before, price_before = _quantities(allowance, meter), ZERO
     if prices and (state.has_usage_or_report or others):
         price_before = state.price()
@@ -138,7 +139,7 @@ def _quantities(allowance: Allowance, meter: str) -> Quantities:
 def _final(
     using: str, data: ClosingData, billing_period: BillingPeriod, allowance: Allowance, adjustment: Adjustment
 ) -> _State:
-    """Return the state of a period with a report. `allowance` is the allowance after its reports."""
+    """Return the state of a period with a report. `allowance` is the allowance after the reports of the period."""
     reports = data.reports(adjustment.account)
     newest = max(
         (other for other in reports if other.period_start == billing_period.start), key=lambda other: other.version
@@ -153,7 +154,7 @@ def _final(
     prices, overage = billed_prices_and_units(
         reports_that_share_prices(using, reports, adjustment.account, names), billing_period.start
     )
-    # Until here, `overage` has the overage of all names of the account. The allowance has that of this name.
+    # Until here, `overage` has the overage of all names of the account. The allowance has the overage of this name.
     overage.subtract(allowance.over)
     return _State(
         used=used,
@@ -193,6 +194,7 @@ def _provisional(
         prices = prices or data.prices.of(*included.price_source)
     except ValueError:
         prices = {}  # The price is invalid; the list of open periods shows the error.
+    # `overage` has meters only if another name of the account has a report of this period.
     return _State(
         used=used,
         version=0,

@@ -1,8 +1,8 @@
 """Finalise open periods that a person has chosen, exactly as a preview has shown their reports.
 
-The preview makes the reports in a transaction, and then rolls the transaction back. So it shows all that the reports
-will contain, also late usage of earlier periods. If the account was renamed, its names share the included units. Then
-the preview shows how many of them remain.
+The preview makes the reports in a transaction, and then rolls the transaction back. So the preview shows all that the
+reports will contain, also late usage of earlier periods. If the account was renamed, its names share the included
+units. Then the preview shows how many of these units remain.
 """
 
 from __future__ import annotations

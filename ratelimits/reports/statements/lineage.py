@@ -37,7 +37,7 @@ class RecordedEdit:
 
 
 def rule_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
-    """Yield the edits that gave the rule its version on the line: edits of the rule, and of its overrides."""
+    """Yield the edits with the version that the line shows for its rule: edits of the rule, and of its overrides."""
     if not line.rule_version:
         return
     key, account = line.key, f"account:{line.report.account}"
@@ -52,17 +52,16 @@ def rule_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
 
 
 def terms_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
-    """Yield the last edits before the period's end: of the account, its plan, and the plan's quantity for the meter.
+    """Yield the last edits before the period's end (see `_account_edits`), and the edit that set the line's price.
 
-    Also yield the edit that set the price of the line. It is perhaps of a plan that the account no longer had at the
-    end of the period.
+    Perhaps this price belongs to a plan that the account no longer had at the end of the period.
     """
     yield from _account_edits(line, using)
     yield from _price_edits(line, using)
 
 
 def _account_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
-    """Yield the last edits before the period's end of the account, its plan and the plan's quantity for the meter."""
+    """Yield the last edit before the period's end of the account, of its plan, and of the plan's included quantity."""
     at = line.report.period_end - 1
     account = record_at(Account, using, at, identifier=line.report.account) if line.report.account else None
     if account is None:

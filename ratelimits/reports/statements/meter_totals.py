@@ -38,6 +38,7 @@ def meter_totals(using: str, reports: Iterable[int]) -> dict[int, list[MeterTota
     """Return, by the primary key of each version, the totals of the lines that this version added.
 
     `reports` are the primary keys of the versions. All totals are read with one query.
+
     Lines that correct closed periods have separate totals. A version has no entry if none of its lines has a meter.
     """
     lines = ReportLine.objects.using(using).filter(report__in=list(reports)).exclude(meter="").order_by()
@@ -52,7 +53,7 @@ def meter_totals(using: str, reports: Iterable[int]) -> dict[int, list[MeterTota
 
 
 def added_up(versions: Iterable[Iterable[MeterTotal]]) -> list[MeterTotal]:
-    """Return the totals of several versions together, one for each meter, sorted by meter."""
+    """Return the totals of several versions together: one MeterTotal for each meter, sorted by meter."""
     sums: dict[str, MeterTotal] = {}
     for total in (total for totals in versions for total in totals):
         before = sums.get(total.meter, MeterTotal(total.meter))

@@ -27,7 +27,7 @@ class Terms:
     plan: str = ""
     #: The quantities that the plan includes, by meter.
     included: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
-    #: The kept period: it keeps its start and end, although the terms were changed; None if there is none.
+    #: The account's kept period; None if it has none.
     kept: Span | None = None
     #: The primary key of the account; 0 if the account has no row.
     row: int = 0
@@ -43,7 +43,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRule:
-    """A rule at a version. `name` is its name for reports.
+    """A rule at a version. `name` is its name for reports; "" if the usage was counted under no rule.
 
     If nothing is known about the rule, `row` is None, and `name` is "#" and the rule's primary key.
     """
@@ -98,7 +98,7 @@ class RuleBook:
         self._using = using
 
     def _of(self, rule: int, version: int) -> RecordedRule:
-        if not rule:  # 0: the usage was counted under no rule
+        if not rule:  # The usage was counted under no rule.
             return RecordedRule("")
         row: Any = Rule.objects.using(self._using).filter(pk=rule, version__lte=version).first()
         if row is None:

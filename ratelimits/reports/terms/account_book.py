@@ -1,8 +1,4 @@
-"""Read the present and the past states of account rows, once for many accounts.
-
-A *kept* billing period keeps its start and end, although the account's time zone or anchor was changed. It is the
-newest period with usage at the moment of the change.
-"""
+"""Read the present and the past states of account rows, once for many accounts."""
 
 from __future__ import annotations
 
@@ -39,7 +35,7 @@ Records = Sequence[AccountState]
 
 
 class AccountBook:
-    """The current and former rows of some accounts, and the accounts' kept billing periods."""
+    """The current and former rows of some accounts, and the accounts' kept periods."""
 
     def __init__(self, using: str, names: Iterable[str]) -> None:
         self._using, self._names = using, set(names)
@@ -53,7 +49,7 @@ class AccountBook:
         self._kept |= kept_periods(self._using, names)
 
     def kept(self, name: str) -> Span | None:
-        """Return the kept billing period of an account; None if the account has none."""
+        """Return the kept period of an account; None if the account has none."""
         return self._kept.get(name)
 
     def is_unchanged(self, name: str, since: int) -> bool:
@@ -86,7 +82,7 @@ class AccountBook:
     @cached_property
     def _by_name(self) -> dict[str, list[Records]]:
         rows = self._records(self._names)
-        # Perhaps the rows had other names too. All names of a row share one allowance, so read the other names as well.
+        # Perhaps the rows had other names too. The names of a row can share an allowance, so read the other names too.
         other_names = {state.name for records in rows.values() for state in records} - self._names
         if other_names:
             self._read(other_names)

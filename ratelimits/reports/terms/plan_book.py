@@ -41,7 +41,7 @@ class PlanBook:
         if at is None or not plans:
             return self._now(pk)
         plan = next((record for record in reversed(plans) if record.since <= at), None)
-        # The records are in the order of their edits, so a later record of a row replaces an earlier one.
+        # The records are in the order of their edits, so a later record of a row replaces an earlier record.
         newest = {record.row: record for record in inclusions if record.since <= at}
         included = {record.text: record.quantity for record in newest.values() if record.kind != "-"}
         return ("" if plan is None or plan.kind == "-" else plan.text), included

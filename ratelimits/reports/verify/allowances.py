@@ -11,7 +11,9 @@ from ratelimits.reports.periods import SECOND
 
 
 class ReportAllowances:
-    """The allowances before a report: for each billing period with usage on the report, how much of it was used.
+    """The allowances before a report, for each billing period with usage on the report.
+
+    They say how many of the included units the lines of earlier reports have used.
 
     A line can contain late usage of an earlier billing period. Such a line uses the allowance of that billing period.
     But if `one_for_all` is true, all lines use the allowance of the report's period. An earlier version of this app
@@ -35,6 +37,7 @@ class ReportAllowances:
             self.allowances = dict.fromkeys(starts, allowance)
 
     def _ends(self) -> dict[int, int]:
+        """Return the end (µs) of each counted period of the account, by the start (µs) of this period."""
         rows = PeriodUsage.objects.using(self._using).filter(account=self._report.account).order_by()
         ends = rows.values_list("period").annotate(Max("period_end"))
         return {period * SECOND: end * SECOND for period, end in ends if end is not None}
@@ -64,5 +67,5 @@ class ReportAllowances:
             report__account=report.account, report__period_start=report.period_start, report__version__lt=report.version
         )
         sums = list(lines.values_list("meter").order_by().annotate(Sum("included_quantity"), Sum("overage_quantity")))
-        included = {name: used for name, used, _over in sums}
-        return Allowance(report.included, included, {name: over for name, _used, over in sums})
+        used = {meter: included for meter, included, _overage in sums}
+        return Allowance(report.included, used, {meter: overage for meter, _included, overage in sums})

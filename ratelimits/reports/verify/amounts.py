@@ -20,8 +20,8 @@ def verify_amounts(using: str, report: Report) -> Iterator[str]:
     try:
         # A period keeps the prices of its first report. So the earlier reports are needed, oldest first.
         of_account = list(Report.objects.using(using).filter(account=report.account, pk__lt=report.pk).order_by("pk"))
-        together = reports_that_share_prices(using, of_account, report.account, report.prices.get("names", ()))
-        earlier = [other for other in together if other.pk < report.pk]
+        sharing = reports_that_share_prices(using, of_account, report.account, report.prices.get("names", ()))
+        earlier = [other for other in sharing if other.pk < report.pk]
         errors = list(_verify_prices(using, report, earlier))
         yield from errors
         if not errors and report.amounts != (expected := _amounts(using, report, earlier)):

@@ -16,7 +16,8 @@ from ratelimits.models.versioned import Versioned
 def verify_configuration(using: str, checked: Counter[str]) -> Iterator[str]:
     """Yield an error for each row that differs from its history. Count the rows in `checked`.
 
-    A row without history is not an error: raw SQL writes such rows. `count_without_history` counts them.
+    Also yield an error for each model with an edit that is newer than the configuration's version. A row without
+    history is not an error: raw SQL writes such rows. `count_without_history` counts them.
     """
     version = ConfigVersion.read(using)[0]
     for model in MODELS:
@@ -49,7 +50,7 @@ def _verify_rows(model: type[Versioned], using: str) -> Iterator[str]:
             f"{kind} {record.id} was deleted, but its history does not say so (ratelimits_reload records the deletion)"
         )
     for row in _backdated(model, using):
-        yield f"{kind} {row.pk} has an older version or start than its newest edit"
+        yield f"{kind} {row.pk} has a `version` or `since` below that of its newest edit"
 
 
 def _backdated(model: type[Versioned], using: str) -> Any:

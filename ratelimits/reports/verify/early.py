@@ -66,7 +66,7 @@ def verify_early(using: str, *sources: str) -> Iterator[str]:
 def _ends(using: str) -> dict[int, set[_ReportEnd]]:
     """Return the ends of reports, by shard.
 
-    If several reports have the same last batch, return only the one with the latest `period_end`.
+    If several reports have the same last batch, return only the end with the latest `period_end`.
     """
     gaps = DurabilityGap.objects.using(using).filter(kind=GapKind.FORCED)
     forced = set(gaps.values_list("account", "since"))
@@ -91,12 +91,13 @@ def _late_batches(using: str, source: str, shard: int, ends: list[_ReportEnd]) -
     # Leave out batches that were accepted from quarantine: their `opened_at` was set when they were accepted.
     batches = batches.exclude(incarnation__startswith="quarantine-").order_by("first_position")
     columns = ("shard", "incarnation", "seq", "first_position", "opened_at", "sealed_at")
-    # `passed` counts the ends before the current batch. Of these, `latest` is the one with the latest period.
+    # `passed` is the number of ends before the current batch. `latest` is the one with the latest `period_end`.
     first_error, more, passed, latest = "", 0, 0, ends[0]
     for batch in batches.only(*columns).iterator(CHUNK):
         while passed < len(ends) and ends[passed].position < batch.first_position:
-            latest, passed = max(latest, ends[passed], key=lambda end: end.period_end), passed + 1
-        # The clocks of two machines can differ by TOLERANCE.
+            latest = max(latest, ends[passed], key=lambda end: end.period_end)
+            passed += 1
+        # The clocks of two machines can differ by at most TOLERANCE.
         in_time = batch.opened_at >= latest.period_end - TOLERANCE
         if in_time or _is_explained(using, shard, batch.opened_at, batch.sealed_at):
             continue

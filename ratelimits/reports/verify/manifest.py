@@ -115,6 +115,10 @@ def _fingerprint(using: str) -> dict[str, Any]:
 def _sections(
     using: str, month: str, columns: Mapping[str, list[str]], progress: Progress | None
 ) -> dict[str, dict[str, Any]]:
+    """Return the sections that list reports and rows: for each section, its entries by name.
+
+    `columns` has the columns from which digests are made, by section.
+    """
     start, end = month_window(month)
     # A manifest of the old format does not list the columns of deliveries.
     delivery_columns = columns.get("deliveries", manifest_sections.OUTCOME)
@@ -130,7 +134,7 @@ def _sections(
 
 
 def _month_totals(reports: Mapping[str, dict[str, Any]]) -> dict[str, list[int]]:
-    """Return the sums of all reports, by meter."""
+    """Return the sums of all reports' totals, by meter."""
     totals: dict[str, list[int]] = {}
     for report in reports.values():
         for meter, counts in report["totals"].items():
@@ -175,8 +179,8 @@ def parse(text: str) -> dict[str, Any]:
         checks += [type(entry["newest"]) is int for entry in manifest["history"].values()]
         checks += [isinstance(entry["columns"], list) for entry in manifest["history"].values()]
         checks += [
-            shard.isdecimal() and type(at) is int and isinstance(head, str)
-            for shard, (at, head) in manifest["shards"].items()
+            shard.isdecimal() and type(position) is int and isinstance(head, str)
+            for shard, (position, head) in manifest["shards"].items()
         ]
         if not all(checks):
             raise ManifestError("some of its values do not have the types that ratelimits_manifest writes")
@@ -212,8 +216,8 @@ def compare(
     checked.update(equal)
     if heads and not equal:
         yield (
-            f"no shard has the digest in the manifest of {month}: the manifest is of another database, or the ledger"
-            " was written again, or the ledger was restored to a state before the manifest"
+            f"no shard has the digest that the manifest of {month} lists for it: the manifest is of another database,"
+            " or the ledger was written again, or the ledger was restored to a state before the manifest"
         )
         return
     yield from heads
@@ -280,7 +284,7 @@ def _compare_history(
 
 
 def _was_replaced(using: str, account: str, month: str) -> bool:
-    """Return whether a later kept period has replaced the account's kept period, because its terms changed again."""
+    """Return whether the account's terms changed again, so that a later kept period has replaced its kept period."""
     _start, end = month_window(month)
     return KeptPeriod.objects.using(using).filter(account=account, start__gte=end).exists()
 
@@ -294,7 +298,8 @@ def _heads(using: str, manifest: dict[str, Any], sources: tuple[str, ...], equal
     for shard, (position, head) in sorted(manifest["shards"].items(), key=lambda item: int(item[0])):
         digest = _digest_at(sources, int(shard), position) if position else head
         if digest == head:
-            equal.update(["heads of chains"] if position else [])
+            if position:
+                equal["heads of chains"] += 1
         elif digest is not None:
             yield (
                 f"shard {int(shard):02d} has another digest at position {position} than the manifest of"

@@ -99,7 +99,10 @@ def _compare_rows(using: str, manifest: dict[str, Any], conditional: dict[str, A
             yield f"the kept billing period of {account} has another version than in {manifest_name}"
     for name, digest in manifest_history.newer_than_history(using, manifest["history"]).items():
         if conditional["newer_than_history"].get(name) != digest:
-            yield f"{name} has a newer version or start than its newest edit, and {manifest_name} does not list that"
+            yield (
+                f"{name} has a `version` or `since` above that of its newest edit,"
+                f" and {manifest_name} does not list these values"
+            )
 
 
 def _unexplained_columns(
@@ -131,6 +134,7 @@ def _may_have_new_run(using: str, sources: Sequence[str], state: ShardState, pos
         return True
     if ArchivedRange.objects.using(using).filter(shard=state.shard, last_position__gt=position).exists():
         return True
+    # On another server, a shard has another run.
     return shards_can_move()
 
 
@@ -152,7 +156,9 @@ def _batches(using: str, end: int, progress: Progress | None) -> Iterator[tuple[
         for _before_end, batches in groupby(group, key=lambda batch: batch.sealed_at < end):
             first, last, count, digest = 0, 0, 0, hashlib.sha256()
             for _shard, begin, last, fence, _sealed, applied in batches:
-                first, count = first or begin, count + 1  # Positions begin with 1, so 0 means that there is none yet.
+                # Positions begin with 1, so `first` is 0 only before the first batch.
+                first = first or begin
+                count += 1
                 digest.update(digest_of((last, applied)).encode())
                 # A batch that follows the batches of the last item, and has the same fence, is added to this item.
                 if fences and fences[-1][1:] == [begin - 1, fence]:
