@@ -102,9 +102,10 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
 
     @admin.display(description=_("under load"))
     def admits(self, rule: Rule | None) -> str:
-        """Return the place where a script shows the chart, and buttons that open two pages.
+        """Return an HTML element in which a script shows the chart, and two buttons that open pages.
 
-        The first page has the same chart, for browsers without JavaScript. The second page replays recorded requests.
+        The page of the first button has the same chart, for browsers without JavaScript. The page of the second button
+        replays recorded requests.
         """
         return format_html(
             '<div data-ratelimits-trial="{0}" aria-live="polite"></div><button type="submit" class="button"'
@@ -187,7 +188,7 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
             if quick is not None and self.has_add_permission(request):
                 add = reverse(f"{self.admin_site.name}:ratelimits_rule_add")
                 context["add_url"] = add + quick.rule_query(rule)
-        title = _("Would a limit have hurt anyone in the last 24 hours?")
+        title = _("Would a limit have refused anyone in the last 24 hours?")
         context |= {**self.admin_site.each_context(request), "title": title}
         if rule is not None and quick is not None:
             rule.name = ""  # The name is from the short form. The user has not typed it.

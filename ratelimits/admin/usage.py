@@ -37,7 +37,7 @@ def moment_text(microseconds: int) -> str:
 
 
 def period_text(start: int, end: int, timezone: str) -> str:
-    """Return the start and the end of a billing period as text, in the time zone.
+    """Return the start and the end of a billing period as text, in this time zone.
 
     `start` and `end` are µs since 1970 UTC. If both are midnight, the text has only dates. If the time zone no longer
     exists, UTC is used.
@@ -196,9 +196,9 @@ class LineAdmin(InspectedAdmin, AccountSearch, ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Search for the lines of an account, or of one key of the account.
+        """Search for the lines of an account, of one key of an account, or of a key that was used lately.
 
-        The condition of the query lists the billing periods of the account's usage, because the index of the table
+        The condition of the query lists the billing periods of the usage, because the index of the table
         starts with the billing period.
         """
         if not search_term:

@@ -659,7 +659,7 @@ def test_the_index_leads_to_the_tasks_that_a_user_may_do() -> None:
         "Give more",
         "Reset a key",
         "Block somebody",
-        "Would a limit have hurt anyone in the last 24 hours?",
+        "Would a limit have refused anyone in the last 24 hours?",
     ]
 
 

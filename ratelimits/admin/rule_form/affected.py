@@ -52,7 +52,7 @@ class Affected:
     count             the number of these keys
     above_limit       the number of these keys that are above the limit now; None if this number is not known
     has_more          whether there may be more keys than `count`
-    refuses_everyone  whether the rule would refuse all these keys, and does not apply to a group only
+    refuses_everyone  whether the rule would refuse all these keys; False if the rule applies only to a group of users
     in_ledger         whether the ledger has keys of this kind. (The ledger has no IP addresses.)
     are_accounts      whether these keys are accounts
     """
@@ -125,7 +125,7 @@ def affected(rule: Rule, algorithm: Algorithm, now: int | None = None) -> Affect
     now = int(time.time()) if now is None else now
     is_enforced = rule.mode == Rule.Mode.ENFORCE
     if rule.key_kind in (KeyKind.IP, KeyKind.VIEW_KEY) or rule.callers == Callers.ANONYMOUS:
-        refuses_everyone = algorithm.admits_nothing and is_enforced
+        refuses_everyone = algorithm.admits_nothing and is_enforced and not rule.group
         return Affected(0, None, has_more=False, refuses_everyone=refuses_everyone, in_ledger=False)
     used_keys = _usage_of_keys(rule, now)
     if algorithm.admits_nothing:
@@ -155,7 +155,7 @@ def _ledger_shows_usage(rule: Rule, algorithm: Algorithm, now: int) -> bool:
 def _has_counters(rule: Rule) -> bool:
     """Return whether Redis has counters of this rule.
 
-    Redis has counters if the rule is saved with the same name, algorithm, kind of key and scope, and is not off.
+    Redis has counters if the saved rule has the same name, algorithm, kind of key and scope, and is not off.
     """
     saved_values = {name: getattr(rule, name) for name in ("name", "algorithm", "key_kind", "scope")}
     return Rule.objects.using(conf.DATABASE).filter(pk=rule.pk, **saved_values).exclude(mode=Rule.Mode.OFF).exists()
@@ -227,9 +227,9 @@ def _usage_of_keys(rule: Rule, now: int) -> list[_KeyUsage]:
 def _limited_by(rule: Rule, keys: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the pairs (key, account) that this rule applies to.
 
-    Rules of several plans may have the same name. Then the rule of the key's plan applies. If that plan has no such
-    rule, the rule of the account's plan applies. If the account's plan has no such rule either, the rule without a plan
-    applies.
+    Rules of several plans may have the same name. Then the rule of the key's plan applies. If the key's plan has no
+    rule with this name, the rule of the account's plan applies. If the account's plan has none either, the rule without
+    a plan applies.
     """
     same_name = Rule.objects.using(conf.DATABASE).filter(name=rule.name).exclude(pk=rule.pk).exclude(plan=None)
     plans = {*same_name.values_list("plan_id", flat=True), rule.plan_id}

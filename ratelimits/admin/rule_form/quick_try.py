@@ -20,7 +20,7 @@ _FIXED_VALUES = {"name": "tried", "meter": "requests", "mode": "enforce", "algor
 
 
 class QuickTryForm(forms.Form):
-    """A form that asks for a limit such as "50 a minute", for the keys that it counts, and for its scope."""
+    """A form that asks for a limit such as "50 a minute", for the kind of key, and for the scope."""
 
     required_css_class = "required"
     limit = forms.CharField(

@@ -24,7 +24,7 @@ from ratelimits.simulate.trial import SLOTS, Slot, TrialResult
 
 #: Requests of the last LOOK_BACK seconds are replayed.
 LOOK_BACK = 86_400
-#: Maximum number of requests that are replayed: the newest requests.
+#: Maximum number of requests that are replayed. The newest requests are taken.
 MAX_REQUESTS = 20_000
 #: The chart on the form changes while the user types. So it replays only the requests of this number of seconds.
 HOUR = 3_600
@@ -150,7 +150,8 @@ def recorded_hour(rule: Rule) -> TrialResult | None:
     decided = replayed(rule, trace._replace(rows=[row for row in trace.rows if row.at >= start]))
     if not decided:
         return None
-    requested, admitted = sum(request.cost for request in decided), [request for request in decided if request.allowed]
+    requested = sum(request.cost for request in decided)
+    admitted_requests = [request for request in decided if request.allowed]
     return TrialResult(
         kind="recorded",
         length=Decimal(end - start) / MICROSECONDS,
@@ -158,8 +159,8 @@ def recorded_hour(rule: Rule) -> TrialResult | None:
         interval=Decimal(0),
         duration=Decimal(0),
         requested=requested,
-        admitted=sum(request.cost for request in admitted),
-        longest_wait=Decimal(max((request.wait for request in admitted), default=0)) / MICROSECONDS,
+        admitted=sum(request.cost for request in admitted_requests),
+        longest_wait=Decimal(max((request.wait for request in admitted_requests), default=0)) / MICROSECONDS,
         slots=tuple(_slots(decided, start, end - start)),
     )
 
@@ -167,7 +168,8 @@ def recorded_hour(rule: Rule) -> TrialResult | None:
 def _slots(decided: Sequence[ReplayedRequest], start: int, length: int) -> Iterator[Slot]:
     """Yield the slots of a span of time. `start` (since 1970 UTC) and `length` are in µs.
 
-    The permits of an admitted request are counted as admitted in the slot in which the request stops waiting.
+    The permits of an admitted request are counted as admitted in the slot in which the request stops waiting. They are
+    not counted if this is after the span.
     """
     requested, admitted, refused = ([0] * SLOTS for _ in range(3))
     for request in decided:

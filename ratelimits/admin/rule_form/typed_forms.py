@@ -54,8 +54,8 @@ class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
         self._rates_with_other_period: dict[str, str] = {}
         if "period" in self.fields:
             # A hidden input has the period with which the page was opened, for example the period of a starting point.
-            before = self.add_initial_prefix("period")
-            self.fields["period"].show_hidden_initial = not self.is_bound or before in self.data
+            hidden_input = self.add_initial_prefix("period")
+            self.fields["period"].show_hidden_initial = not self.is_bound or hidden_input in self.data
         if self.is_bound and "period" in self.fields:
             data: Any = self.data
             self.data = typed = data.copy()
@@ -64,7 +64,8 @@ class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
     def _rate_fields(self) -> tuple[str, ...]:
         """Return the names of the fields in which a rate can be typed.
 
-        This is `rate`; or `capacity` if the algorithm has no field `rate`; or both if no algorithm is chosen.
+        This is `rate`; or `capacity` if the algorithm has no field `rate`; or both if no algorithm is chosen. If the
+        algorithm has no period, there is no such field.
         """
         algorithm = self.data.get("algorithm")
         possible = fields_of(algorithm) if algorithm in ALGORITHMS else ("rate", "capacity", "period")

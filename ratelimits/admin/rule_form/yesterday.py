@@ -102,7 +102,7 @@ def _nothing(typed: Rule) -> str:
 
 
 def _answer(typed_result: ReplayResult, kind: str) -> str:
-    """Return the answer to "would this rule have hurt anyone" in one sentence."""
+    """Return one sentence that says whether the typed rule would have refused any key, and how many."""
     all_keys, refused = _count_text(kind, len(typed_result.requests)), len(typed_result.refused)
     if not refused:
         return _("No: none of %(keys)s would have been refused.") % {"keys": all_keys}

@@ -51,7 +51,7 @@ def tasks(request: HttpRequest, site: str) -> list[tuple[str, str]]:
         (_("Give more"), "access_grant", "", may_operate(request)),
         (_("Reset a key"), "keyreset_add", "", may_operate(request)),
         (_("Block somebody"), "access_add", "?effect=block", may_operate(request)),
-        (_("Would a limit have hurt anyone in the last 24 hours?"), "rule_yesterday", "", may_try),
+        (_("Would a limit have refused anyone in the last 24 hours?"), "rule_yesterday", "", may_try),
     )
     links = []
     for text, name, query, may in all_tasks:

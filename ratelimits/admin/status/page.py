@@ -49,7 +49,10 @@ class StatusAdmin(ReadOnlyAdmin):
         return [path("", self.admin_site.admin_view(self.changelist_view), name="ratelimits_status_changelist")]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Show the facts, and the usage of the last 24 hours. With `?window=month`, show the usage of 30 days."""
+        """Show facts about the system, and the usage of the last 24 hours.
+
+        With `?window=month`, show the usage of the last 30 days.
+        """
         if not self.has_view_permission(request):
             raise PermissionDenied
         chosen = "month" if request.GET.get("window") == "month" else "day"

@@ -138,6 +138,14 @@ class TestInRedis:
         assert found(row) == (1, 0)
 
 
+@pytest.mark.parametrize("key_kind", ["ip", "view_key", "key"])
+def test_a_closed_rule_for_a_group_does_not_refuse_everyone(key_kind: str) -> None:
+    used(use("user:1", 1))
+    for group, refuses_everyone in (("", True), ("staff", False)):
+        row = unsaved("fixed_window", capacity=0, period=60, key_kind=key_kind, group=group)
+        assert affected(row, row.to_algorithm(), NOW).refuses_everyone is refuses_everyone
+
+
 class TestTheSecondClick:
     def test_it_is_asked_where_everyone_would_be_refused(self, admin_client: Client) -> None:
         row = rule("burst", key_kind="api_key")

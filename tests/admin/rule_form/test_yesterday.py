@@ -261,7 +261,7 @@ def test_a_limit_is_tried_without_the_form_of_a_rule(admin_client: Client) -> No
     assert "Which requests of the last 24 hours would a limit have refused?" in text(page)
     page = admin_client.get(URL, {"limit": "3 a minute", "key_kind": "key", "scope": "*"})
     assert "would have refused 2 requests of 1 key." in text(page)
-    assert "Would a limit have hurt anyone in the last 24 hours?" in text(page)
+    assert "Would a limit have refused anyone in the last 24 hours?" in text(page)
     assert "For everyone." in text(page)
     assert "plans with a rule of the same name" not in text(page)
     assert "/rule/add/?scope=%2A&key_kind=key&meter=requests&algorithm=sliding_window&capacity=3&period=60" in unescape(
