@@ -34,7 +34,8 @@ class RefusalCount:
 class Count:
     """The command that counts refusals in one shard.
 
-    The script chooses the one of `usage.periods` that contains the server's time, and counts in this period.
+    `usage.periods` are the starts of four billing periods. The script counts in the period that contains the server's
+    time.
 
     `kind` is "d" for denied requests, and "s" for admitted requests that a shadow rule would have refused.
     """

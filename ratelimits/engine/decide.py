@@ -120,7 +120,7 @@ async def refund_cancelled(server: Server, decision: Decision) -> NoReturn:
 
 
 async def _give_back(server: Server, decision: Decision) -> None:
-    """Refund a decision whose caller was cancelled. If that fails, log the error."""
+    """Refund a decision whose caller was cancelled. If the refund fails, log the error."""
     receipt = decision.receipt
     if receipt is None:
         return

@@ -225,10 +225,13 @@ def handed_over(call: Call, lease: bytes) -> Decision:
     """
     # lua/algorithms/concurrency.lua makes the name: "<moment>~<number>". The moment is in µs since 1970 UTC.
     at = int(lease.partition(b"~")[0])
-    lease_ttl = int(call.program.terms[0].algorithm.params(at)[0])  # the first param of `concurrency`, in µs
+    # All permits have come back when this lease ends. The first param of `concurrency` is lease_ttl, in µs.
+    reset_after = int(call.program.terms[0].algorithm.params(at)[0])
     decided, allowed, binding, remaining, retry_after, wait = 1, 1, 1, 0, 0, 0
-    reply = (decided, allowed, binding, remaining, retry_after, lease_ttl, wait, at, at, 1, remaining, lease_ttl)
-    return Decision(call, reply, lease)
+    standing = (allowed, remaining, reset_after)
+    return Decision(
+        call, (decided, allowed, binding, remaining, retry_after, reset_after, wait, at, at, *standing), lease
+    )
 
 
 def read(reply: bytes) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ _published: list[None] = []
 def publications() -> int:
     """Return how many versions this process has tried to publish.
 
-    A caller keeps the result and compares it later. If it has changed, this process has edited the rules in the
+    A caller keeps the number and compares it later. If the number has changed, this process has edited the rules in the
     meantime. The process then reads the rules again, without asking Redis whether they have changed.
     """
     return len(_published)

@@ -4,12 +4,13 @@ Two kinds of calls use a general script: calls with very many limits, and calls 
 already made scripts for very many shapes.
 
 A general script decides like the script of a shape, and is made from the same template and files. But it stores the
-limits in a list, and each part of the template is a loop over this list. So one script is enough for any limits. It
-needs one more argument, the *layout* of the call. A layout has these packed numbers (formats of Lua's struct library):
+limits in a list, and has loops over this list where the script of a shape has lines for each limit. So one script is
+enough for any limits. It needs one more argument, the *layout* of the call. A layout has these packed numbers (formats
+of Lua's struct library):
 
 once             '<I2I2I2'   the number of heads, the number of meters, the position of the key `open` in KEYS
-for each limit   '<BBI2I2B'  the algorithm's code, the slot of the cost, the position in KEYS of the packed state, the
-                             position in KEYS of the first own key (0: none), and the flags
+for each limit   '<BBI2I2B'  the algorithm's code, the slot of the cost, the position in KEYS of the Redis key with the
+                             record, the position in KEYS of the first own key (0: none), and the flags
 flags            a sum: 1 for a shadow limit, 2 for a limit with a longest wait of its own, 4 * LimitShape.lasting
 """
 

@@ -81,7 +81,7 @@ class StateLines:
         Variables in these lines, for number 1:
         raw_1     the packed state as a string; false if there is none
         fits_1    whether all records of these limits were read at once
-        from_1    the position in raw_1 where the format of `common_form` fits: four bytes before the first record
+        from_1    the position in raw_1 where the format of `common_form` fits: four bytes before these records
         latest_1  the expiry of the packed state, if from_1 is 1. Otherwise these four bytes belong to another record
         """
         limits, reset = self.of_state(key), self.flags["reset"]
@@ -149,7 +149,7 @@ class StateLines:
         Usually this Redis key does not exist, and the limits' own keys do not exist either. If this Redis key exists,
         it has another type: the state is corrupt.
         """
-        # 0: the limit has no own key. `key`: the state of the limit is in its own key, and not in a packed state.
+        # 0: the limit has no own key. `key`: the limit has only this key, which contains its record.
         with_own_keys = [limit for limit in limits if limit.shape.own_key not in (0, key)]
         test = f"if call('EXISTS', KEYS[{key}]) == 1 then"
         if with_own_keys:

@@ -2,8 +2,8 @@
 
 The connections have short timeouts. They never send a call again, because a decision that is sent twice is charged
 twice. A blocking call takes an idle connection of the process, or makes one. The tasks of an event loop share one
-connection. If the cache has a special pool, such as that of Sentinel, each blocking call takes a connection from a pool
-of the same kind.
+connection. If the cache has a special pool, such as the pool of Sentinel, each blocking call takes a connection from a
+pool of the same kind.
 
 A call that was not sent raises NotSent. If the reply was lost, the call raises Unanswered.
 """

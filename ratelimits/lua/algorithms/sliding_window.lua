@@ -172,6 +172,7 @@ function sliding.standing(l)
 end
 
 function sliding.store(l)
+  -- A charge has set `last` to `at`. Then the present counts are stored. A refund has changed the stored counts itself.
   if l.last == at then l.stored_counts, l.stored_newest, l.stored_sum = l.counts, l.newest, l.sum end
   l.stored_width, l.life = l.width, (l.buckets + 1) * l.width
 end
