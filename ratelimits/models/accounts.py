@@ -20,7 +20,7 @@ from ratelimits.pricing.money import minor_digits
 
 
 def validate_timezone(name: str) -> None:
-    """Raise ValidationError unless the text is an IANA time zone."""
+    """Raise ValidationError if the text is not an IANA time zone."""
     try:
         calendar.zone(name)
     except ValueError as error:
@@ -28,7 +28,7 @@ def validate_timezone(name: str) -> None:
 
 
 def validate_currency(code: str) -> None:
-    """Raise ValidationError unless the text is a currency code of ISO 4217."""
+    """Raise ValidationError if the text is not a currency code of ISO 4217."""
     try:
         minor_digits(code)
     except ValueError as error:
@@ -123,7 +123,7 @@ class Account(Versioned):
         max_length=64,
         default="UTC",
         validators=[validate_timezone],
-        help_text=_("Time zone of the account's invoices."),
+        help_text=_("Time zone of the account's billing periods."),
     )
     billing_anchor = models.CharField(
         _("billing anchor"),
@@ -141,7 +141,7 @@ class Account(Versioned):
 
     history = History()
 
-    #: The field that says what the row is about, and the column that `derive` calculates.
+    # An edit that changes the identifier writes a tombstone. Each save calculates the shard from the identifier.
     tombstone_fields = ("identifier",)
     derived_fields = ("shard",)
 
@@ -194,7 +194,7 @@ class PlanMembership(Versioned):
 
     history = History()
 
-    #: The field that says what the row is about, and the column that `derive` calculates.
+    # An edit that changes the key writes a tombstone. Each save calculates the shard from the key.
     tombstone_fields = ("key",)
     derived_fields = ("shard",)
 

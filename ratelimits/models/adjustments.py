@@ -53,7 +53,7 @@ class Adjustment(models.Model):
         _("billing period"),
         help_text=_(
             "The moment at which the billing period starts. If the period is finalised, the adjustment makes a new"
-            " version of its report."
+            " version of the period's report."
         ),
     )
     meter = models.CharField(_("meter"), max_length=255, default="requests")
@@ -128,7 +128,7 @@ class Adjustment(models.Model):
         return f"{self.quantity:+,} {self.meter} for {self.account or 'anonymous'}"
 
     def clean(self) -> None:
-        """Raise ValidationError for an adjustment of 0 or of too many units, and if no report could contain it."""
+        """Raise ValidationError if the quantity, the period or the corrected line is not valid."""
         errors: dict[str, Any] = {}
         if self.quantity == 0:
             errors["quantity"] = _("An adjustment of 0 changes nothing: write how many units.")

@@ -32,7 +32,10 @@ def new_secret() -> str:
 
 
 def secret_key(secret: str) -> bytes:
-    """Return the key in a webhook's secret. Raise ValueError unless the key is 24 to 64 bytes in base64."""
+    """Return the key in a webhook's secret.
+
+    Raise ValueError if the prefix is missing, or if the key is not 24 to 64 bytes in base64.
+    """
     try:
         key = b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
     except binascii.Error as error:
@@ -43,7 +46,7 @@ def secret_key(secret: str) -> bytes:
 
 
 def validate_secret(secret: str) -> None:
-    """Raise ValidationError unless the text is a webhook's secret."""
+    """Raise ValidationError if the text is not a webhook's secret."""
     try:
         secret_key(secret)
     except ValueError as error:

@@ -5,8 +5,8 @@ start and end. When the terms change, the account's latest period with usage kee
 called the *kept period*. The next period, under the new terms, starts at the end of the kept period. So billing periods
 never overlap.
 
-A period is also kept when the account is renamed or deleted, and when an account is added for whose identifier the
-ledger already has usage.
+A period is also kept when the account is renamed. An identifier that is not in the table of accounts has the terms UTC
+and calendar months. So the terms can also change when an account is added to the table, or deleted.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _keep_periods(sender: Any, before: Sequence[Account], after: Sequence[Accoun
         names = {*chunk, *(old_names[name] for name in chunk if name in old_names)}
         latest_periods = _latest_periods(edit.using, names, old_terms)
         for name in chunk:
-            # Under a new name without usage, keep the latest period of the old name.
+            # If a new name has no usage yet, it keeps the latest period of the old name.
             span = latest_periods.get(name) or latest_periods.get(old_names.get(name, ""))
             if span is not None:
                 start, end = span

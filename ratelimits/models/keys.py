@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any
 from zlib import crc32
 
@@ -62,7 +62,10 @@ def network_key(address: str, ipv4_prefix: int, ipv6_prefix: int) -> str:
 
 
 def address_in(key: str) -> str:
-    """Return the key of the first address in a network such as "ip:203.0.113.0/24". Return other keys unchanged."""
+    """Return the key of the first address in a network such as "ip:203.0.113.0/24". Return other keys unchanged.
+
+    For IPv6, return the key of the first /64 network instead.
+    """
     kind, _colon, name = key.partition(":")
     host, slash, _length = name.partition("/")
     if kind != "ip" or not slash:
@@ -109,7 +112,7 @@ _IDS = {
 
 
 def validate_key(key: str) -> None:
-    """Raise ValidationError if the text is not exactly one key, or if it is a key of a kind that rows cannot name."""
+    """Raise ValidationError if the text is not exactly one key. Refuse also "global" and keys that a view gives."""
     keys = [part for part in _NEXT_KEY.split(key.strip()) if part]
     if len(keys) > 1:
         raise ValidationError(
@@ -143,15 +146,17 @@ def _validate_address(name: str) -> None:
             code="key",
             params={"name": name},
         ) from error
-    if network.version == 6:
-        network = network if network.prefixlen < 64 else network.supernet(new_prefix=64)
-    wanted = str(network) if network.version == 6 else str(network.network_address)
-    if name != wanted or network.prefixlen not in (32, 64):
+    address = network.network_address
+    wanted = str(address)
+    if isinstance(address, IPv6Address):
+        # An address such as ::ffff:203.0.113.9 is counted as the IPv4 address in it.
+        wanted = str(address.ipv4_mapped or ip_network((address, IPV6_PREFIX), strict=False))
+    if name != wanted:
         raise ValidationError(
             _(
                 "Write ip:%(wanted)s: each IPv4 address is counted alone, and IPv6 addresses are counted by their"
                 " /64 network."
             ),
             code="key",
-            params={"wanted": wanted if network.version == 4 else f"{network.network_address}/64"},
+            params={"wanted": wanted},
         )

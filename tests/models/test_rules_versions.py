@@ -344,6 +344,9 @@ def test_fixtures_take_a_version(tmp_path: Path) -> None:
         ("ip:localhost", "not an address"),
         ("ip:203.0.113.0/24", "counted alone"),
         ("ip:2001:db8::1", "Write ip:2001:db8::/64"),
+        ("ip:2001:db8::/32", "Write ip:2001:db8::/64"),
+        ("ip:2001:db8::/48", "Write ip:2001:db8::/64"),
+        ("ip:::ffff:203.0.113.9", "Write ip:203.0.113.9"),
     ],
 )
 def test_text_that_is_no_key_is_refused(key: str, advice: str) -> None:

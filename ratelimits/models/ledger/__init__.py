@@ -56,12 +56,12 @@ class ShardState(models.Model):
 
     shard = models.PositiveIntegerField(_("shard"), primary_key=True)
     incarnation = models.CharField(_("incarnation"), max_length=64, blank=True)
-    seq = models.BigIntegerField(_("newest batch applied"), default=0)
+    seq = models.BigIntegerField(_("newest batch written"), default=0)
     cum = models.BigIntegerField(
         _("running sum"), default=0, help_text=_("Sum of all requests and units so far, modulo 10^15.")
     )
     run = models.CharField(_("run of the server"), max_length=128, blank=True)
-    position = models.BigIntegerField(_("batches applied"), default=0)
+    position = models.BigIntegerField(_("batches written"), default=0)
     head = models.CharField(_("head of the digest chain"), max_length=64, blank=True)
     watermark = models.BigIntegerField(
         _("watermark"), default=0, help_text=_("All usage counted before this moment (µs) is in the ledger.")
@@ -94,6 +94,7 @@ class ShardState(models.Model):
         """Lock the shard's row until the transaction ends, and return the row.
 
         Return None if there is no row. If `wait` is false, also return None if another transaction has locked the row.
+        (On SQLite, always wait for the lock.)
         """
         rows = cls.objects.using(using).filter(shard=shard)
         features = connections[using].features
@@ -141,7 +142,7 @@ class Batch(models.Model):
         _("fence"), max_length=16, help_text=_("How the drain made sure that Redis had saved the batch.")
     )
     line_count = models.PositiveIntegerField(_("lines"))
-    applied_at = models.DateTimeField(_("applied at"), auto_now_add=True)
+    applied_at = models.DateTimeField(_("written at"), auto_now_add=True)
     # A compacted batch joins several batches, and has the identity of the last of them. `first_seq` and
     # `first_position` are from the first of them. `parts` has the content digests of all of them, so that the chain can
     # still be verified.

@@ -19,7 +19,7 @@ class GapKind(models.TextChoices):
     MISSING = "missing", _("batches are missing")
     ROLLBACK = "rollback", _("the server's data went back to an older state")
     WIPE = "wipe", _("the server's data was wiped")
-    SUM = "sum", _("the running sum does not continue")
+    SUM = "sum", _("the sums of two batches do not fit together")
     FORK = "fork", _("a batch was read again with less usage")
     UNKNOWN = "unknown", _("replies were lost")
     UNMETERED = "unmetered", _("requests were admitted unmetered")
