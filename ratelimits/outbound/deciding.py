@@ -100,6 +100,7 @@ class Turn(NamedTuple):
     algorithm    the algorithm of this limit, or None
     retry_after  seconds after which the caller may ask again; None if the permits can never be granted
     decision     the engine's decision; None if Redis was not asked or did not answer
+    unavailable  true if there was no decision, and the failure policy `deny` refused the call
     """
 
     allowed: bool
@@ -108,6 +109,7 @@ class Turn(NamedTuple):
     algorithm: Algorithm | None = None
     retry_after: float | None = 0.0
     decision: Decision | None = None
+    unavailable: bool = False
 
 
 #: The answer if nothing limits the call.
@@ -139,8 +141,7 @@ class Outbound:
         started = perf_counter_ns()
         turn = yield from self._ask(timeout)
         if observing.observers and turn is not _UNLIMITED:
-            unavailable = not turn.allowed and turn.decision is None
-            answer = Answer(turn.allowed, turn.decision, unavailable=unavailable)
+            answer = Answer(turn.allowed, turn.decision, unavailable=turn.unavailable)
             observing.observe(answer, self.name, started, perf_counter_ns())
         return turn
 
@@ -202,12 +203,13 @@ class Outbound:
     def _by_policies(self, prepared: Prepared | None) -> Turn:
         """Return the answer of the failure policies."""
         if self.algorithm is not None:
-            return Turn(conf.FAILURE_POLICY == "allow", retry_after=PAUSE)
+            allowed = conf.FAILURE_POLICY == "allow"
+            return Turn(allowed, retry_after=PAUSE, unavailable=not allowed)
         if prepared is None:
             answer = without_decision.answer(None, self.identity, self.name, "", self.costs, metered=False)
         else:
             answer = without_decision.by_policies(prepared, self.identity, self.costs, metered=False)
-        return Turn(answer.allowed, retry_after=answer.retry_after)
+        return Turn(answer.allowed, retry_after=answer.retry_after, unavailable=answer.unavailable)
 
 
 def _turn(decision: Decision) -> Turn:

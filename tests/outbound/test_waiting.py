@@ -20,6 +20,8 @@ from ratelimits.engine.transport.breaker import Breaker
 from ratelimits.identity import Identity
 from ratelimits.outbound import Permit, WaitTooLong, permits
 from ratelimits.quota import checking
+from ratelimits.quota.answers import observing
+from ratelimits.quota.answers.observing import Observation
 from ratelimits.quota.costs import WrongCost
 from tests.support.entry_points import away, begin_afresh, counted
 from tests.support.raw import RawRedis
@@ -308,3 +310,16 @@ class TestWithoutRedis:
         call("mailer-api", max_wait=0)
         with pytest.raises(WaitTooLong, match="Redis does not answer"):
             call("mailer-api", max_wait=0)
+
+    def test_metrics_get_the_same_outcomes_as_for_http_requests(
+        self, call: Callable[..., Permit], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[Observation] = []
+        monkeypatch.setattr(observing, "observers", [seen.append])
+        rule("mail", "fixed_window", scope="mailer-api", capacity=1, period=3600, on_failure="local")
+        rule("text", "fixed_window", scope="sms-api", capacity=1, period=3600, on_failure="deny")
+        call("mailer-api", max_wait=0)
+        for name in ("mailer-api", "sms-api"):
+            with pytest.raises(WaitTooLong):
+                call(name, max_wait=0)
+        assert [one.outcome for one in seen] == ["unmetered", "refused", "unavailable"]
