@@ -61,7 +61,7 @@ class Gaps:
 
     def text(self, shard: int, account: str, start: int, end: int) -> str:
         """Return the text about gaps for a report of this account, shard and period; "" if there are no gaps."""
-        keys = [(number, name) for number in (None, shard) for name in ("", account or ANONYMOUS)]
+        keys = [(of_shard, of_account) for of_shard in (None, shard) for of_account in ("", account or ANONYMOUS)]
         return self._text(tuple(key for key in keys if key in self._groups), start, end)
 
     def _text_of(self, keys: tuple[_ShardAndAccount, ...], start: int, end: int) -> str:

@@ -139,7 +139,7 @@ def _height(text: str) -> int:
     """Return the height, in points, of a row with a wrapped text.
 
     The file must contain the height, because some programs do not compute it. The module `workbook` writes at most
-    409 points, because Excel allows no more. 64 lines are higher than this, so the text after 64 lines is left out.
+    409 points, because Excel allows no more. 64 lines are higher than this, so the text after 64 lines is not measured.
     """
     return LINE_HEIGHT * len(wrap(text[: 64 * _GAP_WIDTH], _GAP_WIDTH, break_on_hyphens=False))
 

@@ -201,7 +201,7 @@ class _OpenPeriod(NamedTuple):
 
 
 def _open_groups(using: str, groups: Iterator[Group]) -> Iterator[tuple[Group, _OpenPeriod]]:
-    """Yield the groups that are not on a report, each with its billing period.
+    """Yield the groups of ledger lines that are not on a report, each with its billing period.
 
     Each group gets one more value, "billing_start": the start of this billing period (µs since 1970 UTC).
     """

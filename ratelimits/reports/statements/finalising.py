@@ -49,7 +49,7 @@ class Preview:
 
 @dataclass(slots=True)
 class Outcome:
-    """The result for the chosen periods. All lists are sorted by shard and account.
+    """The result for the chosen periods.
 
     written     the reports that were written
     to_confirm  the reports that were not written, because a person must look at them first: they were not shown before,

@@ -207,7 +207,8 @@ def compare(
     `manifest_history`, so that a caller with several manifests can read these digests only once. `progress` shows the
     stages that can take long.
     """
-    month, checked = manifest["month"], Counter() if checked is None else checked
+    month = manifest["month"]
+    checked = Counter() if checked is None else checked
     if error := signatures.error_of(_signed_text(manifest), manifest["signature"]):
         key = manifest.get("key_id") or "none"
         yield f"the manifest of {month} (key {key}) was changed after it was written, or its key is unknown: {error}"
@@ -232,7 +233,7 @@ def compare(
             return
     sections = _sections(using, month, columns, progress)
     for section, entry_name in _ENTRY_NAMES.items():
-        # The digests of the section's entries, by name: in the manifest, and in the database now.
+        # The section's entries by name: in the manifest, and in the database now.
         listed, current = manifest[section], sections[section]
         for name in sorted(listed.keys() | current.keys()):
             checked["entries of manifests"] += 1

@@ -110,9 +110,9 @@ def _unexplained_columns(
 ) -> Iterator[str]:
     """Yield the columns of a shard's state that differ from the manifest, if no later batch or gap explains why.
 
-    `listed` has three values of the shard in the manifest: the run, the watermark and `ahead`, which says by how many
-    µs the server's clock was ahead. The manifest was written at the moment `written`. `position` is the position of the
-    shard's newest batch at that moment.
+    The columns are "run", "watermark", and "clock" for `ahead`. `listed` has their values in the manifest: the run, the
+    watermark, and by how many µs the server's clock was ahead of the drain's clock. The manifest was written at the
+    moment `written`. `position` is the position of the shard's newest batch at that moment.
     """
     run, watermark, ahead = listed
     # "" in the manifest: the run was not known yet.
@@ -139,7 +139,7 @@ def _may_have_new_run(using: str, sources: Sequence[str], state: ShardState, pos
 
 
 def _batches(using: str, end: int, progress: Progress | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the batches of each shard: their fences, and a digest of the moments at which they were written.
+    """Yield for each shard: the fences of its batches, and digests of the moments at which the batches were written.
 
     A fence says how the drain made sure that Redis had saved the batch. Batches that were sealed after `end` (µs)
     have a separate digest, because compaction can still join these batches.
