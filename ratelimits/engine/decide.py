@@ -1,4 +1,4 @@
-"""Decide limits in one call of the deciding script: either every limit admits and is charged, or no limit is charged.
+"""Decide limits in one call of the deciding script. If an enforced limit refuses, no limit is charged.
 
 Each function that asks the server exists twice: `decide` blocks its thread, `adecide` is for async code.
 """
@@ -214,7 +214,7 @@ def decide(
     now: int | None = None,
     lease: str | None = None,
 ) -> Decision:
-    """Decide one request. If all limits admit it, charge it under all of them. Otherwise charge it under none.
+    """Decide one request. If an enforced limit refuses it, charge no limit. Otherwise charge each limit that admits it.
 
     timeout  the longest accepted wait in seconds, for algorithms that let requests wait
     account  the account to which the users and API keys in the limits belong

@@ -1,4 +1,4 @@
-"""Decide a call on a cluster, shard by shard. In the end either all limits admit and are charged, or none is charged.
+"""Decide a call on a cluster, shard by shard. If an enforced limit refuses, no limit is charged in the end.
 
 A shard is a part of the accounts. All Redis keys of a shard are in one slot of the cluster, so they are on one node.
 The shards of a call are decided one after the other. The last shard is the account's shard, or the shard of the

@@ -25,6 +25,7 @@
 local function stretch(T, g, m, old_q, old_r, old_n, q, r, n)
   local exact = exact_numbers()
   local big, times, plus, at_most, gcd = exact.big, exact.times, exact.plus, exact.at_most, exact.gcd
+  -- `debt` is the old debt in units of 1/(old_n*m) µs.
   local debt = plus(times(times(big(T), big(old_n)), big(m)), big(g))
   local top = times(debt, plus(times(big(q), big(n)), big(r)))
   local unit = times(big(m), plus(times(big(old_q), big(old_n)), big(old_r)))
@@ -39,6 +40,7 @@ local function stretch(T, g, m, old_q, old_r, old_n, q, r, n)
     end
     return x
   end
+  -- The new debt is whole + part/n µs, rounded down.
   local whole = greatest(big(0), times(unit, big(n)), top)
   local base = times(big(whole), big(n))
   local part = greatest(base, unit, top)
