@@ -34,9 +34,9 @@ NUMBERS = frozenset({ColumnKind.QUANTITY, ColumnKind.COUNT, ColumnKind.VERSION})
 class Column:
     """A column of a report.
 
-    To add a column, write it after all other columns, with the next version in `since`. Nothing else is needed. A
-    finalised report keeps the columns that existed when it was finalised. Its digest and its exports have only these
-    columns.
+    To add a column, write it in `rows.Row` after all other columns, with the next version in `since`. Nothing else is
+    needed. A finalised report keeps the columns that existed when it was finalised. Its digest and its exports have
+    only these columns.
 
     The values of a column have one of three sources. `from_report` is a function of a report and its status.
     `from_line` is a function of a line's stored fields. Without these functions, the value is the stored line's field
@@ -58,6 +58,7 @@ class Column:
     schema: Mapping[str, Any] = field(default_factory=dict)
     #: The entries that replace entries of the schema in exports with amounts.
     priced_schema: Mapping[str, Any] = field(default_factory=dict)
+    #: The name of the field of `rows.Row`. `rows.TABLE` contains the columns with their names.
     name: str = ""
 
     @property

@@ -1,4 +1,4 @@
-"""Compare the ledger with the process totals. A process total says how many requests a process itself has counted.
+"""Compare the ledger with the process totals.
 
 The processes together must never have counted more admitted requests than the ledger has. (Requests at the edge of a
 period are not compared, see `Comparison.edge`.)
@@ -50,16 +50,21 @@ def compare(using: str, account: str, start: int, end: int) -> list[Comparison]:
 def compare_all(
     using: str, usage: Mapping[str, Iterable[PeriodUsage]], start: int, end: int
 ) -> dict[str, list[Comparison]]:
-    """Return the comparisons for several accounts whose billing periods have the same start and end."""
+    """Return the comparisons for several accounts whose billing periods have the same start and end (µs).
+
+    `usage` has the usage totals of each account.
+    """
     start, end = start // SECOND, end // SECOND
     accounts = list(usage)
     ledger = {account: _requests(rows, start, end) for account, rows in usage.items()}
     rows = ProcessTotal.objects.using(using).filter(account__in=accounts, bin__gte=start, bin__lt=end)
     # No limit decided requests of these kinds, so the ledger does not have them.
     rows = rows.exclude(kind__in=("blocked", "exempt"))
-    # The bins that begin in the first quarter of an hour, and the bins that end in the last one or later.
+    # The bins that begin in the first quarter of an hour of the period, and the bins that end in its last quarter of an
+    # hour or later.
     at_edge = Q(bin__lt=start + BIN_SECONDS) | Q(bin__gt=end - 2 * BIN_SECONDS)
     sums = rows.values_list("account", "meter", "kind").order_by()
+    # For each account, by meter and kind: the number of requests, and the part of this number at the edge.
     totals: dict[str, dict[tuple[str, str], tuple[int, int]]] = {account: {} for account in accounts}
     for account, meter, kind, requests, edge in sums.annotate(
         total=Sum("requests"), edge=Sum("requests", filter=at_edge)

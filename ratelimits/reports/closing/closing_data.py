@@ -26,9 +26,9 @@ from ratelimits.reports.terms.price_book import PriceBook
 class ClosingData:
     """The totals, reports, adjustments and terms (plan, time zone and billing anchor) of some accounts.
 
-    All of these are read for all the accounts together, and only once.
+    All of these are read for all the accounts together, and only once. `states` has the row of each shard, by shard.
 
-    Make this object in the transaction that closes the accounts, after their shards are locked.
+    To close the accounts, make this object in the same transaction, after their shards are locked.
     """
 
     def __init__(self, using: str, accounts: list[str], states: Mapping[int, ShardState]) -> None:
@@ -49,7 +49,7 @@ class ClosingData:
         self._included = cache(IncludedBook(self._terms).of)
         self._gaps = SpanCache(lambda start, end: Gaps.between(using, start, end, shards=[*states], accounts=accounts))
         self._lost_replies = SpanCache(lambda start, end: LostReplies(using, start, end, accounts))
-        #: By the start and the end of a billing period: the comparisons for each account.
+        #: The key is the start and the end of a billing period. The value has the comparisons of each account.
         self._compared: dict[tuple[int, int], dict[str, list[cross_check.Comparison]]] = defaultdict(dict)
         self._groups_ahead = cache(lambda chain: GroupsAhead(using, self._unreported(), dict(chain)))
         self._digests = cache(

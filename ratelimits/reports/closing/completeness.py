@@ -1,8 +1,4 @@
-"""Check whether the ledger has all usage of a shard until a moment.
-
-The watermark of a shard is the moment before which all its usage is in the ledger. Later, this usage is tallied: it is
-added to the totals of accounts.
-"""
+"""Check whether the ledger has all usage of a shard until a moment, and whether this usage is tallied."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from ratelimits.usage.watermark import is_ahead
 
 
 def incomplete_because(state: ShardState, end: int, now: int) -> str:
-    """Return why a shard's usage until `end` (µs since 1970 UTC) is not complete, as a sentence; "" if complete."""
+    """Return, as a sentence, why a shard's usage until `end` (µs since 1970 UTC) is incomplete; "" if it is not."""
     values: dict[str, Any] = {"shard": f"{state.shard:02d}", "until": iso(state.watermark), "end": iso(end)}
     if state.frozen:
         return _("shard %(shard)s has a quarantined batch: accept or discard it") % values
@@ -25,9 +21,9 @@ def incomplete_because(state: ShardState, end: int, now: int) -> str:
         text = _("shard %(shard)s is complete until %(until)s, a future moment: the next drain corrects this moment")
         return text % values
     if state.watermark < end:
-        text = _("shard %(shard)s is not complete yet, but must be until %(end)s")
+        text = _("shard %(shard)s is not complete yet, but must be complete until %(end)s")
         if state.watermark:  # 0 if the shard has no watermark yet
-            text = _("shard %(shard)s is complete until %(until)s, but must be until %(end)s")
+            text = _("shard %(shard)s is complete until %(until)s, but must be complete until %(end)s")
         return f"{text % values}{_cause(state)}"
     if state.tallied != state.position:
         return _("shard %(shard)s has batches that are not tallied yet: the next drain tallies them") % values

@@ -67,7 +67,7 @@ class LateGaps:
                 self._accounts[gap.pk].add(report.account)
 
     def forget(self, done: Collection[str]) -> None:
-        """Forget each gap whose accounts were all closed. `done` are the accounts that were closed."""
+        """Delete the changes (GapChange) of each gap whose accounts were all closed. `done` are the closed accounts."""
         reported = [pk for pk, accounts in self._accounts.items() if accounts <= set(done)]
         for pks in _in_chunks(reported):
             self._changes().filter(gap__in=pks).delete()
@@ -86,9 +86,10 @@ def _await_closings(using: str) -> None:
 
 
 def _overlapping(using: str, gaps: list[DurabilityGap], **filters: Any) -> Iterator[Report]:
-    """Return the reports that overlap the span from the start of the first of these gaps to the end of the last one."""
+    """Return the reports that overlap the span from the start of the first of these gaps to the end of the last gap."""
     first, last = min(gap.since for gap in gaps), max(gap.until for gap in gaps)
-    # No period is longer than MAX_LENGTH. The condition with it excludes no report, but lets the database use an index.
+    # No period is longer than MAX_LENGTH. So the condition with MAX_LENGTH excludes no report, but with this condition
+    # the database can use an index.
     reports = Report.objects.using(using).filter(
         **filters, period_start__gt=first - MAX_LENGTH, period_start__lte=last, period_end__gt=first
     )

@@ -35,8 +35,8 @@ class OpenPeriod:
     """A period without a report. `start` is the start of the period, in µs since 1970 UTC.
 
     period       the period with its end; None if the account's time zone cannot be read
-    over         whether the period has ended and GRACE_SECONDS have passed since, by this machine's clock; also true if
-                 `period` is None
+    over         whether the period ended at least GRACE_SECONDS ago, by this machine's clock; also true if `period` is
+                 None
     why          the reason why the period is open, as a sentence
     complete     whether the period can be closed now
     units        billable units so far, by meter; they include adjustments
@@ -53,7 +53,8 @@ class OpenPeriod:
     complete: bool = False
 
 
-#: Maximum number of accounts whose data are read together. A page of the admin has at most 200 periods.
+#: Maximum number of accounts whose data are read together. The page of the admin has at most 200 periods, so one
+#: read is usually enough for this page.
 _MAX_ACCOUNTS = 250
 #: The reason why a period is open although its report could be written now.
 _COMPLETE = gettext_lazy("its usage is complete: the next ratelimits_finalise closes it")
@@ -66,8 +67,8 @@ def open_periods(
 
     `now` is in µs since 1970 UTC; the default is the time of this machine. With `account`, yield only the periods of
     this account. With `running`, also yield periods that have not ended. With `over`, leave out most accounts
-    without a period that ended at least GRACE_SECONDS ago. Until a month ends, these are almost all accounts.
-    Accounts with adjustments that are on no report are not left out.
+    without a period that ended at least GRACE_SECONDS ago. During a month, these are almost all accounts. Accounts
+    with adjustments that are on no report are not left out.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
@@ -76,9 +77,12 @@ def open_periods(
     usage = PeriodUsage.objects.using(using).filter(covered=None, **filters)
     if not running:
         until = now - conf.GRACE_SECONDS * SECOND if over else now
-        # A total has the end under which Redis counted. The billing period ends earlier if a report has shortened it.
+        # A row of `usage` has the end of its counted period. If a report has shortened the billing period, the billing
+        # period ends earlier.
         may_have_ended = Q(period__lte=(until - SHORTEST_MONTH) // SECOND)
-        usage = usage.filter(ended(until) | (may_have_ended & _shortened(using) if over else may_have_ended))
+        if over:
+            may_have_ended &= _shortened(using)
+        usage = usage.filter(ended(until) | may_have_ended)
     queries = (usage, unreported(using, **filters))  # usage and adjustments that are on no report
     names = sorted({name for rows in queries for name in rows.order_by().values_list("account", flat=True).distinct()})
     # Nothing is locked here, so accounts of different shards are read together.
@@ -103,7 +107,7 @@ def running_count(account: str | None = None) -> int:
 
 
 def _shortened(using: str) -> Q:
-    """Return the condition for usage of a shortened period: the period of some report starts within this period."""
+    """Return the condition for usage of a shortened period: a period with a report starts within this period."""
     reports = Report.objects.using(using).filter(
         account=OuterRef("account"),
         period_start__gt=OuterRef("period") * SECOND,
@@ -190,7 +194,7 @@ def force(account: str, start: int, by: str, reason: str, now: int | None = None
         states = {state.shard: state for state in locked if state is not None}
         closing = Closing(ClosingData(using, [account], states), account, shards[account], now)
         billing_period, period = _forcible(closing, start, now)
-        with translation.override("en"):  # Reports print the gap, so its text must not depend on who closes the period.
+        with translation.override("en"):  # Reports print the gap, so its text must not be in the person's language.
             why = closing.obstacle(period) or str(_COMPLETE)
         DurabilityGap.objects.using(using).create(
             event=f"{GapKind.FORCED}:{sha256(f'{account}:{start}'.encode()).hexdigest()}",
@@ -208,7 +212,10 @@ def force(account: str, start: int, by: str, reason: str, now: int | None = None
 
 
 def _forcible(closing: Closing, start: int, now: int) -> tuple[BillingPeriod, Period]:
-    """Return the open period that starts at `start`. Raise NotForcedError if it cannot be closed."""
+    """Return the open period that starts at `start`, as a BillingPeriod and as a Period.
+
+    Raise NotForcedError if it cannot be closed even by force.
+    """
     try:
         billing_period = next((period for period in closing.periods.open() if period.start == start), None)
         period = None if billing_period is None else closing.periods.period(billing_period)

@@ -32,7 +32,7 @@ class ReportWriter:
 
         A report with few lines is written later, with other reports (see `flush`).
 
-        `earlier` has the reports before this one on which its prices depend (see `amounts.reports_that_share_prices`).
+        `earlier` has the earlier reports on which the report's prices depend (see `amounts.reports_that_share_prices`).
         """
         unread, totals = iter(lines), amounts.Totals(report, earlier)
         digest, number, make = signing.Digest(report), 0, RowMaker(report, FINAL)
@@ -77,8 +77,8 @@ class ReportWriter:
     def _line_ids_on_reports(self, line_ids: set[str]) -> set[str]:
         """Return those of the `line_ids` that are on reports.
 
-        A line with late usage names the line that it corrects. There is no such line if its key, its meter and its rule
-        had no earlier usage.
+        A line with late usage names the line that it corrects. But if the key, the meter and the rule of the late usage
+        had no earlier usage, there is no line to correct.
         """
         if not line_ids:
             return set()
@@ -91,7 +91,7 @@ class ReportWriter:
         if not self._reports:
             return
         Report.objects.using(self._using).bulk_create(self._reports)
-        crash.reached("close:report-written")  # does nothing; tests end the process at these steps
+        crash.reached("close:report-written")  # Does nothing, but tests end the process at this step.
         self._write_lines(self._lines)
         self._link_adjustments(self._adjusted)
         self._reports, self._lines, self._adjusted = [], [], []

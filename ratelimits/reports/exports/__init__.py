@@ -1,8 +1,8 @@
 """Write report rows to files. Files are written as streams, so a report of any size needs little memory.
 
 A format's `stream` takes rows, or charges (rows with amounts). `stream` reads them only once, while it writes the file.
-It yields the file in chunks of bytes, for a file, standard output or an HTTP response. The same rows always give the
-same bytes.
+It yields the file in chunks of bytes, which are written to a disk, to standard output or to an HTTP response. The same
+rows always give the same bytes.
 """
 
 from __future__ import annotations

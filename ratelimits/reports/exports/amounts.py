@@ -51,7 +51,7 @@ def csv_stream(charges: Iterable[Charge], version: int = VERSION) -> Iterator[by
 
 def json_stream(charges: Iterable[Charge], version: int = VERSION) -> Iterator[bytes]:
     """Yield the charges as a JSON document in chunks. Each charge is read shortly before it is written."""
-    # `[:-1]` cuts off the bracket that closes the row. `_END` closes it after the amounts.
+    # `[:-1]` cuts off the bracket that closes the row. After the amounts, `_END` closes the row.
     items = (line(charge.row)[:-1] + _END % tuple(map(text, money(charge))) for charge in charges)
     name = schema_id(version, priced=True)
     return encoded(chain([f'{{"schema":{text(name)},"lines":'], array(items), ["}\n"]))

@@ -27,7 +27,7 @@ _STRIPE_MAX_AHEAD = 5 * 60 * SECOND
 #: Maximum number of events in one request to Lago.
 LAGO_BATCH = 100
 
-#: The events as templates, because an encoder would take many times as long.
+#: Templates of the events. An encoder for JSON would take many times as long.
 _STRIPE = '{"event_name":%s,"payload":{"stripe_customer_id":%s,"value":"%d"},"identifier":%s,"timestamp":%d}'
 _LAGO = (
     '{"transaction_id":%s,"external_subscription_id":%s,"code":%s,"timestamp":%d,"properties":{'
@@ -58,12 +58,13 @@ def accepted_by_stripe(rows: Iterable[Row], now: int) -> Iterator[Row]:
     customer_of = _cached_customer_function()
     for row in rows:
         if row.overage_quantity and _customer(row, customer_of):
-            at = row.charge_period_end - 1
-            if not now - STRIPE_MAX_AGE <= at <= now + _STRIPE_MAX_AHEAD:
+            event_time = row.charge_period_end - 1
+            if not now - STRIPE_MAX_AGE <= event_time <= now + _STRIPE_MAX_AHEAD:
                 raise NotAccepted(
-                    f"Stripe accepts no event of {iso(at // SECOND * SECOND)} at {iso(now // SECOND * SECOND)} (line_id"
-                    f" {row.line_id}): an event must be at most 35 days old and at most 5 minutes ahead. Send a report"
-                    " soon after its period's end, and bill older usage in another way."
+                    f"Stripe refuses the event of line_id {row.line_id}. The time of the event is"
+                    f" {iso(event_time // SECOND * SECOND)}, and now it is {iso(now // SECOND * SECOND)}. An event must"
+                    " be at most 35 days old and at most 5 minutes in the future. Send a report soon after the end of"
+                    " its period, and bill older usage in another way."
                 )
         yield row
 

@@ -20,14 +20,14 @@ _DIGITS = 15
 _DAY = 86_400 * SECOND
 #: 1970-01-01 as the number of a day in a spreadsheet.
 _EPOCH = 25_569
-#: Moments (µs since 1970 UTC) from 1901-07-22 to the end of the year 9999. All spreadsheets show a moment from _FIRST
-#: to before _LAST as the same date.
+#: Moments (µs since 1970 UTC): 1901-07-22, and the end of the year 9999. From _FIRST on and before _LAST, all
+#: spreadsheets give a moment the same date.
 _FIRST, _LAST = -25_000 * _DAY, 2_932_897 * _DAY
-#: Characters that XML cannot contain.
+#: Characters that XML cannot contain, except control characters.
 _NOT_IN_XML = re.compile("[\ud800-\udfff\ufffe\uffff]")
-#: Control characters except tab and line feed. A cell contains their codes instead: _x000D_.
+#: Control characters except tab and line feed. A cell contains their codes instead, such as _x000D_.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f]")
-#: Texts that a spreadsheet reads as such a code.
+#: Texts that a spreadsheet reads as the code of a character.
 _CODE = re.compile("(_x[0-9a-fA-F]{4}_)")
 #: A quick test. It matches each text that must be changed, and few other texts.
 _SUSPECT = re.compile("[&<>\x00-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]|_x")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-#: Minimum number of characters in a chunk, about 150 lines.
+#: Minimum number of characters in each chunk except the last: about 150 lines.
 SIZE = 65_536
 
 

@@ -23,7 +23,7 @@ from ratelimits.reports.rows import FINAL, VERSION, Row
 FINAL_LINE = "ratelimits.report.line.v1"
 PROVISIONAL_LINE = "ratelimits.report.provisional-line.v1"
 
-#: The event as a template, because an encoder would take many times as long.
+#: The template of an event. An encoder for JSON would take many times as long.
 _EVENT = (
     '{"specversion":"1.0","id":%s,"source":%s,"type":"%s","subject":%s,"time":"%s","datacontenttype":"application/json",'
     '"dataschema":"%s#/$defs/line","data":%s}'

@@ -85,9 +85,10 @@ def _marked_as_texts(values: list[str]) -> list[str]:
     return values
 
 
-def lines(columns: Sequence[str], no_texts: Collection[str], rows: Iterable[list[str]]) -> Iterator[str]:
-    """Yield the header, and then each row as a line without formulas. The columns `no_texts` never contain formulas."""
-    text_columns, commas = [index for index, name in enumerate(columns) if name not in no_texts], len(columns) - 1
+def lines(columns: Sequence[str], without_text: Collection[str], rows: Iterable[list[str]]) -> Iterator[str]:
+    """Yield the header, then each row as a line without formulas. The columns `without_text` never contain formulas."""
+    text_columns = [index for index, name in enumerate(columns) if name not in without_text]
+    separators = len(columns) - 1
     # The writer quotes each value that contains a character of the line terminator. With CR LF, it also quotes values
     # with a single CR. This is needed, because some readers take a single CR as the end of a line.
     write = csv.writer(_ReturningFile(), lineterminator="\r\n").writerow
@@ -99,7 +100,7 @@ def lines(columns: Sequence[str], no_texts: Collection[str], rows: Iterable[list
             for index in text_columns:
                 values[index] = neutral(values[index])
             line = ",".join(values)
-        if line.count(",") == commas and '"' not in line and "\n" not in line and "\r" not in line:
+        if line.count(",") == separators and '"' not in line and "\n" not in line and "\r" not in line:
             yield f"{line}\n"  # The writer would make the same line, but would take three times as long.
         else:
             yield _with_line_feed(write(values))

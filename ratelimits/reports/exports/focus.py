@@ -114,7 +114,7 @@ def _cost(charge: Charge, part: PricedPart | None) -> str:
 def _unit_price(charge: Charge, part: PricedPart | None) -> str:
     if part is not None:
         return written(part.unit_price)
-    # The unit price of a fee is the price of one period. A correction can be below 0, but a unit price must not be.
+    # The unit price of a fee is the price of one period. A unit price must not be below 0, but a correction can be.
     return _cost(charge, None) if _unit_of_fee(charge) and not charge.row.charge_class else ""
 
 

@@ -28,6 +28,7 @@ def line(row: Row) -> str:
     if template_and_writers is None:
         template_and_writers = _TEMPLATES[type(row)] = _template(row.columns_version)
     template, writers = template_and_writers
+    # `zip` leaves out the values of columns that were added after the row's version.
     return template % tuple([write(value) for write, value in zip(writers, row, strict=False)])
 
 
@@ -44,7 +45,7 @@ def _template(version: int) -> tuple[str, tuple[Callable[[Any], str], ...]]:
 
 def _writer(kind: ColumnKind) -> Callable[[Any], str]:
     if kind is ColumnKind.MOMENT:
-        return lambda at: f'"{iso(at)}"'
+        return lambda microseconds: f'"{iso(microseconds)}"'
     if kind is ColumnKind.QUANTITY:
         return '"{}"'.format
     return str if kind in NUMBERS else text

@@ -1,7 +1,7 @@
 """Build the JSON Schema of exports from the columns of `rows.Row`.
 
 There are two schemas. The schema with amounts also has the columns of `_MONEY`. If a version of the app adds a column,
-both schemas get a new version. For version 1, both schemas are also published as files in ratelimits/reports/schema.
+both schemas get a new version. Both schemas of version 1 are also published as files in ratelimits/reports/schema.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _AMOUNT = {
     "type": "string",
     "pattern": "^(-?(0|[1-9][0-9]*)(\\.[0-9]+)?)?$",
 }
-#: The columns that the schema with amounts adds after the columns of the other schema.
+#: The columns that only the schema with amounts has. They follow the other columns.
 _MONEY = {
     "account_name": {
         "$ref": "#/$defs/text",
@@ -70,7 +70,7 @@ _MONEY = {
 
 
 def schema_id(version: int = VERSION, *, priced: bool = False) -> str:
-    """Return the `$id` of the first schema for a version of the columns; with `priced`, of the second schema."""
+    """Return the `$id` of a schema for a version of the columns. With `priced`, it is the schema with amounts."""
     return f"urn:ratelimits:schema:report:v{2 if priced else 1}{f'.{version}' if version > 1 else ''}"
 
 

@@ -47,7 +47,7 @@ def shard() -> QuerySet[ShardState]:
 def test_each_open_period_says_what_it_waits_for() -> None:
     name = f"shard {home_shard('acme'):02d}"
     assert why() == (
-        f"{name} is complete until 2026-10-20T00:00:00Z, but must be until 2026-11-01T01:00:00Z:"
+        f"{name} is complete until 2026-10-20T00:00:00Z, but must be complete until 2026-11-01T01:00:00Z:"
         " is a worker sealing and draining?"
     )
     shard().update(frozen=True)
