@@ -52,7 +52,7 @@ class InspectedAdmin(_Base):
     """An admin page whose rows have links to the inspector, in the list and on each row's page.
 
     In the list, the values of the column `inspected_column` are the links. If `inspected_column` is "", the list gets
-    another column with the links. A subclass that overrides `get_list_display` must call `inspect_columns` there.
+    an additional column with the links. A subclass that overrides `get_list_display` must call `inspect_columns` there.
 
     If `refused_column` is True, the list gets a column with the number of refused requests in 24 hours. One query
     reads the numbers of all rows of the page. Only users who may view ledger lines see this column.
@@ -63,7 +63,7 @@ class InspectedAdmin(_Base):
     change_form_template = "ratelimits/admin/inspected_change_form.html"
 
     def inspected(self, row: Any) -> tuple[str, str]:
-        """Return the key that a row is about, and the account of this key. If one is not known, return "" for it."""
+        """Return the key that a row is about, and the account of this key; "" for a key or account that is unknown."""
         raise NotImplementedError
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
@@ -84,7 +84,7 @@ class InspectedAdmin(_Base):
             nonlocal counts
             if counts is None:
                 rows = getattr(request, _LISTED, [row])
-                counts = refused_of_keys([self._account_and_key(one) for one in rows], time.time())
+                counts = refused_of_keys([self._account_and_key(listed_row) for listed_row in rows], time.time())
             account, key = self._account_and_key(row)
             # Requests without an account are counted in one sum, so the requests of a single key are not known.
             return f"{counts[account, ledger_name(key)]:,}" if account else "–"

@@ -70,7 +70,8 @@ class AccountSearch(_Base):
         space between account and key.
         """
         yield Subjects(self.possible_accounts(request, term))
-        for space in islice((index for index, letter in enumerate(term) if letter == " "), _MAX_SPACES):
+        spaces = (index for index, letter in enumerate(term) if letter == " ")
+        for space in islice(spaces, _MAX_SPACES):
             yield Subjects(self.possible_accounts(request, term[:space]), term[space + 1 :])
         key = typed_key(term)
         if key is not None:

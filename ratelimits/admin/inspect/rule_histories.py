@@ -74,8 +74,9 @@ class RuleHistories:
         columns = "id", "history_id", "name", "history_date", "history_type", "plan"
         for rule, *record in records.values_list(*columns)[:_MAX_RECORDS]:
             self._newest_first.setdefault(rule, []).append(_Record(*record))
-        states = {state.pk for rule, start in spans if rule and (state := self._record_at(rule, start)) is not None}
-        for state in history.using(using).filter(history_id__in=states):
+        found = (self._record_at(rule, start) for rule, start in spans)
+        shown_pks = {record.pk for record in found if record is not None}
+        for state in history.using(using).filter(history_id__in=shown_pks):
             self._states[state.history_id] = state.instance
         plans = {state.plan_id for state in self._states.values() if state.plan_id is not None}
         self._plans.update(Plan.objects.using(using).filter(pk__in=plans).values_list("pk", "slug"))

@@ -42,8 +42,8 @@ def chosen_value(account: str, start: int) -> str:
 class PreviewedReport(NamedTuple):
     """A report on the page, as texts.
 
-    Two texts are values of hidden inputs: `period_value` stands for the period, and `shown_value` also has the digest
-    of the report.
+    Two texts are values of hidden inputs: `period_value` stands for the period, and `shown_value` has the digest of the
+    report and the `period_value`.
     """
 
     account: str
@@ -127,8 +127,8 @@ def _chosen(request: HttpRequest) -> dict[str, list[int]]:
     else:
         posted = (_subject(text) for text in request.POST.getlist("period")[:MAX_CHOSEN])
         subjects = [subject for subject in posted if subject is not None]
-    for name, start in subjects:
-        chosen.setdefault(name, []).append(start)
+    for account, start in subjects:
+        chosen.setdefault(account, []).append(start)
     return chosen
 
 

@@ -59,7 +59,7 @@ class OpenPeriods(_Base):
         return self.has_view_permission(request) and may_finalise(request)
 
     def open_view(self, request: HttpRequest) -> HttpResponse:
-        """List the periods that are over but still open, each with the reason.
+        """List the periods that are over but still open, each with the reason why it is open.
 
         A period is over when GRACE_SECONDS have passed since its end. With `?account=`, list only the periods of this
         account. With `?running=1`, also list periods that are not over.

@@ -41,7 +41,7 @@ class ChosenKey:
     """The key for which a user wants to do something.
 
     account  the value of the field "account" in the next form; "" if the key itself is an account or an address
-    names    the names that people know of this account, user or API key
+    names    the names of this account, user or API key, such as a user name
     """
 
     key: str
@@ -183,7 +183,7 @@ def _url(request: HttpRequest, key: str, account: str = "") -> str:
 
 
 def names_of(request: HttpRequest, site: AdminSite, key: str) -> Iterator[str]:
-    """Yield the names that people know of a key: the name of the API key, the account or the user.
+    """Yield the names of a key: the name of the API key, the account or the user.
 
     Leave out the name of an account or a user if the user of the page may not view this account or user.
     """

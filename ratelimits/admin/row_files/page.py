@@ -93,19 +93,19 @@ class RowFiles(_Base):
 
     def get_urls(self) -> list[URLPattern]:
         """Return the URLs. The URLs of these pages come first, because Django's last URL pattern matches every path."""
-        view, start = self.admin_site.admin_view, f"ratelimits_{self.model._meta.model_name}"
+        view, url_name = self.admin_site.admin_view, f"ratelimits_{self.model._meta.model_name}"
         return [
-            path("import/", view(self.import_view), name=f"{start}_import"),
-            path("export/", view(self.export_view), name=f"{start}_export"),
+            path("import/", view(self.import_view), name=f"{url_name}_import"),
+            path("export/", view(self.export_view), name=f"{url_name}_export"),
             *super().get_urls(),
         ]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        start = f"{self.admin_site.name}:ratelimits_{self.model._meta.model_name}"
+        url_name = f"{self.admin_site.name}:ratelimits_{self.model._meta.model_name}"
         query = f"?{request.GET.urlencode()}" if request.GET else ""
-        context = {"export_url": reverse(f"{start}_export") + query}
+        context = {"export_url": reverse(f"{url_name}_export") + query}
         if self._may_import(request):
-            context["import_url"] = reverse(f"{start}_import")
+            context["import_url"] = reverse(f"{url_name}_import")
         return super().changelist_view(request, context | (extra_context or {}))
 
     def _may_import(self, request: HttpRequest) -> bool:

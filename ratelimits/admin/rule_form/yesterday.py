@@ -86,13 +86,13 @@ def yesterday(typed: Rule, saved: Rule | None, *, with_keys: bool) -> dict[str, 
 
 def _nothing(typed: Rule) -> str:
     """Return why there is nothing to replay: no request in the scope of the rule, or no recorded request at all."""
-    others = scopes_since((time.time_ns() // 1000) - LOOK_BACK * MICROSECONDS, _MAX_SCOPES)
-    if others:
+    recorded_scopes = scopes_since((time.time_ns() // 1000) - LOOK_BACK * MICROSECONDS, _MAX_SCOPES)
+    if recorded_scopes:
         text = _(
             "In the last 24 hours no request in the scope %(scope)s was recorded. Scopes with requests: %(scopes)s."
         )
         scope, _methods = split_scope(typed.scope)
-        return text % {"scope": scope, "scopes": ", ".join(others)}
+        return text % {"scope": scope, "scopes": ", ".join(recorded_scopes)}
     if conf.RECORD_SAMPLE:
         return _("Requests are recorded, but no request came in the last 24 hours, in any scope.")
     return _(
