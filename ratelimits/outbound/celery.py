@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NoReturn
 
 from celery import Task
 from celery.exceptions import Ignore
@@ -102,7 +102,7 @@ class QuotaTask(Task):  # type: ignore[type-arg]
         algorithm = algorithm_from_rate(self.quota_rate) if isinstance(self.quota_rate, str) else self.quota_rate
         return Outbound(self.quota, valid_costs(costs_by_meter(self.quota_cost)), algorithm)
 
-    def _postpone(self, seconds: float, permit: dict[str, Any] | None) -> None:
+    def _postpone(self, seconds: float, permit: dict[str, Any] | None) -> NoReturn:
         """Send the task again with its permit, to be run in this number of seconds, and raise Ignore."""
         headers = {name: value for name, value in (self.request.headers or {}).items() if name != HEADER}
         if permit is not None:
@@ -128,7 +128,8 @@ def _pause(turn: Turn) -> float:
     """Return the seconds after which a refused task asks again."""
     assert turn.retry_after is not None
     if turn.algorithm is not None and turn.algorithm.may_be_full:
-        # The queue is full, so perhaps it has refused many tasks. They must not all ask again at the same moment.
+        # A task accepts any wait, so this limit refuses it only if the queue is full. Perhaps the limit has refused
+        # many tasks. They must not all ask again at the same moment.
         return turn.retry_after + random.uniform(0, float(turn.algorithm.suggested_max_wait or 0))  # noqa: S311
     return turn.retry_after
 

@@ -39,8 +39,8 @@ logger = bounded(__name__)
 #: Seconds after which a caller asks again if Redis did not answer. The failure policies of rules can give another
 #: number.
 PAUSE = 1.0
-#: The identity of an outbound call if none is given: one caller for the whole project. A rule that is
-#: counted per key or per address then counts all these calls together.
+#: The identity of an outbound call if none is given: one caller for the whole project. A rule that is counted
+#: per key or per address then counts all these calls together.
 PROJECT = Identity(address="outbound")
 #: Maximum number of permits that can wait under a rate given in code.
 _MAX_PLACES = 1_000_000
