@@ -14,7 +14,7 @@ BEGIN, END = "<!-- columns -->\n", "<!-- /columns -->"
 def table() -> str:
     """Return the list as Markdown."""
     rows = (f"| `{column.name}` | {column.kind.value} | {column.meaning} |\n" for column in TABLE)
-    return "".join(["| column | type | meaning |\n", "|---|---|---|\n", *rows])
+    return "".join(["| column | kind | meaning |\n", "|---|---|---|\n", *rows])
 
 
 def written(page: str) -> str:
