@@ -93,9 +93,10 @@ class MonthlyLimits:
         # If the rule limits only some HTTP methods, it is found with any of these methods.
         applied = self._snapshot.applicable(row.scope, min(row.methods, default=""), identity)
         for rule in applied:
+            if rule.rule != usage.rule or rule.mode is not Mode.ENFORCE:
+                continue
             capacity, _length = rule.algorithm.quota
-            is_enforced = rule.rule == usage.rule and rule.mode is Mode.ENFORCE
-            if is_enforced and capacity > 0 and _limits_month_of(rule.algorithm, usage.period):
+            if capacity > 0 and _limits_month_of(rule.algorithm, usage.period):
                 yield UsedQuota(Alert.Basis.LIMIT, used, capacity, key)
 
     def _smallest_override(self, name: str) -> int | None:

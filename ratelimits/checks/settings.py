@@ -128,7 +128,7 @@ def check_enabled(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
 
 @checks.register("ratelimits")
 def check_proxies(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn if other settings show that there is a proxy, but no setting says which proxies are trusted.
+    """Warn if Django's settings show that there is a proxy, but no setting says which proxies are trusted.
 
     All clients are then counted under one key: the proxy's address, or the key for an unknown address. Return an error
     if the settings of proxies are wrong.

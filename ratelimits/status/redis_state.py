@@ -70,8 +70,8 @@ class RedisReading:
     """
 
     def __init__(self) -> None:
-        self._start, self._messages = time.monotonic(), SimpleQueue[_Message]()
-        _start(_ask_all, self._messages)
+        self._started_at, self._messages = time.monotonic(), SimpleQueue[_Message]()
+        _start_thread(_ask_all, self._messages)
 
     def state(self) -> RedisState:
         """Wait for the servers, and return the states of the servers that answered within TIMEOUT of the start."""
@@ -79,13 +79,13 @@ class RedisReading:
         # Expect one server until the message with the number of servers arrives.
         expected, failed, error, seconds = 1, 0, "", 0.0
         while len(servers) + failed < expected:
-            remaining = self._start + conf.TIMEOUT - time.monotonic()
+            remaining = self._started_at + conf.TIMEOUT - time.monotonic()
             try:
                 message, sent_at = self._messages.get(timeout=max(remaining, 0.0))
             except Empty:
-                error, seconds = error or f"no answer within {conf.TIMEOUT:g} s", time.monotonic() - self._start
+                error, seconds = error or f"no answer within {conf.TIMEOUT:g} s", time.monotonic() - self._started_at
                 break
-            seconds = sent_at - self._start
+            seconds = sent_at - self._started_at
             if isinstance(message, int):
                 expected = message
             elif isinstance(message, ServerState):
@@ -100,7 +100,7 @@ def read_redis() -> RedisState:
     return RedisReading().state()
 
 
-def _start(target: Any, *arguments: Any) -> None:
+def _start_thread(target: Any, *arguments: Any) -> None:
     Thread(target=target, args=arguments, daemon=True, name="ratelimits-status").start()
 
 
@@ -114,7 +114,7 @@ def _ask_all(messages: SimpleQueue[_Message]) -> None:
         return
     _put(messages, len(clients))
     for client, shards in clients[1:]:
-        _start(_ask, client, server.keyspace, shards, messages)
+        _start_thread(_ask, client, server.keyspace, shards, messages)
     # This thread asks the first server.
     client, shards = clients[0]
     _ask(client, server.keyspace, shards, messages)
