@@ -191,8 +191,8 @@ def shard_of_usage(keyspace: Keyspace, usage: Usage) -> int:
 def bin_and_period(usage: Usage, now: int) -> tuple[int, int, int]:
     """Return the start of the bin and the start of the billing period that contain `now`, and an end.
 
-    The end is the end of the bin or of the billing period, whichever comes first. `now` and the end are in µs, the two
-    starts are in seconds, all since 1970 UTC.
+    The end is the earlier of two moments: the end of the bin and the end of the billing period. `now` and the end are
+    in µs, the two starts are in seconds, all since 1970 UTC.
     """
     bin_start = now // _BIN * _BIN
     periods = usage.periods

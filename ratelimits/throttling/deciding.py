@@ -24,7 +24,7 @@ logger = bounded(__name__)
 
 
 def check_limits(limits: Sequence[Limit], now: int | None = None) -> Answer:
-    """Decide one request. If all limits admit it, charge it under all of them. Otherwise charge it under none.
+    """Decide one request. If an enforced limit refuses it, charge no limit. Otherwise charge each limit that admits it.
 
     `now` is the moment of the decision in µs since 1970 UTC. If it is None, the server's time is used. If Redis cannot
     be asked, the setting FAILURE_POLICY decides.

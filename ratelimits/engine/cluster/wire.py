@@ -89,15 +89,16 @@ class ClusterWire(Wire):
             pool_of_node.connection_kwargs.pop(name, None)
         #: A pool whose class and arguments are used for the pools of all nodes.
         self._example_pool = pool_of_node
-        #: The project's function that replaces the address of a node by another one; None if the project has none.
+        #: The project's function that replaces the address of a node by another address; None if there is none.
         self._remap = manager.address_remap
         self._timeout = timeout
         self._nodes: dict[Address, _Node] = {}
         self._owners: Table | None = None
         self._members: list[Address] = []
-        #: The node that failed last. It is asked for the slots only after all others.
+        #: The node that failed last. It is asked for the slots only after all other nodes.
         self._last_failed: Address | None = None
-        #: The configured client. It can send a command twice, so sealing, draining and publishing use `servers`.
+        #: The configured client. It can send a command twice. So sealing, draining and publishing use the clients that
+        #: `servers` yields.
         self.client = cast("Any", source)
 
     def _node(self, address: Address) -> _Node:

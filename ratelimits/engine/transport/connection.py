@@ -100,7 +100,7 @@ _READ_BYTES = 4096
 
 
 class RawReplyParser(DefaultParser):  # type: ignore[misc, valid-type]
-    """The parser of redis-py, with access to the socket and the reader. A call uses both directly to save time."""
+    """The parser of redis-py. To save time, a call uses the socket and the reader of this parser directly."""
 
     def on_connect(self, connection: Any, **kwargs: Any) -> None:
         super().on_connect(connection, **kwargs)

@@ -72,8 +72,8 @@ class Wire:
         self._pool = no_retry_pool(pool, timeout)
         self._blocking = blocking_pool(self._pool)
         self._blocking_client = redis.Redis(connection_pool=self._blocking)
-        #: The idle connections. If they are None, the cache has a special pool, such as Sentinel's, which must be asked
-        #: for each connection.
+        #: The idle connections; None if the cache has a special pool, such as the pool of Sentinel. A special pool must
+        #: be asked for each connection.
         self._idle = IdleConnections(self._pool) if type(pool) in (ConnectionPool, BlockingConnectionPool) else None
         #: For each connection of a special pool, the run of its server.
         self._runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()

@@ -184,7 +184,7 @@ local function log_functions()
 
   -- Removes at most 32 blocks before the block `first`, and the nodes that have no block any more. Does not subtract
   -- the removed permits from the sums in other nodes. They have ended, so `in_tree` and `ended_in_tree` both contain
-  -- them, and the difference of these two is right. When a node of level 2 is removed, both are lowered by its sum.
+  -- them, and the difference of these two is right. When a node of level 2 is removed, its sum is subtracted from both.
   local function remove_blocks(l, first)
     local fields, from = {}, l.first_block
     l.first_block = math.max(from, math.min(first, from + SPREAD / 2))
@@ -235,7 +235,7 @@ local function log_functions()
       end
       size = 64
     end
-    -- The tree is older than the list. So if an item of the list has ended, all of the tree has ended.
+    -- The tree is older than the list. So if an item of the list has ended, all charges of the tree have ended.
     l.ended_in_tree, l.first_live_block = l.in_tree, l.next_block
     if l.ended_items == 0 and l.in_tree > 0 then
       l.ended_in_tree, l.first_live_block = by_time(l, l.cutoff)

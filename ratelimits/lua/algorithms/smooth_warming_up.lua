@@ -1,5 +1,5 @@
 -- smooth_warming_up (code 10): the algorithm of Guava's SmoothWarmingUp. It has all functions of smooth.lua, except
--- those with the same names as functions of this file. After a time without requests the rate is low, and it rises to
+-- the functions whose names also stand in this file. After a time without requests the rate is low, and it rises to
 -- the normal rate.
 -- At the normal rate the interval between permits is q + r/n µs, the *stable interval*. While the store is full, the
 -- interval is the stable interval * cold factor. It becomes shorter as permits are taken from the store. When the
@@ -51,6 +51,7 @@ local function time_above(taken, taken_part, above, above_part, n, W, cold)
   local unit = times(times(big(4 * W), big(1e12)), big(n))
   local top = times(taken_big, plus(unit, times(both_big, times(big(cold - 1e6), big(cold + 1e6)))))
   local bottom = times(unit, big(n))
+  -- The exact time is top/bottom. Correct the guess until guess <= top/bottom < guess + 1.
   for _ = 1, 100 do
     if guess > 0 and not at_most(times(big(guess), bottom), top) then
       guess = guess - 1
@@ -79,8 +80,8 @@ local function time_from_store(whole, part, S, g, base, W, cold)
     taken, taken_part = taken - high, taken_part - high_part
     if taken_part < 0 then taken = taken - 1 end
   end
-  -- A permit from below the threshold takes the stable interval, and so does a permit that was not in the store. As in
-  -- Guava, the times of both are rounded down before they are added.
+  -- Permits from below the threshold and permits that were not in the store take the stable interval. As in Guava, the
+  -- times of these two groups are rounded down before they are added.
   return time + taken
 end
 
