@@ -198,8 +198,8 @@ class LineAdmin(InspectedAdmin, AccountSearch, ReadOnlyAdmin):
     ) -> tuple[QuerySet[Any], bool]:
         """Search for the lines of an account, of one key of an account, or of a key that was used lately.
 
-        The condition of the query lists the billing periods of the usage, because the index of the table
-        starts with the billing period.
+        The condition of the query lists the billing periods of the usage, because the index of the table starts with
+        the billing period.
         """
         if not search_term:
             return queryset, False
