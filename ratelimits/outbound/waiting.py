@@ -172,7 +172,7 @@ def seconds_needed(turn: Turn, timeout: float | None) -> float | None:
 
     A limit that lets calls wait refuses a call that would have to wait longer than `timeout` seconds. After
     `retry_after` seconds, this wait would only be `timeout` seconds. So the permits could be granted after the sum of
-    both. But if the limit refuses because its queue is full, return `retry_after`.
+    both. If the limit refuses because its queue is full, return `retry_after`, after which the queue has room.
     """
     algorithm = turn.algorithm
     if turn.retry_after is None or timeout is None or algorithm is None or not algorithm.may_wait:

@@ -65,7 +65,7 @@ class Prefetch:
     until     the moment before which permits can be spent, in seconds of the clock
     counted   the number of later requests that Redis has counted
     recorded  whether Redis has, or perhaps has, a record of the prefetch (see engine/spent.py)
-    returned  whether no permits must be given back to Redis: all were spent, given back or lost
+    returned  whether nothing is left to give back to Redis: all permits were spent, given back or lost
     receipt   the receipt of all permits. Its usage is the usage of one request
     counted_at  when Redis counted the first request, in µs since 1970 UTC
     """
@@ -243,7 +243,8 @@ class PrefetchedPermits:
         call = self.call
         if size == 1:
             return call
-        # First the costs of one request, which are counted as usage. Then the costs of the limits.
+        # First the costs of one request, which are counted as usage. Then the costs of all requests, which the limits
+        # charge.
         terms = tuple(replace(term, slot=len(call.costs) + term.slot) for term in call.program.terms)
         costs = (*call.costs, *(size * cost for cost in call.costs))
         # If this call is refused, the request is decided again, by a call for one request. That decision is counted.

@@ -48,7 +48,7 @@ class _Count(NamedTuple):
 
 
 def restore(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapshot) -> None:
-    """If Redis has perhaps lost counts of this call's limits, raise these counts to the usage in the ledger.
+    """Raise the counts of this call's lasting limits to the usage in the ledger. Higher counts do not change.
 
     Raise RulesUnavailable if the ledger cannot be read, and NotSent or Unavailable if Redis cannot be asked.
     """
