@@ -158,8 +158,8 @@ class Totals:
 def billed_prices_and_units(reports: Sequence[Report], start: int) -> tuple[RecordedPrices, Counter[str]]:
     """Return the prices of a billing period, and its billed overage units by meter.
 
-    Both are empty if no report has billed the period.
-    `start` is the start of the period (µs since 1970 UTC). `reports` are the reports that share a price, oldest first.
+    Both are empty if no report has billed the period. `start` is the start of the period (µs since 1970 UTC). `reports`
+    are the reports that share a price, oldest first.
     """
     period = str(start // SECOND)
     record: RecordedPrices = _newest(reports, "prices", period) or {}

@@ -104,6 +104,7 @@ def billing_periods(
             open_.append(BillingPeriod(free_start, free_end, frozenset({start})))
             continue
         members = previous.members | {start}
+        # If a reported period starts before the end of the last used member, the billing period ends there.
         _, joined_end = _free_span(closed.values(), previous.start, _last_end(members, used, last_used(members)))
         if joined_end - previous.start < SHORTEST:
             # A billing period must not be shorter than SHORTEST. So end it with the member that ends last.

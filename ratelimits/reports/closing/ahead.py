@@ -1,4 +1,4 @@
-"""Read the data of many accounts in one query, before they are needed: one query for each account would be slow."""
+"""Read the data of many accounts ahead, in one query, because one query for each account would be slow."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class GroupsAhead:
         self._unread = sorted(periods)
         #: How many accounts to read at once. If their groups do not fit in memory, later reads take fewer accounts.
         self._max_accounts = len(self._unread)
-        self._values: dict[tuple[str, int], list[Group]] = {}
+        #: The groups in memory, by account and period.
+        self._groups: dict[tuple[str, int], list[Group]] = {}
 
     def of(self, account: str, period: int) -> list[Group] | None:
         """Return the groups of an account in the period that starts at `period` (s since 1970 UTC).
@@ -49,12 +50,12 @@ class GroupsAhead:
         if account in self._unread:
             self._unread = self._unread[self._unread.index(account) :]
             self._read()
-        return self._values.get((account, period))
+        return self._groups.get((account, period))
 
     def _read(self) -> None:
         """Read the groups of the next accounts. If only one account would be read, leave it to the caller."""
         names, starts = self._next()
-        self._values, groups = {}, []
+        self._groups, groups = {}, []
         if len(names) > 1:
             conditions = (Q(period=start, account__in=accounts) for start, accounts in sorted(starts.items()))
             condition = reduce(or_, conditions)
@@ -66,9 +67,9 @@ class GroupsAhead:
                 names = [name for name in names if name < last]
                 groups = [group for group in groups if group["account"] < last]
                 self._max_accounts = max(len(names), 1)
-            self._values = {(name, period): [] for name in names for period in self._periods[name]}
+            self._groups = {(name, period): [] for name in names for period in self._periods[name]}
         for group in groups:
-            self._values[group["account"], group["period"]].append(group)
+            self._groups[group["account"], group["period"]].append(group)
         # If `names` is empty, the groups of the first account are too many. It is left to the caller.
         self._unread = self._unread[max(len(names), 1) :]
 

@@ -75,6 +75,7 @@ def finalise_each(
     now = time_ns() // 1000 if now is None else now
     usage = PeriodUsage.objects.using(using)
     due = usage.filter(ended(now), covered=None)
+    # `covered` is the position up to which reports contain the usage. `position` is the position of its newest batch.
     late = usage.filter(position__gt=F("covered"))
     adjusted = unreported(using)
     names = {name for rows in (due, late, adjusted) for name in rows.order_by().values_list("account", flat=True)}
@@ -148,9 +149,10 @@ def close_together(
 ) -> list[Report]:
     """Close all periods of these accounts that can be closed, in one transaction. If one account fails, close none.
 
-    `with_new_gaps` has, for each account, the starts of closed periods for which a gap was declared after the closing.
-    `only` has the starts (µs since 1970 UTC) of open periods, by account. If it is given, close only these periods.
-    `check` is called with the written reports before the commit. If `check` raises an error, nothing is written.
+    `with_new_gaps` has, for each account, the starts of closed periods for which a gap was declared or changed after
+    the closing. `only` has the starts (µs since 1970 UTC) of open periods, by account. If it is given, close only these
+    periods. `check` is called with the written reports before the commit. If `check` raises an error, nothing is
+    written.
     """
     # Read the shards before the transaction: SQLite can refuse the writes of a transaction whose first statement was a
     # read.

@@ -44,6 +44,7 @@ class ClosingData:
         # The column "gaps" is deferred, because its texts can be long and are rarely needed.
         self._reports = _by_account(Report.objects.using(using).filter(**filters).defer("gaps").order_by("pk"))
         self._adjustments = _by_account(unreported(using, **filters))
+        # The data of a `cache` or a `SpanCache` are read only when they are needed.
         self._names = cache(self._read_names)
         self._terms = AccountTerms(using, accounts)
         self._included = cache(IncludedBook(self._terms).of)
@@ -52,9 +53,11 @@ class ClosingData:
         #: The key is the start and the end of a billing period. The value has the comparisons of each account.
         self._compared: dict[tuple[int, int], dict[str, list[cross_check.Comparison]]] = defaultdict(dict)
         self._groups_ahead = cache(lambda chain: GroupsAhead(using, self._unreported(), dict(chain)))
+        #: Returns the digest of the last tallied batch of each shard.
         self._digests = cache(
             lambda: signing.digests_at(((shard, row.tallied) for shard, row in states.items()), using)
         )
+        #: Returns one digest for several chains.
         self._heads = cache(lambda chain: signing.joined_head(dict(chain), self._digests(), using))
 
     def usage(self, account: str) -> list[PeriodUsage]:

@@ -97,9 +97,9 @@ def open_periods(
 
 
 def running_count(account: str | None = None) -> int:
-    """Return how many periods have usage but no report. Call it only if none of these periods is over.
+    """Return how many periods have usage but no report. If none of these periods is over, all of them are running.
 
-    The periods are only counted, not read, because there can be one for each account.
+    The periods are only counted, not read, because each account can have such a period.
     """
     filters: dict[str, Any] = {} if account is None else {"account": account}
     usage = PeriodUsage.objects.using(conf.DATABASE).filter(covered=None, **filters).order_by()

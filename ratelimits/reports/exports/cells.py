@@ -55,10 +55,11 @@ def _escaped(value: str) -> str:
 
 def _fitting(value: str) -> str:
     """Return the text. If it does not fit in a cell, return its beginning, with a note that it was cut."""
-    units = value.encode("utf-16-le", "surrogatepass")
-    if len(units) <= 2 * MAX_CELL:
+    # Each code unit of UTF-16 has two bytes.
+    as_bytes = value.encode("utf-16-le", "surrogatepass")
+    if len(as_bytes) <= 2 * MAX_CELL:
         return value
-    return units[: 2 * (MAX_CELL - len(_CUT))].decode("utf-16-le", "ignore") + _CUT
+    return as_bytes[: 2 * (MAX_CELL - len(_CUT))].decode("utf-16-le", "ignore") + _CUT
 
 
 def number(value: int) -> str:
