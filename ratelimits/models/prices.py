@@ -21,7 +21,7 @@ _NOT_NEGATIVE = [MinValueValidator(ZERO, _("A price cannot be below 0. To give u
 
 
 class PlanPrice(Versioned):
-    """The price of a meter's units beyond the quantity that a plan includes, in each billing period."""
+    """The price of a meter's overage under a plan, with the flat fee and the minimum of each billing period."""
 
     class Pricing(models.TextChoices):
         PER_UNIT = PER_UNIT, _("per unit: every unit has the same price")

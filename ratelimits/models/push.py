@@ -22,7 +22,8 @@ class PushReceiver(models.Model):
         null=True,
         blank=True,
         help_text=_(
-            "Nothing is sent before this time, because the billing system was unreachable or busy, or refused KEY."
+            "Nothing is sent before this time, because the billing system was unreachable or busy, or refused the"
+            " KEY of the settings."
         ),
     )
     failures = models.PositiveIntegerField(_("failures"), default=0, help_text=_("Failures since the last success."))
@@ -78,7 +79,7 @@ class PushDelivery(models.Model):
         ACCEPTED = "accepted", _("accepted")
         REFUSED = "refused", _("refused")
         UNSURE = "unsure", _("answer lost")
-        EXPIRED = "expired", _("too old to be taken")
+        EXPIRED = "expired", _("too old for the billing system")
         SKIPPED = "skipped", _("no customer")
         ELSEWHERE = "elsewhere", _("billed elsewhere")
 
@@ -100,10 +101,14 @@ class PushDelivery(models.Model):
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
     together = models.PositiveIntegerField(
         _("events per request"),
-        help_text=_("Maximum number of events in one request; it is reduced after a request that failed as a whole."),
+        help_text=_(
+            "Maximum number of events in the request that sends this event. The number is reduced after a request whose"
+            " events all failed together."
+        ),
     )
     due_at = models.DateTimeField(_("due at"))
-    #: The token of the process that has claimed the event to send it (see `push/send.py`); empty if no process has.
+    #: The token of the process that has claimed the event, to send it (see `push/send.py`). Empty if no process has
+    #: claimed it.
     claim = models.UUIDField(_("claim"), null=True, blank=True, editable=False)
     unsure_since = models.DateTimeField(
         _("answer lost since"),

@@ -25,9 +25,9 @@ def _day(microseconds: int) -> str:
 class PeriodUsage(models.Model):
     """The usage of an account under one rule in one billing period, added up from ledger lines of one shard.
 
-    `usage/tally.py` adds the lines, batch by batch. `position` is the position of the newest batch with such lines, and
-    `covered` is the position up to which reports contain the usage. A position is a batch's place in the shard's chain.
-    `covered` is empty while the period has no final report.
+    `usage/tally.py` adds the lines, batch by batch. `position` is the position of the newest batch that was added here.
+    `covered` is the position up to which reports contain the usage. `covered` is empty while the period has no final
+    report.
     """
 
     account = models.CharField(_("account"), max_length=255, blank=True)

@@ -99,14 +99,14 @@ class Rule(Coverage, Refusal, Start, Versioned):
         _("initial"),
         max_length=20,
         blank=True,
-        help_text=_("The tokens at the start: “full”, “empty” or a number. A blank field means “full”."),
+        help_text=_("The permits at the start: “full”, “empty” or a number. A blank field means “full”."),
     )
     window_start = models.CharField(
         _("window start"),
         max_length=10,
         blank=True,
-        choices=[("epoch", _("at the clock's full periods")), ("first_hit", _("at the first request"))],
-        help_text=_("Leave it empty for the clock's full periods."),
+        choices=[("epoch", _("at fixed times of the clock")), ("first_hit", _("at the first request"))],
+        help_text=_("Leave it empty for fixed times: the first window began at 1970-01-01 UTC."),
     )
     calendar_unit = models.CharField(
         _("calendar unit"), max_length=10, blank=True, choices=[(unit, _(unit)) for unit in UNITS]
@@ -190,8 +190,8 @@ class Rule(Coverage, Refusal, Start, Versioned):
             "Maximum number of requests whose permits a process takes in advance in one call. The process"
             " then spends these permits without asking Redis. These requests are counted as usage at most a"
             " second later. If the process is killed, some of these requests are not counted, always fewer"
-            " than the number in this field. The report then says so. Leave it empty to let Redis decide and count"
-            " every request."
+            " than the number in this field. The report then shows a gap. Leave it empty to let Redis decide and"
+            " count every request."
         ),
     )
 
@@ -322,7 +322,7 @@ class Rule(Coverage, Refusal, Start, Versioned):
         return sentences.sentence(self.to_algorithm(), unit, self, self.scope, excepted, self.max_wait)
 
     def tombstone(self, edit: Edit) -> Tombstone:
-        """Return the row that records the deletion of this rule."""
+        """Return the tombstone that records the deletion of this row, or the change of its name or plan."""
         tombstone = super().tombstone(edit)
         tombstone.rule, tombstone.plan = self.name, self.plan_id
         return tombstone

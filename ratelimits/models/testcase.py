@@ -41,7 +41,7 @@ class _Test:
     def blocks(self) -> list[Any]:
         """Return the connection's open atomic blocks, or an empty list after the end of the test."""
         blocks: list[Any] = self.connection.atomic_blocks
-        return blocks if _innermost(blocks) is self.block else []
+        return blocks if _innermost_test_block(blocks) is self.block else []
 
 
 class Tests:
@@ -137,7 +137,7 @@ class Tests:
         """Return the test whose transaction is open, or None. A transaction of this thread is preferred."""
         others = [connection for connection in self._connections if connection.alias == using]
         for connection in (connections[using], *others):
-            block = _innermost(connection.atomic_blocks)
+            block = _innermost_test_block(connection.atomic_blocks)
             if block is not None:
                 return _Test(connection, block)
         return None
@@ -157,9 +157,9 @@ class Tests:
                 self._connections.add(connection)
 
 
-def _innermost(blocks: list[Any]) -> Any:
+def _innermost_test_block(blocks: list[Any]) -> Any:
     return next((block for block in reversed(blocks) if block._from_testcase), None)
 
 
-tests = Tests()
-connection_created.connect(tests._connected, dispatch_uid="ratelimits.models.testcase")
+django_tests = Tests()
+connection_created.connect(django_tests._connected, dispatch_uid="ratelimits.models.testcase")

@@ -3,7 +3,8 @@
 Every write, also a bulk write, has these steps in one transaction:
 
 1. Raise the version (see `versions.editing`).
-2. Store the new version in the rows that are written. For each deleted row, add a tombstone.
+2. Store the new version in the rows that are written. Add a tombstone for each row that is deleted, or whose
+   `tombstone_fields` change.
 3. Add the written rows to the history.
 """
 
@@ -157,7 +158,7 @@ class Versioned(models.Model):
         return {}
 
     def tombstone(self, edit: Edit) -> Tombstone:
-        """Return the tombstone that an edit adds when this row is deleted or its subject changes."""
+        """Return the tombstone that an edit adds when this row is deleted or one of its `tombstone_fields` changes."""
         return Tombstone(kind=str(self._meta.model_name), row=self.pk, version=edit.version, since=edit.since)
 
     @classmethod
@@ -174,7 +175,7 @@ class Versioned(models.Model):
 
 
 def write_tombstones(before: Iterable[M], after: Iterable[M], edit: Edit) -> None:
-    """Write a tombstone for each row whose subject an edit changes."""
+    """Write a tombstone for each row whose `tombstone_fields` an edit changes."""
     new = {row.pk: row for row in after}
     tombstones = [
         row.tombstone(edit)
@@ -187,7 +188,7 @@ def write_tombstones(before: Iterable[M], after: Iterable[M], edit: Edit) -> Non
 
 @receiver(pre_delete, dispatch_uid="ratelimits.write_tombstone")
 def _write_tombstone_of_deleted(sender: type[models.Model], instance: models.Model, using: str, **kwargs: Any) -> None:
-    """Write a tombstone for every deleted row, cascades included."""
+    """Write a tombstone for every deleted row, also for a row that a cascade deletes."""
     if isinstance(instance, Versioned):
         with editing(using) as edit:
             stored = type(instance)._base_manager.using(using).filter(pk=instance.pk).first() or instance

@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 from ratelimits.conf import conf
 from ratelimits.embedded import ServerStartError
 from ratelimits.engine.publish import publish_version
-from ratelimits.models.testcase import tests
+from ratelimits.models.testcase import django_tests
 from ratelimits.signals import rules_changed
 
 logger = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ def _advance(using: str) -> Edit:
         ConfigVersion.raise_to(using, 0)
         rows.filter(pk=_ROW).update(version=F("version") + 1)
     publish_on_commit(using)
-    tests.note_edit(using)
+    django_tests.note_edit(using)
     return Edit(using, ConfigVersion.read(using)[0], time.time_ns() // 1000)
 
 

@@ -28,7 +28,7 @@ from ratelimits.background import Background
 from ratelimits.conf import conf
 from ratelimits.engine.call import new_nonce
 from ratelimits.engine.keys import BIN_SECONDS, ledger_name
-from ratelimits.models.testcase import tests
+from ratelimits.models.testcase import django_tests
 
 Kind = Literal["admitted", "unanswered", "unmetered", "unreported", "blocked", "exempt"]
 Totals = dict["TotalKey", tuple[int, int]]
@@ -251,7 +251,7 @@ def _rename() -> None:
 
 def _start() -> None:
     # Do not start the thread in tests. It would write to a database that a test empties, or to the project's database.
-    if _write is not None and conf.PROCESS_TOTALS_INTERVAL > 0 and not tests.possible:
+    if _write is not None and conf.PROCESS_TOTALS_INTERVAL > 0 and not django_tests.possible:
         _background.start()
 
 

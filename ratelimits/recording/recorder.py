@@ -20,7 +20,7 @@ from zlib import crc32
 
 from ratelimits.background import Background
 from ratelimits.conf import conf
-from ratelimits.models.testcase import tests
+from ratelimits.models.testcase import django_tests
 from ratelimits.recording import trace
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def clear() -> None:
 def _start() -> None:
     # Do not start the thread in tests. The thread would write to a database that a test empties, or to the project's
     # real database.
-    if not tests.possible:
+    if not django_tests.possible:
         _background.start()
 
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 from ratelimits.conf import conf
 from ratelimits.engine.publish import publications
 from ratelimits.logs import bounded
-from ratelimits.models.testcase import tests
+from ratelimits.models.testcase import django_tests
 from ratelimits.models.versions import ConfigVersion
 from ratelimits.rules import groups, keyed, ledger, rows
 from ratelimits.rules.query_thread import QueryThread, RulesUnavailable
@@ -79,7 +79,7 @@ class Loader:
 
         Later calls make no query. Every RELOAD_INTERVAL the rules are read again in the background.
         """
-        if tests.possible:
+        if django_tests.possible:
             self._follow_test()
         # Do not call `_now` here: this line runs at every decision, and a call would make it slower.
         current, now = self._current, time.time_ns() // 1000 if self._clock is _now else self._clock()
@@ -92,7 +92,7 @@ class Loader:
 
     async def acurrent(self) -> Snapshot:
         """Do the same as `current`, in async code."""
-        if tests.possible:
+        if django_tests.possible:
             self._follow_test()
         if self._current is None:
             return await self._thread.wait_async(self._submit(self._load, 0))
@@ -109,13 +109,13 @@ class Loader:
         call found that only Redis has `minimum_version`. Raise RulesUnavailable if the database cannot be asked. Then
         the current rules stay in force.
         """
-        if tests.possible:
+        if django_tests.possible:
             self._follow_test()
         return self._thread.wait(self._submit(self._load, minimum_version))
 
     async def areload(self, minimum_version: int | None = None) -> Snapshot:
         """Do the same as `reload`, in async code."""
-        if tests.possible:
+        if django_tests.possible:
             self._follow_test()
         return await self._thread.wait_async(self._submit(self._load, minimum_version))
 
@@ -146,7 +146,7 @@ class Loader:
     def _follow_test(self) -> None:
         """In a test, forget rules that were read in another test or before an edit."""
         edited = self._override is not None and publications() != self._publications
-        if tests.take_change(conf.DATABASE) or edited:
+        if django_tests.take_change(conf.DATABASE) or edited:
             self.forget()
             self._publications = publications()
 
@@ -292,7 +292,7 @@ class Loader:
         """
         with self._lock:
             redis_is_newer = rows_read.version < self._newer_in_redis
-            versioned = not redis_is_newer and not tests.running and self._override is None
+            versioned = not redis_is_newer and not django_tests.running and self._override is None
             self._refresh_at = self._clock() + (_PAUSE if redis_is_newer else self._interval())
             if self._current is None or self._current.rows is not rows_read or self._current.versioned != versioned:
                 self._current = self._snapshot_of(rows_read, versioned=versioned)

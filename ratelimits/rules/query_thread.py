@@ -14,7 +14,7 @@ from django.db import connections
 
 from ratelimits.conf import conf
 from ratelimits.logs import bounded
-from ratelimits.models.testcase import tests
+from ratelimits.models.testcase import django_tests
 
 logger = bounded(__name__)
 
@@ -110,7 +110,7 @@ class QueryThread:
         """Connect this thread to a database, time each of its queries, and close the connection at the end."""
         borrowed = False  # Whether a test has lent its own connection, which must stay open.
         try:
-            with tests.connection(alias) if alias == conf.DATABASE else nullcontext(False) as borrowed:
+            with django_tests.connection(alias) if alias == conf.DATABASE else nullcontext(False) as borrowed:
                 connection = connections[alias]
                 self._timed(connection.ensure_connection)
                 with connection.execute_wrapper(self._timed):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ratelimits import rules
 from ratelimits.conf import conf
 from ratelimits.engine.server import isolate, test_suffix
-from ratelimits.models.testcase import tests
+from ratelimits.models.testcase import django_tests
 from ratelimits.quota import from_memory
 from ratelimits.testing.server import start_server_if_needed
 
@@ -15,16 +15,16 @@ from ratelimits.testing.server import start_server_if_needed
 def enter() -> Callable[[], None]:
     """Use a new namespace from now on. Return a function that changes back to the former namespace."""
     start_server_if_needed()
-    # `tests` notices at the first connection to a database that this process runs tests. The tools also work without a
-    # connection, so tell `tests` here.
-    tests.possible = True
-    tests.follow(conf.DATABASE)
-    previous, current = test_suffix(), tests.new_suffix()
+    # `django_tests` notices at the first connection to a database that this process runs tests. The tools also work
+    # without a connection, so tell `django_tests` here.
+    django_tests.possible = True
+    django_tests.follow(conf.DATABASE)
+    previous, current = test_suffix(), django_tests.new_suffix()
     isolate(current, delete=False)  # Keep the Redis keys of the former namespace: `leave` uses it again.
     _forget()
 
     def leave() -> None:
-        tests.follow(conf.DATABASE)
+        django_tests.follow(conf.DATABASE)
         # If another test has begun meanwhile, that test uses its own namespace. Keep the namespace of that test.
         if test_suffix() == current:
             isolate(previous)

@@ -171,7 +171,7 @@ def test_one_rule_bills_for_a_kind_of_key_and_a_meter() -> None:
 )
 def test_only_windows_that_lie_where_the_clock_says_may_be_prefetched(algorithm: str, fields: dict[str, Any]) -> None:
     row = unsaved(algorithm=algorithm, prefetch=10, **fields)
-    assert "choose a fixed window at the clock's full periods or a calendar window" in errors(row)["prefetch"]
+    assert "choose a fixed window at fixed times of the clock or a calendar window" in errors(row)["prefetch"]
     with pytest.raises(IntegrityError, match="ratelimits_rule_prefetch"), transaction.atomic():
         row.save()
 

@@ -37,7 +37,7 @@ MODELS: tuple[type[Versioned], ...] = (
 class HistoryDifference(NamedTuple):
     """Rows of a model that differ from the history."""
 
-    #: Each row that exists, with its newest history record (None if there is no record).
+    #: The rows that still exist, each with its newest history record (None if there is no record).
     rows: list[tuple[Versioned, Any]]
     #: The newest history record of each row that was deleted without a record of the deletion.
     deleted: list[Any]
@@ -58,6 +58,7 @@ def difference_from_history(model: type[Versioned], using: str) -> HistoryDiffer
         equals_row &= equal_value
     rows = model._base_manager.using(using).annotate(newest=Subquery(newest))
     equal_records = records.filter(equals_row).exclude(history_type="-")
+    # A row with version 0 was written without the app's models.
     rows = rows.filter(Q(version=0) | ~Exists(equal_records)).order_by("pk")
     newest_records = records.in_bulk({row.newest for row in rows} - {None}, field_name="history_id") if rows else {}
     newest_of_id = records.filter(id=OuterRef("id")).order_by("-version", "-history_id").values("history_id")[:1]
@@ -125,7 +126,7 @@ def adopt_after_migrate(using: str, apps: Apps | None = None, plan: Collection[A
 
     Do nothing after a flush, or if the migrated tables do not have the columns of the present models.
     """
-    if using != conf.DATABASE or not plan or apps is None:
+    if using != conf.DATABASE or not plan or apps is None:  # After a flush, `plan` is empty.
         return
     if not all(_has_present_columns(model, apps) for model in MODELS):
         return

@@ -48,7 +48,10 @@ def _record_after_save(sender: type[models.Model], instance: models.Model, using
         former = instance.__dict__.pop("_former", None)
         if former is None or _differ(former, instance):
             _record_edit(instance, former, using)
-    elif issubclass(getattr(sender, "instance_type", object), Versioned):
+        return
+    # A class of history records names the model of its rows in `instance_type`. Other classes have no `instance_type`.
+    model_of_history = getattr(sender, "instance_type", object)
+    if issubclass(model_of_history, Versioned):
         _keep_loaded_record(instance, using)
 
 
@@ -87,7 +90,8 @@ def _stamp(row: Versioned, edit: Edit) -> None:
 def _keep_loaded_record(loaded: Any, using: str) -> None:
     """Keep a history record that the fixture contains. Delete the record that `_record_edit` added for the same row.
 
-    If the row is not newer than the loaded record, and has another version or `since`, give the row a new version.
+    If the row is not newer than the loaded record, but its version or `since` differs from the record's, give the row a
+    new version.
     """
     model, history = loaded.instance_type, type(loaded)._base_manager.using(using)
     version = _added_versions.get(connections[using], {}).get((model, loaded.id))

@@ -37,10 +37,13 @@ class Coverage(models.Model):
         validators=[
             RegexValidator(
                 rf"\A(?:{SCOPE.pattern})\Z",
-                _("Write * for every request, a throttle_scope such as search, or one with methods: search:POST,PUT."),
+                _(
+                    "Write * for every request, a throttle_scope such as search, or a scope and methods:"
+                    " search:POST,PUT."
+                ),
             )
         ],
-        help_text=_("* for every request, a throttle_scope such as search, or one with methods: search:POST."),
+        help_text=_("* for every request, a throttle_scope such as search, or a scope and methods: search:POST."),
     )
     except_scopes = models.CharField(
         _("except in scopes"),
@@ -69,12 +72,15 @@ class Coverage(models.Model):
     ipv4_prefix = _prefix_field(
         _("IPv4 prefix"),
         IPV4_PREFIX,
-        _("Count IPv4 addresses by network, such as 24. Leave it empty to count each address (32)."),
+        _(
+            "Length of the prefix by which IPv4 addresses are counted, such as 24. Leave it empty to count each"
+            " address."
+        ),
     )
     ipv6_prefix = _prefix_field(
         _("IPv6 prefix"),
         IPV6_PREFIX,
-        _("Count IPv6 addresses by a larger network, such as 56. Leave it empty for 64, one subscriber's network."),
+        _("Length of the prefix by which IPv6 addresses are counted, such as 56. Leave it empty for 64."),
     )
 
     class Meta:

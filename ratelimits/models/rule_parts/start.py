@@ -59,7 +59,10 @@ class Start(models.Model):
         return self._ledger_problem() if self.start_from_ledger else ""
 
     def lasting_problem(self) -> Any:
-        """Return the reason why the ledger cannot restore the rule; "" if it can, or if `lasting` is not true."""
+        """Return the reason why the ledger cannot restore the rule's counts.
+
+        Return "" if the ledger can restore them, or if `lasting` is not true.
+        """
         return self._ledger_problem() if self.lasting else ""
 
     def restored(self) -> Lasting:

@@ -1,4 +1,4 @@
-"""Totals of ledger lines in spans of time. Charts show totals by rule; lists of the largest keys show totals by key.
+"""Totals of ledger lines in spans of time. Charts show totals by rule; lists of the busiest keys show totals by key.
 
 A span is a quarter of an hour, an hour, six hours, a day in UTC, or five days. `usage/span_totals.py` adds the lines of
 new batches to the totals, and can calculate all totals again. Totals of old spans, which no page shows any more, are

@@ -1,3 +1,3 @@
-"""Check that a rule or an override is valid, alone and together with other rows. Each message belongs to a field."""
+"""Check that a rule or an override is valid, alone and together with other rows."""
 
 from __future__ import annotations

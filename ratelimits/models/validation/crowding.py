@@ -73,10 +73,10 @@ def too_many(rules: QuerySet[Rule], edited: Rule | None = None) -> Crowd | None:
 
 
 def _requests(rows: list[_Row], edited_row: _Row | None) -> Iterator[tuple[str, str, str]]:
-    """Yield one (scope, method, callers) for each kind of request that the rules can tell apart.
+    """Yield one (scope, method, callers) for each kind of request that the rules distinguish.
 
-    The method "" stands for methods that no rule names. A user can be a member of all groups, so a rule for a group is
-    taken as a rule for all authenticated callers.
+    The scope "*" and the method "" stand for all scopes and methods that no rule names. A user can be a member of all
+    groups, so a rule for a group is taken as a rule for all authenticated callers.
     """
     scopes = {row.scope for row in rows} | {"*"}
     if edited_row is not None and edited_row.scope != "*":
@@ -119,7 +119,7 @@ def _largest(rows: list[_Row], scope: str, method: str, callers: str, edited_row
         names.add(row.name)
     added_by_plan = {plan: names - default_names for plan, names in names_by_plan.items()}
     if edited_row is not None and edited_row.plan:
-        # Each of these requests has the plan of the edited rule, and perhaps one more plan.
+        # Each request to which the edited rule applies has the plan of this rule, and perhaps one more plan.
         edited_plan_names = added_by_plan.get(edited_row.plan, set())
         added = max((len(edited_plan_names | names) for names in added_by_plan.values()), default=0)
     else:

@@ -1,4 +1,4 @@
-"""Validation of a rule or an override. Each message is at the field that it is about, and says what to write instead.
+"""Validation of a rule or an override. Each message says what to write instead. Most messages are errors of one field.
 
 `Rule.clean` and `KeyOverride.clean` call these functions, so the admin and rules as code use them.
 """
@@ -208,7 +208,7 @@ def _prefetch_errors(rule: Rule) -> Errors:
         return {}
     if not _may_prefetch(rule):
         message = _(
-            "Leave this empty, or choose a fixed window at the clock's full periods or a calendar window. With any"
+            "Leave this empty, or choose a fixed window at fixed times of the clock or a calendar window. With any"
             " other algorithm, permits come back while a process still has prefetched permits. Together these permits"
             " would exceed the limit."
         )
