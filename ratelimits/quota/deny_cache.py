@@ -165,6 +165,7 @@ def send(
     rules in Redis.
     """
     version = 0
+    # All counts of one command must have the same shard and the same billing periods.
     groups: dict[tuple[int, tuple[int, ...]], list[RefusalCount]] = {}
     for item in counted:
         groups.setdefault((shard_of_usage(server.keyspace, item.usage), item.usage.periods), []).append(item)

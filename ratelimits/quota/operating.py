@@ -70,7 +70,7 @@ def _account_of(key: str) -> str:
     """Return the account of a user or API key. Raise UnknownAccountError if it is not known."""
     kind, _colon, name = key.partition(":")
     if kind == "user" and conf.ACCOUNT is None:
-        return name
+        return name  # By default, each user is an account too.
     # Read the totals of days, because there are few of them for a key.
     totals = KeyTotal.objects.using(conf.DATABASE).filter(span=DAY, start__in=newest_days(time.time(), SEEN_DAYS))
     totals = totals.filter(key=ledger_name(key)).exclude(account="")

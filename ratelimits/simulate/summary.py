@@ -14,7 +14,7 @@ from ratelimits.simulate.replay import LineOutcome
 BARS = "▁▂▃▄▅▆▇█"
 #: Maximum number of slots of time in the summary.
 SLOTS = 60
-#: Lengths that a slot can have, in seconds.
+#: Lengths that a slot can have, in seconds. A slot is longer only if `SLOTS` slots of a week are not enough.
 LENGTHS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400, 604_800)
 #: How many keys the summary shows: the keys with the most requests.
 BUSIEST = 5
