@@ -70,10 +70,8 @@ class MonthlyLimits:
     def quotas(self, usage: AccountUsage, lowest_percent: int) -> Iterator[UsedQuota]:
         """Yield the quota of the account under the rule of `usage`, or one quota for each of the account's keys.
 
-        A rule that counts per account has one quota. Limits that are not enforced yield no quota.
-
-        Quotas of keys are yielded only if the whole account has used at least `lowest_percent` of the smallest limit
-        that a key has under the rule.
+        A rule that counts per account has one quota. Limits that are not enforced have none. Quotas of keys are yielded
+        only if the whole account has used at least `lowest_percent` of the smallest limit of a key under the rule.
         """
         row = self._snapshot.rows.rules.get(usage.rule)
         if row is None or row.algorithm is None or row.algorithm.month_at(usage.period.start) is None:

@@ -52,8 +52,8 @@ class RefusedError(ValueError):
     """Raised if a document cannot be loaded.
 
     problems  a sentence for each error
-    rest      the plans without errors, and the rules without errors that belong to no wrong plan; None if `parse`
-              could not read the document at all, or if `load` refused it
+    rest      the plans without errors, and the rules without errors, except the rules of a plan with errors; None if
+              `parse` could not read the document at all, or if `load` refused it
     """
 
     def __init__(self, problems: list[str], rest: Document | None = None) -> None:

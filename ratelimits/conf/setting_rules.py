@@ -172,7 +172,7 @@ RULES: dict[str, SettingRule] = {
         "1 to 40 letters of ASCII, digits, '_', '.' or '-'; braces would break the hash tags of a cluster.",
         lambda value: isinstance(value, str) and _NAMESPACE.fullmatch(value) is not None,
     ),
-    "SHARDS": SettingRule("a whole number from 1 to 16384, the slots of a cluster.", _is_whole(1, 16_384)),
+    "SHARDS": SettingRule("a whole number from 1 to 16384, the number of slots of a cluster.", _is_whole(1, 16_384)),
     "DATABASE": SettingRule(
         "the name of an alias in DATABASES.", lambda value: isinstance(value, str) and value in settings.DATABASES
     ),

@@ -70,8 +70,7 @@ def limited(
 def _with_response(operation: Callable[..., Any]) -> tuple[inspect.Signature, str]:
     """Return the operation's signature with an argument for the response, and the argument's name.
 
-    The annotation is HttpResponse. To such an argument, django-ninja passes a response whose headers the operation can
-    set.
+    The argument's annotation is HttpResponse. So django-ninja passes a response whose headers the operation can set.
     """
     # Evaluate annotations that are texts. Otherwise django-ninja would look in this module for the names in such texts.
     signature = inspect.signature(operation, eval_str=True)

@@ -57,8 +57,8 @@ class RedisState:
         return not self.silent
 
 
-#: A message of a thread, and the moment (s) of this message. The message is the number of servers, the state of one
-#: server, or an error.
+#: A message of a thread, and its moment (s, by `time.monotonic`). The message is the number of servers, the state of
+#: one server, or an error.
 _Message = tuple[int | ServerState | Exception, float]
 
 
@@ -74,7 +74,7 @@ class RedisReading:
         _start_thread(_ask_all, self._messages)
 
     def state(self) -> RedisState:
-        """Wait for the servers, and return the states of the servers that answered within TIMEOUT of the start."""
+        """Wait for the servers, and return the states of the servers that answered within TIMEOUT seconds."""
         servers: list[ServerState] = []
         # Expect one server until the message with the number of servers arrives.
         expected, failed, error, seconds = 1, 0, "", 0.0

@@ -21,7 +21,7 @@ from ratelimits.models.status.totals import DAY, HOUR, QUARTER, newest_days
 MAX_REFUSALS = 50
 #: Maximum number of rows that are read for the newest refusals of all keys.
 _MAX_READ = 2_000
-#: The columns that say which refusals a total counts. One total for each meter can have the same values here.
+#: The columns that say which refusals a total counts. Totals of several meters can have the same values in them.
 _SUBJECT = "start", "account", "key", "rule"
 
 
@@ -40,7 +40,7 @@ class RefusedRequests:
     meter: str
     #: Number of refused requests.
     denied: int
-    #: Number of requests that the rule would have refused, but admitted because it is in shadow mode.
+    #: Number of requests that the rule would have refused, but admitted because it was in shadow mode.
     shadow: int = 0
     #: The target of the block; "" for a rule.
     target: str = ""
@@ -71,7 +71,7 @@ def refused_at(account: str, key: str, moment: int, now: float) -> list[RefusedR
 
 
 def span_at(moment: int, now: float) -> int:
-    """Return the length (s) of the span that counts the refusals of a moment: a quarter of an hour or a day."""
+    """Return the length (s) of the span in which a moment's refusals are counted: a quarter of an hour or a day."""
     return QUARTER if moment >= int(now) // QUARTER * QUARTER - 24 * HOUR else DAY
 
 
