@@ -35,8 +35,8 @@ KEY_SHARDS = 64
 _ROW = 1
 #: Sent in the process whose edit raised the version above the version in Redis.
 raised_above_redis = Signal()
-#: Sent within the transaction of an edit, if the model has `tombstone_fields`. `before` and `after` have the rows
-#: before and after the edit.
+#: Sent within the transaction of an edit. `before` and `after` have the rows before and after the edit. But `save`
+#: sends this signal only for models with `tombstone_fields`.
 edited = Signal()
 
 

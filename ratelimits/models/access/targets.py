@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from django.core.exceptions import ValidationError
 from django.utils.translation import gettext_lazy as _
@@ -76,7 +76,7 @@ def _network_target(name: str) -> str:
             code="target",
             params={"wanted": network.supernet(new_prefix=NARROWEST_V6)},
         )
-    if "/" in name and str(ip_network(name, strict=False).network_address) != _address(name):
+    if "/" in name and str(network.network_address) != _address_before_slash(name):
         raise ValidationError(
             _("The address in %(name)s is not the first address of this network: write %(network)s for the network."),
             code="target",
@@ -86,5 +86,5 @@ def _network_target(name: str) -> str:
     return f"ip:{network.network_address if is_one_address else network}"
 
 
-def _address(name: str) -> str:
-    return str(ip_network(name.partition("/")[0]).network_address)
+def _address_before_slash(name: str) -> str:
+    return str(ip_address(name.partition("/")[0]))

@@ -41,8 +41,9 @@ def overlapping(row: Any, others: QuerySet[M]) -> M | None:
 def overlaps(rows: Iterable[M], now: datetime) -> Iterator[tuple[M, M]]:
     """Yield pairs of rows that are in force at the same time, now or later.
 
-    The function does for many rows in memory what `overlapping` does for one row with queries. If a row overlaps
-    several rows that start earlier, only one pair with these rows is yielded.
+    All rows must be about the same key, and overrides also about the same rule. The function does
+    for many rows in memory what `overlapping` does for one row with queries. If a row overlaps several rows that start
+    earlier, only one pair with these rows is yielded.
     """
     not_ended: list[Any] = [row for row in rows if _ends_after(row, now)]
     #: Of the rows that were looked at, the row that ends last.

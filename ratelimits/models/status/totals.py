@@ -12,9 +12,9 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.models.ledger import moment
 
-#: Lengths of spans in seconds: a quarter of an hour, an hour, a day.
+#: Lengths of spans in seconds. The totals of rules have only spans of a quarter of an hour or a day.
 QUARTER, HOUR, DAY = 900, 3_600, 86_400
-#: Longer spans, only for the totals of keys. With them, the status page reads fewer rows for 24 hours or 30 days.
+#: With these longer spans, the status page reads fewer totals of keys for 24 hours or 30 days.
 SIX_HOURS, FIVE_DAYS = 6 * HOUR, 5 * DAY
 #: The columns of a ledger line that are added up.
 SUMS = ("admitted_requests", "denied_requests", "shadow_requests")
