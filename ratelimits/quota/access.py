@@ -20,7 +20,7 @@ from ratelimits.engine.clock import clock
 from ratelimits.engine.counting import RefusalCount
 from ratelimits.identity import Identity
 from ratelimits.quota import process_totals
-from ratelimits.quota.prepared import ANONYMOUS
+from ratelimits.quota.prepared import ANONYMOUS_KEY
 from ratelimits.rules import AccessRow, RulesUnavailable, Snapshot
 from ratelimits.rules.keyed import NEVER
 
@@ -100,7 +100,7 @@ def take() -> list[RefusalCount]:
     no_rule, no_version = 0, 0
     return [
         RefusalCount(
-            _usage(account, key or ANONYMOUS, costs),
+            _usage(account, key or ANONYMOUS_KEY, costs),
             tuple(cost for _meter, cost in costs),
             no_rule,
             no_version,

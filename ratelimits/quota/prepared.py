@@ -35,7 +35,7 @@ MAX_COMMANDS = 8192
 #: emptied.
 MAX_METER_COMBINATIONS = 64
 #: The key under which usage without an account is counted.
-ANONYMOUS = "anonymous"
+ANONYMOUS_KEY = "anonymous"
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,5 +252,5 @@ def _call(snapshot: Snapshot, version: int | None, prepared: Prepared, shape: Re
 
 
 def usage_key(identity: Identity) -> str:
-    """Return the key under which a request's usage is counted. Without an account, return ANONYMOUS."""
-    return (identity.narrowest_key if identity.account is not None else None) or ANONYMOUS
+    """Return the key under which a request's usage is counted. Without an account, return ANONYMOUS_KEY."""
+    return (identity.narrowest_key if identity.account is not None else None) or ANONYMOUS_KEY

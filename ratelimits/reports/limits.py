@@ -144,7 +144,7 @@ def _unnamed_kinds(kind: str, counted_kind: str) -> tuple[str, ...]:
 
     The line names a key of the kind `kind`. The rule counts by keys of the kind `counted_kind`.
     """
-    if kind not in _KEY_KINDS:  # The key is ANONYMOUS: the line joins requests of many keys.
+    if kind not in _KEY_KINDS:  # The key is ANONYMOUS_KEY: the line joins requests of many keys.
         return _KEY_KINDS if counted_kind in (*_KEY_KINDS, kind) else ()
     later = _KEY_KINDS[_KEY_KINDS.index(kind) + 1 :]
     return tuple(later_kind for later_kind in later if counted_kind in COVERS[later_kind])

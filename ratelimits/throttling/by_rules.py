@@ -62,9 +62,9 @@ class QuotaThrottle(BaseThrottle):
     """The throttle class: it decides requests by the rules in the admin.
 
     A view can have a `throttle_scope` and a `throttle_cost`. Rules can name the scope (the default is "*"). The cost is
-    a number of requests, or a mapping of meters to whole costs such as {"requests": 1, "tokens": 250}, or a callable
-    that takes (request, view) and returns one of these. `request.quota` is the answer. The receipt in its decision can
-    be refunded or settled.
+    a number of permits of the meter "requests", or a mapping of meters to whole costs such as {"requests": 1,
+    "tokens": 250}, or a callable that takes (request, view) and returns one of these. `request.quota` is the answer.
+    The receipt in its decision can be refunded or settled.
 
     A view, or a subclass of this class, can have a `throttle_key` for rules that count per "key that the view gives":
     "header:X-Tenant", "query:team", "field:email", "arg:pk", or a callable that takes (request, view).
