@@ -267,7 +267,10 @@ class TestBlocks:
         assert Access.objects.get().target == "account:acme-1"
         Account.objects.create(identifier="acme-2", name="Acme Inc.")
         asked = text(client.post(BLOCK, typed_block(target="acme")))
-        assert "Which one? Write one of these keys: account:acme-1 (Acme Ltd.), account:acme-2 (Acme Inc.)" in asked
+        assert (
+            "Which key do you mean? Write one of these keys: account:acme-1 (Acme Ltd.), account:acme-2 (Acme Inc.)"
+            in asked
+        )
         assert "contains “nobody”" in text(client.post(BLOCK, typed_block(target="nobody")))
 
     def test_whoever_may_not_view_a_name_does_not_find_it(self) -> None:
@@ -573,7 +576,7 @@ class TestForWhom:
         assert "account:c-17 (Acme Ltd.)" in text(client.get(f"{url}?key=acme"))
         Account.objects.create(identifier="acme-2", name="")
         page = client.get(f"{url}?key=acme&rule=day")
-        assert "Which one? account:acme-2 account:c-17 (Acme Ltd.)" in text(page)
+        assert "Which key do you mean? account:acme-2 account:c-17 (Acme Ltd.)" in text(page)
         assert 'href="?key=account%3Ac-17&amp;rule=day"' in page.content.decode()
         assert "No key or name that you may view contains “acme”" in text(user_with("operate").get(f"{url}?key=acme"))
 
@@ -582,7 +585,7 @@ class TestForWhom:
         client = user_with("operate", "view_user")
         page = text(client.get(f"{GRANT}?key=acme"))
         assert (
-            f"Which one? account:{acme.pk} (acme) – the customer, with all keys"
+            f"Which key do you mean? account:{acme.pk} (acme) – the customer, with all keys"
             f" user:{acme.pk} (acme) – only requests of this user without an API key"
         ) in page
         settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": "tests.quota.test_operating.nobody"}

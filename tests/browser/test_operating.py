@@ -34,7 +34,7 @@ def test_the_inspector_says_why_a_key_is_refused_and_leads_to_its_reset(admin_pa
     page.get_by_role("link", name="Why was a request refused?").click()
     page.get_by_label("Key, account, user name or address, or a part of it").fill("mobile")
     page.get_by_role("button", name="Inspect").click()
-    if page.get_by_role("heading", name="Which one?").is_visible():
+    if page.get_by_role("heading", name="Which key do you mean?").is_visible():
         page.get_by_role("link", name=customer.api_key.limit_key).click()
     page.get_by_role("heading", name="(acme mobile)").wait_for()
     limits = page.get_by_role("region", name="Rules that apply").get_by_role("row").filter(has_text="hourly")

@@ -72,7 +72,9 @@ class AccessForm(_Base):
         if found:
             listed = ", ".join(f"{one.key} ({one.name})" if one.name else one.key for one in found[:_MAX_LISTED])
             more = ", …" if len(found) > _MAX_LISTED else ""
-            raise ValidationError(_("Which one? Write one of these keys: %(keys)s") % {"keys": listed + more})
+            raise ValidationError(
+                _("Which key do you mean? Write one of these keys: %(keys)s") % {"keys": listed + more}
+            )
         if looks_secret(text):
             raise ValidationError(_("This looks like a secret. Search for the name of the key instead."))
         problem = _(

@@ -139,7 +139,7 @@ def _which_one(request: HttpRequest, text: str, keys: list[KnownKey], *, has_mor
             " user:42."
         )
         return KeyQuestion(problem % {"text": text})
-    problem = _("Which one?")
+    problem = _("Which key do you mean?")
     if has_more:
         problem += " " + _("There are more keys: at most %s are listed. Write more of the key or name.") % MAX_KEYS
     return KeyQuestion(problem, tuple((known, _url(request, known.key)) for known in keys))
