@@ -19,8 +19,8 @@ class RatelimitsRouter:
         """Return the database from which the app's rows are read; None for other apps."""
         if _belongs_to_app(model):
             return conf.DATABASE
-        # If a row of the app names a user, other routers say in which database the user is. Otherwise Django would
-        # look for the user in the database of the row.
+        # `instance` is a row of the app that refers to a row of another app, such as a user. Other routers say in which
+        # database the user is. Without this line, Django would look for the user in the database of `instance`.
         return router.db_for_read(model) if _belongs_to_app(hints.get("instance")) else None
 
     def db_for_write(self, model: type[models.Model], **hints: Any) -> str | None:
@@ -30,10 +30,7 @@ class RatelimitsRouter:
         return router.db_for_write(model) if _belongs_to_app(hints.get("instance")) else None
 
     def allow_relation(self, obj1: models.Model, obj2: models.Model, **hints: Any) -> bool | None:
-        """Return True if only one of the rows belongs to the app and the other one, such as a user, does not.
-
-        Otherwise return None.
-        """
+        """Return True if exactly one of the rows belongs to the app; the other row can be a user. Else return None."""
         return True if _belongs_to_app(obj1) != _belongs_to_app(obj2) else None
 
     def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:

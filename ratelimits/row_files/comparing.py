@@ -2,7 +2,7 @@
 
 The *identity* of a line or a row is its key or its account; for an override, its key and its rule. Several rows can
 have the same identity, if they are valid at different times. So all lines with the same identity are checked together.
-If one of these lines is wrong, none of them is imported. Each portion of lines takes one query.
+If one of these lines is wrong, none of them is imported. Each portion of lines needs one query.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ class _Comparison:
     def _matching(self, values: dict[str, Any], stored: list[Any]) -> list[Any]:
         """Return the stored rows that a line can mean. There can be several rows if the line does not give the start.
 
-        Rows whose end has passed are left out. But if a row has the same start and end as the line, return only this
-        row, even if its end has passed.
+        Rows whose end has passed are left out. But if a row has the end that the line gives (and the start, if the line
+        gives one), return only this row, even if its end has passed.
         """
         if not self.table.dated:
             return stored
@@ -238,8 +238,8 @@ def _overlap(other: Any, line: ComparedLine | None) -> str:
         text = _("This row is valid at the same time as line %(line)s: change the start or the end of one of them.")
         return text % {"line": line.number}
     text = _(
-        "This row is valid at the same time as a stored row (%(span)s): end the stored row, or write the “valid_from”"
-        " of the stored row to change that row."
+        "This row is valid at the same time as a stored row (%(span)s): end the stored row. Or, to change the stored"
+        " row with this line, write the start of the stored row in the cell “valid_from”."
     )
     return text % {"span": _span(other.valid_from, other.valid_until)}
 

@@ -15,8 +15,8 @@ from ratelimits.row_files.comparing import ComparedLine, LineState, compare
 from ratelimits.row_files.reading import Source
 from ratelimits.row_files.tables import FileTable
 
-#: A file is imported in portions of many lines. This function is called after each portion, with the rows that were
-#: added and the rows that were changed.
+#: A file is imported in portions of many lines. This function is called after each portion that changes rows, with the
+#: rows that were added and the rows that were changed.
 AfterPortion = Callable[[Sequence[Any], Sequence[Any]], None]
 
 
@@ -50,7 +50,7 @@ class ChangedSinceError(Exception):
 class FileEffect:
     """The effect of a file.
 
-    version  the version of the configuration before the file was compared
+    version  the version of the configuration when the file was compared; for an import, the version that it makes
     counts   the number of lines with each state
     """
 

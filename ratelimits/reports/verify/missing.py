@@ -19,7 +19,7 @@ from ratelimits.reports.verify.report import has_readable_positions
 
 
 def verify_missing(using: str) -> Iterator[str]:
-    """Yield an error for each gap that is missing on a newest version, and for lost replies that no process counted."""
+    """Yield an error for each gap that is missing on the newest version of a report, and for too many lost replies."""
     yield from _verify_gaps(using)
     yield from _verify_lost_replies(using)
 
@@ -33,8 +33,8 @@ def _verify_gaps(using: str) -> Iterator[str]:
         all_gaps, unchanged_gaps = Gaps.between(using, *span), None
         for report in reports:
             if has_readable_positions(report) and _missing(report, all_gaps):
-                # Read `GapChange` first, then the newest version of the report. Closing first writes this version, and
-                # then deletes the row of `GapChange`. So if a gap has no row, this version prints the gap.
+                # Read `GapChange` before the newest version of the report: a closing writes this version before it
+                # deletes the row of `GapChange`. So if a gap has no row, this version prints the gap.
                 unchanged_gaps = unchanged_gaps or _without_gap_change(using, *span)
                 versions = Report.objects.using(using).filter(account=report.account, period_start=report.period_start)
                 report = versions.order_by("-version").first() or report

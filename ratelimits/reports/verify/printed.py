@@ -38,7 +38,7 @@ def verify_printed(using: str, *, checked: Counter[str] | None = None) -> Genera
 
 
 def _verify_adjustments(using: str, checked: Counter[str]) -> Iterator[str]:
-    """Compare the adjustments of each report with its lines."""
+    """Compare the adjustments of each report with the report's adjustment lines."""
     adjustments = Adjustment.objects.using(using).filter(report=OuterRef("pk"))
     lines = ReportLine.objects.using(using).filter(report=OuterRef("pk"), charge_category=ADJUSTMENT)
     reports = Report.objects.using(using).filter(Exists(adjustments) | Exists(lines)).order_by("pk")
@@ -82,6 +82,7 @@ def _is_of_period(report: Report, start: int) -> bool:
         return True
     reports = Report.objects.using(report._state.db).filter(account=report.account)
     versions = reports.filter(period_start=report.period_start).values_list("since", flat=True)
+    # The keys of `since` are the starts of counted periods, in s.
     return any(str(start // SECOND) in since for since in versions)
 
 
@@ -89,7 +90,8 @@ def _verify_adjustment(report: Report, adjustment: Adjustment, unmatched: list[R
     """Compare an adjustment with its line, and remove this line from the list `unmatched`."""
     if adjustment.account != report.account or not _is_of_period(report, start_of(adjustment)):
         yield f"adjustment {adjustment.reference} ({adjustment}) has another account or period than {report}"
-    # The allowance matters only for the included quantity, which is not compared here. So it is empty.
+    # The allowance changes only the included quantity and the overage, which are not compared here. So an empty
+    # allowance is enough.
     expected = adjustment_line(report, adjustment, Allowance({}))
     line = next((line for line in unmatched if line.line_id == expected.line_id), None)
     if line is None:

@@ -22,7 +22,8 @@ from ratelimits.reports.terms import RuleBook
 from ratelimits.reports.verify.allowances import ReportAllowances
 from ratelimits.reports.verify.amounts import verify_amounts
 
-#: Columns that are compared. Names and limits are left out: they can change after the report was finalised.
+#: Columns that are compared. The names of rules, plans and units are left out, and so are the limits: they can change
+#: after the report was finalised.
 _COMPARED = (
     "line_id",
     "usage_period",
@@ -44,7 +45,7 @@ _QUANTITIES = (
     *("admitted_count", "denied_count", "consumed_quantity", "refunded_quantity"),
     *("included_quantity", "overage_quantity"),
 )
-#: Maximum number of digits of a number that a database can store.
+#: Maximum number of digits of a number that fits a database column (less than 2**63).
 _MAX_DIGITS = 19
 
 
@@ -96,7 +97,7 @@ class ReportVerifier:
             yield "its previous digest is not the digest of the version before it"
 
     def _digest_before(self, report: Report) -> str | None:
-        """Return the digest of the previous version; None if it is missing; "" if `report` is the first."""
+        """Return the digest of the version before `report`; None if that version is missing; "" if there is none."""
         if report.version == 1:
             return ""
         rows = Report.objects.using(self._using).filter(account=report.account, period_start=report.period_start)
@@ -124,7 +125,7 @@ class ReportVerifier:
 
         Return "" if there is no such archive.
         """
-        in_report = Q(pk__in=())  # matches nothing; the conditions of the shards are added
+        in_report = Q(pk__in=())  # Matches nothing. The loop adds a condition for each shard.
         for since in report.since.values():
             for shard, position in report.chain.items():
                 in_report |= Q(shard=int(shard), last_position__gt=since.get(shard, 0), first_position__lte=position)
@@ -140,13 +141,14 @@ class ReportVerifier:
         The lines of a meter share one allowance. So one wrong line can make correct lines after it differ too.
         """
         finding = next(self._differences(report, ReportAllowances(self._using, report)), "")
+        if not finding:
+            return
         # An earlier version of this app calculated all lines with the allowance of the report's period. Lines that
         # match this calculation are not wrong.
-        if not finding or not next(
-            self._differences(report, ReportAllowances(self._using, report, one_for_all=True)), ""
-        ):
+        one_allowance = ReportAllowances(self._using, report, one_for_all=True)
+        if not next(self._differences(report, one_allowance), ""):
             return
-        # That earlier version also made another `line_id` if a key or a meter contains line feeds.
+        # An earlier version also made another `line_id` if a key or a meter contains line feeds.
         if next(self._differences(report, ReportAllowances(self._using, report), joined_line_id), ""):
             yield finding
 
@@ -179,7 +181,7 @@ class ReportVerifier:
     def _adjustment_differences(self, report: Report, allowance: Allowance) -> Iterator[str]:
         """Compare the included quantity and the overage of each adjustment with the numbers that the allowance gives.
 
-        `allowance` is the allowance of the report's period after all other lines.
+        `allowance` is what the report's other lines have left of the allowance of its period.
         """
         lines = ReportLine.objects.using(self._using).filter(report=report, charge_category=ADJUSTMENT)
         for line in lines.order_by("number").iterator(chunk_size=CHUNK):

@@ -1,6 +1,6 @@
-"""Verify the starts, ends, plans, included quantities and prices of reports.
+"""Verify the starts, ends, plans, included quantities and prices of reports. Verify kept periods too.
 
-They are compared with the history of the configuration. If raw SQL wrote a row, its history begins only when
+The reports are compared with the history of the configuration. If raw SQL wrote a row, its history begins only when
 `ratelimits_reload` records the row. Older reports cannot be compared with this row.
 """
 
@@ -31,10 +31,11 @@ _DEFAULT_TERMS = ("UTC", "")
 
 
 def verify_terms(using: str, checked: Counter[str]) -> Iterator[str]:
-    """Yield an error for each report whose start, end, plan, quantities or prices contradict its account's terms.
+    """Yield an error for each report that contradicts its account's terms, and for each wrong kept period.
 
-    Terms are the account's plan, its time zone and its anchor day (on which its billing months start). `checked`
-    counts the reports whose terms are in the history.
+    Terms are the account's plan, its time zone and its anchor day (on which its billing months start). The start, the
+    end, the plan, the included quantities and the prices of a report are compared. `checked` counts the reports whose
+    terms are in the history.
     """
     book = PriceBook(using)
     first = Report.objects.using(using).filter(version=1).order_by("period_start", "period_end", "account")
@@ -59,7 +60,10 @@ class _Months:
     since: int
 
     def can_start(self, at: int) -> bool:
-        """Return whether one of these billing months starts at the moment `at` (µs since 1970 UTC)."""
+        """Return whether one of these billing months starts at the moment `at` (µs since 1970 UTC).
+
+        A month with the default terms is always possible too.
+        """
         return any(_starts(*terms, at) for terms in (*self.terms, _DEFAULT_TERMS))
 
 
@@ -77,8 +81,8 @@ def _months(using: str, names: Collection[str]) -> dict[str, _Months]:
         with_history.add(pk)
         group = months[related[first.identifier]]
         group.terms |= {(record.timezone, record.billing_anchor) for record in (first, *later)}
-        # In two cases, the states of the row before its first record are unknown: if this record is not about the
-        # adding of the row, and if raw SQL wrote the row and the app recorded it later (ADOPTION_REASONS).
+        # In two cases, the states of the row before its first record are unknown: if this record does not say that the
+        # row was added, and if raw SQL wrote the row and the app recorded it later (ADOPTION_REASONS).
         if first.history_type != "+" or first.history_change_reason in ADOPTION_REASONS:
             group.since = max(group.since, first.since)
     for account in Account.objects.using(using).filter(identifier__in=related).exclude(pk__in=with_history):
@@ -98,7 +102,8 @@ def _related(using: str, names: Collection[str]) -> dict[str, frozenset[str]]:
     rows: set[int] = set()
     added = set(names)
     while added:
-        rows |= (new := set(history.using(using).filter(identifier__in=added).values_list("id", flat=True)) - rows)
+        new = set(history.using(using).filter(identifier__in=added).values_list("id", flat=True)) - rows
+        rows |= new
         pairs = history.using(using).filter(id__in=new).order_by("id").values_list("id", "identifier").distinct()
         added = set()
         for _pk, group in groupby(pairs, key=lambda pair: pair[0]):
@@ -153,10 +158,9 @@ def _candidates(terms: AccountTerms, name: str, start: int, end: int) -> Iterato
 
 
 def _matches(using: str, report: Report, expected: Included, start: int, end: int) -> bool:
-    """Return whether a report has this plan and these quantities.
+    """Return whether a report has the expected plan and the expected quantities.
 
-    First subtract from the expected quantities the included units that earlier reports gave to the account's other
-    names.
+    The included units that earlier reports gave to the account's other names are first subtracted.
     """
     if report.plan != expected.plan:
         return False
@@ -191,7 +195,7 @@ def _is_known(using: str, report: Report, expected: Included, end: int) -> bool:
 def _verify_prices(
     using: str, reports: list[Report], included_book: IncludedBook, start: int, end: int, book: PriceBook
 ) -> Iterator[str]:
-    """Compare the prices of each report with the prices of its plan at the end of its period."""
+    """Compare the prices on each report with the prices that its plan had at the end of the report's period."""
     for report in reports:
         included = included_book.of(report.account, start, end)
         if included.names:
@@ -223,16 +227,16 @@ def _described(plan: str, included: Any) -> str:
 
 
 def _verify_kept(using: str) -> Iterator[str]:
-    """Yield an error for each kept billing period without usage, and for each one with a wrong shard.
+    """Yield an error for each kept billing period that has no usage or a wrong shard.
 
-    If an account's terms change, its present billing period is kept, but only if it has usage. The shard is one of the
-    configuration: `key_shard` divides the keys and the accounts into such shards.
+    If an account's terms change, its present billing period is kept, but only if it has usage. The shard is the one
+    that `key_shard` gives for the account, and not a shard of usage.
     """
     for row in KeptPeriod.objects.using(using).order_by("account").iterator(_CHUNK):
         names = _related(using, {row.account})[row.account]
         usage = PeriodUsage.objects.using(using).filter(account__in=names, period=row.start // SECOND)
         ends = set(usage.values_list("period_end", flat=True).distinct())
-        # None: the total was written before totals had the end of their period.
+        # None: an old version of the app wrote the total, without the end of its period.
         used = row.start % SECOND == row.end % SECOND == 0 and ends & {None, row.end // SECOND}
         name = f"the kept billing period of {row.account}, {_when(row.start)} to {_when(row.end)},"
         if not used:

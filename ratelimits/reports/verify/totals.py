@@ -50,7 +50,7 @@ def verify_totals(using: str, *sources: str, checked: Counter[str] | None = None
 
 
 def _confirmed(using: str, sources: tuple[str, ...], account: _Account) -> list[str]:
-    """Return the errors of an account. Read it again until nothing changes it while it is read."""
+    """Return the errors of an account. Read the account again until nothing changes it during the reading."""
     filters = {"account": account.name, "period__in": account.periods()}
     for _try in range(_TRIES):
         with _at_one_moment(using):
@@ -59,7 +59,7 @@ def _confirmed(using: str, sources: tuple[str, ...], account: _Account) -> list[
             if _state(using, account.name) == before:
                 return findings
     payer = account.name or "anonymous"
-    return [f"the totals of {payer} cannot be compared: in each of {_TRIES} tries they changed meanwhile"]
+    return [f"the totals of {payer} cannot be compared: in each of {_TRIES} tries they changed while they were read"]
 
 
 @contextmanager
@@ -133,14 +133,15 @@ class _Account:
         self._tallied, self._archived = tallied, archived
         #: For each total: the sums of its ledger lines, and the newest position with such lines.
         self._lines: dict[tuple[Any, ...], tuple[list[int], int]] = {}
-        #: By counted period (s) and shard: the position up to which the newest report contains the usage.
+        #: By counted period (its start in s) and shard: the position up to which the newest report contains the usage.
         self._covered: dict[tuple[int, int], int] = {}
-        #: By counted period (s, as text): where the last report that was added ends, as a position by shard. The next
-        #: report must begin there.
+        #: By counted period (its start in s, as text): where the last report that was added ends, as a position by
+        #: shard. The next report must begin there.
         self._chains: dict[str, dict[str, int]] = {}
         #: An error for each report that does not begin where the report before it ends.
         self._discontinuities: list[str] = []
-        #: By billing period (s): its end (s) on its report, and the starts of the counted periods on that report.
+        #: By billing period (its start in s): its end (s) on its report, and the starts (s) of the report's counted
+        #: periods.
         self._ends: dict[int, tuple[int, set[int]]] = {}
 
     def add_lines(self, row: dict[str, Any]) -> None:
@@ -157,7 +158,7 @@ class _Account:
     def add_report(self, report: Report) -> None:
         """Add a report. Reports must be added in the order in which they were finalised."""
         if not has_readable_positions(report):
-            return  # verify/report.py names the error.
+            return  # verify/report.py reports the error.
         for period, since in report.since.items():
             if since != self._chains.get(period, {}):
                 self._discontinuities.append(
@@ -192,26 +193,29 @@ class _Account:
                 )
 
     def _different_ends(self) -> Iterator[str]:
-        """Yield an error for each report whose end differs from the end of its totals. Older totals have no end."""
+        """Yield an error for each report whose end differs from the end of its totals.
+
+        Totals from old versions of the app have no end.
+        """
         for period, (end, billed) in self._ends.items():
             totals = [(row, row.period_end) for row in self.usage.values() if row.period in billed]
             ends = {total_end for _row, total_end in totals if total_end is not None}
             # Counted periods that overlap are one billing period. Its end is the end of one of them.
             if len(billed) > 1 and end in ends:
                 continue
-            for row, other in totals:
-                if other is None or other == end:
+            for row, total_end in totals:
+                if total_end is None or total_end == end:
                     continue
-                # It is no error if usage arrived after the report, and the account's terms had changed by then: the
-                # total has the end by the newer terms.
-                if other not in self._ends_by_terms(row.period):
+                # It is no error if usage arrived after the report, and the account's terms had changed by then. The
+                # total then has the end that the newer terms give.
+                if total_end not in self._ends_by_terms(row.period):
                     yield (
                         f"the total of {self.name or 'anonymous'} ({row.meter}) from {_when(period)} says that the"
-                        f" period ends at {_when(other)}, but its report says {_when(end)}"
+                        f" period ends at {_when(total_end)}, but its report says {_when(end)}"
                     )
 
     def _ends_by_terms(self, period: int) -> set[int | None]:
-        """Return the ends (s since 1970 UTC) of a period by the terms at its start and at its last usage."""
+        """Return the ends (s since 1970 UTC) that the terms at a period's start and at its last usage give."""
         key = self.name, period
         lines = Line.objects.using(self._using).filter(account=self.name, period=period)
         last = lines.aggregate(last=Max("bin"))["last"] or period

@@ -153,7 +153,7 @@ def test_totals_that_never_rest_are_named(monkeypatch: pytest.MonkeyPatch) -> No
 
     with connection.execute_wrapper(restless):
         found = list(totals.verify_totals("default"))
-    assert found == ["the totals of acme cannot be compared: in each of 3 tries they changed meanwhile"]
+    assert found == ["the totals of acme cannot be compared: in each of 3 tries they changed while they were read"]
 
 
 def test_a_name_cannot_write_what_a_verification_did_not_find() -> None:
