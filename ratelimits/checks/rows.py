@@ -110,8 +110,7 @@ def _crowding(using: str) -> Iterator[checks.CheckMessage]:
         yield checks.Error(
             f"{crowd.rules} rules could apply to a request in scope {crowd.scope!r}, but at most {MAX_LIMITS} may"
             " apply to one request.",
-            hint=(
-                "Switch some rules off, delete them, or give them other scopes. Until then the failure policy decides."
-            ),
+            hint="Switch some rules off, delete them, or give them other scopes. Until then the failure policies of the"
+            " rules decide these requests.",
             id="ratelimits.E023",
         )
