@@ -66,7 +66,9 @@ def limits_of(request: HttpRequest) -> ViewLimits | None:
         view, arguments = None, {}
     else:
         view, arguments = match.func, match.kwargs
-        if (hasattr(view, "cls") or hasattr(view, "ratelimits")) and not options.get("api_views"):
+        # DRF gives its views the attribute `cls`; the decorator adds `ratelimits`.
+        limits_itself = hasattr(view, "cls") or hasattr(view, "ratelimits")
+        if limits_itself and not options.get("api_views"):
             return None
     # With `api_views`, the view perhaps limits the request once more, by its own attributes. So do not use them here.
     attributes = None if options.get("api_views") else getattr(view, "view_class", view)

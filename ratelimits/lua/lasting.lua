@@ -15,8 +15,8 @@ local function is_lost(needs_state, last, start, now)
     -- `run` (see heads.lua) is nil if all heads are as expected. Then the run in ARGV[2] is right.
     local meta, run = string.sub(KEYS[1], 1, -1 - #'${head}') .. '${meta}', run or string.match(ARGV[2], ' (.*)$')
     local stored = redis.call('HMGET', meta, 'data_run', 'data_since')
-    -- If the clock has stepped back, `data_since` is later than now, and every state would seem to be older than the
-    -- data. Then the data begins now.
+    -- If `data_since` is later than now, the clock has stepped back. Every state would seem to be older than the data,
+    -- so let the data begin now.
     if stored[1] ~= run or tonumber(stored[2]) > now then
       stored[2] = string.format('%.0f', now)
       redis.call('HSET', meta, 'data_run', run, 'data_since', stored[2])

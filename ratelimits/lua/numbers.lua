@@ -109,8 +109,9 @@ local function exact_numbers()
     return true
   end
 
-  -- Multiplies whole + part/base by a/b. Returns three numbers: the pair (whole, part) over n*m, and m. It chooses m so
-  -- that the result is exact and n*m is below 2^52. If there is no such m, then m is 1, and the result is rounded down.
+  -- Multiplies whole + part/base by a/b. Returns three numbers: the product, as a pair over n*m, and m. Chooses m so
+  -- that the product is exact and n*m is below 2^52. If there is no such m, then m is 1, and the product is rounded
+  -- down.
   -- If a or b is 2^53 or more after both are divided by their greatest common divisor, the calculation uses doubles and
   -- is only as exact as they are.
   local function scale(whole, part, base, a, b, n)

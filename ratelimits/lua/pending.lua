@@ -1,8 +1,8 @@
--- Returns the sealed batches of one shard that are not in the ledger yet, and the shard's `meta`. Both are read at the
--- same moment.
+-- Returns the ids of the sealed batches of one shard that the drain has not deleted yet, and fields of the shard's
+-- `meta`. Both are read at the same moment.
 -- KEYS[1] the shard's `meta` key   ARGV[1] maximum number of ids of batches to return
 -- Returns {run, moment before which the server started, now, incarnation, seq, sealed_at, number of these batches,
---          list of their ids (the oldest first), sealed_clock, first_sealed, 1 if a batch is open, otherwise 0}
+--          at most ARGV[1] of their ids (the oldest first), sealed_clock, first_sealed, 1 if a batch is open; else 0}
 -- batch.lua explains the fields of `meta`. A field that does not exist is ''. Times are in µs.
 -- All usage before `sealed_at` is in these batches or in the ledger.
 local function field(text, name) return string.match(text, name .. ':([^\r\n]*)') or '' end

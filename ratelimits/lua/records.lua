@@ -1,8 +1,8 @@
 -- Functions for packed states. A packed state begins with its expiry (seconds since 1970), '<I4'. Then it has a record
 -- for each limit. A record begins with a header of seven bytes, '<I4BI2': name of the limit (crc32), code of the
--- algorithm, size. Then it has its own expiry, '<I4', and the payload: `size` bytes in the algorithm's format. So the
--- first record is at position 5, and a record has 11 bytes before its payload. Scripts compare headers and names as
--- bytes.
+-- algorithm, size. Then come the record's own expiry, '<I4', and its payload: `size` bytes in the algorithm's format.
+-- So the first record is at position 5, and a record has 11 bytes before its payload. Scripts compare headers and names
+-- as bytes.
 
 -- Returns a table from the name of each record to its position; nil if `raw` is not a packed state.
 -- Accepts the code of an unknown algorithm: perhaps a newer version of the app has written this record.

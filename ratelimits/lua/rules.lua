@@ -1,7 +1,9 @@
--- Reads the rule of a limit. The end of ARGV[4] has '<dc22' (30 bytes) for each limit; engine/assemble sets `rules_at`.
+-- Reads the rule of a limit. The end of ARGV[4] has 30 bytes for each limit, '<dc22': the moment (µs) from which the
+-- params hold, and the text "rule|version". The bytes of limit `number` (from 1) begin at rules_at + 30 * number.
+-- engine/assemble sets `rules_at`.
 
--- Returns the moment from which the params of limit `number` hold. The moment is not before the last charge (`last`),
--- and not after the moment of the decision (`at`).
+-- Returns the moment from which the params of limit `number` hold. If this moment is before the last charge (`last`),
+-- returns `last`. If it is 0, or after the moment of the decision (`at`), returns `at`.
 --@rarely
 local function moment_of_change(number, last, at)
   local holds_from = struct.unpack('<d', ARGV[4], rules_at + 30 * number)

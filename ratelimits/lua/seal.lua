@@ -12,7 +12,7 @@ local prefix = string.sub(KEYS[1], 1, -1 - #'${meta}')
 local id = batch_seal(prefix, now, run, ARGV[1]) or ''
 -- If the server has lost all its data, the next seal writes a new `first_sealed`, which is later than the lost value.
 -- So the drain (usage/drain.py) notices the loss, even if nothing else shows it.
--- If `first_sealed` is later than now, the clock was wrong. Then store 0, which the drain never takes for a loss.
+-- If `first_sealed` is later than now, the clock was wrong. Then store 0, which never means a loss.
 local sealed_at, first_sealed = unpack(redis.call('HMGET', KEYS[1], 'sealed_at', 'first_sealed'))
 if not sealed_at then redis.call('HSET', KEYS[1], 'first_sealed', string.format('%.0f', now)) end
 if tonumber(first_sealed or 0) > now then redis.call('HSET', KEYS[1], 'first_sealed', 0) end

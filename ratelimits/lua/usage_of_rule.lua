@@ -1,10 +1,10 @@
 -- Names the counters of a rule that refuses, or that would refuse. Loaded after usage.lua.
 
--- Returns the name of a counter of another kind, for the rule of the limit at the position `number`. The kind is 'd'
--- for denied requests, and 's' for requests that a shadow rule would have refused. `counter` is the name of the counter
--- of admitted requests.
+-- Returns the name of a counter of another kind, for the rule of limit `number`. The kind is 'd' for denied requests,
+-- and 's' for requests that a shadow rule would have refused. `counter` is the name of the counter of admitted
+-- requests.
 local function counter_of_rule(kind, counter, number)
-  -- The end of ARGV[4] has 30 bytes for each limit. `rule` is the text "rule|version".
+  -- rules.lua explains these bytes of ARGV[4]. `rule` is the text "rule|version".
   local _, rule = struct.unpack('<ds', ARGV[4], rules_at + 30 * number)
   -- `where` is "|bin|period|meter|", and `who` is "|account|key".
   local where, who = string.match(counter, '^a(|%d+|%d+|[^|]*|)%d+|%d+(|.*)$')

@@ -173,7 +173,7 @@ def test_a_bad_line_ends_its_own_replay_only(simulate: Simulate) -> None:
     ]
     lines = [line for broken, *_ in bad for line in (broken, good)]
     results, error, status = simulate(batch=jsonl(*lines))
-    assert (error, status) == ("5 of the replays have an error; their results say which\n", 2)
+    assert (error, status) == ("Replays with an error: 5. Their results contain the errors.\n", 2)
     for (_, answered, number, message), result, after in zip(bad, results[::2], results[1::2], strict=True):
         assert len(result["results"]) == answered
         assert result["error"]["line"] == number

@@ -46,9 +46,9 @@ class Command(ExplainedCommand):
             )
         if unsettled := manifest["unsettled"]:
             self.stderr.write(
-                f"{plural(unsettled, 'delivery', 'deliveries')} of {options['month']} to billing systems"
-                f" {is_or_are(unsettled)} not settled: write another manifest when all are settled"
-                " (ratelimits_push --status lists the reasons)."
+                f"{plural(unsettled, 'delivery', 'deliveries')} of {options['month']} {is_or_are(unsettled)} neither"
+                " accepted by a billing system nor billed in another way: push or settle all deliveries, then write"
+                " another manifest (see ratelimits_push --status)."
             )
         text = json.dumps(manifest, indent=1, sort_keys=True)
         path: Path | None = options["output"]

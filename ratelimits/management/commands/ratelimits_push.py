@@ -102,9 +102,9 @@ class Command(ExplainedCommand):
         for former in push_status.former:
             self.stdout.write(
                 f"  skipped: {former.name}, {plural(former.lines, 'line')}, {plural(former.overage, 'unit')} of"
-                f" overage: CUSTOMER does not know this former name of {former.current}. Let CUSTOMER return the same"
-                " customer for both names, then settle these lines with 'again'. Or bill the lines in another way,"
-                " then settle them with 'elsewhere'"
+                f" overage: CUSTOMER (or BILLING_CUSTOMER) returns no customer for this former name of"
+                f" {former.current}. Let the function return the same customer for both names, then use --settle again."
+                " Or bill the lines in another way, then use --settle elsewhere"
             )
         for state in TO_DECIDE:
             for row in push_status.to_decide.filter(state=state).order_by("pk")[:_MAX_NAMED]:

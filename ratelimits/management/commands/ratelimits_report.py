@@ -29,7 +29,7 @@ from ratelimits.usage.complete import completeness
 
 #: The format for people. It is only printed: a file cannot have this format.
 TABLE = "table"
-#: Names under which provisional statements are counted: of periods that have ended, and of periods that still run.
+#: Names of two counts of provisional statements: the period of the statement has ended, or it still runs.
 _ENDED, _RUNNING = "ended", "running"
 _HEADERS = ("account", "key", "meter", "used", "included", "over", "refused", "from", "status")
 

@@ -33,15 +33,21 @@ class Command(ExplainedCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         commands = parser.add_subparsers(dest="command", required=True)
         commands.add_parser("dump", help="write all plans and rules to standard output")
-        for name, text in (
-            ("diff", "show what loading a file would change; the exit status is 1 if there is a change"),
-            ("load", "make plans and rules like those in a file; if the file has an error, change nothing"),
+        for name, text, delete_text in (
+            (
+                "diff",
+                "show what loading a file would change; the exit status is 1 if there is a change",
+                "show also that load --delete would delete plans and rules that are not in the file",
+            ),
+            (
+                "load",
+                "make plans and rules like those in a file; if the file has an error, change nothing",
+                "delete plans and rules that are not in the file",
+            ),
         ):
             command = commands.add_parser(name, help=text)
             command.add_argument("file", help="a file in the format of dump, or - for standard input")
-            command.add_argument(
-                "--delete", action="store_true", help="delete plans and rules that are not in the file"
-            )
+            command.add_argument("--delete", action="store_true", help=delete_text)
             command.add_argument(
                 "--strict",
                 action="store_true",

@@ -48,7 +48,7 @@ class Command(ExplainedCommand):
         terms = tuple(Term(rule, f"{number}", key=0, slot=0) for number, rule in enumerate(rules))
         # A Usage needs four starts of billing periods. The text of the script does not depend on them: here they are 0.
         usage = Usage("", "user:1", (Meter("requests"),) * count, (0, 0, 0, 0)) if count else None
-        costs = (1,) * max(count, 1)  # one for each meter; without meters, the rules still need one
+        costs = (1,) * max(count, 1)  # one cost for each meter; without meters, the rules still need a cost
         call = Call(program(terms), ("user:1",), costs, usage=usage)
         script = EngineCommand(Keyspace("ratelimits", 1), call).script
         self.stdout.write(indented(script.text.decode()), ending="")

@@ -157,7 +157,7 @@ class Command(ExplainedCommand):
                 finished_replays = []
         if failed:
             self.stdout.flush()
-            self._fail(f"{failed} of the replays have an error; their results say which")
+            self._fail(f"Replays with an error: {failed}. Their results contain the errors.")
 
     def _fail(self, message: str) -> NoReturn:
         self.stderr.write(message)
