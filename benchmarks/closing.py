@@ -32,7 +32,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--gaps", type=int, default=20_000, help="gaps that are declared in the month")
     parser.add_argument("--database", choices=DATABASES, action="append", help="default: both")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
-    parser.add_argument("--process", choices=("fill", "close"), help=argparse.SUPPRESS)  # for this command itself
+    parser.add_argument("--process", choices=("fill", "close"), help=argparse.SUPPRESS)  # see `_process`
     return parser.parse_args(argv)
 
 
@@ -97,7 +97,7 @@ def close(options: argparse.Namespace) -> dict[str, Any]:
     from ratelimits.reports.closing.close import finalise_each
     from ratelimits.reports.periods import month_in
 
-    # Two hours after the end of the month, in µs: more than GRACE_SECONDS.
+    # Two hours after the end of the month, in µs. A month can be closed when GRACE_SECONDS (one hour) have passed.
     end = month_in(month(), "UTC")[1] + 2 * 3_600_000_000
     ShardState.objects.update(watermark=end)
     start, processor = time.perf_counter(), time.process_time()

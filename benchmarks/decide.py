@@ -1,10 +1,10 @@
-"""Measure how long a decision takes: in this app, in other packages, and in the shortest possible time.
+"""Measure how long a decision takes in this app and in other packages, and how long it takes at least.
 
     pip install -r benchmarks/requirements.txt
     python -m benchmarks.decide [--out DIR]
 
-The shortest possible times are those of a round trip and of a bare script. All cases are timed in turns on one core,
-which client and server share. So a time includes all work of client and server.
+The shortest possible times are the times of a round trip and of a bare script. All cases are timed in turns on one
+core, which client and server share. So a time includes all work of client and server.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def commands_sent(client: redis.Redis) -> int:
-    """Return the number of scripts that clients have called so far."""
+    """Return how often clients have called scripts so far."""
     stats: Any = client.info("commandstats")
     return sum(result["calls"] for name, result in stats.items() if name in ("cmdstat_evalsha", "cmdstat_eval"))
 
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with servers.redis_server(core, options.server) as redis_server, servers.database("sqlite") as database:
         servers.start_django(servers.environment(redis_server, database))
         run = measure(options, redis_server.url, core, available)
-        # Write the last totals now: the database is deleted at the end of this block.
+        # Write the last process totals now, because the database is deleted at the end of this block.
         background.end()
     print(text_of(run))
     report.write(run, options.out, {"decide": chart(run)})
@@ -144,7 +144,8 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
     """Run all measurements and return them for the JSON file."""
     from benchmarks.measured import floors, in_place, ours, peers, threads
 
-    plain_url, now = url.rpartition("/")[0], time.time_ns() // 1000
+    # The other packages use another database of the same server.
+    server_url, now = url.rpartition("/")[0], time.time_ns() // 1000
     machine_info = report.machine(url, peers.PACKAGES)
     absent = peers.missing()
     for name in absent:
@@ -156,7 +157,7 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
     def progress(number: int) -> None:
         tell(f"round {number + 1} of {options.rounds}")
 
-    cases = [*floors.cases(url), *ours.cases(now), *in_place.throttle_cases(), *peers.cases(plain_url)]
+    cases = [*floors.cases(url), *ours.cases(now), *in_place.throttle_cases(), *peers.cases(server_url)]
     cases = chosen(cases, options.only, "ping")
     timed = interleaved(cases, options.rounds, options.calls, progress=progress)
     ratios = {name: {other: result.ratio(timed[other]) for other in timed} for name, result in timed.items()}
@@ -180,7 +181,7 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
     claims.append(report.Claim(text, 0.2, blocked["us_each"] / results["ping"]["median_us"]))
     claims.append(report.Claim(f"commands sent for {options.refusals:,} refusals in a row", 200, sent))
 
-    # For throughput, the server has its own core if the machine has two.
+    # For throughput, the server has its own core if the machine has more than one.
     client_core = next((other for other in available if other != core), core)
     servers.pin(client_core)
     throughput = threads.compare(url, now, options.threads, options.seconds, max(options.rounds // 12, 1))
@@ -261,7 +262,7 @@ def text_of(run: dict[str, Any]) -> str:
         out.append(f"Not installed, so not measured: {', '.join(run['missing'])}.")
     out += [report.claims_table(run["claims"]), report.claims_table(run["targets"], "target")]
     load = ", ".join(map(str, run["machine"]["load"]))
-    out.append(f"{run['machine']['processor']}; {run['machine']['server']}; load of the machine before: {load}")
+    out.append(f"{run['machine']['processor']}; {run['machine']['server']}; load of the machine before the run: {load}")
     return "\n\n".join(out)
 
 

@@ -214,27 +214,25 @@ def _pages(table: str) -> Callable[[dict[str, Run]], str]:
 
     def make(runs: dict[str, Run]) -> str:
         run = runs["pages"]
-        results = [(names[kind], result["pages"]) for kind, result in run["results"].items()]
-        heads = [
-            f"{head}, {database}" if database else head
-            for head, database in (
-                *((head, database) for database, _pages in results for head in ("ms", "slowest, ms")),
-                ("queries", ""),
-                *(("more if Redis does not answer, ms", database) for database, _pages in results),
-            )
-        ]
-        rows = [
-            (
-                page.name,
-                *(float(pages[page.name][column]) for _name, pages in results for column in ("ms", "slowest_ms")),
-                results[0][1][page.name]["queries"],
-                *(pages[page.name]["hanging_adds_ms"] for _name, pages in results),
-            )
-            for page in addresses.TABLES[table].pages
-        ]
-        if not any(page.asks for page in addresses.TABLES[table].pages):
-            heads, rows = heads[: -len(results)], [row[: -len(results)] for row in rows]
-        return markdown([f"{int(run['options']['lines']):,} lines in the ledger: page", *heads], rows)
+        pages = addresses.TABLES[table].pages
+        # Name of a database -> name of a page -> the numbers of the page.
+        found = {names[kind]: result["pages"] for kind, result in run["results"].items()}
+        heads = [f"{int(run['options']['lines']):,} lines in the ledger: page"]
+        rows: list[list[Any]] = [[page.name] for page in pages]
+        for database, numbers in found.items():
+            heads += [f"ms, {database}", f"slowest, ms, {database}"]
+            for row, page in zip(rows, pages, strict=True):
+                row += [float(numbers[page.name]["ms"]), float(numbers[page.name]["slowest_ms"])]
+        heads.append("queries")
+        first_database = next(iter(found.values()))
+        for row, page in zip(rows, pages, strict=True):
+            row.append(first_database[page.name]["queries"])
+        if any(page.asks for page in pages):
+            for database, numbers in found.items():
+                heads.append(f"more if Redis does not answer, ms, {database}")
+                for row, page in zip(rows, pages, strict=True):
+                    row.append(numbers[page.name]["hanging_adds_ms"])
+        return markdown(heads, rows)
 
     return make
 
@@ -426,13 +424,15 @@ def filled(page: str, runs: dict[str, Run]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.document", description=__doc__.splitlines()[0])
-    parser.add_argument("directory", type=Path, help="where the runs' JSON is")
+    parser.add_argument("directory", type=Path, help="directory with the JSON files of runs")
     parser.add_argument("--page", type=Path, default=Path("docs/performance.md"))
     parser.add_argument("--check", action="store_true", help="exit with status 1 if a promise does not hold")
     options = parser.parse_args(argv)
     runs = {run["benchmark"]: run for file in options.directory.glob("*.json") if (run := json.loads(file.read_text()))}
     if not runs:
-        parser.error(f"{options.directory} has no run's JSON: make one with `python -m benchmarks.decide --out DIR`")
+        parser.error(
+            f"{options.directory} has no JSON file of a run: make one with `python -m benchmarks.decide --out DIR`"
+        )
     options.page.write_text(filled(options.page.read_text(), runs))
     print(f"{options.page}: {', '.join(sorted(runs))}")
     for promise in broken(runs):

@@ -76,23 +76,25 @@ def finalised(count: int) -> None:
         Report(account=f"account-{number:06d}", period_start=_START, period_end=_END, timezone="UTC", plan="pro")
         for number in numbers
     )
-    lines = islice((line for row in Report.objects.order_by("account").iterator() for line in _lines(row)), count)
+    saved_reports = Report.objects.order_by("account").iterator()
+    lines = islice((line for saved_report in saved_reports for line in _lines(saved_report)), count)
     while chunk := list(islice(lines, _CHUNK)):
         ReportLine.objects.bulk_create(chunk)
 
 
-def _lines(row: Any) -> Iterator[ReportLine]:
+def _lines(saved_report: Any) -> Iterator[ReportLine]:
+    """Yield the unsaved lines of a report."""
     from ratelimits.models import ReportLine
 
     for number in range(1, _LINES_PER_REPORT + 1):
-        # The lines have different quantities and times. The month has 2,880 bins, and each line is about four bins.
+        # The lines have different quantities and times. The month has 2,880 bins, and each line has the usage of four.
         used, start = number * 7919 % 100_000, _START + number % 2876 * _BIN
         included = min(used, 60_000)
         yield ReportLine(
-            report=row,
+            report=saved_report,
             number=number,
-            line_id=hashlib.sha256(f"{row.account}:{number}".encode()).hexdigest()[:32],
-            key=f"api_key:{row.account[-6:]}-{number}",
+            line_id=hashlib.sha256(f"{saved_report.account}:{number}".encode()).hexdigest()[:32],
+            key=f"api_key:{saved_report.account[-6:]}-{number}",
             meter="requests",
             unit="requests",
             charge_category="usage",
@@ -107,7 +109,7 @@ def _lines(row: Any) -> Iterator[ReportLine]:
             limit="100000",
             rule="monthly",
             rule_version=42,
-            plan=row.plan,
+            plan=saved_report.plan,
             batch_range=f"{number % 64:02d}:{number}-{number + 40}",
             usage_period=_START // 1_000_000,
         )
@@ -146,6 +148,7 @@ def _peak_mb(pid: int) -> float:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return 0.0
+    # The line VmHWM ("high water mark") has the peak in units of 1,024 bytes.
     return next((int(line.split()[1]) * 1.024 / 1000 for line in lines if line.startswith("VmHWM")), 0.0)
 
 

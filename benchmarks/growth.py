@@ -39,8 +39,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--core", type=int, help="the core of clients and servers (default: the last)")
     parser.add_argument("--only", help="only the smallest size and the sizes whose names contain this text")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
-    parser.add_argument("--process", help=argparse.SUPPRESS)  # one size as JSON, for this command itself
-    parser.add_argument("--load", choices=("time", "memory"), help=argparse.SUPPRESS)
+    parser.add_argument("--process", help=argparse.SUPPRESS)  # one size as JSON: see `Process`
+    parser.add_argument("--load", choices=("time", "memory"), help=argparse.SUPPRESS)  # see grown.work
     return parser.parse_args(argv)
 
 
@@ -94,7 +94,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Process:
-    """A process for one size. It reads numbers from its input. For each number, it makes and times so many calls."""
+    """A process for one size. It reads numbers from its input. For each number `n`, it makes `n` calls and times them.
+
+    With `load`, the process only measures "time" or "memory" (see grown.work).
+    """
 
     def __init__(self, size: Size, environment: dict[str, str], load: str = "") -> None:
         command = [sys.executable, "-m", "benchmarks.growth", "--process", json.dumps(asdict(size))]
@@ -179,7 +182,7 @@ def _result(size: Size, times: list[list[float]], base: list[list[float]]) -> di
 
 
 def _loads(wanted: list[Size], environments: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
-    """Return how long a new process takes to read all overrides, and how much memory they take."""
+    """Return how long a new process takes to read all overrides, and how much memory the overrides take."""
     out = []
     for size in wanted:
         if not size.name.startswith("overrides_"):

@@ -120,13 +120,13 @@ def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
 def growth_at(grown: list[float]) -> tuple[float, float, float]:
     """Return the growth of memory after the first tenth, after half, and after all of the requests of a phase.
 
-    `grown` has the growth after each tenth. (If there are few requests, it has fewer numbers.)
+    `grown` has the growth after about each tenth of the requests. If there are few requests, the tenths are not exact.
     """
     return grown[0], grown[(len(grown) - 1) // 2], grown[-1]
 
 
 def invented(phase: str, number: int) -> Any:
-    """Return a user, an account and an address that were not used before."""
+    """Return an identity with a user, an account and an address that were not used before."""
     from ratelimits.identity import Identity
 
     name = f"{phase}-{number}"
@@ -137,7 +137,7 @@ def invented(phase: str, number: int) -> Any:
 
 @contextmanager
 def stopped(redis_server: Any) -> Iterator[None]:
-    """Stop the server, so that the failure policy answers."""
+    """Stop the server, so that the failure policy decides. Meanwhile switch off the app's log, which would be long."""
     logging.getLogger("ratelimits").setLevel(logging.CRITICAL)
     redis_server.stop()
     try:
@@ -155,7 +155,7 @@ def text_of(run: dict[str, Any]) -> str:
     return "\n\n".join(
         [
             report.table(heads, rows),
-            f"The process had {run['before_mb']:.0f} MB before; it had {connections} connections at most.",
+            f"The process had {run['before_mb']:.0f} MB before the first phase, and at most {connections} connections.",
             report.claims_table(run["claims"]),
         ]
     )

@@ -33,7 +33,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--keys", type=int, default=10_000, help="keys with usage; each account has four keys")
     parser.add_argument("--database", choices=DATABASES, action="append", help="default: both")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
-    parser.add_argument("--process", action="store_true", help=argparse.SUPPRESS)  # for this command itself
+    parser.add_argument(
+        "--process", action="store_true", help=argparse.SUPPRESS
+    )  # the command starts itself with this option
     return parser.parse_args(argv)
 
 
@@ -114,7 +116,7 @@ def _database_bytes(connection: Any) -> int:
 
 
 def _report(month: str) -> dict[str, Any]:
-    """Make the report of a month as CSV. Return the seconds, the number of rows, and the peak memory."""
+    """Make the report of a month as CSV. Return the seconds, the number of rows, the bytes, and the peak memory."""
     done = export(month, "csv")
     return {"rows": done.pop("lines") - 1, **done}  # without the header line
 

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list[bytes]]]:
-    """Return, by name, the title and the commands of all users, in batches."""
+    """Return, for each case, the title, and the commands for all users, joined into batches."""
     from benchmarks.measured import floors, ours
     from benchmarks.support.pipelines import FIRST_ID, batched, for_users, run_of
     from ratelimits.engine.call import new_nonce
@@ -58,7 +58,7 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
     server, now = ours.engine_server(), time.time_ns() // 1000
 
     def call_of(name: str, user: str) -> Any:
-        return ours.calls(now, user)[name][1]
+        return ours.calls(now, user)[name].call
 
     def ids(number: int) -> range:
         # Each case has its own users, because the size of a key's state affects the time.
@@ -75,13 +75,13 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
     for number, (name, (title, _call)) in enumerate(ours.calls(now).items()):
         made = for_users(server.keyspace, run, partial(call_of, name), ids(number))
         out[f"engine_{name}"] = title, list(batched(made))
-    empty, three = floors.sha_of(floors.EMPTY), Command(server.keyspace, ours.calls(now)["three"][1]).script.sha
+    empty, three = floors.sha_of(floors.EMPTY), Command(server.keyspace, ours.calls(now)["three"].call).script.sha
     nothing = [resp(b"EVALSHA", empty, b"0")] * options.users
     out["empty"] = "an empty script", list(batched(nothing))
     # Replace the SHA-1 of the script in each command. Keys and arguments stay.
     with_arguments = [batch.replace(three, empty) for batch in out["engine_three"][1]]
     out["empty_with_arguments"] = "an empty script with the arguments of 3 rules on one key + metering", with_arguments
-    users = (Command(server.keyspace, ours.calls(now, str(user))["three"][1]) for user in ids(1))
+    users = (Command(server.keyspace, ours.calls(now, str(user))["three"].call) for user in ids(1))
     packed = (_packed(command.to_bytes(run, new_nonce()), empty) for command in users)
     out["empty_packed"] = "an empty script with these arguments in one string beside the keys", list(batched(packed))
     return out
@@ -160,7 +160,7 @@ def _memory(client: redis.Redis, url: str, name: str, keys: int) -> dict[str, An
     call = ours.uncounted(now, name, str(FIRST_ID))
     key = state_keys(server.keyspace, call, [shard(server.keyspace, call.keys[0], call.account)])[0]
     return {
-        "title": ours.calls(now)[name][0],
+        "title": ours.calls(now)[name].title,
         "keys": count,
         "memory_usage": client.memory_usage(key),
         "growth_per_key": round(grown / count, 1),

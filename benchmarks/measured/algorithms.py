@@ -100,7 +100,8 @@ def _commands(algorithm: str, numbers: dict[str, Any], shadow: bool = False) -> 
     from ratelimits.engine.program import Term, program
 
     limit = algorithm_from_json({"algorithm": algorithm, "capacity": 1_000_000, **numbers})
-    terms, keyspace = program((Term(limit, "limit", 0, 0, Mode(shadow)),)), Keyspace("engine", 64)
+    mode = Mode.SHADOW if shadow else Mode.ENFORCE
+    terms, keyspace = program((Term(limit, "limit", key=0, slot=0, mode=mode),)), Keyspace("engine", 64)
     return lambda user: Command(keyspace, Call(terms, (f"user:{user}",), (1,), "account"))
 
 
@@ -172,12 +173,13 @@ def _measure(urls: dict[str, str], rounds: int, calls: int) -> dict[str, dict[st
 
 
 def _ratios(micros: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    bucket = micros["token_bucket"]["admitted"]
+    """Return the times and ratios of each algorithm, from its time (µs) for each kind of request."""
+    token_bucket = micros["token_bucket"]["admitted"]
     return {
         algorithm: {
             "admitted_us": times["admitted"],
             "refused_us": times["refused"],
-            "of_token_bucket": round(times["admitted"] / bucket, 3),
+            "of_token_bucket": round(times["admitted"] / token_bucket, 3),
             "refused_of_admitted": round(times["refused"] / times["admitted"], 3),
             "first_of_admitted": round(times["first"] / times["admitted"], 3),
             "shadow_of_enforced": round(times["shadow"] / times["admitted"], 3),

@@ -23,27 +23,29 @@ TIGHT = TokenBucket(capacity=1, rate=Decimal(1), period=Decimal(3600))
 
 
 def _calls(now: int) -> dict[str, Callable[[str], Call]]:
-    """Return a function by the name of its case. The function takes a user's id and returns the call for this user."""
+    """Return a function for each case. The function takes a user's id and returns the call for this user."""
     return {
-        "engine_three": lambda user: ours.calls(now, user)["three"][1],
-        "engine_kinds": lambda user: ours.calls(now, user)["kinds"][1],
+        "engine_three": lambda user: ours.calls(now, user)["three"].call,
+        "engine_kinds": lambda user: ours.calls(now, user)["kinds"].call,
         "admitted": lambda user: ours.call_of([("wide", ours.PER_SECOND)], now, user=user),
         "refused": lambda user: ours.call_of([("tight", TIGHT)], now, user=user),
     }
 
 
 def batches(client: redis.Redis, users: int) -> dict[str, list[bytes]]:
-    """Return the commands of all users, by the name of the case. Load the scripts of these commands."""
+    """Return the commands of each case for all users, joined into batches. Load the scripts of these commands."""
     keyspace, now, run = Keyspace("core", 64), time.time_ns() // 1000, run_of(client)
 
     def ids(number: int) -> range:
-        # Each case has its own users: all limits of one key share a state, and a larger state takes more time.
+        # Each case of this app has its own users: all limits of one key share a state, and a larger state takes more
+        # time. The bare script needs no other users, because its states belong to one number of limits each.
         return range(FIRST_ID + number * users, FIRST_ID + (number + 1) * users)
 
     out = {}
     for name, _title, shape in floors.SHAPES:
         out[name] = list(batched(floors.bare(*shape, str(user)) for user in ids(0)))
     for number, (name, call_of) in enumerate(_calls(now).items()):
+        # The script also depends on the shards of the keys. The first 500 users need all scripts.
         for script in {Command(keyspace, call_of(str(user))).script.text for user in ids(number)[:500]}:
             client.script_load(script)
         out[name] = list(batched(for_users(keyspace, run, call_of, ids(number))))
@@ -51,9 +53,9 @@ def batches(client: redis.Redis, users: int) -> dict[str, list[bytes]]:
 
 
 def measure(urls: dict[str, str], rounds: int, seconds: float, users: int) -> dict[str, dict[str, Any]]:
-    """Return the processor times of a command in µs and their ratios, by server.
+    """Return, for each server, the processor time of each case's command in µs, and the ratios of these times.
 
-    Servers and cases take turns in each round. A measurement takes this number of seconds.
+    Servers and cases take turns in each round. A measurement takes `seconds` seconds, and each case has `users` users.
     """
     names = sorted({name for ratio in COMMANDS.values() for name in (ratio.one, ratio.other)})
     times: dict[str, dict[str, list[float]]] = {server: {name: [] for name in names} for server in urls}

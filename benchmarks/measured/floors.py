@@ -45,7 +45,7 @@ def sha_of(script: bytes) -> bytes:
 
 
 def bare(heads: int, states: int, each: int, counted: bool, suffix: str = "42") -> bytes:
-    """Return the command that calls the bare script. measured/bare.lua explains the arguments.
+    """Return the command that calls the bare script. measured/bare.lua explains the arguments of the script.
 
     heads    number of heads, each of which the script compares with the expected head
     states   number of states, each for one key

@@ -23,9 +23,9 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def work(size: Size, load: str | None) -> int:
-    """Print that the process is ready. Then read numbers of calls, make these calls, and print their times in ns.
+    """Print that the process is ready. For each number in the input, make this number of calls, and print their times.
 
-    With `load`, only measure the time ("time") or the memory ("memory") to load the overrides.
+    The times are in ns. With `load`, only measure the time ("time") or the memory ("memory") to load the overrides.
     """
     environment = {name: os.environ[name] for name in os.environ if name.startswith("BENCHMARK_")}
     servers.start_django({"DJANGO_SETTINGS_MODULE": "benchmarks.support.settings", **environment})
@@ -56,7 +56,7 @@ def work(size: Size, load: str | None) -> int:
 def make_rows(size: Size) -> None:
     """Make the rules and overrides if the database has none.
 
-    Only `size.limits` of the rules apply to the timed requests. No override applies to them.
+    Only `size.limits` of the rules apply to the timed requests. No override applies to the timed requests.
     """
     from benchmarks.measured import ours
     from ratelimits.models import KeyOverride, Rule
@@ -98,7 +98,7 @@ def make_keys(size: Size) -> None:
             return
         selection = ours.selected("*", ours.someone("42"))
         terms = tuple(
-            Term(rule.algorithm, rule.name, 0, 0, rule=rule.rule, version=rule.version, since=rule.since)
+            Term(rule.algorithm, rule.name, key=0, slot=0, rule=rule.rule, version=rule.version, since=rule.since)
             for rule in selection.rules
         )
         limits = program(terms)
@@ -124,7 +124,7 @@ def requests(size: Size) -> Any:
     draw = random.Random(1)
     count = min(size.spread, MAX_USERS)
     ids = draw.sample(range(FIRST_ID, FIRST_ID + size.keys), count) if count > 1 else [FIRST_ID]
-    # The ids are in random order. So two texts that are used one after the other are not neighbours in memory.
+    # The ids are in random order. So the states of two users who follow each other are not neighbours in Redis' memory.
     turns = itertools.cycle([f"{number}" for number in ids])
 
     def ask() -> None:

@@ -24,10 +24,10 @@ _KINDS = {"ping": "floor", BASE: "floor", "bare": "floor", "drf_one": "peer", "d
 _CHARGED = "_ratelimits_charged"
 
 
-def whole_request(name: str, status: str = "200 OK") -> Callable[[], object]:
+def whole_request(name: str, expected_status: str = "200 OK") -> Callable[[], object]:
     """Return a function that makes a whole request to the view `name` through Django's WSGI handler.
 
-    The function returns whether the response has this status.
+    The function returns whether the response has the expected status.
     """
     handler = WSGIHandler()
     environ = {
@@ -54,7 +54,7 @@ def whole_request(name: str, status: str = "200 OK") -> Callable[[], object]:
         response: Any = handler({**environ, "wsgi.input": BytesIO(b"")}, start_response)
         b"".join(response)
         response.close()
-        return answered[0] == status
+        return answered == [expected_status]
 
     return ask
 
@@ -112,7 +112,14 @@ def throttle_cases() -> list[Case]:
 
     return [
         Case("throttle_three", "QuotaThrottle.allow_request, 3 rules + metering", "ours", admits),
-        Case("throttle_refused", "QuotaThrottle.allow_request, refused", "ours", refuses, "", _twice(refuses), 10),
+        Case(
+            "throttle_refused",
+            "QuotaThrottle.allow_request, refused",
+            "ours",
+            refuses,
+            before=_twice(refuses),
+            inner=10,
+        ),
     ]
 
 

@@ -13,8 +13,8 @@ from functools import wraps
 from statistics import median
 from typing import Any
 
-#: "module:function". The code of this module calls the function, so the wrapper replaces the function's name there.
-#: A function that no longer exists is reported and left out.
+#: "module:name". The wrapper of a function replaces this name in this module, because code calls the function by it. A
+#: name that no longer exists is reported and left out.
 FUNCTIONS = (
     "ratelimits.throttling.by_rules:QuotaThrottle.allow_request",
     "ratelimits.throttling.by_rules:costs_of",
@@ -50,7 +50,7 @@ _WRAPPER_NS = 130
 class Watch:
     """Wraps functions, and stores the time of each call in ns.
 
-    own      function -> the times of its calls, without the wrapped functions that these calls make
+    own      function -> the time of each call, without the time of other wrapped functions that the call runs
     missing  the functions that no longer exist
     """
 
@@ -59,7 +59,7 @@ class Watch:
         self.missing: list[str] = []
         #: For each wrapped call that is running, the outermost first: the time of the wrapped calls that it has made.
         self._inner: list[int] = []
-        #: What to set back: the module or class, the name in it, and the function itself.
+        #: What must be restored: the module or class, the name in it, and the original function.
         self._undo: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> Watch:
@@ -106,6 +106,7 @@ def watch(call: Callable[[], object], calls: int) -> dict[str, Any]:
     """
 
     def whole() -> float:
+        """Return the median time of a request in µs."""
         times = []
         for _ in range(calls):
             start = time.perf_counter_ns()

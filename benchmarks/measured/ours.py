@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 
@@ -53,8 +53,8 @@ def someone(user: str) -> Identity:
     return Identity(user=f"user:{user}", account=f"account:{user}")
 
 
-REFUSED = someone("43")
-BLOCKED, BLOCKED_NETWORK = someone("44"), "198.18.0.0/16"
+#: A user without permits (see `exhaust`), a user who is blocked, and a network that is blocked.
+REFUSED, BLOCKED, BLOCKED_NETWORK = someone("43"), someone("44"), "198.18.0.0/16"
 #: Number of blocks besides the two that apply to requests.
 BLOCKS = 10_000
 
@@ -150,7 +150,7 @@ def call_of(
 
 
 def engine_server() -> Server:
-    """Return the server for the engine's cases. Nobody publishes a version of the rules in its namespace."""
+    """Return the server for the engine's cases. No rules are published in its namespace, so no call is stale."""
     return Server(current_server().wire, Keyspace("engine", 64))
 
 
@@ -160,21 +160,28 @@ def deciding(server: Server, call: Call) -> Callable[[], object]:
     return lambda: decide_call(server, call, command).allowed
 
 
-def calls(now: int, user: str = "42") -> dict[str, tuple[str, Call]]:
-    """Return the engine's cases: name -> title and call."""
+class TitledCall(NamedTuple):
+    """A call, and the title of its case in tables."""
+
+    title: str
+    call: Call
+
+
+def calls(now: int, user: str = "42") -> dict[str, TitledCall]:
+    """Return the engine's cases by name."""
     kinds = (f"user:{user}", f"account:{user}", "global")
     three: list[tuple[str, Algorithm]] = [("user", PER_SECOND), ("account", PER_MONTH), ("global", PER_HOUR)]
     return {
-        "one": ("engine, one rule", call_of([("second", PER_SECOND)], now, counted=False, user=user)),
-        "three": ("engine, 3 rules on one key + metering", call_of(three_limits(), now, user=user)),
-        "kinds": ("engine, user + account + global + metering", call_of(three, now, keys=kinds, user=user)),
-        "ten": ("engine, 10 limits + metering", call_of(ten_limits(), now, user=user)),
+        "one": TitledCall("engine, one rule", call_of([("second", PER_SECOND)], now, counted=False, user=user)),
+        "three": TitledCall("engine, 3 rules on one key + metering", call_of(three_limits(), now, user=user)),
+        "kinds": TitledCall("engine, user + account + global + metering", call_of(three, now, keys=kinds, user=user)),
+        "ten": TitledCall("engine, 10 limits + metering", call_of(ten_limits(), now, user=user)),
     }
 
 
 def uncounted(now: int, name: str, user: str) -> Call:
     """Return the call `name` of `calls` without usage, so that it changes only the user's state."""
-    return calls(now, user)[name][1]._replace(usage=None)
+    return calls(now, user)[name].call._replace(usage=None)
 
 
 def scripts() -> set[bytes]:
@@ -226,16 +233,17 @@ def cases(now: int) -> list[Case]:
 def engine_ahead(server: Server, now: int) -> Case:
     """Return the case that spends prefetched permits in the engine. If no permits are left, it prefetches again."""
     call = call_of([("hour", PER_HOUR)], now, counted=True, user="42-ahead")
-    permits = PrefetchedPermits(server, call, PREFETCH, 1.0)
+    permits = PrefetchedPermits(server, call, maximum=PREFETCH, seconds=1.0)
 
     def spend() -> object:
         spent = permits.spend()
         if spent is not None:
             return spent
         fetch = permits.next_fetch()
-        taken = permits.take(fetch, decide_call(server, fetch.command.call, fetch.command))
-        spending.send(permits, taken[1] if taken is not None else None)
-        return taken
+        decided = decide_call(server, fetch.command.call, fetch.command)
+        decision, prefetched = permits.take(fetch, decided) or (None, None)
+        spending.send(permits, prefetched)
+        return decision
 
     return Case("engine_ahead", "engine, one rule + metering, prefetched permits", "ours", spend, inner=TIMED_TOGETHER)
 
@@ -275,8 +283,9 @@ def engine_refusal() -> Case:
     answer = quota.check(REFUSED, "refused", "GET")
     assert answer.decision is not None
     cache = DenyCache()
+    # The key of a kind of request: identity, scope, method, whether a request that must wait is refused, and cost.
     cache_key = (REFUSED, "refused", "GET", False, ("requests", 1))
-    cache.keep(cache_key, answer.decision, 3600.0)
+    cache.keep(cache_key, answer.decision, seconds=3600.0)
     # Each request makes a new identity. So look with another object that is equal to the identity.
     equal_key = (someone("43"), *cache_key[1:])
     return Case("engine_refused", "deny cache, refused", "ours", lambda: cache.repeat(equal_key), inner=50)
@@ -298,7 +307,9 @@ def refusals_sent(count: int, commands: Callable[[], int]) -> int:
 def save_blocks() -> None:
     """Block a key, a network and BLOCKS other targets, in one edit."""
     # One half of the other targets are networks, and the other half are users.
-    others = (f"10.{n >> 8}.{n & 255}.0/24" if n % 2 else f"user:blocked-{n}" for n in range(BLOCKS))
+    others = (
+        f"10.{number >> 8}.{number & 255}.0/24" if number % 2 else f"user:blocked-{number}" for number in range(BLOCKS)
+    )
     targets = [str(BLOCKED.user), BLOCKED_NETWORK, *others]
     with editing("default"):
         Access.objects.bulk_create(Access(target=target, reason="benchmark") for target in targets)

@@ -1,4 +1,4 @@
-"""The calls of other packages that limit requests, as cases to be timed. Each call is as its documentation shows.
+"""The calls of other packages that limit requests, as cases to be timed. Each call follows its package's documentation.
 
 The packages do less than this app: they decide one rule that is written in code, and count no usage. Only the usual
 algorithms of a package are measured. All packages use redis-py with hiredis, as this app does. All limits are so high
@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import redis
 from django.contrib.auth import get_user_model
@@ -169,7 +168,6 @@ def _smart(url: str) -> list[Case]:
         return lambda: view(request).status_code == 200
 
     response = HttpResponse()
-    assert urlsplit(url).port is not None
     return [
         Case(
             f"smart_{algorithm}",
@@ -182,6 +180,7 @@ def _smart(url: str) -> list[Case]:
     ]
 
 
+#: Name of a package for pip -> the function that returns its cases, for a server's URL without a database number.
 _MAKERS = {
     "limits": _limits,
     "throttled-py": _throttled,
