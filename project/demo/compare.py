@@ -31,10 +31,10 @@ class Row:
 
     @property
     def difference(self) -> int:
-        """Return by how much this key's counts are wrong. If this is above 0, the demo has failed.
+        """Return by how much this key's counts are wrong. If the result is above 0, the demo has failed.
 
-        This is the sum of the differences between the clients and the ledger, of the responses with another status than
-        200 and 429, and of the requests without a response.
+        It is the sum of three things: the differences between the clients and the ledger, the number of responses with
+        another status than 200 and 429, and the number of requests without a response.
         """
         return (
             abs(self.seen.admitted - self.admitted)
@@ -65,7 +65,8 @@ def compare(keys: list[IssuedKey], tallies: dict[str, Tally]) -> list[Row]:
 def wait_for_ledger(keys: list[IssuedKey], seconds: float) -> None:
     """Wait until the ledger contains all usage of these keys, for at most this number of seconds.
 
-    Also wait until each shard was drained once. Before its first drain, a report says that usage may be missing.
+    Also wait until each shard was drained once. Before the first drain of a shard, reports say that usage may be
+    missing.
     """
     now, microseconds = get_redis_connection(conf.CACHE_ALIAS).time()
     # A process repeats some refusals from memory, and reports their number to Redis every INTERVAL seconds. So wait

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ratelimits.embedded import die_with_parent
 
-#: Time in which a process may end by itself. Then it is killed.
+#: The function `stop` kills a process that has not ended after this number of seconds.
 STOP_SECONDS = 15.0
 
 

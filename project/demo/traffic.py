@@ -77,14 +77,16 @@ class Traffic:
         return self.tallies
 
     def _send_share(self, number: int, on_answer: Callable[[], None], stop: threading.Event) -> None:
-        """Send the requests of one thread: request `number`, and then each `self.threads`-th request after it."""
-        choice = random.Random(self.seed * 1000 + number)  # noqa: S311  (traffic, no secrets)
+        """Send the requests of one thread. For example, each of 8 threads sends every eighth request."""
+        chance = random.Random(self.seed * 1000 + number)  # noqa: S311  (traffic, no secrets)
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        for turn in range(number, self.requests, self.threads):
+        for request in range(number, self.requests, self.threads):
             if stop.is_set():
                 break
-            client = self.clients[(turn // self.threads + number) % len(self.clients)]
-            words = choice.choices(VOCABULARY, k=choice.randint(5, 60)) if choice.random() < 0.3 else []
+            # Each thread goes through the clients in order. The threads begin with different clients.
+            sent_by_thread = request // self.threads
+            client = self.clients[(number + sent_by_thread) % len(self.clients)]
+            words = chance.choices(VOCABULARY, k=chance.randint(5, 60)) if chance.random() < 0.3 else []
             status = _send(connection, client.secret, words)
             with self._lock:
                 _count(self.tallies[client.key], status, len(words))
@@ -93,7 +95,7 @@ class Traffic:
 
 
 def _send(connection: http.client.HTTPConnection, secret: str, words: list[str]) -> int | None:
-    """Send one request and return the status of the response. Without a response, return None and do not send again."""
+    """Send one request and return the status of the response. If no response comes, return None."""
     headers = {"Authorization": f"Api-Key {secret}", "Accept": "application/json"}
     try:
         if words:

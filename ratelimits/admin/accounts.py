@@ -72,7 +72,10 @@ class PlanAdmin(AuditedAdmin):
         )
 
     def effect_of(self, request: HttpRequest, row: Plan) -> tuple[list[str], list[str]]:
-        """Return no sentences, and a warning if an undo adds a deleted plan again: only the plan itself comes back."""
+        """Return no sentences, and perhaps a warning.
+
+        If an undo adds a deleted plan again, the warning says that only the plan itself comes back.
+        """
         if not row._state.adding:
             return [], []
         text = _("The plan comes back without its included quantities and prices: add them on the plan's page.")
@@ -112,7 +115,10 @@ class PlanAdmin(AuditedAdmin):
 
     @admin.display(description=_("rules"))
     def rules_listed(self, plan: Plan | None) -> str:
-        """Return a list of the plan's rules, as HTML. Each item is a rule's sentence, with a link to the rule."""
+        """Return a list of the plan's rules, as HTML. Each item is a rule's sentence, with a link to the rule.
+
+        The last item is a link that adds a rule. Return "–" for a plan that is not saved.
+        """
         if plan is None or plan.pk is None:
             return "–"
         add = reverse(f"{self.admin_site.name}:ratelimits_rule_add") + f"?plan={plan.pk}"

@@ -95,7 +95,7 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Return the adjustments whose account or reason fits the search, and whether one can be there twice."""
+        """Return the adjustments whose account or reason fits the search, and whether duplicates are possible."""
         found, may_repeat = admin.ModelAdmin.get_search_results(self, request, queryset, search_term)
         if search_term:
             found |= queryset.filter(account__in=self.possible_accounts(request, search_term))
@@ -229,7 +229,10 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
 
     @admin.action(description=_("Put the selected adjustments on reports now"), permissions=["finalise"])
     def finalise(self, request: HttpRequest, queryset: QuerySet[Adjustment]) -> None:
-        """Finalise now, for the accounts of these adjustments. Without this action, the worker finalises later."""
+        """Finalise all periods that can be closed, for the accounts of these adjustments.
+
+        Without this action, the worker finalises these periods later.
+        """
         unreported = queryset.filter(report=None, approval__in=Adjustment.REPORTABLE).order_by("account")
         for account in list(unreported.values_list("account", flat=True).distinct()):
             for report in close.finalise(account=account):

@@ -173,7 +173,7 @@ class AuditedAdmin(TypedNumbers, _Base):
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        self._primary_key(unquote(object_id))
+        self._primary_key(unquote(object_id))  # Raise Http404 if the id cannot be a primary key.
         return super().history_view(request, object_id, extra_context)
 
     def get_history_queryset(self, request: HttpRequest, history_manager: Any, pk_name: str, object_id: Any) -> Any:

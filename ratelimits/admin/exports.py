@@ -56,7 +56,7 @@ class ReportDownloads(_Base):
         return super().change_view(request, object_id, form_url, context)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        # Suggest the month that the filter of the list has chosen. Without a filter, suggest the previous month.
+        # Suggest the month of the list's filter. Without a filter, suggest the previous month.
         previous = now().replace(day=1) - timedelta(days=1)
         month = request.GET.get("month") or f"{previous:%Y-%m}"
         context = {"download_formats": installed(), "download_month": month} | (extra_context or {})

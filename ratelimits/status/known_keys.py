@@ -18,6 +18,7 @@ from django.utils.translation import gettext as _
 from ratelimits.conf import conf
 from ratelimits.identity import address_key
 from ratelimits.models import Access, Account, KeyOverride, KeyTotal, PlanMembership
+from ratelimits.models.access.targets import canonical
 from ratelimits.models.keys import validate_key
 from ratelimits.models.status.totals import DAY, newest_days
 
@@ -61,12 +62,28 @@ class SearchResult(NamedTuple):
 
 
 def typed_key(text: str) -> str | None:
-    """Return the key that a text names; None if the text is not a key. An IP address can be written without "ip:"."""
+    """Return the key that a text names; None if the text is not a key.
+
+    An address can be written without "ip:", with a port, or as a network of one address such as "203.0.113.9/32".
+    """
     try:
         validate_key(text)
     except ValidationError:
-        return address_key(text.removeprefix("ip:"))
+        return address_key(text.removeprefix("ip:")) or _network_key(text)
     return text
+
+
+def _network_key(text: str) -> str | None:
+    """Return the key of a network under which one caller is counted: a single IPv4 address, or a /64 network of IPv6.
+
+    Return None for a larger network, and for any other text.
+    """
+    try:
+        key = canonical(text)
+        validate_key(key)
+    except ValidationError:
+        return None
+    return key
 
 
 def looks_secret(text: str) -> bool:

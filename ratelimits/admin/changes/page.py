@@ -87,7 +87,10 @@ def shown_change(site: AdminSite, request: HttpRequest, row: ChangedRow) -> Show
 
 
 def _undo(site: AdminSite, request: HttpRequest, row: ChangedRow) -> tuple[str, str]:
-    """Return the text and the URL of the link that undoes a change. Without a link, return the reason and ""."""
+    """Return the text and the URL of the link that undoes a change. If there is no link, return the reason and "".
+
+    If a later change follows an edit, the link shows the row's state before the edit.
+    """
     record, model, name = row.record, row.model, f"{site.name}:ratelimits_{row.model._meta.model_name}"
     words = {"row": model._meta.verbose_name}
     if row.kind == "+":

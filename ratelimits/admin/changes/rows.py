@@ -162,7 +162,7 @@ def _plan_names(records: Iterable[Any]) -> dict[int, str]:
 
 
 def _instance(record: Any, plans: dict[int, str]) -> Any:
-    """Return the row of a record. Its plan has only a key and a name: the other columns are not read."""
+    """Return the row of a record. Its plan has only a primary key and a name: its other columns are not read."""
     instance = record.instance
     if getattr(instance, "plan_id", None) is not None:
         instance.plan = Plan(pk=instance.plan_id, name=plans.get(instance.plan_id, f"#{instance.plan_id}"))

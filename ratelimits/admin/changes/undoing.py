@@ -1,4 +1,4 @@
-"""The page that undoes the last change of a row. Before this, it shows the effect."""
+"""The page that undoes the last change of a row. It first shows the effect of the undo."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _answer(request: HttpRequest, page: Any, history_id: int, form: ReasonForm) 
     row = former.instance
     row._state.adding = change.kind == "-"
     try:
-        # `full_clean` may change values. The former values are restored as they were.
+        # `full_clean` may change values, so it checks a copy. The row gets exactly its former values.
         copy(row).full_clean()
     except ValidationError as error:
         text = _("The former values are no longer valid. Correct them, then save: %s") % " ".join(error.messages)

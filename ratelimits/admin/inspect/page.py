@@ -134,7 +134,7 @@ class _Page:
         if not _is_searchable(text):
             return []
         found = known_accounts(text, self._searched_tables())
-        return [KnownKey(one.key.removeprefix("account:"), one.name) for one in found]
+        return [KnownKey(known.key.removeprefix("account:"), known.name) for known in found]
 
     def _search_context(self, text: str, account: str) -> dict[str, Any]:
         """Return the template's values for a text that is not a key: the keys that contain the text.
@@ -144,8 +144,7 @@ class _Page:
         if (network := _network(text)) is not None:
             blocks = self._list_url(Access, {"q": text}) if self._may_view(Access) else ""
             problem = (
-                _("%s is a network. Requests are counted by single addresses: write an address of the network.")
-                % network
+                _("%s is a network. This page shows one address at a time: write an address of the network.") % network
             )
             return {"problem": problem, "blocks_url": blocks}
         result = known_keys(text, self._searched_tables())
@@ -281,8 +280,8 @@ class _Page:
     def _lines_url(self, identity: Identity) -> str:
         if not identity.account_id:
             return ""
-        term = " ".join(filter(None, (identity.account_id, identity.narrowest_key)))
-        return self._list_url(Line, {"q": term})
+        searched = " ".join(filter(None, (identity.account_id, identity.narrowest_key)))
+        return self._list_url(Line, {"q": searched})
 
     def _searched_tables(self) -> set[type[models.Model]]:
         return searched_tables(self._request, self._site)
@@ -314,7 +313,7 @@ def _may_count_by_owner(snapshot: Snapshot, identity: Identity) -> bool:
 
 
 def _network(text: str) -> str | None:
-    """Return the network (or the single address) that a text names; None if the text names neither."""
+    """Return the network that a text names; None if the text names no network."""
     try:
         target = canonical(text)
     except ValidationError:
