@@ -1,6 +1,7 @@
 """Read the cells of a line with the fields of a form.
 
-So a cell accepts the same texts as the field in the admin's form. The messages are the same too.
+So a cell accepts the same texts as the field in the admin's form, except for a plan, which is written as its slug. Most
+messages are the same too.
 """
 
 from __future__ import annotations

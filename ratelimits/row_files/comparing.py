@@ -166,10 +166,10 @@ class _Comparison:
         return compared
 
     def _matching(self, values: dict[str, Any], stored: list[Any]) -> list[Any]:
-        """Return the stored rows that a line can mean. There can be several rows if the line does not give the start.
+        """Return the stored rows that a line can mean: several only if the file has no column `valid_from`.
 
-        Rows whose end has passed are left out. But if a row has the end that the line gives (and the start, if the line
-        gives one), return only this row, even if its end has passed.
+        Rows whose end has passed are left out. But if the file has a column `valid_until`, and a row has the same end
+        as the line, return only this row, even if its end has passed.
         """
         if not self.table.dated:
             return stored

@@ -1,7 +1,7 @@
 """Find the block or allow that applies to a request. All rows are in memory, and the search is fast for many rows too.
 
-A block refuses the requests of a key or network. An allow exempts them from the rules. Keys are found in a dictionary.
-Networks are in one dictionary for each length of their prefix. So a search takes one look-up for each length.
+Keys are found in a dictionary. Networks are in one dictionary for each length of their prefix. So a search takes one
+look-up for each length.
 """
 
 from __future__ import annotations

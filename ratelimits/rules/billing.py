@@ -1,4 +1,4 @@
-"""The billing periods of an account, as the rules know them."""
+"""Find the billing periods of an account around a moment."""
 
 from __future__ import annotations
 

@@ -92,9 +92,9 @@ class Chooser:
     def _apply(
         self, row: RuleRow, kind: str, overrides: list[OverrideRow], deletions: list[tuple[int, int]], changed_at: int
     ) -> AppliedRule | UnreadableRule | None:
-        """Return the rule with the numbers and the mode of its overrides.
+        """Return the rule with the numbers and the mode of its overrides; None if the rule is off.
 
-        Return None for a rule that is off, and for a rule in shadow mode that is not valid. `deletions` has a
+        If the rule is not valid, return an UnreadableRule, or None if the rule is in shadow mode. `deletions` has a
         version and a moment for each deletion.
         """
         mode = next((override.mode for override in overrides if override.mode), row.mode)
@@ -106,7 +106,9 @@ class Chooser:
         except ValueError as error:
             if not row.unreadable:
                 pks = ", ".join(str(override.pk) for override in overrides)
-                self._log_once(f"Overrides {pks} of {row.name} are not in force, its failure policy decides: {error}")
+                self._log_once(
+                    f"Overrides {pks} of {row.name} are not in force, the rule's failure policy decides: {error}"
+                )
             return None if mode == "shadow" else UnreadableRule(row.name, row.pk, row.meter, on_failure)
         now = self._clock()
         span = algorithm.valid_span(now)

@@ -65,7 +65,7 @@ class Facts:
         # The limits of the key also changed when the validity of a row began or ended.
         for edited_at, *edges in times:
             changes += edited_at, *(edge for edge in edges if 0 < edge <= now)
-        # The newest row comes first. If several rows are in force, this one counts.
+        # If several rows are in force, the newest one counts. It comes first in `overrides` and in `memberships`.
         in_force: dict[str, OverrideRow] = {}
         for override in overrides:
             if override.valid_from <= now < override.valid_until:

@@ -55,7 +55,10 @@ class Memberships:
     using: str
 
     def names(self, users: Iterable[Any]) -> Iterator[tuple[Any, str]]:
-        """Yield the primary key of a user and the name of a group, for each group of these users."""
+        """Yield the primary key of a user and the name of a group, for each group of these users.
+
+        `users` are primary keys.
+        """
         pks = list(users)
         rows = self.model._base_manager.using(self.using).order_by()
         for first in range(0, len(pks), _CHUNK):
@@ -71,7 +74,7 @@ def memberships() -> Memberships | None:
     except FieldDoesNotExist:
         return None
     model = field.remote_field.through
-    # Read from the database that is written: a replica may not have the newest change yet.
+    # Read from the database to which Django writes: a replica may not have the newest change yet.
     return Memberships(model, field.m2m_field_name(), user_model._meta.pk, router.db_for_write(model))
 
 
@@ -82,18 +85,18 @@ def database() -> str | None:
 
 
 def read(users: Collection[str]) -> Groups:
-    """Return the groups of these users."""
+    """Return the groups of these users. Each item of `users` is a key, such as "user:42"."""
     table = memberships()
     names: dict[str, set[str]] = defaultdict(set)
     if table is not None:
-        keys = {}
+        key_of_pk = {}
         for key in users:
             try:
-                keys[table.user_pk.to_python(key.partition(":")[2])] = key
+                key_of_pk[table.user_pk.to_python(key.partition(":")[2])] = key
             except ValidationError:  # the key contains the digest of a long primary key, not the primary key
                 continue
-        for pk, name in table.names(keys):
-            names[keys[pk]].add(name)
+        for pk, name in table.names(key_of_pk):
+            names[key_of_pk[pk]].add(name)
     return {user: frozenset(names[user]) for user in users}
 
 
@@ -116,6 +119,7 @@ def watch() -> None:
 
 
 def _members_changed(instance: Any, action: str, reverse: bool, pk_set: Any, using: str, **kwargs: Any) -> None:
+    # If `reverse` is true, `instance` is a group and `pk_set` are its users. Otherwise `instance` is a user.
     if action == "post_clear":
         _groups_changed([] if reverse else [instance.pk], using)
     elif action in ("post_add", "post_remove") and pk_set:
@@ -141,7 +145,10 @@ def _groups_changed(users: Collection[Any], using: str) -> None:
 
 
 def _write_tombstones(users: Collection[Any]) -> None:
-    """Write a tombstone for each of these users, or one for all users. Write nothing if no rule names a group."""
+    """Write a tombstone for each of these users. If there are none or too many, write one tombstone for all users.
+
+    Write nothing if no rule names a group.
+    """
     if not has_rules_outside_database and not Rule.objects.using(conf.DATABASE).exclude(group="").exists():
         return
     keys = [f"user:{pk}" for pk in users]

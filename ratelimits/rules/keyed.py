@@ -97,7 +97,7 @@ class KeyRows:
 
 
 def read(using: str, shards: Collection[int], above: int | None = None) -> dict[int, KeyRows]:
-    """Return the rows about the keys of these shards. With `above`, return only rows with a version above it."""
+    """Return the rows about the keys of these shards, by shard. With `above`, return only rows with a newer version."""
     wanted: dict[str, Any] = {"shard__in": shards} | ({} if above is None else {"version__gt": above})
     stored: dict[Any, Any] = {}
 
@@ -188,7 +188,10 @@ def merge(shards: list[KeyRows | None], changes: Mapping[int, KeyRows], tombston
 def _merged(
     current: Mapping[str, tuple[Row, ...]], new: Mapping[str, tuple[Row, ...]], deleted: set[int]
 ) -> dict[str, tuple[Row, ...]]:
-    """Return the current rows with the new rows. Leave out rows whose primary key is in `deleted`, and old versions."""
+    """Return the current rows and the new rows. Leave out current rows that are deleted or replaced by a new row.
+
+    `deleted` has the primary keys of the deleted rows.
+    """
     removed = deleted | {row.pk for rows in new.values() for row in rows}
     merged = {}
     for key, rows in current.items():

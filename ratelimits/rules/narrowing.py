@@ -1,4 +1,4 @@
-"""Decide about single rules: whether a rule applies to a request, which key it counts, and with which numbers."""
+"""Find whether a rule applies to a request, under which kind of key it counts the request, and with which numbers."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def applies_to_caller(row: RuleRow, present: int, groups: frozenset[str]) -> boo
 
 
 def counted_kind(row: RuleRow, present: int) -> str | None:
-    """Return the kind of key that a rule counts (see `AppliedRule.key_kind`); None if the identity has no such key.
+    """Return the kind of key under which a rule counts an identity (see `AppliedRule.key_kind`).
 
-    `present` has a bit for each kind of key that the identity has.
+    Return None if the identity has no such key. `present` has a bit for each kind of key that the identity has.
     """
     kind = _counted_attribute(row.key_kind, present)
     if kind == "address" and (row.ipv4_prefix, row.ipv6_prefix) != (IPV4_PREFIX, IPV6_PREFIX):
@@ -73,7 +73,7 @@ def counted_kind(row: RuleRow, present: int) -> str | None:
 
 
 def _counted_attribute(key_kind: str, present: int) -> str | None:
-    """Return the attribute of Identity that a rule counts, or "global"; None if the identity has no such key."""
+    """Return the attribute of Identity that contains the counted key, or "global"; None if there is no such key."""
     if key_kind == GLOBAL_KEY:
         return GLOBAL_KEY
     if key_kind == "key":

@@ -1,8 +1,7 @@
 """Read the rules at one version into frozen rows. At first, read all rows. Later, read only changed rows.
 
-Rules, plans, blocks and allows are read at once for all keys. (A block refuses the requests of a key or network. An
-allow exempts them from the rules.) Rows about single keys (overrides, memberships, accounts) are read for a whole shard
-of keys, when one of these keys is used. So a key without rows needs no query of its own.
+Rules, plans, blocks and allows are read at once for all keys. Rows about single keys (overrides, memberships, accounts)
+are read for a whole shard of keys, when one of these keys is used. So a key without rows needs no query of its own.
 """
 
 from __future__ import annotations

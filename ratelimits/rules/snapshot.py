@@ -76,7 +76,7 @@ class MissingRows(NamedTuple):
 def _keys_of(identity: Identity) -> tuple[tuple[int, str | None], ...]:
     """Return the identity's keys, each with the bit of its kind.
 
-    The account comes last. Of the keys before it, the first key that is on a plan decides the plan of the key.
+    The account comes last. Of the other keys, the first one that is on a plan gives the key's plan (see `Properties`).
     """
     return (
         (API_KEY, identity.api_key),
@@ -258,7 +258,7 @@ class Snapshot:
         groups_read = self.rows.groups
         return MissingRows(
             frozenset(shard for shard in shards if self.rows.shards[shard] is None),
-            frozenset(user for user in users if user not in groups_read) if self._groups else _NO_GROUPS,
+            frozenset(user for user in users if user not in groups_read) if self._groups else frozenset(),
         )
 
     def with_rows_of(self, *identities: Identity) -> Snapshot:

@@ -100,7 +100,7 @@ def decode_json(text: bytes) -> Any:
             return _JSON.decode(json_text)
         except json.JSONDecodeError:
             raise
-        except (InvalidOperation, ValueError):
+        except (InvalidOperation, ValueError):  # a number is too large for a Decimal or for an int
             return _LENIENT.decode(json_text)
     except json.JSONDecodeError as error:
         raise ValueError(f"this is not JSON: {error.msg} at character {error.pos + 1}") from error
