@@ -89,7 +89,8 @@ class PlanAdmin(AuditedAdmin):
         rows = changed_rows(PARTS, until=None, skip=0, count=PER_PAGE + 1, chosen=Q(plan=pk))
         context = {
             "changes": [shown_change(self.admin_site, request, row) for row in rows[:PER_PAGE]],
-            "more_changes": PER_PAGE if len(rows) > PER_PAGE else 0,
+            # 0 if the page shows all changes.
+            "changes_shown": PER_PAGE if len(rows) > PER_PAGE else 0,
         }
         return super().history_view(request, object_id, {**context, **(extra_context or {})})
 

@@ -101,7 +101,7 @@ class QuarantinedBatchAdmin(ReadOnlyAdmin):
                 "meaning": meaning,
                 "batches": [(quarantined, self.missing_lines(quarantined)) for quarantined in batches],
                 "action": request.POST["action"],
-                "chosen": ACTION_CHECKBOX_NAME,
+                "checkbox_name": ACTION_CHECKBOX_NAME,
             }
             return TemplateResponse(request, "ratelimits/admin/resolve_batches.html", context)
         for quarantined in batches:

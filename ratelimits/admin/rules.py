@@ -174,23 +174,23 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
 
         Only recorded requests are known. Without a typed rule, the page asks for a limit.
         """
-        quick = None if request.POST else QuickTryForm(request.GET if "limit" in request.GET else None)
-        context: dict[str, Any] = {"quick": quick}
+        short_form = None if request.POST else QuickTryForm(request.GET if "limit" in request.GET else None)
+        context: dict[str, Any] = {"short_form": short_form}
         rule = None
-        if quick is None or quick.is_valid():
-            form = self._tried_form(request, None if quick is None else quick.rule_values())
+        if short_form is None or short_form.is_valid():
+            form = self._tried_form(request, None if short_form is None else short_form.rule_values())
             rule, errors = form.typed_rule()
             context["errors"] = form.errors_with_labels(errors)
         elif not self._may_try(request):
             raise PermissionDenied
         if rule is not None:
             context |= self._yesterday_of(request, rule)
-            if quick is not None and self.has_add_permission(request):
+            if short_form is not None and self.has_add_permission(request):
                 add = reverse(f"{self.admin_site.name}:ratelimits_rule_add")
-                context["add_url"] = add + quick.rule_query(rule)
+                context["add_url"] = add + short_form.rule_query(rule)
         title = _("Would a limit have refused anyone in the last 24 hours?")
         context |= {**self.admin_site.each_context(request), "title": title}
-        if rule is not None and quick is not None:
+        if rule is not None and short_form is not None:
             rule.name = ""  # The name is from the short form. The user has not typed it.
         context |= {"opts": self.model._meta, "rule_text": rule and rule_text(rule)}
         return TemplateResponse(request, "ratelimits/admin/rule_yesterday.html", context)

@@ -11,7 +11,7 @@ from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext
 
 from ratelimits.admin.status.index import in_groups, recent_refusals, tasks
-from ratelimits.admin.status.page import strip
+from ratelimits.admin.status.page import facts_of_strip
 from ratelimits.conf import conf
 from ratelimits.status.facts import Fact, Level
 from ratelimits.status.first_drain import before_first_drain
@@ -33,7 +33,7 @@ def ratelimits_status(context: dict[str, Any]) -> dict[str, Any]:
     except NoReverseMatch:
         return {"facts": [], "url": ""}
     try:
-        return {"facts": strip(request), "url": url}
+        return {"facts": facts_of_strip(request), "url": url}
     except DatabaseError as error:
         logger.warning("The status could not be read: %s", error)
         title = gettext("Database")
@@ -57,7 +57,7 @@ def ratelimits_refusals(context: dict[str, Any]) -> dict[str, Any]:
     request, text = context["request"], ""
     try:
         refusals = recent_refusals(request, request.current_app)
-        if refusals == []:  # not None, which means that the user may not see refusals
+        if refusals == []:  # None would mean that the user may not see refusals.
             text = before_first_drain(conf.DATABASE)
     except (NoReverseMatch, DatabaseError) as error:
         logger.warning("The recent refusals could not be read: %s", error)

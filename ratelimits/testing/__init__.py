@@ -1,6 +1,8 @@
 """Give a test of your project, or a part of a test, other rules, a stopped clock, or no limits.
 
-Each tool is a context manager, and a decorator for functions, async functions and classes of `unittest.TestCase`.
+Each of these tools is a context manager, and a decorator for functions, async functions and classes of
+`unittest.TestCase`.
+
 pytest has the fixtures `override_rules`, `frozen_quota_clock` and `no_rate_limits`. docs/testing.md has examples.
 """
 

@@ -28,7 +28,7 @@ class FrozenClock:
     def tick(self, seconds: float | timedelta = 1) -> datetime:
         """Move the clock forward by a number of seconds or a timedelta, and return the new time.
 
-        Raise ValueError if the number is negative: the limits of a test never see time go back.
+        Raise ValueError if the number is negative, because the clock moves only forward.
         """
         delta = seconds if isinstance(seconds, timedelta) else timedelta(seconds=seconds)
         if delta < timedelta(0):
@@ -44,13 +44,12 @@ class FrozenClock:
 class frozen_quota_clock(TestContextDecorator):  # noqa: N801  (it is used as a decorator)
     """Stop the time of all decisions, by default at the present moment. `with` gives the FrozenClock.
 
-    The throttle classes, the middleware, the decorator and `check` use this time for decisions and headers. Overrides,
-    memberships, blocks and allows are valid or not at this time. A request that has to wait moves the clock and does
-    not sleep. A decorated function receives the clock in the argument with the name `kwarg_name`. A decorated class has
-    the clock in the attribute with the name `attr_name`.
+    The throttle classes, the middleware, the decorator and `check` use this time for decisions and headers. The
+    time also decides which overrides, memberships, blocks and allows are valid. A request that has to wait moves the
+    clock and does not sleep. A decorated function receives the clock in the argument with the name `kwarg_name`. A
+    decorated class has the clock in the attribute with the name `attr_name`.
 
-    All permits are unspent at the beginning. The tasks that write the ledger and the reports use the real
-    time.
+    All permits are unspent at the beginning. The tasks that write the ledger and the reports use the real time.
     """
 
     def __init__(

@@ -20,12 +20,12 @@ def enter() -> Callable[[], None]:
     django_tests.possible = True
     django_tests.follow(conf.DATABASE)
     previous, current = test_suffix(), django_tests.new_suffix()
-    isolate(current, delete=False)  # Keep the Redis keys of the former namespace: `leave` uses it again.
+    isolate(current, delete=False)  # Keep the former namespace's Redis keys: `leave` returns to them.
     _forget()
 
     def leave() -> None:
         django_tests.follow(conf.DATABASE)
-        # If another test has begun meanwhile, that test uses its own namespace. Keep the namespace of that test.
+        # If another test has begun in the meantime, that test uses its own namespace. Keep the namespace of that test.
         if test_suffix() == current:
             isolate(previous)
         _forget()

@@ -33,8 +33,7 @@ class override_rules(TestContextDecorator):  # noqa: N801  (it is used as a deco
 
     A rule is a dict with the fields of the model `Rule`, or an unsaved `Rule`. `rate` can be a typed rate such as
     "10/5min". It then also sets the period and the capacity, if the dict does not have them. `plan` is the slug of a
-    plan. Plans, memberships, groups, accounts, overrides, blocks and allows still come from the
-    database.
+    plan. Plans, memberships, groups, accounts, overrides, blocks and allows still come from the database.
 
     All permits are unspent at the beginning. Raise ValueError for a rule that is not valid.
     """
@@ -75,7 +74,7 @@ class _TestRules:
     def __init__(self, rule_rows: list[tuple[RuleRow, str]]) -> None:
         #: Each rule of the test, with the slug of its plan.
         self._rule_rows = rule_rows
-        #: The result of the last call.
+        #: The result of the last call. The loader passes it to the next call if no row has changed.
         self._last: Rows | None = None
 
     def __call__(self, rows: Rows) -> Rows:
@@ -139,7 +138,7 @@ def _numbers(values: dict[str, Any]) -> dict[str, Any]:
     values = with_numbers({"algorithm": DEFAULT_ALGORITHM, **values})
     rate = values.get("rate")
     if isinstance(rate, str) and not _is_number(rate):
-        typed_rates.rate(rate)  # raises an error that says how to write a rate
+        typed_rates.rate(rate)  # For a text that is not a rate, this raises an error with an example.
     for name in ("period", "max_wait", "lease_ttl"):
         if isinstance(values.get(name), str):
             values[name] = typed_rates.seconds(values[name])

@@ -51,6 +51,6 @@ def start_server_if_needed() -> None:
 
 
 def _start() -> None:
-    # Change the dict itself. If an `override_settings` is active now, a new dict would be lost at its end.
+    # Change the dict itself. A new dict would be lost when an `override_settings` that is active now ends.
     settings.CACHES[conf.CACHE_ALIAS]["LOCATION"] = own_url()
     setting_changed.send(sender=start_server_if_needed, setting="CACHES", value=settings.CACHES, enter=True)

@@ -100,7 +100,9 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         try:
             permits, period = typed_rates.rate(str(rate))
             if permits % 1:
-                raise ValueError(f"“{rate}” is not a whole number of requests: write one, such as 1/2s for 0.5/s.")
+                raise ValueError(
+                    f"“{rate}” is not a whole number of requests: write a whole number, such as 1/2s for 0.5/s."
+                )
         except ValueError as error:
             raise ImproperlyConfigured(f"{type(self).__module__}.{type(self).__qualname__}: {error}") from error
         return int(permits), float(period) if period % 1 else int(period)
@@ -131,11 +133,11 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
             return True
         self._outcome = outcome = self._outcome_of(key_and_rate, request, view)
         if not outcome.self_admits:
-            admitted = self.throttle_failure()
+            admitted = self.throttle_failure()  # A subclass can return True, to admit the request.
             if not admitted and conf.REFUSAL_RESPONSE is not None:
                 raise_refusal(getattr(request, "_request", request), outcome.answer, view)
             return admitted
-        # If only another throttle refuses the request, that throttle returns False, and this one returns True.
+        # If only another throttle refuses the request, this throttle returns True. The other throttle returns False.
         return self.throttle_success() if outcome.all_admit else True
 
     def throttle_success(self) -> bool:
@@ -152,6 +154,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
             return self._outcome.wait
         if self.duration is None or self.num_requests is None:
             return None
+        # Nothing was decided: assume that the client has sent no requests yet.
         return self.duration / (self.num_requests + 1)
 
     def _outcome_of(self, key_and_rate: _KeyAndRate, request: Request, view: APIView) -> _Outcome:
@@ -215,7 +218,7 @@ def _limits(keys_and_rates: Iterable[_KeyAndRate]) -> Iterator[Limit]:
                 f"The rate of the throttle {shown(key_and_rate.name)} is not valid: {error}"
             ) from error
         # A counter belongs to its cache key, and keeps its count if the rate changes. But if a view has several rates
-        # with the same cache key, the second rate and each further one have their own counters.
+        # with the same cache key, the second rate and each further rate have their own counters.
         name = f"{key_and_rate.num_requests}/{key_and_rate.duration}" if key_and_rate.cache_key in cache_keys else ""
         cache_keys.add(key_and_rate.cache_key)
         yield Limit(ledger_name(f"throttle:{key_and_rate.cache_key}"), algorithm, name)

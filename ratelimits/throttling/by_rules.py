@@ -47,7 +47,7 @@ class QuotaBlocked(APIException):
 
 
 class QuotaRefused(Throttled):
-    """Raised if a rule with its own status or text refuses the request, or if the project has its own response."""
+    """Raised if a rule with its own status or text refuses the request, or if the project has a REFUSAL_RESPONSE."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.retry_after)
@@ -62,9 +62,9 @@ class QuotaThrottle(BaseThrottle):
     """The throttle class: it decides requests by the rules in the admin.
 
     A view can have a `throttle_scope` and a `throttle_cost`. Rules can name the scope (the default is "*"). The cost is
-    a number of permits of the meter "requests", or a mapping of meters to whole costs such as {"requests": 1,
-    "tokens": 250}, or a callable that takes (request, view) and returns one of these. `request.quota` is the answer.
-    The receipt in its decision can be refunded or settled.
+    a number of permits of the meter "requests", or a mapping of meters to whole costs such as
+    {"requests": 1, "tokens": 250}, or a callable that takes (request, view) and returns one of these. `request.quota`
+    is the answer. With the receipt in the answer's decision, the request can be refunded or settled.
 
     A view, or a subclass of this class, can have a `throttle_key` for rules that count per "key that the view gives":
     "header:X-Tenant", "query:team", "field:email", "arg:pk", or a callable that takes (request, view).
@@ -138,7 +138,7 @@ def raise_refusal(request: Any, answer: Answer, view: Any) -> None:
 def _error(answer: Answer, *, always: bool) -> APIException | None:
     """Return the error for a refused request.
 
-    If a rule without its own status and text refuses the request, return an error only if `always` is true.
+    If the rule that refuses has no status and no text of its own, return None, except if `always` is true.
     """
     if answer.unavailable:
         return QuotaUnavailable()
@@ -151,7 +151,7 @@ def _error(answer: Answer, *, always: bool) -> APIException | None:
 
 
 def _answer_with(response: HttpResponseBase, error: APIException, view: Any) -> None:
-    """Let a view answer this error with this response. Each request has its own view object."""
+    """Let a view answer this error with this response. The view object serves only this request, so change it."""
     if not hasattr(view, "get_exception_handler"):
         return
     usual_handler = view.get_exception_handler()

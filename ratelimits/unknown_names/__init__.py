@@ -49,7 +49,8 @@ def in_rule(scope: str, meter: str, except_scopes: str = "") -> Iterator[str]:
     `except_scopes` is the list of scopes in which the rule does not apply.
     """
     # `in_views.scopes` or `in_views.meters` is None if views can have scopes or meters that are not known here.
-    in_views, (scope, methods) = named_by_views(), split_scope(scope)
+    in_views = named_by_views()
+    scope, methods = split_scope(scope)
     if scope in conf.OUTBOUND_SCOPES:
         return  # outbound calls name their meters in code that is not searched
     if scope != "*" and in_views.scopes is not None and scope not in in_views.scopes:
@@ -91,9 +92,9 @@ def in_keys(keys: Iterable[str]) -> dict[str, str]:
         "account": _("No account has the identifier “%(name)s”, so nobody has the key %(key)s yet."),
     }
     existing = {"user": users, "account": accounts | (users & perhaps_users)}
-    return {
-        key: texts[kind] % {"name": name, "key": key}
-        for kind, names in named.items()
-        for name in sorted(names - existing[kind])
-        for key in [f"{kind}:{name}"]
-    }
+    sentences = {}
+    for kind, names in named.items():
+        for name in sorted(names - existing[kind]):
+            key = f"{kind}:{name}"
+            sentences[key] = texts[kind] % {"name": name, "key": key}
+    return sentences

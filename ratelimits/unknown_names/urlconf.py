@@ -75,7 +75,7 @@ def _names_in_code() -> _NamesInCode:
 
 
 def _scopes_and_costs(patterns: list[URLPattern | URLResolver]) -> Iterator[tuple[Any, ...]]:
-    """Yield the scope and the cost of each limited view.
+    """Yield the scope and the cost of each view. They are None for a view that does not name them.
 
     The scope and the cost are attributes of a view of Django REST framework, or arguments of the decorator.
     """

@@ -260,7 +260,7 @@ def test_a_database_that_fails_is_said_above_the_index(
     def fail(request: Any) -> Any:
         raise OperationalError("no such table")
 
-    monkeypatch.setattr("ratelimits.templatetags.ratelimits_status.strip", fail)
+    monkeypatch.setattr("ratelimits.templatetags.ratelimits_status.facts_of_strip", fail)
     html = page(admin_client, INDEX)
     assert "Database: OperationalError" in text(html)
     assert html.count("ratelimits-level") == 1

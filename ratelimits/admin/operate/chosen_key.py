@@ -122,7 +122,7 @@ def ask_for_key(
         # The choices need an explanation only if one of them is a user.
         "explained": any(one.key.startswith("user:") for one, _url in question.choices),
         "form": form,
-        "others": [(name, value) for name, value in request.GET.items() if name not in form.fields],
+        "other_values": [(name, value) for name, value in request.GET.items() if name not in form.fields],
         "media": form.media,
         "opts": opts,
         "back": back,

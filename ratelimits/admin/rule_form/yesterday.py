@@ -56,21 +56,21 @@ def yesterday(typed: Rule, saved: Rule | None, *, with_keys: bool) -> dict[str, 
     """
     if typed.to_algorithm().leases:
         text = _("The recorder does not know how long requests took, so a limit on requests at once cannot be tried.")
-        return {"nothing": text}
+        return {"no_result": text}
     if saved is not None and (saved.unreadable() or saved.to_algorithm().leases):
         saved = None
     trace = recorded_day(typed, *([] if saved is None else [saved]))
     if not trace.rows:
-        return {"nothing": _nothing(typed)}
+        return {"no_result": _nothing(typed)}
     try:
         typed_result, saved_result = replay_result(typed, trace), None if saved is None else replay_result(saved, trace)
     except UNAVAILABLE:
-        return {"nothing": _("Redis or the database does not answer, so nothing could be tried.")}
+        return {"no_result": _("Redis or the database does not answer, so nothing could be tried.")}
     if not typed_result.requests and (saved_result is None or not saved_result.requests):
         text = _(
             "The rule counts none of the recorded requests: look at its scope, meter, kind of key, callers and plan."
         )
-        return {"nothing": f"{text} {_span(trace)}", "notes": list(_notes(typed, trace))}
+        return {"no_result": f"{text} {_span(trace)}", "notes": list(_notes(typed, trace))}
     return {
         "answer": _answer(typed_result, typed.key_kind),
         "verdict": f"{_span(trace)} {_verdict(typed_result, typed.key_kind)}",

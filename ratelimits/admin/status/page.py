@@ -162,25 +162,34 @@ def _kinds(usage: UsageOverTime, window: Window, links: _Links) -> Iterator[dict
 
 
 def _entry(dimension: Dimension, entry: Entry, usage: UsageOverTime, links: _Links) -> dict[str, str]:
-    """Return the texts of an entry: name, URL, number of requests, and the rule that refused most of them."""
+    """Return the texts of an entry. `details` has the account of a key, and the rule that refused most requests."""
     requests = f"{entry.requests:,}"
     if dimension == "rule":
         number = int(entry.name)
         name = usage.rule_names.get(number) or (_("rule %(number)s") % {"number": number} if number else _("no rule"))
-        return {"name": name, "url": links.to_rule(entry.name) if number in usage.rule_names else "", "n": requests}
+        return {
+            "name": name,
+            "url": links.to_rule(entry.name) if number in usage.rule_names else "",
+            "requests": requests,
+        }
     rule = usage.rule_names.get(entry.rule) or (str(entry.rule) if entry.rule else "")
     by = _("mostly by %(rule)s") % {"rule": rule} if rule else ""
     if dimension == "account":
-        return {"name": entry.name or _("anonymous"), "url": links.to_lines(entry.name), "n": requests, "by": by}
+        return {
+            "name": entry.name or _("anonymous"),
+            "url": links.to_lines(entry.name),
+            "requests": requests,
+            "details": by,
+        }
     return {
         "name": entry.name,
         "url": links.to_lines(entry.account, entry.name),
-        "n": requests,
-        "by": ", ".join(filter(None, (entry.account, by))),
+        "requests": requests,
+        "details": ", ".join(filter(None, (entry.account, by))),
     }
 
 
-def strip(request: HttpRequest) -> list[Fact]:
+def facts_of_strip(request: HttpRequest) -> list[Fact]:
     """Return the facts for the strip above the index; an empty list if the user may not view the status."""
     user: Any = request.user
     may_view = any(user.has_perm(f"ratelimits.{action}_status") for action in ("view", "change"))

@@ -77,7 +77,7 @@ class ShadowAdmin(ReadOnlyAdmin):
             "sentence": rule.sentence(),
             "mode": "" if rule.mode == Rule.Mode.SHADOW else rule.get_mode_display(),
             "url": reverse(f"{site}:ratelimits_rule_change", args=[rule.pk]) if may_view else "",
-            "enforce": (
+            "enforce_url": (
                 reverse(f"{site}:ratelimits_rule_enforce", args=[rule.pk])
                 if may_change and rule.mode == Rule.Mode.SHADOW
                 else ""

@@ -434,7 +434,8 @@ class TestAPlansHistory:
         for number, more in ((1, False), (2, False), (3, True)):
             PlanInclusion.objects.create(plan=plan, meter=f"m{number}", quantity=5)
             page = text(admin_client.get(f"{PLANS}{plan.pk}/history/"))
-            assert ("These are the newest 2 changes. “All changes” lists the others." in page) == more
+            note = "These are the newest 2 changes. The page “All changes” lists the older changes too."
+            assert (note in page) == more
 
     def test_it_is_for_those_who_may_view_the_plan(self, client: Client) -> None:
         plan = Plan.objects.create(name="pro", slug="pro")
