@@ -127,10 +127,10 @@ class SlidingWindow(Bounded):
     """At most `capacity` permits can be taken in a window of `period` seconds, which moves in steps.
 
     The window is divided into `sub_windows` sub-windows, and each of them has one count, as in LeapArray of Alibaba's
-    Sentinel. When a new sub-window begins, the oldest sub-window leaves the window. If `weighted` is false, its count
-    is no longer used. If `weighted` is true, a share of its count is used until the next sub-window begins: the share
-    of this sub-window that lies in the last `period` seconds. With `weighted` and one sub-window, this is the
-    well-known approximation with two counters.
+    Sentinel. When a new sub-window begins, the oldest sub-window leaves the window. If `weighted` is false, the
+    count of this oldest sub-window is no longer used. If `weighted` is true, a share of its count is used for the time
+    of one more sub-window: the share of it that lies in the last `period` seconds. With `weighted` and one sub-window,
+    this is the well-known approximation with two counters.
     """
 
     id = "sliding_window"

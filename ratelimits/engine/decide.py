@@ -41,10 +41,10 @@ _MAX_COST = 2**40
 def parse_reply(call: Call, packed: bytes, nonce: bytes) -> Decision | None:
     """Return the decision in the reply to a call with this nonce.
 
-    If the command was not valid at the server's time, set `clock` to this time and return None. The caller then sends
-    the call again. But if the call has a fixed moment (`call.now`), raise Stale instead. Also raise Stale if the rules
-    are too old, AlreadySettled if the receipt was used before, and Lost if Redis has perhaps lost the state of a limit
-    that is restored from the ledger.
+    A command is valid only for a span of time. If the server's time is outside this span, set `clock` to the server's
+    time and return None. The caller then sends the call again. But if the call has a fixed moment (`call.now`), raise
+    Stale instead. Also raise Stale if the rules are too old, AlreadySettled if the receipt was used before, and Lost if
+    Redis has perhaps lost the state of a limit that is restored from the ledger.
     """
     reply = read(packed)
     if reply[0] == DECIDED:
@@ -180,7 +180,8 @@ def receipt_call(receipt: Receipt, costs: Sequence[int], receipt_ttl: float, *, 
     costs is wrong or a cost is out of range.
     """
     if len(costs) != len(receipt.costs) or any(not 0 <= cost <= _MAX_COST or cost % 1 for cost in costs):
-        raise ValueError(f"settle with {len(receipt.costs)} whole costs from 0 to 2**40, one for each charged cost")
+        count = len(receipt.costs)
+        raise ValueError(f"settle with one whole number from 0 to 2**40 for each of the {count} charged costs")
     differences = tuple(true - charged for true, charged in zip(costs, receipt.costs, strict=True))
     return Call(
         receipt.program,

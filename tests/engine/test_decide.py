@@ -280,7 +280,9 @@ class TestHugeCosts:
             ask(limit(cost=cost))  # type: ignore[arg-type]
         receipt = ask(limit()).receipt
         assert receipt is not None
-        with pytest.raises(ValueError, match=r"^settle with 1 whole costs from 0 to 2\*\*40, one for each"):
+        with pytest.raises(
+            ValueError, match=r"^settle with one whole number from 0 to 2\*\*40 for each of the 1 charged"
+        ):
             settle(receipt, [cost])  # type: ignore[list-item]
 
 

@@ -8,12 +8,12 @@
 --                of a plain lease is "=name". The member of any other lease is "number:permits:name"
 --   ${details}   sorted set about the leases that are not plain. All scores are 0, so Redis sorts the members by text.
 --                "@name:number:permits" finds the leases with a name.
---                A decision counts the permits that end before a moment, without reading each lease: the members of the
---                first key count one permit of each lease. The other permits of a lease are split into powers of two.
---                For example, a lease of 6 permits has 5 other permits, and 5 = 1 + 4. Each power is a member of the
---                second key: a letter ("A" is 1, "B" is 2, "C" is 4), the expiry (16 digits, with zeros in front),
---                ":", the number of the lease. So the members of one power are sorted by expiry, and Redis can count
---                those up to an expiry
+--                The other members let Redis count the permits that end before a moment, without reading each lease.
+--                In the first key, each member stands for one permit of its lease. The other permits of a lease are
+--                split into powers of two. For example, a lease of 6 permits has 5 other permits, and 5 = 1 + 4. Each
+--                power is a member of the second key: a letter ("A" is 1, "B" is 2, "C" is 4), the expiry (16 digits,
+--                with zeros in front), ":", the number of the lease. So the members of one power are sorted by expiry,
+--                and Redis can count the members up to an expiry
 -- On a cluster (`l.slots_move`) the second key also has an empty member. Because of this member the second key always
 -- exists while the first key exists. A cluster needs this: while it moves a slot, a server runs a script only if this
 -- server has all keys of the script.
@@ -21,14 +21,15 @@
 -- Two more Redis keys let callers wait for a release. They exist only while callers wait. The script does not declare
 -- them, so that it also runs while a cluster moves the slot and these two keys are on another node. Then the callers
 -- wait until the first lease expires.
---   ${announced}   string "number terms": how many callers were refused and wait for a release. The terms say under
---                which rules these callers are given a lease without asking again: "version capacity lease_ttl". The
---                version is the version of the rules, or "any" for a limit in code. The terms are ASK_AGAIN if the
---                callers have different terms, or if a caller needs more than one permit or is also under another limit
+--   ${announced}   string "number terms". The number says how many callers were refused and wait for a release. The
+--                terms are "version capacity lease_ttl": the version of the rules ("any" for a limit in code), and two
+--                params of the limit. While the rules have this version, a caller can get a lease without asking again.
+--                The terms are ASK_AGAIN if the callers have different terms, or if a caller needs more than one permit
+--                or is also under another limit
 --   ${freed}       list. Callers take elements from it with BLPOP, and the server serves the caller that has waited
 --                longest. An element is either the name of a new lease, which then belongs to the caller that takes the
 --                element, or "1", which tells this caller to ask again. While the name of a lease is in the list, the
---                lease belongs to nobody: perhaps no caller waits any more. So a request that needs permits may end it
+--                lease belongs to nobody. Perhaps no caller will take it. So a request that needs permits may end it
 --
 -- "--@params" names the params of the limit ("-": not used here), and "--@record" the fields of its record, each after
 -- its type: I7 is an unsigned integer of 7 bytes, and i7 a signed one (see engine/assemble/algorithm_files.py).
@@ -44,7 +45,7 @@
 --   powers           the sum of those powers of two that may have members in the second key
 --   oldest           no stored lease ends before this time (µs after `base`)
 --   newest           the expiry of the stored lease that ends last; -1: not known
---   is_new           true if the limit starts without a state, but old leases may still be stored
+--   is_new           true if the limit starts without a state. Leases of an older state may still be stored
 --   kept_until       the expiry (seconds) that the Redis keys have before this call
 --   creates          true if a Redis key may be new, so that it has no time to live yet
 --   takes_unclaimed  the number of leases in ${freed} that this request ends, to get their permits
@@ -52,7 +53,8 @@
 -- Terms that no rule has: "-" is not a version.
 local ASK_AGAIN = '- 0 0'
 
--- Notes that a caller waits, for at most `retry` µs. `terms` are the caller's terms; nil if they are not known.
+-- Stores in ${announced} that one more caller waits. The caller waits for at most `retry` µs. `terms` are the caller's
+-- terms; nil if they are not known.
 --@rarely
 local function announce(redis_key, retry, terms)
   local key = redis_key .. '${announced}'
@@ -357,7 +359,7 @@ function leases.check(l)
     if l.announces then
       local terms = ASK_AGAIN
       if l.is_alone and l.cost == 1 then
-        -- An odd `marks` means that newer rules make the call stale: the limit comes from a rule.
+        -- The limit comes from a rule if newer rules make the call stale. This is so if `marks` is odd.
         local version = marks % 2 == 1 and string.match(ARGV[2], '^%d+') or 'any'
         terms = string.format('%s %.0f %.0f', version, l.capacity, l.lease_ttl)
       end
@@ -379,7 +381,7 @@ function leases.charge(l)
     lease_functions().remove_ended(l.self)
   end
   local expiry, is_plain = at + l.lease_ttl - l.base, l.cost == 1 and l.others == 0
-  -- The server converts a number to text in less time than Lua does, and reads the same number from it.
+  -- `expiry` is passed as a number: the server makes a text of it faster than Lua does. No digit is lost.
   if is_plain and call('ZADD', l.redis_key, 'NX', expiry, '=' .. l.lease) == 1 then
     if l.stored_permits == 0 then
       if l.slots_move then call('ZADD', l.redis_key .. '${details}', 0, '') end

@@ -1,18 +1,20 @@
--- smooth_warming_up (code 10): the algorithm of Guava's SmoothWarmingUp. It has all functions of smooth.lua, except
--- the functions whose names also stand in this file. After a time without requests the rate is low, and it rises to
--- the normal rate.
--- At the normal rate the interval between permits is q + r/n µs, the *stable interval*. While the store is full, the
--- interval is the stable interval * cold factor. It becomes shorter as permits are taken from the store. When the
--- store has fallen to the *threshold*, the interval is the stable interval.
+-- smooth_warming_up (code 10): the algorithm of Guava's SmoothWarmingUp. After a time without requests the rate is low,
+-- and it rises to the normal rate. The algorithm uses the functions of smooth.lua. If a function stands in both files,
+-- the function in this file is used.
+-- The *store* is the permits that were saved while no request came. At the normal rate the interval between permits is
+-- q + r/n µs, the *stable interval*. While the store is full, the interval is the stable interval * cold factor. It
+-- becomes shorter as permits are taken from the store. When the store has fallen to the *threshold*, the interval is
+-- the stable interval.
 -- The store is written as a time: permits * stable interval. With these numbers the results are equal to Guava's:
 --   W, the warm-up time
 --   saving rate = (5 + cold factor) / (2 + 2 * cold factor) = top/bottom
 --   threshold = W / 2
 --   maximum of the store = W * saving rate
 --   time that is added to the store = the time without requests * saving rate
--- The store is S + g/(n*factor*m) µs. `cold` is the cold factor * 10^6. n*factor is a common denominator of all these
--- numbers. `next` is the moment at which the next request may proceed, and `ahead` is next - last. Times are limited to
--- 4503599627370496 µs (142 years): a longer time would not be exact.
+-- The store is S + g/(n*factor*m) µs. n*factor is a multiple of n, of `bottom` and of 2, so the times above are whole
+-- multiples of 1/(n*factor) µs. `m` is 1, unless a change of the params needs a larger denominator. `cold` is the cold
+-- factor * 10^6. `next` is the moment at which the next request may proceed, and `ahead` is next - last. Times are
+-- limited to 4503599627370496 µs (142 years): a longer time would not be exact.
 --@params smooth_warming_up q r n factor W cold top bottom
 --@record warming I7 last I7 stored_q I4 stored_r I4 stored_n i7 ahead I7 S I7 g I4 stored_factor I7 stored_W I4 stored_cold I4 stored_top I4 stored_bottom | m=1
 --@record large_warming I7 last I7 stored_q I7 stored_r I7 stored_n I7 m i7 ahead I7 S I7 g I7 stored_factor I7 stored_W I7 stored_cold I7 stored_top I7 stored_bottom
@@ -64,9 +66,9 @@ local function time_above(taken, taken_part, above, above_part, n, W, cold)
   error('the numbers of a state do not fit together: reset the key')
 end
 
--- A request takes permits from the store S + g/base, and further permits only if the store is empty. Returns the time
--- in µs that the permits from the store take. A permit from above the threshold takes longer than at the normal rate.
--- At the normal rate all permits of the request take whole + part/base µs.
+-- A request takes its permits from the store S + g/base, until the store is empty. Returns the time in µs that these
+-- permits from the store take. A permit from above the threshold takes longer than at the normal rate. At the normal
+-- rate all permits of the request take whole + part/base µs.
 local function time_from_store(whole, part, S, g, base, W, cold)
   local taken, taken_part, time = S, g, 0 -- the time that is taken from the store
   if whole < taken or (whole == taken and part < taken_part) then taken, taken_part = whole, part end
@@ -80,8 +82,8 @@ local function time_from_store(whole, part, S, g, base, W, cold)
     taken, taken_part = taken - high, taken_part - high_part
     if taken_part < 0 then taken = taken - 1 end
   end
-  -- Permits from below the threshold and permits that were not in the store take the stable interval. As in Guava, the
-  -- times of these two groups are rounded down before they are added.
+  -- Permits from below the threshold take the stable interval. Their time is rounded down, as in Guava. The time of the
+  -- permits that were not in the store comes from `spend`.
   return time + taken
 end
 

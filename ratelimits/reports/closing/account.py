@@ -167,7 +167,7 @@ class Closing:
     def close_by_force(self, billing_period: BillingPeriod) -> Report:
         """Write the first report of a period, even if usage is missing.
 
-        If the ledger does not have a batch at the end of a chain, the report's `chain_head` is empty.
+        If the newest tallied batch of a shard is missing in the ledger, the report's `chain_head` is empty.
         """
         self._batch_may_be_missing = True
         report = self._first_version(
@@ -353,7 +353,7 @@ class Closing:
         return prices | ({"names": list(other_names)} if other_names else {})
 
     def _priced_before(self, other_names: Sequence[str]) -> list[Report]:
-        """Return the earlier reports of the account and its other names on which a version's price depends."""
+        """Return the earlier reports, of the account and its other names, that a new version's price depends on."""
         if other_names:
             self._writer.flush()
         return amounts.reports_that_share_prices(self._using, self._reports, self.account, other_names)

@@ -18,7 +18,9 @@ def incomplete_because(state: ShardState, end: int, now: int) -> str:
     if state.frozen:
         return _("shard %(shard)s has a quarantined batch: accept or discard it") % values
     if is_ahead(state.watermark, now):
-        text = _("shard %(shard)s is complete until %(until)s, a future moment: the next drain corrects this moment")
+        text = _(
+            "shard %(shard)s is marked complete until %(until)s, which is in the future: the next drain corrects this"
+        )
         return text % values
     if state.watermark < end:
         text = _("shard %(shard)s is not complete yet, but must be complete until %(end)s")
