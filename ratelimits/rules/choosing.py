@@ -85,7 +85,8 @@ class Chooser:
             # The last deletions of rules with this name, in this plan and in plans with a higher rank. Such a deletion
             # can be the reason why this rule applies now, so it counts as an edit of this rule.
             deleted_at = self._rows.deleted_at
-            deletions = [deleted_at[plan, name] for plan in plans[rank:] if (plan, name) in deleted_at]
+            higher_plans = [plan for plan in plans[rank + 1 :] if plan]
+            deletions = [deleted_at[plan, name] for plan in (row.plan, *higher_plans) if (plan, name) in deleted_at]
             of_rule = [override for override in overrides if override.rule == name]
             yield rank, row, self._apply(row, kind or GLOBAL_KEY, of_rule, deletions, changed_at), of_rule
 

@@ -330,6 +330,17 @@ class TestVersions:
             assert applied.since > row.since
         assert burst(loader, ADDRESS).version == 3
 
+    def test_a_default_rule_that_is_deleted_does_not_edit_the_rule_of_an_accounts_plan(self, loader: Loader) -> None:
+        team = Plan.objects.create(name="team", slug="team")
+        Account.objects.create(identifier="1", plan=team)
+        default, of_plan = rule(capacity=1), rule(plan=team, capacity=2)
+        before = burst(loader)
+        assert (before.rule, before.version) == (of_plan.pk, 4)
+        default.delete()
+        for again in (loader, Loader()):
+            after = burst(again)
+            assert (after.rule, after.version, after.since) == (of_plan.pk, 4, before.since)
+
     def test_limits_hold_since_the_key_came_to_its_plan(self) -> None:
         loader = Loader()
         pro = Plan.objects.create(name="pro", slug="pro")
