@@ -84,7 +84,7 @@ class Cells:
 
 def _form_field(table: FileTable, name: str) -> forms.Field:
     column: Any = table.model._meta.get_field(name)
-    if isinstance(column, ForeignKey):
+    if isinstance(column, ForeignKey):  # A plan is written as its slug.
         return forms.CharField(required=not column.null)
     field: forms.Field = column.formfield()
     if name in ("valid_from", "valid_until"):

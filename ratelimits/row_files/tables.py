@@ -15,7 +15,7 @@ from ratelimits.models.versioned import Versioned
 
 @dataclass(frozen=True, slots=True)
 class PlansAndRules:
-    """The plans (by slug) and the rules (by name) that a line can name."""
+    """The plans (by slug) and the rules (by name) that a line can name. Each plan can have a rule of the same name."""
 
     plans: dict[str, Plan]
     rules: dict[str, list[Rule]]

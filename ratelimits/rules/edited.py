@@ -46,9 +46,9 @@ class EditedRule:
         self._cache: dict[tuple[str, str, Identity], tuple[AppliedRule, str] | None] = {}
 
     def applied(self, scope: str, method: str, identity: Identity) -> tuple[AppliedRule, str] | None:
-        """Return the rule as it applies to these requests of the identity, and the key under which it counts them.
+        """Return the rule as it applies to a request of the identity, and the key under which it counts the request.
 
-        Return None if the rule does not apply to them.
+        Return None if the rule does not apply to the request.
         """
         request = scope, method, identity
         if request not in self._cache:

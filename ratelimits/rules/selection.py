@@ -39,7 +39,7 @@ class AppliedRule:
     key       the counted key, such as "user:42"; "" in a Selection, because one Selection is used for many keys
     key_kind  the attribute of Identity that contains the key; "global"; or "address/24/56" for the network of the
               address, with the length of its IPv4 prefix and of its IPv6 prefix
-    max_wait  the longest wait in seconds
+    max_wait  the longest time that a request waits for its permits, in seconds
     on_failure  the failure policy: "allow", "deny" or "local"
     prefetch  maximum number of requests for which a process takes permits in advance; 0 for none
     refusal_status, refusal_text  what a refused client receives. If the text is "", the client reads when to try again
