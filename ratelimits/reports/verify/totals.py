@@ -111,6 +111,10 @@ def _accounts(using: str, sources: tuple[str, ...], filters: dict[str, Any]) -> 
 
 
 def _sums(using: str, states: dict[str, int], filters: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the sums of the tallied ledger lines for each account, counted period, meter, rule and shard.
+
+    `newest` is the newest position of these lines.
+    """
     lines = Line.objects.using(using).filter(between({}, states), **filters).values(*_SUBJECT, "batch__shard")
     rows: Iterator[dict[str, Any]] = (
         lines.order_by(*in_order(using, "account"))
@@ -124,7 +128,8 @@ class _Account:
     """The ledger's sums, the totals and the reports of one account.
 
     `tallied` has, for each shard, the position of the last tallied batch. `archived` are the shards of which
-    some lines were archived and are missing in the sources. It is empty if the archives are among the sources.
+    some lines were archived and are missing in the sources. This set is empty if there are several sources, because the
+    archives are then among them.
     """
 
     def __init__(self, using: str, name: str, tallied: dict[str, int], archived: set[int]) -> None:
