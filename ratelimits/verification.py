@@ -37,16 +37,25 @@ from ratelimits.usage.verify.watermarks import verify_watermarks
 
 #: The kinds of things that are checked, in the order in which the summary names their numbers.
 _KINDS = (
-    *("reports", "report lines", "shards", "batches", "ledger lines", "links of the chains", "totals"),
-    *("ends of reports", "adjustments", "printed gaps", "archives", "archived ranges", "manifests"),
-    *(
-        "watermarks",
-        "heads of chains",
-        "entries of manifests",
-        "bounds of reports",
-        "rows of the configuration",
-        "deliveries",
-    ),
+    "reports",
+    "report lines",
+    "shards",
+    "batches",
+    "ledger lines",
+    "links of the chains",
+    "totals",
+    "ends of reports",
+    "adjustments",
+    "printed gaps",
+    "archives",
+    "archived ranges",
+    "manifests",
+    "watermarks",
+    "heads of chains",
+    "entries of manifests",
+    "bounds of reports",
+    "rows of the configuration",
+    "deliveries",
 )
 
 
@@ -193,7 +202,7 @@ class Verification:
                 " For the shards of these archives, this check may not find a total of usage that is too large."
             )
         for path in self._unknown_archives:
-            yield f"{path} was not read: the ledger has no record of the archive {path.name}, or it was restored."
+            yield f"{path} was not read: the ledger has no record of this archive, or the archive was restored."
         if not self._manifests:
             yield (
                 "Without a manifest (--manifest FILE) nobody can see these changes: reports that were deleted with"

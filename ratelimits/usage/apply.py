@@ -64,12 +64,14 @@ def apply(
         if in_ledger:
             outcome = _apply_again(using, state, packet, fence)
         elif archived:
-            outcome = quarantine(using, state, packet, "a batch with this number was archived: compare both")
+            reason = "a batch with this number was archived: compare the two batches"
+            outcome = quarantine(using, state, packet, reason)
         elif quarantined:
-            outcome = quarantine(using, state, packet, "a batch with this number was quarantined before: compare both")
+            reason = "a batch with this number was quarantined before: compare the two batches"
+            outcome = quarantine(using, state, packet, reason)
         # A batch that a gap declares missing may come late: if `_was_missing` finds its gap, the batch is written.
         elif packet.incarnation == state.incarnation and packet.seq <= state.seq and not _was_missing(using, packet):
-            outcome = quarantine(using, state, packet, "the ledger has later batches, but not this one")
+            outcome = quarantine(using, state, packet, "the ledger has later batches, but not this batch")
         else:
             if packet.incarnation != state.incarnation or packet.seq > state.seq:
                 gaps.declare_gaps_before(using, state, packet, fence, live_runs)
@@ -138,7 +140,8 @@ def _apply_again(using: str, state: ShardState, packet: Packet, fence: str) -> B
     """Return the outcome for a packet that has the identity of a batch in the ledger.
 
     If the packet has the same contents as the ledger's batch, do nothing. If the packet has usage that the ledger's
-    batch does not have, quarantine the packet. If the packet only lacks usage, discard it and declare a gap.
+    batch does not have, quarantine the packet. If the packet has no such usage, but lacks some
+    of the ledger's usage, discard the packet and declare a gap.
     """
     rows = Batch.objects.using(using).filter(shard=packet.shard, incarnation=packet.incarnation)
     in_ledger = rows.filter(first_seq__lte=packet.seq, seq__gte=packet.seq).first()

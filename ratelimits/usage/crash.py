@@ -1,7 +1,7 @@
-"""Names of the steps of the work on usage. Tests end a process at each step, to show that no usage is lost.
+"""Names of the steps in which usage is processed, closed and pushed. Tests end a process at each step.
 
-At each step, the code calls `reached` with the step's name. The call does nothing, unless a test has replaced the
-function.
+So the tests show that no usage is lost. At each step, the code calls `reached` with the step's name. The function does
+nothing, but tests replace it.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ def _declare_losses(
             # If batches wait, they were perhaps sealed in earlier runs. Then `apply` declares each restart.
             if state.run != pending.run and not pending.count:
                 # A replica that replaced the server can have started before the watermark. The time of the replacement
-                # is not known. Then the gap ends now.
+                # is not known. In this case the gap ends now.
                 run_start = pending.up_since if pending.up_since > state.watermark else pending.now
                 if state.run not in result.live_runs:
                     gaps.declare_restart(using, state, pending.run, until=run_start, fsync=result.fsync)
@@ -240,7 +240,7 @@ def _read_ahead(server: Server, with_batches: list[PendingBatches]) -> Generator
 def _drain_lanes(server: Server, using: str, with_batches: list[PendingBatches], result: DrainResult) -> bool:
     """Drain several shards at the same time if the database allows this. Return whether more batches wait."""
     connection = connections[using]
-    # The connections of other threads would not see the writes of an open transaction, such as the one of a test.
+    # The connections of other threads would not see the writes of an open transaction (for example, of a test).
     parallel = connection.features.has_select_for_update and not connection.in_atomic_block
     count = min(_LANES if parallel else 1, len(with_batches))
     if count < 2:
@@ -376,5 +376,5 @@ def _contents(client: Any, key: str, kind: str) -> dict[str, str]:
 
 def _drop(server: Server, shard: int, name: str) -> None:
     """Delete a batch from Redis."""
-    text, number_of_keys = scripts.read("drop").text.decode(), 1
-    server.wire.client_of(server.keyspace, shard).eval(text, number_of_keys, server.keyspace.meta(shard), name)
+    script, number_of_keys = scripts.read("drop").text.decode(), 1
+    server.wire.client_of(server.keyspace, shard).eval(script, number_of_keys, server.keyspace.meta(shard), name)

@@ -224,7 +224,7 @@ def _declare_gaps_between_incarnations(using: str, state: ShardState, packet: Pa
     event = f"{state.shard}:{state.incarnation}:{state.seq}"
     details: dict[str, Any] = {"shard": state.shard, **span}
     if not state.incarnation:
-        pass  # This is the ledger's first batch of the shard.
+        pass  # The ledger has no batch of the shard yet, or a gap already declares that the server lost its data.
     elif not packet.follows:
         count += declare(using, GapKind.WIPE, event, **details)
     elif follows_incarnation != state.incarnation:

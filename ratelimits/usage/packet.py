@@ -251,7 +251,7 @@ def packet(shard: int, fields: Iterable[tuple[bytes, bytes]]) -> Packet:
     (incarnation, run, sealed_run, follows), (seq, previous_cum, cum, opened_at, sealed_at) = _identity(identity)
     lines, total = _lines(counters)
     if (previous_cum + total) % CUM_MODULUS != cum:
-        raise Unreadable(f"the running sum was {previous_cum}, the counters add {total}, but it became {cum}")
+        raise Unreadable(f"the running sum was {previous_cum}, the counters add {total}, but the sum became {cum}")
     without_digest = Packet(
         shard, incarnation, seq, previous_cum, cum, opened_at, sealed_at, run, sealed_run, follows, tuple(lines), ""
     )

@@ -128,7 +128,7 @@ def _declare_gap(using: str, kind: str, account: str, start: int) -> None:
     with transaction.atomic(using=using):
         gaps.bulk_create([new], ignore_conflicts=True)
         declared = gaps.filter(event=new.event)
-        # This update locks the row. So processes wait for each other, and the last one adds up all totals.
+        # This update locks the row. So processes wait for each other, and the last process adds up all totals.
         declared.update(units=F("units"))
         rows = ProcessTotal.objects.using(using).filter(kind=kind, account=account, bin=start)
         sums = rows.aggregate(requests=Sum("requests"), units=Sum("units"))

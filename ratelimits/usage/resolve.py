@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from ratelimits.models.ledger import COUNTERS, SUBJECT, ArchivedRange, Batch, QuarantinedBatch, ShardState
@@ -77,9 +78,9 @@ def _resolve(using: str, pk: int, decide: Callable[[QuarantinedBatch, ShardState
 
 def missing_lines(using: str, quarantined: QuarantinedBatch) -> list[bytes]:
     """Return canonical lines with the usage in a quarantined batch that the ledger does not have."""
-    quarantined_lines = _lines(quarantined)
+    incarnation, seq, quarantined_lines = _identity_and_lines(quarantined)
     in_ledger: dict[tuple[str, ...], list[int]] = {}
-    for batch in _batches_in_ledger(using, quarantined):
+    for batch in _batches_in_ledger(using, quarantined, incarnation, seq):
         for row in batch.lines().values_list(*SUBJECT, *COUNTERS):
             subject, counts = tuple(map(str, row[: len(SUBJECT)])), row[len(SUBJECT) :]
             total = in_ledger.get(subject, [0] * len(COUNTERS))
@@ -95,37 +96,43 @@ def missing_lines(using: str, quarantined: QuarantinedBatch) -> list[bytes]:
     return sorted(lines)
 
 
-def _lines(quarantined: QuarantinedBatch) -> list[bytes]:
-    """Return the canonical lines of a quarantined batch. Raise UnresolvableError if the batch cannot be read.
+def _identity_and_lines(quarantined: QuarantinedBatch) -> tuple[str, int, list[bytes]]:
+    """Return the incarnation, the number and the canonical lines of a quarantined batch.
 
-    A newer version of the app can perhaps read a batch that an older version quarantined as unreadable.
+    Raise UnresolvableError if the batch cannot be read. A newer version of the app can perhaps read a batch that an
+    older version quarantined as unreadable.
     """
     if isinstance(quarantined.fields, list):
-        return [text.encode() for text in quarantined.fields]
+        incarnation, _colon, number = quarantined.name.rpartition(":")
+        return incarnation, int(number), [text.encode() for text in quarantined.fields]
     try:
         fields = [(name.encode(), value.encode()) for name, value in quarantined.fields.items()]
-        return list(packet(quarantined.shard, fields).lines)
+        batch = packet(quarantined.shard, fields)
     except Unreadable as error:
         raise UnresolvableError(
             f"this batch cannot be read ({error}): discard it, and make an adjustment from its fields"
         ) from error
+    return batch.incarnation, batch.seq, list(batch.lines)
 
 
-def _batches_in_ledger(using: str, quarantined: QuarantinedBatch) -> list[Batch]:
+def _batches_in_ledger(using: str, quarantined: QuarantinedBatch, incarnation: str, seq: int) -> list[Batch]:
     """Return the ledger's batches with the identity of a quarantined batch.
 
     At most one of these batches was drained. Each other batch was made when a person accepted another quarantined batch
     with this identity. Raise UnresolvableError if one of these batches was archived, or joined with other batches.
     """
-    incarnation, _colon, number = quarantined.name.rpartition(":")
     rows = Batch.objects.using(using).filter(shard=quarantined.shard)
-    drained = rows.filter(incarnation=incarnation, first_seq__lte=number, seq__gte=number)
-    same_name = QuarantinedBatch.objects.using(using).filter(shard=quarantined.shard, name=quarantined.name)
-    accepted = [_incarnation(pk) for pk in same_name.exclude(pk=quarantined.pk).values_list("pk", flat=True)]
+    drained = rows.filter(incarnation=incarnation, first_seq__lte=seq, seq__gte=seq)
+    # A name with "~" names a second batch with the same identity (see lua/batch.lua).
+    name = f"{incarnation}:{seq}"
+    has_identity = Q(name=name) | Q(name__startswith=f"{name}~")
+    same_identity = QuarantinedBatch.objects.using(using).filter(has_identity, shard=quarantined.shard)
+    accepted = [_incarnation(pk) for pk in same_identity.exclude(pk=quarantined.pk).values_list("pk", flat=True)]
     archived = ArchivedRange.objects.using(using).filter(shard=quarantined.shard)
-    drained_then_archived = archived.filter(incarnation=incarnation, first_seq__lte=number, last_seq__gte=number)
+    drained_then_archived = archived.filter(incarnation=incarnation, first_seq__lte=seq, last_seq__gte=seq)
     accepted_then_archived = archived.filter(incarnation__in=accepted)
-    for archive in (drained_then_archived | accepted_then_archived).values_list("archive", flat=True):
+    archive = (drained_then_archived | accepted_then_archived).values_list("archive", flat=True).first()
+    if archive is not None:
         raise UnresolvableError(
             f"the ledger's batch with this identity is in the archive {archive}: restore the archive first, or discard"
             " the quarantined batch"

@@ -25,7 +25,7 @@ class SealResult:
 
     shard: int
     #: The moment of the call by the server's clock (µs since 1970 UTC).
-    at: int
+    sealed_at: int
     #: The server's run: the time from its last start until its next restart.
     run: str
     #: The name of the batch that was sealed; "" if no batch was open.
@@ -40,7 +40,7 @@ def seal() -> list[SealResult]:
     Sealing twice, or in several processes at once, is harmless. Raise redis.exceptions.RedisError if a server does not
     answer or refuses a shard. If a server refused a shard, all other shards were sealed.
     """
-    server, text = current_server(), scripts.read("run", "batch", "seal").text.decode()
+    server, script = current_server(), scripts.read("run", "batch", "seal").text.decode()
     crash.reached("seal:before")
     replies: dict[int, Any] = {}
 
@@ -52,7 +52,7 @@ def seal() -> list[SealResult]:
                     new_incarnation = secrets.token_hex(12)  # the name of a new incarnation, if the script begins one
                     server_time = ""  # let the script ask the server for its time
                     number_of_keys, meta = 1, server.keyspace.meta(shard)
-                    pipeline.eval(text, number_of_keys, meta, new_incarnation, server_time, clock)
+                    pipeline.eval(script, number_of_keys, meta, new_incarnation, server_time, clock)
                 replies.update(zip(together, pipeline.execute(raise_on_error=False), strict=True))
 
     on_each(server, range(server.keyspace.shards), seal_on_server)
@@ -62,6 +62,6 @@ def seal() -> list[SealResult]:
             raise reply
     crash.reached("seal:after")
     return [
-        SealResult(shard, int(at), run.decode(), batch.decode(), int(waiting))
-        for shard, (at, run, batch, waiting) in sorted(replies.items())
+        SealResult(shard, int(sealed_at), run.decode(), batch.decode(), int(waiting))
+        for shard, (sealed_at, run, batch, waiting) in sorted(replies.items())
     ]

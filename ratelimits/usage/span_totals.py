@@ -85,7 +85,7 @@ def _add_where(using: str, where: str, values: Sequence[Any], now: int, progress
 
 
 def expire(using: str, now: int) -> int:
-    """Delete totals that are too old (see `MAX_AGES`). Return how many. `now` is in seconds since 1970 UTC."""
+    """Delete totals that are older than `MAX_AGES`. Return how many were deleted. `now` is in s since 1970 UTC."""
     count = 0
     for model, spans, _names in _TABLES:
         rows = model._default_manager.using(using)
@@ -94,7 +94,7 @@ def expire(using: str, now: int) -> int:
 
 
 def rebuild(using: str, now: int, progress: Progress | None = None) -> None:
-    """Delete all totals, and calculate them again. Drains wait meanwhile.
+    """Delete all totals, and calculate them again. Drains wait until this has ended.
 
     Only the lines of tallied batches are used: their usage was added to totals before. The next tally adds the usage of
     later batches. `progress` shows how many kinds of totals are done.

@@ -28,8 +28,8 @@ _BATCHES_PER_QUERY = 32
 def tally(progress: Progress | None = None, *, wait: bool = False) -> int:
     """Add all batches that are not tallied yet to the totals. Return how many batches were added.
 
-    `progress` shows how many shards are done. If another process has locked a shard, wait for the other process if
-    `wait` is true; otherwise leave the shard out.
+    `progress` shows how many shards are done. If `wait` is true, wait for a shard that another process has locked.
+    Otherwise leave such a shard out.
     """
     using, count = conf.DATABASE, 0
     untallied = ShardState.objects.using(using).filter(position__gt=F("tallied"))
@@ -82,7 +82,8 @@ def _add(using: str, shard: int, batches: list[Batch]) -> None:
         f" period_end = COALESCE({table}.period_end, excluded.period_end)"
     )
     position = batches[-1].position
-    # Insert in sorted order. The transactions of two shards then lock pages of the index in the same order.
+    # Insert in sorted order. The transactions of two shards then lock pages of the index in the same order, so they
+    # cannot deadlock.
     totals = sorted(rows)
     last_bins: dict[tuple[str, int], int] = {}
     # With the last bin of a period, `period_ends` finds the end of this period.

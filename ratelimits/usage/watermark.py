@@ -50,7 +50,7 @@ def _needs_correction(state: ShardState, pending: PendingBatches) -> bool:
 
 def _correct(using: str, state: ShardState, pending: PendingBatches) -> None:
     if is_ahead(state.watermark, pending.clock):
-        # Both clocks were ahead when this watermark was stored.
+        # The server's clock and a worker's clock were ahead when this watermark was stored.
         lead, since = state.watermark - pending.clock, _sealed_before(using, state.shard, pending.clock)
         # While batches wait, the ledger has only the usage from before the moment when the last drained batch was
         # sealed.

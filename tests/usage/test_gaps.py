@@ -331,7 +331,7 @@ def test_a_batch_whose_sum_does_not_hold_is_kept_as_it_came(redis_client: RawRed
     assert drain().outcomes == {BatchOutcome.QUARANTINED: 1}
     kept = QuarantinedBatch.objects.get()
     assert json.loads(json.dumps(kept.fields)) == fields
-    assert "running sum was 0, the counters add 4, but it became 2" in kept.reason
+    assert "running sum was 0, the counters add 4, but the sum became 2" in kept.reason
     assert not keys(redis_client, "b:*")
 
 
@@ -401,7 +401,7 @@ def test_a_rollback_of_the_server_is_declared(always_server: EmbeddedServer, red
 
 def test_the_watermark_follows_the_last_seal_also_in_shards_without_usage() -> None:
     use()
-    at = {each.shard: each.at for each in seal()}
+    at = {each.shard: each.sealed_at for each in seal()}
     drain()
     marks = dict(ShardState.objects.values_list("shard", "watermark"))
     assert marks.keys() == at.keys()

@@ -111,6 +111,20 @@ def test_a_fork_of_an_archived_batch_waits_until_that_is_restored(fork: Fork, tm
     assert units() == 5
 
 
+def test_a_batch_that_a_newer_version_can_read_is_compared_with_the_ledger(redis_client: redis.Redis) -> None:
+    use()
+    seal()
+    (key,) = keys(redis_client, "b:*")
+    fields = {name.decode(): value.decode() for name, value in redis_client.hgetall(key).items()}  # type: ignore[union-attr]
+    drain()
+    batch = Batch.objects.get()
+    kept = QuarantinedBatch.objects.create(
+        shard=batch.shard, name=f"{batch.incarnation}:{batch.seq}~nonce", reason="an unknown field", fields=fields
+    )
+    assert resolve.accept("default", kept.pk, "ada") == "accepted by ada: 0 lines, 0 requests and units"
+    assert units() == 1
+
+
 def test_what_could_not_be_read_can_only_be_discarded(redis_client: redis.Redis) -> None:
     use()
     seal()

@@ -61,9 +61,10 @@ class PruneResult:
 
 
 def prune(using: str, before: int, directory: Path, progress: Progress | None = None) -> Iterator[PruneResult]:
-    """Move the oldest batches of each shard to a file: all batches before the first one with usage of a newer period.
+    """Move the oldest batches of each shard to a file: all batches before the first batch that has newer usage.
 
-    A newer period starts at `before` (s since 1970 UTC) or later. Batches that are not tallied yet stay, too.
+    Newer usage has a period that starts at `before` (s since 1970 UTC) or later. Batches that are not tallied yet stay,
+    too.
 
     Also delete the process totals of days from which the ledger has no line any more. These totals are not needed any
     more: they were compared with the ledger when the reports were finalised. `progress` shows how many shards are
@@ -169,7 +170,7 @@ def _write(path: Path, batches: list[Batch]) -> str:
 
 
 def _file_lines(batches: list[Batch]) -> Iterator[bytes]:
-    """Yield the lines of a file, except the last line with the digest. They do not contain the line feed."""
+    """Yield the lines of a file without their line feeds. Leave out the last line, which has the digest."""
     yield _HEADER.encode()
     for batch in batches:
         values = {name: getattr(batch, name) for name in _FIELDS}
@@ -187,7 +188,8 @@ def read(path: Path, recorded: str) -> Iterator[tuple[Batch, list[bytes]]]:
     transaction.
     """
     with _archive_errors(path), gzip.open(path, "rb") as source:
-        if next(file_lines := _read_file_lines(path, source, recorded)) != _HEADER.encode():
+        file_lines = _read_file_lines(path, source, recorded)
+        if next(file_lines) != _HEADER.encode():
             raise ArchiveError(f"{path} is not an archive of a ledger")
         for batch_row in file_lines:
             values: dict[str, Any] = json.loads(batch_row)

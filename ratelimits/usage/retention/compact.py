@@ -101,7 +101,7 @@ def _join(using: str, shard: int, first: int, last: int) -> CompactResult | None
         rows = Batch.objects.using(using).filter(shard=shard, first_position__gte=first, position__lte=last)
         batches = list(rows.order_by("position"))
         if len(batches) < 2 or batches[0].first_position != first or batches[-1].position != last:
-            return None  # Another process has joined these batches.
+            return None
         lines = _summed_lines(using, batches)
         lines_before = sum(batch.lines().order_by()._raw_delete(using) for batch in batches)
         rows._raw_delete(using)

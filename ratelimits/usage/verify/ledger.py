@@ -30,9 +30,9 @@ def verify_ledger(
 ) -> Generator[str]:
     """Yield a sentence for each error in the ledger.
 
-    A caller that stops early must close this generator, because open database cursors belong to it. If
-    `archive` is true, the database has only batches that were read from archive files. The files can start at any
-    position of a chain. The numbers of checked rows are added to `checked`, by kind.
+    A caller that stops early must close this generator, because open database cursors belong to it. If `archive` is
+    true, the database has only batches that were read from archive files. The files can start at any position of a
+    chain. The numbers of checked rows are added to `checked`, by kind.
     """
     checked = Counter() if checked is None else checked
     existing = with_batches = _shards_of(Batch, using)
@@ -45,7 +45,7 @@ def verify_ledger(
     if not archive:
         checked["shards"] += len(chosen)
         yield from verify_states(using, chosen)
-    yield from _verify_strays(using)
+    yield from _verify_batches_of_lines(using)
 
 
 def _shards_of(model: type[Batch | ShardState | ArchivedRange], using: str) -> set[int]:
@@ -53,7 +53,7 @@ def _shards_of(model: type[Batch | ShardState | ArchivedRange], using: str) -> s
     return set(model.objects.using(using).order_by().values_list("shard", flat=True).distinct())
 
 
-def _verify_strays(using: str) -> Iterator[str]:
+def _verify_batches_of_lines(using: str) -> Iterator[str]:
     """Yield an error for each line whose batch does not exist, or whose primary key belongs to another batch."""
     batch_of_line = Batch.objects.filter(pk=OuterRef("batch_id"))
     stray = ~Q(batch_id=F("id") / LINES_PER_BATCH) | ~Exists(batch_of_line)
@@ -61,15 +61,15 @@ def _verify_strays(using: str) -> Iterator[str]:
     for pk, batch, account, key, meter in rows.values_list("pk", "batch_id", "account", "key", "meter").iterator(
         _ROWS_PER_READ
     ):
-        name, row = f"line {pk} ({account} {key} {meter})", pk // LINES_PER_BATCH
-        if row == batch:
+        name, batch_of_pk = f"line {pk} ({account} {key} {meter})", pk // LINES_PER_BATCH
+        if batch_of_pk == batch:
             yield f"{name} belongs to batch row {batch}, which does not exist"
         else:
-            yield f"{name} names batch row {batch}, but has the primary key of a line of batch row {row}"
+            yield f"{name} names batch row {batch}, but has the primary key of a line of batch row {batch_of_pk}"
 
 
 class _BatchReplaced(Exception):
-    """Raised if a batch was joined with others, or archived, during its verification."""
+    """Raised if a batch was joined with other batches, or archived, during its verification."""
 
 
 def _verify_shard(using: str, shard: int, archive: bool, checked: Counter[str]) -> Iterator[str]:

@@ -81,9 +81,9 @@ def _still_differs(using: str, state: ShardState) -> bool:
 
 
 def _clock_was_ahead(using: str, state: ShardState) -> bool:
-    """Return whether a gap declares that the server's clock was ahead. The gap must end after the watermark.
+    """Return whether a gap declares that the server's clock was ahead.
 
-    It can also end up to TOLERANCE µs before the watermark.
+    The gap must end after the watermark, or at most TOLERANCE µs before the watermark.
     """
     gaps = DurabilityGap.objects.using(using).filter(kind=GapKind.CLOCK, shard=state.shard)
     return gaps.filter(until__gte=state.watermark - TOLERANCE).exists()
@@ -97,7 +97,7 @@ def _verify_newest(using: str, state: ShardState) -> Iterator[str]:
     name, newest = f"shard {state.shard:02d}", f"{state.incarnation}:{state.seq}"
     if not state.incarnation:
         if state.seq or state.cum:
-            yield f"{name} has no incarnation, but a batch {state.seq} and a running sum of {state.cum}"
+            yield f"{name} has no incarnation, but it has the batch number {state.seq} and the running sum {state.cum}"
         return
     numbering: Q = Q(shard=state.shard, incarnation=state.incarnation)
     rows = Batch.objects.using(using).filter(numbering)
