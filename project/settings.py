@@ -1,6 +1,7 @@
 """The settings of the demo project.
 
-The environment variables REDIS_URL and DATABASE_URL give the servers. The defaults are servers on this machine.
+The environment variables REDIS_URL and DATABASE_URL name the Redis server and the database. By default, these are a
+Redis server on this machine and a SQLite file.
 """
 
 from __future__ import annotations

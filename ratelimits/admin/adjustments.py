@@ -103,7 +103,7 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
 
     @admin.display(description=_("account"), ordering="account")
     def payer(self, adjustment: Adjustment) -> str:
-        """Return the account, or "anonymous"."""
+        """Return the account, or "anonymous" for usage without an account."""
         return adjustment.account or str(_("anonymous"))
 
     @admin.display(description=_("author"), ordering="created_at")

@@ -18,6 +18,7 @@ from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.admin.suggestions import RowSuggestions
 from ratelimits.models import Alert, AlertChannel, AlertDelivery
 from ratelimits.models.ledger import moment
+from ratelimits.reports.periods import SECOND
 
 
 class AlertChannelForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -96,12 +97,12 @@ class AlertAdmin(InspectedAdmin, ReadOnlyAdmin):
     @admin.display(description=_("billing period"), ordering="period")
     def starts(self, alert: Alert) -> str:
         """Return when the billing period starts."""
-        return f"{moment(alert.period * 1_000_000):%Y-%m-%d %H:%M} UTC"
+        return f"{moment(alert.period * SECOND):%Y-%m-%d %H:%M} UTC"
 
     @admin.display(description=_("end of the billing period"))
     def ends(self, alert: Alert) -> str:
         """Return when the billing period ends."""
-        return f"{moment(alert.period_end * 1_000_000):%Y-%m-%d %H:%M} UTC"
+        return f"{moment(alert.period_end * SECOND):%Y-%m-%d %H:%M} UTC"
 
     @admin.display(description=_("deliveries"))
     def deliveries_as_html(self, alert: Alert) -> str:

@@ -95,26 +95,28 @@ def total_rows(report: Report, totals: Iterable[MeterTotal]) -> list[TotalRow]:
     Call this only with the first version of a report. If this version also corrects units or amounts of earlier
     periods, the meter of this correction has a second row.
     """
-    rows = {(total.corrects, total.meter): total for total in totals}
+    total_of = {(total.corrects, total.meter): total for total in totals}
     amounts: dict[tuple[bool, str], dict[str, Decimal]] = defaultdict(dict)
     for meter_amount in meter_amounts(report):
         # An amount of another period than the report's is a correction.
         key = meter_amount.period != str(report.period_start // SECOND), meter_amount.meter
         currency = meter_amount.currency
         amounts[key][currency] = plus(amounts[key].get(currency, ZERO), meter_amount.amount)
-    return [
-        TotalRow(
+    rows = []
+    for corrects, meter in sorted(total_of.keys() | amounts.keys()):
+        total = total_of.get((corrects, meter), MeterTotal(meter))
+        exact_amounts = [f"{written(amount)} {currency}" for currency, amount in amounts[corrects, meter].items()]
+        row = TotalRow(
             meter,
             corrects,
-            f"{total.consumed:,}",
-            f"{total.refunded:,}",
-            f"{total.included:,}",
-            f"{total.overage:,}",
-            ", ".join(f"{written(amount)} {currency}" for currency, amount in amounts[corrects, meter].items()),
+            consumed=f"{total.consumed:,}",
+            refunded=f"{total.refunded:,}",
+            included=f"{total.included:,}",
+            overage=f"{total.overage:,}",
+            amount=", ".join(exact_amounts),
         )
-        for corrects, meter in sorted(rows.keys() | amounts.keys())
-        for total in [rows.get((corrects, meter), MeterTotal(meter))]
-    ]
+        rows.append(row)
+    return rows
 
 
 def owed(report: Report) -> str:

@@ -120,7 +120,7 @@ class _Table:
         self._reset, self._grant = _html(_("Reset")), _html(_("Give more"))
         self._rule_url, self._reset_url, self._grant_url = _html(pages.rule), _html(pages.reset), _html(pages.grant)
         # Caches of the links to keys, and of the beginnings of query strings, by key.
-        self._keys: dict[str, SafeString] = {}
+        self._key_links: dict[str, SafeString] = {}
         self._queries: dict[str, SafeString] = {}
 
     def row(self, limit: LiveLimit, permits: int) -> tuple[SafeString, ...]:
@@ -129,7 +129,7 @@ class _Table:
         All values are safe HTML: they are numbers, or texts that `_html` or Django has escaped.
         """
         row, rule, standing, key = limit.why.row, limit.why.rule, limit.standing, limit.key
-        name, permits_left, full = _html(row.name), _NOTHING, _NOTHING
+        name, permits_left, full_again_in = _html(row.name), _NOTHING, _NOTHING
         reset = grant = _NOTHING
         if isinstance(rule, AppliedRule):
             if key != GLOBAL_KEY:
@@ -139,7 +139,7 @@ class _Table:
                     grant = _action(self._grant, name, self._grant_url + query)
             if standing is not None:
                 permits_left = SafeString(f"{standing.remaining:,} / {permits:,}")
-                full = _html(duration(standing.reset_after)) if standing.reset_after > 0 else self._full
+                full_again_in = _html(duration(standing.reset_after)) if standing.reset_after > 0 else self._full
         admits = standing is not None and standing.allowed
         return (
             _REFUSES if standing is not None and not admits else _NOTHING,
@@ -148,9 +148,9 @@ class _Table:
             _html(explained_sentence(limit.why)),
             self._shadow if isinstance(rule, AppliedRule) and rule.mode is Mode.SHADOW else _NOTHING,
             self._why(limit),
-            self._keys.get(key) or self._key_link(key),
+            self._key_links.get(key) or self._key_link(key),
             permits_left,
-            full,
+            full_again_in,
             SafeString(self._decided_before + (self._admits if admits else _html(_next_request(limit)))),
             reset,
             grant,
@@ -164,7 +164,7 @@ class _Table:
         without_link = ("", GLOBAL_KEY, self._identity.narrowest_key, self._identity.address)
         is_this_page = key == self._identity.account and self._identity.narrowest_key is None
         linked = bool(self._pages.inspect) and key not in without_link and not is_this_page
-        link = self._keys[key] = _linked(key, f"{self._pages.inspect}?{urlencode({'q': key})}" if linked else "")
+        link = self._key_links[key] = _linked(key, f"{self._pages.inspect}?{urlencode({'q': key})}" if linked else "")
         return link
 
     def _query(self, key: str) -> SafeString:
@@ -175,7 +175,7 @@ class _Table:
         return self._queries[key]
 
     def _why(self, limit: LiveLimit) -> SafeString:
-        """Return why a rule applies: because of a plan, or by default. Then its overrides follow."""
+        """Return why a rule applies (because of a plan, or by default), and the overrides of the rule."""
         row, plan_of = limit.why.row, limit.why.plan_of
         plan = self._plans.get(row.plan, "")
         if plan_of == "key":

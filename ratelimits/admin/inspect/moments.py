@@ -22,23 +22,24 @@ def typed_moment(text: str, now: float) -> int | None:
     """
     if not text:
         return None
-    at = _parsed(text[: MAX_LENGTH + 1], datetime.fromtimestamp(now, UTC))
-    if at is None or not 0 <= at <= now:
+    seconds = _parsed(text[: MAX_LENGTH + 1], datetime.fromtimestamp(now, UTC))
+    if seconds is None or not 0 <= seconds <= now:
         problem = _("“%(text)s” is not a time that has passed. Write 12:04, or 2026-11-23 12:04 with the date, in UTC.")
         raise NoMomentError(problem % {"text": text[:MAX_LENGTH]})
-    return int(at)
+    return int(seconds)
 
 
 def _parsed(text: str, now: datetime) -> float | None:
+    """Return the moment of a text, in seconds since 1970 UTC; None if the text is not a moment."""
     try:
         clock = time.fromisoformat(text)
         zone = clock.tzinfo or UTC
-        at = datetime.combine(now.astimezone(zone).date(), clock, zone)
-        return (at if at <= now else at - timedelta(days=1)).timestamp()
+        today = datetime.combine(now.astimezone(zone).date(), clock, zone)
+        return (today if today <= now else today - timedelta(days=1)).timestamp()
     except ValueError:
         pass
     try:
-        at = datetime.fromisoformat(text)
-        return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return None

@@ -91,16 +91,16 @@ class InspectAdmin(ReadOnlyAdmin):
         """
         if not self.has_view_permission(request):
             raise PermissionDenied
-        text, account, at = (request.GET.get(name, "").strip() for name in ("q", "account", "at"))
+        text, account, typed_at = (request.GET.get(name, "").strip() for name in ("q", "account", "at"))
         context = {
             **self.admin_site.each_context(request),
             "title": _("Inspector: why was a request refused?"),
             "opts": self.model._meta,
             "q": text[:MAX_TEXT],
             "account": account[:MAX_TEXT],
-            "at": at[:MAX_LENGTH],
+            "at": typed_at[:MAX_LENGTH],
             "none": NO_ACCOUNT,
-            **_Page(self.admin_site, request, at).context(text, account),
+            **_Page(self.admin_site, request, typed_at).context(text, account),
             **(extra_context or {}),
         }
         return TemplateResponse(request, "ratelimits/admin/inspect.html", context)
@@ -109,8 +109,8 @@ class InspectAdmin(ReadOnlyAdmin):
 class _Page:
     """Makes the content of the page. The content has only the parts that the user may view."""
 
-    def __init__(self, site: admin.AdminSite, request: HttpRequest, at: str = "") -> None:
-        self._site, self._request, self._at = site, request, at
+    def __init__(self, site: admin.AdminSite, request: HttpRequest, typed_at: str = "") -> None:
+        self._site, self._request, self._typed_at = site, request, typed_at
 
     def context(self, text: str, account: str) -> dict[str, Any]:
         """Return the template's values for a typed text and a typed account. The account may be ""."""
@@ -182,7 +182,7 @@ class _Page:
             return {"problem": " ".join(error.messages) if isinstance(error, ValidationError) else str(error)}
         now, limits, redis_error = time.time(), None, None
         try:
-            at = typed_moment(self._at, now)
+            moment = typed_moment(self._typed_at, now)
         except NoMomentError as error:
             return {"problem": str(error)}
         try:
@@ -214,14 +214,14 @@ class _Page:
         if self._may_view(PeriodUsage) and identity.account_id:
             context["usage"] = shown_usage(identity.account_id, now)
         if self._may_view(Line):
-            context |= self._refusals(identity, key, now, at)
+            context |= self._refusals(identity, key, now, moment)
         context["actions"] = list(self._actions(key, account))
         return context
 
-    def _refusals(self, identity: Identity, key: str, now: float, at: int | None) -> dict[str, Any]:
+    def _refusals(self, identity: Identity, key: str, now: float, moment: int | None) -> dict[str, Any]:
         """Return the template's values that come from the ledger: the refusals, and the keys of an account."""
         context: dict[str, Any] = {
-            "refusals": shown_refusals(identity, now, self._pages().rule, self._row_url(Rule, "history"), at),
+            "refusals": shown_refusals(identity, now, self._pages().rule, self._row_url(Rule, "history"), moment),
             "records": bool(conf.RECORD_SAMPLE),
             "lines_url": self._lines_url(identity),
         }
@@ -233,7 +233,7 @@ class _Page:
 
     def _inspect_url(self, key: str, account: str = "") -> str:
         """Return the URL of this page about another key, for the same moment."""
-        return inspect_url(key, account, self._site.name, self._at)
+        return inspect_url(key, account, self._site.name, self._typed_at)
 
     def _actions(self, key: str, account: str) -> Iterator[tuple[str, str]]:
         """Yield the actions that the user may take for a key, each with the URL of its form."""
