@@ -12,7 +12,7 @@ from pathlib import Path
 import nox
 
 nox.options.default_venv_backend = "uv|virtualenv"
-#: Tests of everything that depends on the versions of other packages, in one or two minutes.
+#: Tests of everything that depends on the versions of other packages. They take one or two minutes.
 TESTS = (
     "tests/alerts/test_deliver.py",
     "tests/api/test_access.py",
@@ -33,7 +33,7 @@ _PROJECT = tomllib.loads((Path(__file__).parent / "pyproject.toml").read_text())
 
 
 def _floors() -> list[str]:
-    """Return the lowest version of each package that the app needs or can use, as `name==version`."""
+    """Return the lowest versions of the packages that the app needs, of DRF and of Celery, each as `name==version`."""
     optional = _PROJECT["optional-dependencies"]
     return [
         "==".join(found.groups())
@@ -50,7 +50,7 @@ def _test(session: nox.Session, *constraints: str) -> None:
 
 @nox.session(python="3.11")
 def floor(session: nox.Session) -> None:
-    """Test the lowest version of each package."""
+    """Test the lowest version of each package that `_floors` lists."""
     # The Redis broker of newer versions of kombu needs redis 6.1.
     _test(session, *_floors(), "kombu<5.7")
 

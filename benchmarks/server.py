@@ -128,7 +128,7 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
             "usec_per_call": round(median(micros[name]), 3),
             "per_second": round(median(rate for rate, _share in rates[name])),
             "core_used": round(median(share for _rate, share in rates[name]), 3),
-            # All of the server's work for a decision, also reading and writing.
+            # All of the server's work for a decision: also to read the command and to write the reply.
             "core_us": round(median(share / rate for rate, share in rates[name]) * 1e6, 3),
         }
         for name, (title, _made) in batches.items()
@@ -140,7 +140,7 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
 
 
 def _memory(client: redis.Redis, url: str, name: str, keys: int) -> dict[str, Any]:
-    """Return two sizes of a user's state in bytes: MEMORY USAGE of its key, and the server's growth for each key."""
+    """Return two sizes of a user's state, in bytes: MEMORY USAGE of its Redis key, and the server's growth per key."""
     from benchmarks.measured import ours
     from benchmarks.support.pipelines import BATCH, FIRST_ID, Pipeline, batched, for_users, run_of
     from ratelimits.engine.call import shard

@@ -1,4 +1,4 @@
-"""Measure how long `manage.py ratelimits_simulate` takes for 100,000 lines, with the start of the command.
+"""Measure how long `manage.py ratelimits_simulate` takes for 100,000 lines. This time includes the command's start.
 
     python -m benchmarks.simulate [--lines 100000] [--out DIR]
 
@@ -42,7 +42,7 @@ RULES: dict[str, Any] = {
 
 
 def chosen(only: str | None) -> list[str]:
-    """Return the names of the rules to measure: all rules, or those whose name contains this text."""
+    """Return the names of the rules to measure: all, or "token_bucket" and the names that contain the text `only`."""
     return [name for name in RULES if only is None or only in name or name == "token_bucket"]
 
 
@@ -54,11 +54,12 @@ def trace(lines: int) -> str:
     return "".join(f'{{"at": {at:.6f}, "key": "user:{int(draw.paretovariate(0.5)) % 1000}"}}\n' for at in moments)
 
 
-def seconds(rule: Any, file: Path) -> tuple[float, float]:
+def durations(rule: Any, trace_file: Path) -> tuple[float, float]:
     """Return the duration of the command, and the processor time of the command and its server, both in seconds."""
-    written = file.with_name("rule.json")
-    written.write_text(json.dumps(rule))
-    command = [sys.executable, "manage.py", "ratelimits_simulate", "--rule", str(written), "--trace", str(file)]
+    rule_file = trace_file.with_name("rule.json")
+    rule_file.write_text(json.dumps(rule))
+    command = [sys.executable, "manage.py", "ratelimits_simulate", "--rule", str(rule_file), "--trace", str(trace_file)]
+    # Without REDIS_URL, the command starts its embedded server.
     environment = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
     before, began = os.times(), time.perf_counter()
     subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True)
@@ -69,19 +70,19 @@ def seconds(rule: Any, file: Path) -> tuple[float, float]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulate", description=__doc__.splitlines()[0])
     parser.add_argument("--lines", type=int, default=100_000, help="lines of the trace")
-    parser.add_argument("--only", help="rules whose name has this text in it; the token bucket is always there")
+    parser.add_argument("--only", help="only the rules whose names contain this text, and the token bucket")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
     options = parser.parse_args(argv)
     with servers.redis_server(servers.cores()[0]) as server:
         machine_info = report.machine(server.url)
     took: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory) / "trace.jsonl"
-        file.write_text(trace(options.lines))
+        trace_file = Path(directory) / "trace.jsonl"
+        trace_file.write_text(trace(options.lines))
         for name in chosen(options.only):
-            elapsed, processor = seconds(RULES[name], file)
+            elapsed, processor = durations(RULES[name], trace_file)
             took[name] = {"seconds": round(elapsed, 2), "processor_seconds": round(processor, 2)}
-            print(f"{name:20} {elapsed:6.1f} s, of processor time {processor:6.1f} s", flush=True)
+            print(f"{name:20} {elapsed:6.1f} s, processor time {processor:6.1f} s", flush=True)
     promised = report.Claim("simulating 100,000 lines with one rule, s", 10, took["token_bucket"]["seconds"])
     report.write(report.run_json("simulate", machine_info, vars(options), [promised], took=took), options.out)
     return 0

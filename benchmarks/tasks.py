@@ -2,8 +2,8 @@
 
     python -m benchmarks.tasks [--out DIR]
 
-Each task or thread decides again and again. All three send the same EVALSHA (3 rules on one key, with metering), in
-turns in each round. Client and server have one core each.
+Each task or thread decides again and again. All three ways send the same EVALSHA (3 rules on one key, with metering).
+They take turns in each round. Client and server have one core each.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BOUNDS = ((1000, 3), (64, 2))
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tasks", description=__doc__.splitlines()[0])
-    parser.add_argument("--tasks", type=int, nargs="+", default=[1, 64, 1000], help="tasks at once")
+    parser.add_argument("--tasks", type=int, nargs="+", default=[1, 64, 1000], help="numbers of tasks at the same time")
     parser.add_argument("--rounds", type=int, default=10, help="rounds that each way takes part in")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of each measurement")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
@@ -149,7 +149,10 @@ async def pooled(command: Any, tasks: int, seconds: float) -> tuple[float, float
 
 
 async def in_tasks(decide: Callable[[], Awaitable[object]], tasks: int, seconds: float) -> tuple[float, float]:
-    """Run tasks that decide again and again. Return decisions per second and the p99 in µs. A refusal ends the run."""
+    """Run tasks that decide again and again. Return the decisions per second and the p99 in µs.
+
+    A refusal ends the run.
+    """
     times: list[int] = []
     await asyncio.gather(*(decide() for _ in range(tasks)))
     clock = time.perf_counter_ns

@@ -2,7 +2,8 @@
 
     python -m benchmarks.verifying [--accounts 5000 20000] [--keys 2] [--out DIR]
 
-Each number of accounts has its own database and processes, so that the time of a report can be compared.
+Each number of accounts has its own database and processes. So the time of one report can be compared between them: it
+must not grow with the number of reports.
 """
 
 from __future__ import annotations
@@ -20,17 +21,23 @@ from typing import Any
 from benchmarks import closing
 from benchmarks.support import report, servers
 
-#: With more reports, the time of one report may be at most this number of times the time with fewer reports.
+#: Promise: the largest ratio of the time of one report to the time of one report with the first number of accounts.
 MAX_RATIO = 1.5
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.verifying", description=__doc__.splitlines()[0])
-    parser.add_argument("--accounts", type=int, nargs="+", default=[5_000, 20_000], help="accounts, a run for each")
+    parser.add_argument(
+        "--accounts",
+        type=int,
+        nargs="+",
+        default=[5_000, 20_000],
+        help="numbers of accounts; each has its own database",
+    )
     parser.add_argument("--keys", type=int, default=2, help="keys of each account")
     parser.add_argument("--database", choices=closing.DATABASES, action="append", help="default: both")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
-    parser.add_argument("--process", choices=("fill", "manifest", "verify"), help=argparse.SUPPRESS)
+    parser.add_argument("--process", choices=("fill", "manifest", "verify"), help=argparse.SUPPRESS)  # see `_process`
     return parser.parse_args(argv)
 
 
@@ -69,15 +76,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _ratios(results: list[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], float]]:
-    """Yield each result but the first of its database and command, and its time per report relative to the first."""
+    """Yield each result with its time per report, divided by the time of the first result.
+
+    The first result is the first of the same database and command. It is not yielded.
+    """
     first: dict[tuple[str, str], float] = {}
     for result in results:
-        before = first.setdefault((result["database"], result["what"]), result["ms_per_report"])
-        if before != result["ms_per_report"]:
-            yield result, round(result["ms_per_report"] / before, 2)
+        compared, time_per_report = (result["database"], result["what"]), result["ms_per_report"]
+        if compared in first:
+            yield result, round(time_per_report / first[compared], 2)
+        else:
+            first[compared] = time_per_report
 
 
 def _process(what: str, accounts: int, options: argparse.Namespace, environment: dict[str, str]) -> dict[str, Any]:
+    """Run the function `what` ("fill", "manifest" or "verify") in a new process, and return its result."""
     command = [sys.executable, "-m", "benchmarks.verifying", "--process", what]
     command += [f"--accounts={accounts}", f"--keys={options.keys}"]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
@@ -119,6 +132,7 @@ def verify(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _timed(what: str, reports: int, run: Callable[[], Any]) -> dict[str, Any]:
+    """Call `run`. Return its time, the time for each report, and the growth of this process's memory at most."""
     start, resident = time.perf_counter(), closing._resident_mb()
     run()
     seconds = time.perf_counter() - start

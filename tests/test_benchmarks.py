@@ -224,6 +224,13 @@ def test_a_promise_holds_at_its_bound() -> None:
     assert not report.Claim("at least", 3, 2.9, least=True).holds
 
 
+def test_every_number_of_reports_is_compared_with_the_first_number_even_if_the_times_are_equal() -> None:
+    from benchmarks import verifying
+
+    results = [{"database": "sqlite", "what": "verify", "ms_per_report": ms} for ms in (2.0, 2.0, 3.0)]
+    assert list(verifying._ratios(results)) == [(results[1], 1.0), (results[2], 1.5)]
+
+
 def test_the_plan_follows_from_what_was_measured() -> None:
     runs = {
         "server": {

@@ -19,6 +19,8 @@ from ratelimits.engine.command import Command
 
 def parts_of(packed: bytes) -> list[bytes]:
     """Return the arguments of a command that is written in RESP, the protocol of Redis."""
+    # A command begins with "*", the number of its arguments and a line end. Each argument is "$", its size, a line end,
+    # its bytes and a line end.
     count, _line, rest = packed[1:].partition(b"\r\n")
     parts = []
     for _ in range(int(count)):

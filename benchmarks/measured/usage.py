@@ -82,8 +82,8 @@ def make_accounts(count: int) -> None:
     """Make one plan, and this number of accounts on it."""
     plan = Plan.objects.create(name="Pro", slug="pro")
     PlanInclusion.objects.create(plan=plan, meter="requests", quantity=3)
-    names = iter(range(count))
-    while chunk := list(islice(names, 2_000)):
+    numbers = iter(range(count))
+    while chunk := list(islice(numbers, 2_000)):
         Account.objects.bulk_create([Account(identifier=f"acct-{number}", plan=plan) for number in chunk])
     # Let the rows and their history begin in 1970, so that they apply to last month.
     for model in (Account, Plan, PlanInclusion):

@@ -5,9 +5,9 @@
 The ledger contains 30 days. All rules apply to every key. Each rule has its own scope. Django's test client requests
 the pages. Then it requests some pages again, in turns with Redis and with a server that never answers.
 
-To fill a database takes minutes. With `--keep`, the databases stay in a folder, and the next run with this folder uses
-them again. Their ledgers end at the moment when they were filled, and their tables fit the models of that moment. So
-use another folder after a few hours, or if the models have changed.
+It takes minutes to fill a database. With `--keep`, the databases stay in a folder, and the next run with this folder
+uses them again. The ledger of a database ends at the moment when the database was filled, and the tables fit the models
+of that moment. So use another folder after a few hours, or if the models have changed.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _SIZES = {
     "lines": (5_000_000, "lines of the ledger"),
     "keys": (10_000, "keys with usage"),
     "rules": (1_000, "rules that bill and refuse"),
-    "overrides": (100_000, "overrides, each of another key"),
+    "overrides": (100_000, "overrides, each of a different key"),
 }
-#: Maximum number of seconds that a page takes longer if Redis does not answer: the default of the setting TIMEOUT. The
-#: status page queries the database while it waits for Redis.
+#: Promise: if Redis does not answer, a page takes at most this number of seconds longer. It is the default of the
+#: setting TIMEOUT. The status page does not take longer, because it queries the database while it waits for Redis.
 HANGING = 0.25
 
 
@@ -44,12 +44,12 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pages", description=str(__doc__).splitlines()[0])
     for name, (default, what) in _SIZES.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: {default:,})")
-    parser.add_argument("--rounds", type=int, default=11, help="times that each page is requested")
+    parser.add_argument("--rounds", type=int, default=11, help="how often each page is requested")
     parser.add_argument("--database", choices=DATABASES, action="append", help="default: both")
     parser.add_argument("--keep", type=Path, help="folder in which the databases stay, for further runs")
     parser.add_argument("--fill-only", action="store_true", help="fill the databases of --keep, and measure nothing")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
-    parser.add_argument("--process", choices=("fill", "measure"), help=argparse.SUPPRESS)  # for this command itself
+    parser.add_argument("--process", choices=("fill", "measure"), help=argparse.SUPPRESS)  # see `_process`
     return parser.parse_args(argv)
 
 
@@ -77,20 +77,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _fill_and_measure(kind: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Fill the database in this folder if it is not filled yet. Without --fill-only, also measure the pages."""
-    sizes, note = {name: getattr(options, name) for name in _SIZES}, folder / "filled.json"
-    if note.exists() and json.loads(note.read_text())["sizes"] != sizes:
+    sizes, filled_file = {name: getattr(options, name) for name in _SIZES}, folder / "filled.json"
+    if filled_file.exists() and json.loads(filled_file.read_text())["sizes"] != sizes:
         raise SystemExit(f"{folder} has a database of another size: use another folder")
     folder.mkdir(parents=True, exist_ok=True)
     with servers.redis_server(None) as redis_server, servers.database(kind, folder) as url:
         environment = {**os.environ, **servers.environment(redis_server, url)}
         environment["DJANGO_SETTINGS_MODULE"] = "benchmarks.pages.settings"
-        if not note.exists():
+        if not filled_file.exists():
             start = time.perf_counter()
             rows = _process("fill", options, environment)
             seconds = round(time.perf_counter() - start)
             print(f"{kind}: filled in {seconds} s", file=sys.stderr, flush=True)
-            note.write_text(json.dumps({"sizes": sizes, "rows": rows, "seconds": seconds}))
-        filled = json.loads(note.read_text())
+            filled_file.write_text(json.dumps({"sizes": sizes, "rows": rows, "seconds": seconds}))
+        filled = json.loads(filled_file.read_text())
         pages = {} if options.fill_only else _process("measure", options, environment)
     return {"rows": filled["rows"], "filled in, s": filled["seconds"], "pages": pages}
 

@@ -80,5 +80,5 @@ TABLES: dict[str, Table] = {
         ),
     ),
 }
-#: All these pages.
+#: The pages of all tables.
 PAGES = tuple(page for table in TABLES.values() for page in table.pages)

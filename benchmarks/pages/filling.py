@@ -56,7 +56,7 @@ class Sizes:
     keys       keys with usage. A tenth of the keys also have refused requests. Another tenth also have requests that a
                rule in shadow mode would refuse
     rules      rules that bill and refuse, each in a scope of its own
-    overrides  overrides, each of another API key
+    overrides  overrides, each of a different API key
     """
 
     lines: int
@@ -66,7 +66,7 @@ class Sizes:
 
 
 def fill(sizes: Sizes) -> dict[str, Any]:
-    """Fill an empty database. Return the numbers of rows of the tables whose sizes `sizes` does not give."""
+    """Fill an empty database. Return the numbers of rows that follow from `sizes`, such as the number of batches."""
     now = int(time.time())
     make_configuration(sizes)
     if connection.vendor == "sqlite":
@@ -200,6 +200,7 @@ def _write_batches(first_hour: int, shards: int) -> None:
 
 
 def _write_states(now: int) -> None:
+    """Write the state of each shard: all batches are tallied, and the watermark is now."""
     ShardState.objects.bulk_create(
         ShardState(
             shard=shard,

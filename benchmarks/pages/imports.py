@@ -36,7 +36,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=100_000, help="memberships that exist before the import")
     parser.add_argument("--database", choices=DATABASES, action="append", help="default: both")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
-    parser.add_argument("--process", choices=("fill", *STEPS), help=argparse.SUPPRESS)  # for this command itself
+    parser.add_argument("--process", choices=("fill", *STEPS), help=argparse.SUPPRESS)  # see `_process`
     return parser.parse_args(argv)
 
 
@@ -109,8 +109,9 @@ def step(options: argparse.Namespace) -> dict[str, Any]:
         return execute(*arguments)
 
     table = TABLES[PlanMembership]
-    first = options.rows - options.lines // 2
-    raw = ("key,plan\n" + "".join(f"user:{first + n},pro\n" for n in range(options.lines))).encode()
+    # The users of the first half of the lines have memberships.
+    first_user = options.rows - options.lines // 2
+    raw = ("key,plan\n" + "".join(f"user:{first_user + n},pro\n" for n in range(options.lines))).encode()
     before = _memory()
     with connection.execute_wrapper(count):
         start = time.perf_counter()
@@ -133,8 +134,8 @@ def step(options: argparse.Namespace) -> dict[str, Any]:
 
 def _memory() -> float:
     """Return the peak memory of this process so far, in MB."""
-    unit = 1024 if sys.platform == "linux" else 1024 * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    units_per_mb = 1024 if sys.platform == "linux" else 1024 * 1024  # Linux counts KB, and macOS counts bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / units_per_mb
 
 
 def _claims(results: dict[str, dict[str, Any]]) -> list[report.Claim]:

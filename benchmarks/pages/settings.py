@@ -11,6 +11,7 @@ INSTALLED_APPS += [
     "django.contrib.messages",
     "django.contrib.staticfiles",
 ]
+# As in the other benchmarks, for more apps.
 MIGRATION_MODULES = {name.rpartition(".")[2]: None for name in INSTALLED_APPS}
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",

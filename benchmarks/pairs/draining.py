@@ -3,7 +3,7 @@
     python -m benchmarks.pairs.draining [--rounds 7] [--lines 300000] [--database sqlite]
 
 Each round fills Redis with batches. The round first times each part for all of these batches, one part after the other
-in one thread. Then it times the drain of the same batches, which does several parts at the same time. The processor
+in one thread. Then it times the drain of the same batches. The drain does several parts at the same time. The processor
 times of this process, of PostgreSQL and of Redis depend less on other programs than the elapsed time does.
 """
 
@@ -31,7 +31,10 @@ COPIES, COPY, DRAIN = "a COPY and a commit for each batch", "one COPY of all lin
 
 @dataclass(slots=True)
 class Part:
-    """The times of a part in each round, in µs for each line: elapsed time, and processor times of three programs."""
+    """The times of a part in each round, in µs for each line: elapsed time, and processor times of three programs.
+
+    `own` is the processor time of this process.
+    """
 
     elapsed: list[float] = field(default_factory=list)
     own: list[float] = field(default_factory=list)
@@ -41,7 +44,7 @@ class Part:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pairs.draining", description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=7, help="rounds in which each part is timed once")
     parser.add_argument("--lines", type=int, default=300_000, help="lines of each round")
     parser.add_argument("--keys", type=int, default=10_000, help="keys with usage")
     parser.add_argument("--database", choices=("postgres", "sqlite"), default="postgres")
@@ -105,7 +108,7 @@ def measure(rounds: int, lines: int, keys: int, redis_pid: int) -> dict[str, Par
 
 
 def _time_parts(timed: Callable[[str, Callable[[], Any]], Any], connection: Any) -> None:
-    """Time each part of a drain for the batches in Redis, and bare inserts of their lines. Leave the batches there."""
+    """Time each part of a drain for the batches in Redis, and bare inserts of their lines. The batches stay there."""
     from ratelimits.engine.server import current_server
     from ratelimits.models.ledger import LINES_PER_BATCH, Line
     from ratelimits.usage import apply, drain, packet
@@ -135,12 +138,12 @@ def _time_parts(timed: Callable[[str, Callable[[], Any]], Any], connection: Any)
                 cursor.executemany(f"INSERT INTO bare VALUES ({', '.join(['%s'] * len(rows[0]))})", rows)
 
     with connection.cursor() as cursor:
-        for name, found in ((COPIES, texts), (COPY, [b"".join(texts)])):
+        for name, copied in ((COPIES, texts), (COPY, [b"".join(texts)])):
             if connection.vendor == "postgresql":
                 cursor.execute(f"CREATE TABLE bare (LIKE {table} INCLUDING INDEXES)")
             else:
                 cursor.execute(f"CREATE TABLE bare AS SELECT {columns} FROM {table} LIMIT 0")
-            timed(name, partial(insert, found))
+            timed(name, partial(insert, copied))
             cursor.execute("DROP TABLE bare")
 
 
@@ -197,7 +200,7 @@ HEADS = ("part, µs for each line", "elapsed", "processor: this process", "proce
 
 def text_of(run: dict[str, Any]) -> str:
     """Return the run as a table."""
-    ratio = f"The drain writes {run['of_bare']:.2f} of the lines per second that one COPY writes."
+    ratio = f"The drain writes {run['of_bare']:.2f} times as many lines per second as one COPY."
     return f"{report.table(HEADS, rows_of(run))}\n\n{ratio}"
 
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.support import report, servers
 
@@ -50,6 +50,7 @@ STARTS: dict[str, tuple[str, list[str], list[str]]] = {
 }
 #: Name of a start -> the name of the start with which it is compared.
 _BEFORE = {"needed": "django", "middleware": "needed", "drf_needed": "drf", "throttles": "drf_needed"}
+#: The program of each start. It prints its processor time in seconds, and the number of imported modules.
 _CODE = """
 import importlib, json, sys, time
 apps, modules = json.loads(sys.argv[1])
@@ -67,6 +68,13 @@ print(json.dumps((time.process_time(), len(sys.modules))))
 """
 
 
+class Start(NamedTuple):
+    """The processor time of one start, and the number of imported modules."""
+
+    seconds: float
+    modules: int
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pairs.importing", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15, help="starts of each kind")
@@ -74,8 +82,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     with servers.redis_server(None) as redis_server:
         machine_info = report.machine(redis_server.url, ("django-simple-history",))
-    rounds = [{name: _start(*start[1:]) for name, start in STARTS.items()} for _round in range(options.rounds + 1)]
-    # The first round writes the bytecode files.
+    rounds = [
+        {name: _start(apps, modules) for name, (_title, apps, modules) in STARTS.items()}
+        for _round in range(options.rounds + 1)
+    ]
+    # Leave out the first round, because it writes the bytecode files.
     results = {name: _result(name, rounds[1:]) for name in STARTS}
     machine_info |= {"load_after": report.load()}
     run = report.run_json("pairs.importing", machine_info, vars(options), [], results=results)
@@ -84,21 +95,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _start(apps: list[str], modules: list[str]) -> tuple[float, int]:
-    """Start a process. Return its processor time in seconds, and the number of imported modules."""
+def _start(apps: list[str], modules: list[str]) -> Start:
+    """Start a process with these apps, which imports these modules."""
     command = [sys.executable, "-W", "ignore", "-c", _CODE, json.dumps((apps, modules))]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": "."})
-    seconds, count = json.loads(done.stdout)
-    return seconds, count
+    return Start(*json.loads(done.stdout))
 
 
-def _result(name: str, rounds: Sequence[dict[str, tuple[float, int]]]) -> dict[str, Any]:
+def _result(name: str, rounds: Sequence[dict[str, Start]]) -> dict[str, Any]:
+    """Return the result of a start. `more_ms` is its time minus the time of the start with which it is compared."""
     before = _BEFORE.get(name)
-    more = None if before is None else median(one[name][0] - one[before][0] for one in rounds)
+    more = None if before is None else median(starts[name].seconds - starts[before].seconds for starts in rounds)
     return {
-        "ms": round(1000 * median(one[name][0] for one in rounds), 1),
+        "ms": round(1000 * median(starts[name].seconds for starts in rounds), 1),
         "more_ms": None if more is None else round(1000 * more, 1),
-        "modules": rounds[0][name][1],
+        "modules": rounds[0][name].modules,
     }
 
 

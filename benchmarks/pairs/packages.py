@@ -106,14 +106,15 @@ def ours(algorithms: Sequence[str]) -> list[Case]:
     server, now = engine_server(), time.time_ns() // 1000
 
     def asks(algorithm: str, kind: str, counted: bool) -> Callable[[], object]:
-        numbers = CASES[algorithm][kind == "refused"]
+        wide, tight = CASES[algorithm]
+        numbers = tight if kind == "refused" else wide
         limit = algorithm_from_json({"algorithm": algorithm, "capacity": 1_000_000, **numbers})
         user = f"beside-{algorithm}-{kind}-{counted}"
         call = call_of([("limit", limit)], now, counted=counted, user=user)
         command = Command(server.keyspace, call)
         if kind == "admitted":
             return lambda: decide_call(server, call, command).allowed
-        decide_call(server, call, command)
+        decide_call(server, call, command)  # uses up the only permit
         return lambda: not decide_call(server, call, command).allowed
 
     return [
@@ -130,6 +131,7 @@ def _name(algorithm: str, kind: str, counted: bool) -> str:
 
 
 def _cases(equivalent: Equivalent) -> list[Case]:
+    """Return the two cases of another package's algorithm: admitted and refused."""
     # Use up the permits of the limit that refuses, so that it refuses in every timed call.
     for _ in range(20):
         equivalent.refuses()
@@ -160,7 +162,7 @@ class Commands(NamedTuple):
         total = 0.0
         for name, count in self.sent.items():
             # The statistics may lack a command: a thread of a package sends it only from time to time. If scripts call
-            # the command too, its total time contains their calls. Then use the time of one call.
+            # the command too, its total time contains the calls by scripts. Then use the mean time of one call.
             one = stats.get(f"cmdstat_{name}", {"usec": 0, "usec_per_call": 0})
             total += one["usec_per_call"] * count / _MONITORED if name in self.called else one["usec"] / calls
         return total
@@ -187,7 +189,7 @@ def commands_of(client: redis.Redis, case: Case) -> Commands:
 
 
 def timed(client: redis.Redis, cases: Sequence[Case], rounds: int, calls: int) -> dict[str, Figures]:
-    """Return the times of all cases, which take turns."""
+    """Return the times of all cases by name. The cases take turns."""
     commands = {case.name: commands_of(client, case) for case in cases}
     figures = {case.name: Figures([], []) for case in cases}
     order = random.Random(1)

@@ -160,15 +160,16 @@ def _lasting() -> list[Case]:
     from ratelimits.models import Plan, PlanMembership
 
     cases = []
-    for number, (name, lasting) in enumerate(_MONTHS.items(), 4001):
+    # The users have the ids 4001, 4002 and so on, which no other case uses.
+    for user, (name, lasting) in enumerate(_MONTHS.items(), 4001):
         slug = name.replace(" ", "-")
         plan = Plan.objects.create(name=name, slug=slug)
-        PlanMembership.objects.create(key=f"user:{number}", plan=plan)
+        PlanMembership.objects.create(key=f"user:{user}", plan=plan)
         rule = ours.row(slug, "month", "*", plan=plan, lasting=lasting)
         rule.full_clean()
         rule.save()
         # These users have no other rules: no rule names the scope of this view.
-        cases.append(Case(name, name, "ours", in_place.throttle_call("unlimited", number)))
+        cases.append(Case(name, name, "ours", in_place.throttle_call("unlimited", user)))
     rules.forget()
     return cases
 

@@ -17,7 +17,10 @@ def generator() -> str:
 
 
 def requests_per_second(port: int, path: str, core: int, connections: int, seconds: float) -> float:
-    """Return the requests per second that a server answers. All connections send requests at the same time."""
+    """Return the requests per second that a server answers. All connections send requests at the same time.
+
+    The process that makes the load runs on the core `core`.
+    """
     if generator() == "wrk":
         whole = max(round(seconds), 1)
         command = ["wrk", "-t1", f"-c{connections}", f"-d{whole}s", f"http://127.0.0.1:{port}{path}"]

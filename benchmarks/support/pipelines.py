@@ -103,15 +103,15 @@ def for_users(keyspace: Keyspace, run: str, call_of: Callable[[str], Call], ids:
     For speed, one command is made for each shard. For other users of the shard, only the id in this command is
     replaced.
     """
-    templates: dict[int, tuple[bytes, bytes]] = {}
+    # Shard -> the command that was made for this shard, and the user's id in this command.
+    made: dict[int, tuple[bytes, bytes]] = {}
     for number in ids:
-        name = str(number)
-        shard = shard_of(f"account:{name}", keyspace.shards)
-        template = templates.get(shard)
-        if template is None:
-            packed = Command(keyspace, call_of(name)).to_bytes(run, new_nonce())
-            template = templates[shard] = packed, name.encode()
-        yield template[0].replace(template[1], name.encode())
+        user = str(number)
+        shard = shard_of(f"account:{user}", keyspace.shards)
+        if shard not in made:
+            made[shard] = Command(keyspace, call_of(user)).to_bytes(run, new_nonce()), user.encode()
+        command, first_user = made[shard]
+        yield command.replace(first_user, user.encode())
 
 
 def per_second(url: str, batches: list[bytes], seconds: float, allowed: bool | None = True) -> tuple[float, float]:
@@ -120,6 +120,7 @@ def per_second(url: str, batches: list[bytes], seconds: float, allowed: bool | N
     with redis.Redis.from_url(url) as client:
 
         def processor() -> float:
+            """Return the processor time in seconds: of the main thread, or of all threads if the server is old."""
             info = client.info("cpu")
             names = ("used_cpu_user_main_thread", "used_cpu_sys_main_thread")
             return sum(float(info.get(name, info[name.removesuffix("_main_thread")])) for name in names)

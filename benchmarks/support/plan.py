@@ -17,7 +17,7 @@ KEYS_PER_REQUEST = 10
 SEAL_INTERVALS = (60, 900)
 #: Quarters of an hour in a day.
 BINS_PER_DAY = 96
-#: Smallest number of shards for each Redis core, so that a cluster can divide them evenly.
+#: Smallest number of shards for each Redis core, so that a cluster can divide the shards evenly among its cores.
 SHARDS_PER_CORE = 16
 #: The default of the setting SHARDS.
 MIN_SHARDS = 64

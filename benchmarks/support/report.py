@@ -97,7 +97,10 @@ def run_json(
 
 
 def cell_text(value: Any) -> str:
-    """Return a table cell as text: a number has three significant digits and commas between thousands."""
+    """Return a table cell as text. Numbers have commas between thousands.
+
+    A float has two decimals if it is below 10, one decimal if it is below 100, and otherwise none. 0.0 is shown as "0".
+    """
     if isinstance(value, bool):
         return "yes" if value else "NO"
     if isinstance(value, float):
@@ -144,14 +147,14 @@ def write(run: dict[str, Any], out: Path | None, charts: dict[str, str] | None =
 
 _COLOURS = {"floor": "#9aa5b1", "ours": "#2563eb", "peer": "#d97706"}
 _FONT = 'font-family="system-ui, sans-serif" font-size="13"'
-#: Pixels of a chart: height of a row, space for the labels, whole width, and space for the title.
-_ROW, _LEFT, _WIDTH, _TOP = 24, 360, 900, 56
+#: Pixels of a chart: height of a row, whole width, and the space for the labels, for the title and for the values.
+_ROW, _WIDTH, _LEFT, _TOP, _RIGHT = 24, 900, 360, 56, 70
 
 
 def bar_chart(title: str, unit: str, bars: Sequence[tuple[str, float, str]]) -> str:
     """Return horizontal bars as SVG. A bar has a label, a value and a kind: floor, ours or peer (see timing.Case)."""
     most = max(value for _label, value, _kind in bars)
-    scale = (_WIDTH - _LEFT - 70) / most
+    scale = (_WIDTH - _LEFT - _RIGHT) / most
     height = _TOP + _ROW * len(bars) + 16
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" {_FONT}>',

@@ -70,7 +70,7 @@ def run(benchmark: str, root: Path, options: Sequence[str], out: Path) -> dict[s
 
 
 def medians(name: str, value: Any) -> Iterator[tuple[str, float]]:
-    """Yield each median in a run's JSON, with the names that lead to it."""
+    """Yield each median in a run's JSON, with a name: `name` and the keys of the JSON objects around the median."""
     if isinstance(value, dict):
         if "median_us" in value:
             yield name, float(value["median_us"])

@@ -58,7 +58,7 @@ def algorithms_by_server(runs: dict[str, Run]) -> str:
 
 
 def server_ratios(runs: dict[str, Run]) -> str:
-    """Return the table of all ratios on the server, for all servers."""
+    """Return the table of all ratios of server times. Each server has a column."""
     results = runs["measured.algorithms"]["results"]
     return markdown(("ratio", "target", *results), ratios.rows_of(results))
 

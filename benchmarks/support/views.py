@@ -24,7 +24,7 @@ from ratelimits.throttling import QuotaThrottle
 
 
 class PathAuthentication(BaseAuthentication):
-    """Authenticates each request as a user that its path names, without a query."""
+    """Authenticates each request as a user whose id is made from the path. This needs no query."""
 
     def authenticate(self, request: Request) -> tuple[Any, None]:
         return get_user_model()(pk=crc32(request.path.encode())), None
@@ -58,6 +58,7 @@ class BareThrottle(BaseThrottle):
 
 @cache
 def _decide() -> Callable[[], object]:
+    """Return a function that sends the prepared command for 3 rules with metering."""
     return ours.deciding(ours.engine_server(), ours.call_of(ours.three_limits(), time.time_ns() // 1000))
 
 

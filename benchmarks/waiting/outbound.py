@@ -39,12 +39,12 @@ MAX_COMMANDS = dict.fromkeys(ALGORITHMS, 1.1) | {"concurrency": 3.0}
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.waiting.outbound", description=__doc__.splitlines()[0])
-    parser.add_argument("--processes", type=int, default=8)
+    parser.add_argument("--processes", type=int, default=8, help="processes that share the limit")
     parser.add_argument("--permits", type=int, default=1000, help="permits of all processes together")
     parser.add_argument("--rate", type=int, default=100, help="permits per second")
     parser.add_argument("--algorithm", choices=(*ALGORITHMS, BARE_LIST), action="append", help="default: all")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
-    parser.add_argument("--process", help=argparse.SUPPRESS)  # for this command itself
+    parser.add_argument("--process", help=argparse.SUPPRESS)  # a job as JSON: see `measure`
     return parser.parse_args(argv)
 
 
@@ -157,7 +157,7 @@ def commands(client: redis.Redis, names: Sequence[str]) -> int:
 
 
 def take(options: argparse.Namespace) -> None:
-    """Take permits one after another in this process. Print the times of its begin and of its end."""
+    """Take permits one after another in this process. Print when this began and ended, in seconds since 1970 UTC."""
     job = json.loads(options.process)
     permit = from_list(job["url"]) if job["limit"] is None else from_limit(job["limit"])
     print("ready", flush=True)
@@ -202,7 +202,7 @@ HEADS = ("permits", "s", "ideal, s", "× ideal", "Redis commands per permit")
 
 
 def cells(result: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the cells of a result in a table, without its name."""
+    """Return the cells of a result in a table, without the first cell (the name)."""
     names = ("permits", "seconds", "ideal_seconds", "times_ideal", "commands_per_permit")
     return tuple(result[name] for name in names)
 

@@ -38,12 +38,14 @@ STALL_SECONDS = 120
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.waiting.tasks", description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=4, help="workers that share the limit")
     parser.add_argument("--concurrency", type=int, default=4, help="processes of each worker")
-    parser.add_argument("--tasks", type=int, default=1000)
+    parser.add_argument("--tasks", type=int, default=1000, help="tasks of all workers together")
     parser.add_argument("--rate", type=int, default=50, help="tasks per second")
     parser.add_argument("--kills", type=int, default=0, help="how many times a worker is killed")
-    parser.add_argument("--visibility", type=float, default=60, help="seconds until a killed worker's tasks come back")
+    parser.add_argument(
+        "--visibility", type=float, default=60, help="seconds until a killed worker's tasks are delivered again"
+    )
     parser.add_argument("--away", type=float, default=0, help="seconds until a killed worker is started again")
     parser.add_argument("--seed", type=int, default=20261, help="chooses the workers that are killed")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
@@ -117,13 +119,14 @@ def _kill(workers: list[subprocess.Popen[bytes]], options: argparse.Namespace, t
     """Kill workers while tasks run, and start them again."""
     from benchmarks.waiting.worker import RUNS, results
 
-    chosen = random.Random(options.seed)
+    draw = random.Random(options.seed)
     for kill in range(options.kills):
-        # Divide the first half of the run into parts, one for each kill. Kill at a random moment of the part.
-        ran = options.tasks * (kill + chosen.random()) / (options.kills + 1) / 2
+        # The first half of the tasks is divided into `kills` + 1 parts. Each kill happens at a random task of its part,
+        # and the last part has no kill.
+        ran = options.tasks * (kill + draw.random()) / (options.kills + 1) / 2
         while results.llen(RUNS) < ran:
             time.sleep(0.05)
-        number = chosen.randrange(len(workers))
+        number = draw.randrange(len(workers))
         _stop_when_noted(workers, task_ids)
         os.killpg(workers[number].pid, signal.SIGKILL)
         _signal(workers, signal.SIGCONT)
@@ -217,7 +220,7 @@ def summary(runs: list[dict[str, Any]], messages: int, options: argparse.Namespa
 
 
 def most_in_a_second(moments: Sequence[int]) -> int:
-    """Return the largest number of these moments (µs, sorted) in any half-open second."""
+    """Return the largest number of moments that lie within less than one second. `moments` are sorted, in µs."""
     return max(bisect_left(moments, moment + 1_000_000) - number for number, moment in enumerate(moments))
 
 

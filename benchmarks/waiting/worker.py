@@ -30,11 +30,13 @@ app.conf.broker_transport_options = {"visibility_timeout": float(os.environ["BEN
 
 @after_task_publish.connect
 def count(**kwargs: object) -> None:
+    """Count a message that this process has sent to the broker."""
     results.incr(MESSAGES)
 
 
 @app.task(base=QuotaTask, bind=True, quota="crm-sync", max_retries=0)
 def sync(self: Any, number: int) -> None:
+    """Store the moments at which the task was granted and at which it ran, both by the server's clock."""
     seconds, micros = results.time()
     permit = self.request.get(HEADER) or self.request.headers[HEADER]
     run = {
