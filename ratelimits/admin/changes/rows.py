@@ -126,6 +126,11 @@ def _values(record: Any) -> list[Any]:
 
 
 def _records(model: type[Versioned], until: datetime | None, count: int, chosen: Q | None) -> Sequence[Any]:
+    """Return at most `count` records of the history of a table, newest first.
+
+    Each record has the ids of the two records before it in the history of its row (`previous_id`,
+    `second_previous_id`), and `is_followed`: whether the row has a later record.
+    """
     history: Any = model.history
     same_row = history.model._base_manager.filter(id=OuterRef("id"))
     records = history.using(conf.DATABASE)
@@ -143,7 +148,10 @@ def _records(model: type[Versioned], until: datetime | None, count: int, chosen:
 
 
 def _previous_records(records: Sequence[Any]) -> dict[tuple[type[Any], int], Any]:
-    """Return the previous two records of each of these records, by (model of the history, id of the record)."""
+    """Return the two records before each of these records in the history of the same row.
+
+    The result is a dict by (model of the history, id of the record before).
+    """
     previous_records: dict[tuple[type[Any], int], Any] = {}
     for history in {type(record) for record in records}:
         of_table = [record for record in records if type(record) is history]
@@ -158,6 +166,7 @@ def _plan_names(records: Iterable[Any]) -> dict[int, str]:
     ids = {record.plan_id for record in records if getattr(record, "plan_id", None) is not None}
     history: Any = Plan.history
     rows = history.using(conf.DATABASE).filter(id__in=ids).order_by("history_id").values_list("id", "name")
+    # For a plan with several names, the dict gets the last name.
     return dict(rows) if ids else {}
 
 
