@@ -86,7 +86,7 @@ def apply(
 
 
 def _advance(state: ShardState, packet: Packet) -> None:
-    """Note this batch as the newest one in the shard's state, if no later batch of its incarnation is noted there."""
+    """Note this batch as the newest batch in the shard's state, if no later batch of its incarnation is noted there."""
     if packet.incarnation != state.incarnation or packet.seq > state.seq:
         state.incarnation, state.seq, state.cum = packet.incarnation, packet.seq, packet.cum
 
@@ -129,7 +129,7 @@ def _was_missing(using: str, packet: Packet) -> bool:
     spans: list[Any] = list(missing.values_list("pk", "first_seq", "last_seq"))
     for pk, first, last in spans:
         rows = Batch.objects.using(using).filter(seq__gte=first, first_seq__lte=last, **numbering)
-        # How many batches of the gap are in the ledger. A row has several of them if batches were joined.
+        # How many batches of the gap are in the ledger. If batches were joined, one row stands for all of them.
         in_ledger = sum(min(last, seq) - max(first, start) + 1 for start, seq in rows.values_list("first_seq", "seq"))
         if in_ledger == last - first:  # only this batch is still missing
             gaps.change(using, missing.filter(pk=pk), recovered_at=timezone.now())
@@ -140,8 +140,8 @@ def _apply_again(using: str, state: ShardState, packet: Packet, fence: str) -> B
     """Return the outcome for a packet that has the identity of a batch in the ledger.
 
     If the packet has the same contents as the ledger's batch, do nothing. If the packet has usage that the ledger's
-    batch does not have, quarantine the packet. If the packet has no such usage, but lacks some
-    of the ledger's usage, discard the packet and declare a gap.
+    batch does not have, quarantine the packet. If the packet has no such usage, but lacks some of the ledger's usage,
+    discard the packet and declare a gap.
     """
     rows = Batch.objects.using(using).filter(shard=packet.shard, incarnation=packet.incarnation)
     in_ledger = rows.filter(first_seq__lte=packet.seq, seq__gte=packet.seq).first()

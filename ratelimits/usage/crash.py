@@ -1,7 +1,6 @@
-"""Names of the steps in which usage is processed, closed and pushed. Tests end a process at each step.
+"""Names of the steps of draining, closing and pushing. Tests end a process at each step, to show that no usage is lost.
 
-So the tests show that no usage is lost. At each step, the code calls `reached` with the step's name. The function does
-nothing, but tests replace it.
+At each step, the code calls `reached` with the step's name. The function does nothing, but tests replace it.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ def _read_ahead(server: Server, with_batches: list[PendingBatches]) -> Generator
 
 
 def _drain_lanes(server: Server, using: str, with_batches: list[PendingBatches], result: DrainResult) -> bool:
-    """Drain several shards at the same time if the database allows this. Return whether more batches wait."""
+    """Drain several shards at the same time if the database allows this. Return whether another pass is needed."""
     connection = connections[using]
     # The connections of other threads would not see the writes of an open transaction (for example, of a test).
     parallel = connection.features.has_select_for_update and not connection.in_atomic_block
@@ -271,7 +271,7 @@ def _drain_lane(server: Server, using: str, with_batches: list[PendingBatches], 
 
 
 def _drain_shards(server: Server, using: str, batches: Iterable[_ReadBatch], result: DrainResult) -> bool:
-    """Apply the listed batches. Return whether this process should drain further batches."""
+    """Apply the listed batches. Return whether another pass is needed."""
     busy_shards: set[int] = set()
     more = False
     for read in batches:
@@ -345,7 +345,8 @@ def _handle_unreadable(server: Server, using: str, pending: PendingBatches, name
         state = ShardState.lock(using, pending.shard)
         assert state is not None
         kind = client.type(key).decode()
-        # A name with "~" names a second batch with this identity, whose contents can differ (see lua/batch.lua).
+        # A name with "~" names a second batch with the same identity, whose contents can differ (see lua/batch.lua).
+        # While this batch is in Redis, a batch of the ledger with this identity can be the other batch.
         incarnation, _colon, number = name.partition("~")[0].rpartition(":")
         if number.isdigit() and (kind == "none" or "~" not in name):
             rows = Batch.objects.using(using).filter(shard=pending.shard, incarnation=incarnation)

@@ -58,7 +58,7 @@ def fence(server: Server, run: str, max_wait: float = MAX_WAIT, shards: Sequence
     """
     deadline = time.monotonic() + max_wait
     for shard in shards[:-1]:
-        # While the slot of a shard moves to another node, this node may refuse to make the key. Then use another shard.
+        # While the slot of a shard moves to another node, the server may refuse to make the key. Try another shard.
         with suppress(AskError):
             return _check_and_wait(server, run, shard, deadline)
     return _check_and_wait(server, run, shards[-1], deadline)

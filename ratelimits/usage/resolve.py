@@ -159,7 +159,7 @@ def _packet(quarantined: QuarantinedBatch, state: ShardState, lines: list[bytes]
     """Return a new batch for the accepted lines.
 
     Its `opened_at` and `sealed_at` are the watermark. If the shard has no watermark, they are the present moment. A
-    moment after the watermark would say that later usage is in the ledger, too.
+    later moment would mean that usage from after the watermark is in the ledger, too.
     """
     moment = state.watermark or time.time_ns() // 1000
     without_digest = Packet(
