@@ -1,6 +1,7 @@
-"""Test both ends of each range of versions in pyproject.toml: `nox` runs everything, `nox --list` shows the sessions.
+"""Test with the lowest and with the newest versions of packages: the ends of the ranges in pyproject.toml.
 
-Each session installs into an empty environment of its own. Arguments after `--` are given to pytest instead of TESTS.
+`nox` runs all sessions except `audit`. `nox --list` lists the sessions. Each session installs the packages into a new
+environment. Arguments after `--` are given to pytest instead of TESTS.
 """
 
 from __future__ import annotations

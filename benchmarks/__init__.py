@@ -1,5 +1,5 @@
-"""Benchmarks. Each module is a command, such as `python -m benchmarks.decide`. docs/performance.md lists them.
+"""Benchmarks: commands such as `python -m benchmarks.decide`. docs/performance.md lists all commands.
 
-Each command starts its own servers and prints a table. With `--out DIR` it also writes the results as JSON.
+Each benchmark starts its own servers and prints a table. With `--out DIR` it also writes the results as JSON.
 `python -m benchmarks.document DIR` copies these results into the tables of docs/performance.md.
 """

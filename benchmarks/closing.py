@@ -97,7 +97,7 @@ def close(options: argparse.Namespace) -> dict[str, Any]:
     from ratelimits.reports.closing.close import finalise_each
     from ratelimits.reports.periods import month_in
 
-    # Two hours after the end of the month, in µs. A month can be closed when GRACE_SECONDS (one hour) have passed.
+    # Two hours after the end of the month, in µs. A month can be closed GRACE_SECONDS (one hour) after its end.
     end = month_in(month(), "UTC")[1] + 2 * 3_600_000_000
     ShardState.objects.update(watermark=end)
     start, processor = time.perf_counter(), time.process_time()

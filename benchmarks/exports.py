@@ -87,7 +87,7 @@ def _lines(saved_report: Any) -> Iterator[ReportLine]:
     from ratelimits.models import ReportLine
 
     for number in range(1, _LINES_PER_REPORT + 1):
-        # The lines have different quantities and times. The month has 2,880 bins, and each line has the usage of four.
+        # The lines have different quantities and times. The month has 2,880 bins. Each line has the usage of four bins.
         used, start = number * 7919 % 100_000, _START + number % 2876 * _BIN
         included = min(used, 60_000)
         yield ReportLine(

@@ -2,8 +2,8 @@
 
     python -m benchmarks.verifying [--accounts 5000 20000] [--keys 2] [--out DIR]
 
-Each number of accounts has its own database and processes. So the time of one report can be compared between them: it
-must not grow with the number of reports.
+Each number of accounts has its own database and processes. The time of one report is compared between the numbers of
+accounts, because this time must not grow with the number of reports.
 """
 
 from __future__ import annotations

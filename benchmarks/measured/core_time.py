@@ -38,14 +38,14 @@ def batches(client: redis.Redis, users: int) -> dict[str, list[bytes]]:
 
     def ids(number: int) -> range:
         # Each case of this app has its own users: all limits of one key share a state, and a larger state takes more
-        # time. The bare script needs no other users, because its states belong to one number of limits each.
+        # time. All cases of the bare script use the same users: the name of a state contains the number of its limits.
         return range(FIRST_ID + number * users, FIRST_ID + (number + 1) * users)
 
     out = {}
     for name, _title, shape in floors.SHAPES:
         out[name] = list(batched(floors.bare(*shape, str(user)) for user in ids(0)))
     for number, (name, call_of) in enumerate(_calls(now).items()):
-        # The script also depends on the shards of the keys. The first 500 users need all scripts.
+        # The script also depends on the shards of the keys. The commands of the first 500 users need all scripts.
         for script in {Command(keyspace, call_of(str(user))).script.text for user in ids(number)[:500]}:
             client.script_load(script)
         out[name] = list(batched(for_users(keyspace, run, call_of, ids(number))))

@@ -13,8 +13,8 @@ from functools import wraps
 from statistics import median
 from typing import Any
 
-#: "module:name". The wrapper of a function replaces this name in this module, because code calls the function by it. A
-#: name that no longer exists is reported and left out.
+#: "module:name". The wrapper of a function replaces this name in this module, because the callers find the function
+#: there. A name that no longer exists is reported and left out.
 FUNCTIONS = (
     "ratelimits.throttling.by_rules:QuotaThrottle.allow_request",
     "ratelimits.throttling.by_rules:costs_of",

@@ -35,7 +35,7 @@ _SIZES = {
     "overrides": (100_000, "overrides, each of a different key"),
 }
 #: Promise: if Redis does not answer, a page takes at most this number of seconds longer. It is the default of the
-#: setting TIMEOUT. The status page does not take longer, because it queries the database while it waits for Redis.
+#: setting TIMEOUT. The status page keeps this promise because it queries the database while it waits for Redis.
 HANGING = 0.25
 
 

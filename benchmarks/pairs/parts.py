@@ -89,7 +89,7 @@ def _commands(algorithm: str, admits: bool, counted: bool) -> Callable[[str], Co
 
 
 def cuts(script: str) -> dict[str, str]:
-    """Return, for each part, the script that ends after this part. The first is an empty script, the last is whole."""
+    """Return, for each part, the script that ends after this part: first an empty script, finally the whole script."""
     parts = [part for part, comment in PARTS.items() if comment in script]
     out = {BEGIN: "return 1"}
     for part, following in pairwise(parts):

@@ -29,11 +29,12 @@ from benchmarks.support import report, servers
 ALGORITHMS = ("token_bucket", "gcra", "leaky_bucket_queue", "smooth_bursty", "fixed_window", "concurrency")
 #: Seconds for which a permit of `concurrency` is held.
 HOLD_SECONDS = 0.05
-#: The name of the comparison, and of its Redis list.
+#: The name of the case that uses a Redis list, and of this list.
 BARE_LIST = "bare_list"
-#: Promise: the time relative to the ideal time.
+#: Promise: the largest ratio of the time to the ideal time.
 MAX_TIME = 1.03
-#: Promise: Redis commands for one permit. For `concurrency`, a process that must wait needs three: ask, wait, release.
+#: Promise: the largest number of Redis commands for one permit. For `concurrency`, a process that must wait needs three
+#: commands: to ask, to wait and to release.
 MAX_COMMANDS = dict.fromkeys(ALGORITHMS, 1.1) | {"concurrency": 3.0}
 
 

@@ -30,7 +30,7 @@ import redis
 
 from benchmarks.support import report, servers
 
-#: Promises: the time relative to the ideal time, and the broker messages per task.
+#: Promises: the largest ratio of the time to the ideal time, and the largest number of broker messages per task.
 MAX_TIME, MAX_MESSAGES = 1.03, 2.1
 #: Maximum number of seconds without progress. Afterwards the run fails.
 STALL_SECONDS = 120
