@@ -188,13 +188,17 @@ def quarantine(
     If the batch could not be read, `packet` is None, and `name` and `fields` are those of the batch in Redis. The
     caller must hold the lock of the shard's row, and must save `state`.
     """
-    content: Any = [line.decode() for line in packet.lines] if packet else fields
+    if packet is None:
+        digest = checksum_of(fields)
+    else:
+        name, digest = f"{packet.incarnation}:{packet.seq}", packet.content
+        fields = [line.decode() for line in packet.lines]
     # Texts are cut to the lengths of their columns.
     quarantined, _new = QuarantinedBatch.objects.using(using).get_or_create(
         shard=state.shard,
-        name=(name or (f"{packet.incarnation}:{packet.seq}" if packet else ""))[:200],
-        content=packet.content if packet else checksum_of(fields),
-        defaults={"reason": reason[:300], "fields": content},
+        name=name[:200],
+        content=digest,
+        defaults={"reason": reason[:300], "fields": fields},
     )
     # If a person has resolved a batch with the same contents before, it does not freeze the watermark again.
     state.frozen = state.frozen or quarantined.resolved_at is None

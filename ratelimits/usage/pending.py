@@ -47,10 +47,9 @@ class PendingBatches:
 
     @property
     def lead(self) -> int:
-        """Return by how many µs the server's clock was ahead at the last seal.
+        """Return by how many µs the server's clock was ahead of the sealing machine's clock at the last seal.
 
-        The lead is `sealed_at` minus the sealing machine's time at that seal. If the sealing machine's time is
-        unknown, or later than this machine's time `clock`, then `clock` is subtracted instead.
+        If the sealing machine's time is unknown, or later than this machine's time, use this machine's time instead.
         """
         return self.sealed_at - min(self.clock, self.sealed_clock or self.clock)
 

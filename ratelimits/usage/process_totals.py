@@ -92,7 +92,7 @@ def _save(using: str, rows: list[ProcessTotal]) -> list[ProcessTotal]:
     """Write the rows, and return the rows that were written. Log each row that the database refuses."""
     try:
         with transaction.atomic(using=using):
-            type(rows[0]).objects.using(using).bulk_create(
+            ProcessTotal.objects.using(using).bulk_create(
                 rows,
                 batch_size=_ROWS_PER_STATEMENT,
                 update_conflicts=True,
