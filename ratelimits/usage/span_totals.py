@@ -6,7 +6,7 @@ The database adds up the lines, in one statement for each table and each length 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connections, transaction
 from django.db.models import F
@@ -29,12 +29,25 @@ from ratelimits.progress import Progress
 MAX_AGES = {QUARTER: 25 * HOUR, HOUR: 25 * HOUR, SIX_HOURS: 25 * HOUR, DAY: 31 * DAY, FIVE_DAYS: 31 * DAY}
 #: The counters of refusals: all but the first, which is the counter of admitted requests.
 _REFUSED = SUMS[1:]
-#: Each entry has three items. The first is a table. The second has the lengths of this table's spans, each with the
-#: counters that are added up; the other counters stay 0. The third has the columns that say what a total is about.
+
+
+class _Table(NamedTuple):
+    """A table of totals.
+
+    model    the model of the table
+    spans    the lengths of the table's spans, each with the counters that are added up; the other counters stay 0
+    subject  the columns that say what a total is about
+    """
+
+    model: type[SpanTotal]
+    spans: dict[int, tuple[str, ...]]
+    subject: tuple[str, ...]
+
+
 #: For a quarter of an hour, `KeyTotal` has only refusals: few keys are refused, so there are few rows.
-_TABLES: tuple[tuple[type[SpanTotal], dict[int, tuple[str, ...]], tuple[str, ...]], ...] = (
-    (RuleTotal, {QUARTER: SUMS, DAY: SUMS}, ("rule", "meter")),
-    (
+_TABLES = (
+    _Table(RuleTotal, {QUARTER: SUMS, DAY: SUMS}, ("rule", "meter")),
+    _Table(
         KeyTotal,
         {QUARTER: _REFUSED, HOUR: SUMS, SIX_HOURS: SUMS, DAY: SUMS, FIVE_DAYS: SUMS},
         ("account", "key", "rule", "meter"),

@@ -68,9 +68,8 @@ def _joinable(using: str, shard: int, end: int) -> Iterator[tuple[int, int]]:
     numbers = ("first_position", "position", "first_seq", "seq", "previous_cum", "cum", "sealed_at")
     columns = (*numbers, "incarnation", "fence")
     batches = rows.order_by("position").values_list(*columns, named=True)
-    # The first position of the present sequence (0 before the first batch), and how many batches it has.
-    first, length = 0, 1
-    last = None
+    # The first and the last position of the present sequence (0 before the first batch), and how many batches it has.
+    first, last, length = 0, 0, 1
     for batch, following in pairwise(batches.iterator(chunk_size=1000)):
         first = first or batch.first_position
         last = batch.position
@@ -89,7 +88,7 @@ def _joinable(using: str, shard: int, end: int) -> Iterator[tuple[int, int]]:
             if length > 1:
                 yield first, last
             first, length = following.first_position, 1
-    if length > 1 and last is not None:
+    if length > 1:
         yield first, last
 
 
