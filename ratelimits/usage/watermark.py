@@ -44,7 +44,7 @@ def correct(using: str, shards: Iterable[PendingBatches], states: Mapping[int, S
 
 
 def _needs_correction(state: ShardState, pending: PendingBatches) -> bool:
-    """Return whether the watermark is in the future, or the state is wrong about a clock that is ahead."""
+    """Return whether the watermark is in the future, or `state.ahead` does not fit the server's clock."""
     return (pending.lead > TOLERANCE) != bool(state.ahead) or is_ahead(state.watermark, pending.clock)
 
 
