@@ -166,7 +166,7 @@ class Processor:
 def measured(client: redis.Redis, processor: Processor, state: State) -> list[tuple[str, float]]:
     """Make all calls on a state. Return, for each call, its operation and its time on the server in ms."""
     out = []
-    client.config_set("slowlog-log-slower-than", 0)
+    client.config_set("slowlog-log-slower-than", 0)  # the slow log lists all commands
     for name, call in operations(state):
         while client.info("memory")["lazyfree_pending_objects"]:
             time.sleep(0.01)

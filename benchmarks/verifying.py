@@ -55,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             with servers.redis_server(None) as redis_server, servers.database(kind) as url:
                 environment = {**os.environ, **servers.environment(redis_server, url)}
                 print(f"{kind}: {accounts:,} accounts", file=sys.stderr, flush=True)
-                found = [_process(what, accounts, options, environment) for what in ("fill", "manifest", "verify")]
-            results += [
-                {"database": kind, "what": result.pop("what"), "reports": accounts, **result} for result in found[1:]
-            ]
+                _process("fill", accounts, options, environment)
+                for what in ("manifest", "verify"):
+                    result = _process(what, accounts, options, environment)
+                    results.append({"database": kind, "what": what, "reports": accounts, **result})
     claims = [
         report.Claim(
             f"{result['what']} on {result['database']}: time of one report, × its time with fewer reports",
@@ -110,7 +110,7 @@ def manifest(options: argparse.Namespace) -> dict[str, Any]:
     from benchmarks.measured.usage import month
     from ratelimits.reports.verify.manifest import build
 
-    return _timed("manifest", options.accounts[0], lambda: json.dumps(build("default", month())))
+    return _timed(options.accounts[0], lambda: json.dumps(build("default", month())))
 
 
 def verify(options: argparse.Namespace) -> dict[str, Any]:
@@ -125,19 +125,18 @@ def verify(options: argparse.Namespace) -> dict[str, Any]:
         found = list(verification.findings())
         assert not found, found[:3]
 
-    done = _timed("verify", options.accounts[0], run)
+    done = _timed(options.accounts[0], run)
     assert verification.checked["reports"] == options.accounts[0], verification.summary()
     print(verification.summary(), file=sys.stderr)
     return done
 
 
-def _timed(what: str, reports: int, run: Callable[[], Any]) -> dict[str, Any]:
+def _timed(reports: int, run: Callable[[], Any]) -> dict[str, Any]:
     """Call `run`. Return its time, the time for each report, and the growth of this process's memory at most."""
     start, resident = time.perf_counter(), closing._resident_mb()
     run()
     seconds = time.perf_counter() - start
     return {
-        "what": what,
         "seconds": round(seconds, 1),
         "ms_per_report": round(seconds / reports * 1000, 2),
         "grows_mb": round(_peak_mb() - resident, 1),

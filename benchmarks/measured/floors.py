@@ -83,7 +83,7 @@ def load(url: str) -> None:
             client.script_load(script)
 
 
-def _answers_list(raw: RawSocket, packed: bytes) -> bool:
+def answers_list(raw: RawSocket, packed: bytes) -> bool:
     """Return whether the server's reply to this command is a list."""
     return raw.exchange(packed)[:1] == b"*"
 
@@ -96,5 +96,5 @@ def cases(url: str) -> list[Case]:
     out = [Case("ping", "raw-socket PING", "floor", lambda: raw.exchange(PING) == b"+PONG\r\n")]
     for name, title, shape in SHAPES:
         packed = bare(*shape)
-        out.append(Case(name, title, "floor", partial(_answers_list, raw, packed)))
+        out.append(Case(name, title, "floor", partial(answers_list, raw, packed)))
     return out

@@ -54,9 +54,11 @@ def _by_shard(first: int, count: int, keys: int, shards: int, per_account: int) 
     """
     start = int(_first_day().timestamp())
     out: dict[int, list[str]] = {}
-    owners = [f"acct-{key // per_account}" for key in range(keys)]
+    accounts = [f"acct-{key // per_account}" for key in range(keys)]
     # The shard of each key, and the end of its counters' names: account, key, and "1" for requests with one unit.
-    endings = [(shard_of(f"account:{name}", shards), f"{name}|api_key:{key}|1") for key, name in enumerate(owners)]
+    endings = [
+        (shard_of(f"account:{account}", shards), f"{account}|api_key:{key}|1") for key, account in enumerate(accounts)
+    ]
     for number in range(first, first + count):
         shard, ending = endings[number % keys]
         bin_start = start + number // keys * BIN_SECONDS

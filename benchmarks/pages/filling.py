@@ -121,10 +121,13 @@ def _write_lines(sizes: Sizes, now: int) -> None:
     """Write the lines hour by hour, and then their batches. Make the indexes at the end, which takes less time."""
     first_hour, shards = now // 3_600 - HOURS + 1, conf.SHARDS
     first_rule = Rule.objects.order_by("pk").values_list("pk", flat=True)[0]
-    names = [(n, f"acct-{n // _KEYS_PER_ACCOUNT}", f"api_key:{n}") for n in range(sizes.keys)]
+    accounts = [f"acct-{number // _KEYS_PER_ACCOUNT}" for number in range(sizes.keys)]
     with connection.cursor() as cursor:
         cursor.execute("CREATE TABLE benchmark_key (number BIGINT PRIMARY KEY, account TEXT, name TEXT, shard BIGINT)")
-        rows = [(*row, shard_of(f"account:{row[1]}", shards)) for row in names]
+        rows = [
+            (number, account, f"api_key:{number}", shard_of(f"account:{account}", shards))
+            for number, account in enumerate(accounts)
+        ]
         cursor.executemany("INSERT INTO benchmark_key VALUES (%s, %s, %s, %s)", rows)
     with connection.schema_editor() as schema:
         for index in Line._meta.indexes:

@@ -92,10 +92,11 @@ def measure(rounds: int, lines: int, keys: int, redis_pid: int) -> dict[str, Par
         before = time.perf_counter(), time.process_time(), _processor(postmaster, children=True), _processor(redis_pid)
         result = work()
         after = time.perf_counter(), time.process_time(), _processor(postmaster, children=True), _processor(redis_pid)
+        # In µs for each line.
         times = [(end - start) / lines * 1e6 for start, end in zip(before, after, strict=True)]
         part = parts[name]
-        for kind, found in zip((part.elapsed, part.own, part.database, part.redis), times, strict=True):
-            kind.append(found)
+        for earlier_rounds, micros in zip((part.elapsed, part.own, part.database, part.redis), times, strict=True):
+            earlier_rounds.append(micros)
         return result
 
     for number in range(1, rounds + 1):

@@ -22,6 +22,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -81,8 +82,8 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
     floors.load(url)
     raw = floors.RawSocket(url)
     for name, heads in (("versioned", 1), ("unversioned", 0)):
-        packed = floors.bare(heads, 1, 1, False, name)
-        cases.append(Case(name, name, "floor", lambda packed=packed: raw.exchange(packed)[:1] == b"*"))  # type: ignore[misc]
+        packed = floors.bare(heads, states=1, each=1, counted=False, suffix=name)
+        cases.append(Case(name, name, "floor", partial(floors.answers_list, raw, packed)))
     with redis.Redis.from_url(url) as client:
         figures = timed(client, cases, options.rounds, options.calls)
     version = min(figures["versioned"].server) - min(figures["unversioned"].server)
@@ -117,13 +118,11 @@ def ours(algorithms: Sequence[str]) -> list[Case]:
         decide_call(server, call, command)  # uses up the only permit
         return lambda: not decide_call(server, call, command).allowed
 
-    return [
-        Case(name, name, "ours", asks(algorithm, kind, counted))
-        for algorithm in algorithms
-        for kind in _KINDS
-        for counted in (True, False)
-        for name in [_name(algorithm, kind, counted)]
-    ]
+    def case(algorithm: str, kind: str, counted: bool) -> Case:
+        name = _name(algorithm, kind, counted)
+        return Case(name, name, "ours", asks(algorithm, kind, counted))
+
+    return [case(algorithm, kind, counted) for algorithm in algorithms for kind in _KINDS for counted in (True, False)]
 
 
 def _name(algorithm: str, kind: str, counted: bool) -> str:

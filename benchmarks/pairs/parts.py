@@ -83,8 +83,9 @@ def _commands(algorithm: str, admits: bool, counted: bool) -> Callable[[str], Co
 
     keyspace, now, limits = Keyspace("parts", 64), time.time_ns() // 1000, three_limits()
     if algorithm:
-        numbers = NUMBERS[algorithm][0 if admits else 1]
-        limits = [("limit", algorithm_from_json({"algorithm": algorithm, "capacity": 1_000_000, **numbers}))]
+        wide, tight = NUMBERS[algorithm]
+        numbers = {"algorithm": algorithm, "capacity": 1_000_000, **(wide if admits else tight)}
+        limits = [("limit", algorithm_from_json(numbers))]
     return lambda user: Command(keyspace, call_of(limits, now, counted=counted, user=user))
 
 
@@ -137,16 +138,18 @@ def measure(url: str, rounds: int, calls: int) -> dict[str, dict[str, float]]:
         server, made = _Server(client), {}
         for case, (algorithm, admits, first) in CASES.items():
             make = _commands(algorithm, admits, not first)
-            one = make(f"{next(users)}")
-            shas = {part: server.load(cut) for part, cut in cuts(one.script.text.decode()).items()}
-            made[case] = make, one, shas
+            repeated = make(f"{next(users)}")
+            shas = {part: server.load(cut) for part, cut in cuts(repeated.script.text.decode()).items()}
+            made[case] = make, repeated, shas
             times[case] = dict.fromkeys(shas, float("inf"))
         for _round in range(rounds):
             for case, (_algorithm, _admits, first) in CASES.items():
-                make, one, shas = made[case]
-                server.micros([one] * 2, one.script.sha)  # untimed: uses up a limit that is to refuse
+                make, repeated, shas = made[case]
+                server.micros(
+                    [repeated] * 2, repeated.script.sha
+                )  # untimed: uses up the permits of a limit that refuses
                 for part in order.sample(list(shas), len(shas)):
-                    commands = [make(f"{next(users)}") for _ in range(calls)] if first else [one] * calls
+                    commands = [make(f"{next(users)}") for _ in range(calls)] if first else [repeated] * calls
                     times[case][part] = min(times[case][part], server.micros(commands, shas[part]))
     return {case: _parts(found) for case, found in times.items()}
 

@@ -38,6 +38,7 @@ def count(**kwargs: object) -> None:
 def sync(self: Any, number: int) -> None:
     """Store the moments at which the task was granted and at which it ran, both by the server's clock."""
     seconds, micros = results.time()
+    # If the task waited in this worker, its permit is in the request. If the message was sent again, it is in a header.
     permit = self.request.get(HEADER) or self.request.headers[HEADER]
     run = {
         "number": number,
