@@ -169,8 +169,8 @@ def _stop(workers: list[subprocess.Popen[bytes]], broker: redis.Redis) -> None:
         with suppress(psutil.NoSuchProcess):
             while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
                 time.sleep(0.001)  # no event says that a process has stopped
-    # In each turn of its loop, the server reads the commands that each connection sent before it. Each ping takes
-    # at least one turn.
+    # In each turn of its loop, the server reads the commands that connections sent before the turn. Each ping takes at
+    # least one turn.
     for _turn in range(3):
         broker.ping()
 
