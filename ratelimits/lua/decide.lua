@@ -7,10 +7,12 @@
 --   --: if NAME … --: else … --: end    keeps the lines if NAME holds for the shape (see `flags` in
 --                                       engine/assemble/shape.py). "if not NAME" keeps them if NAME does not hold. The
 --                                       name of an operation, such as `try`, holds for calls with this operation
---   --: for limit … --: end             repeats the lines for each limit. `l.x` becomes a local variable of the limit
+--   --: for limit … --: end             repeats the lines for each limit. A field `l.x` becomes a local variable.
+--                                       Before a line that passes the limit to a function, as `l.self`, the script puts
+--                                       the fields into a table. After this line it reads them from the table
 --   --: do SECTION                      inserts lines. If the file of the limit's algorithm has a function with the
 --                                       name SECTION, the lines are its body. Otherwise engine/assemble makes the
---                                       lines, such as the preamble or the reply
+--                                       lines: see `section` in engine/assemble/script_text.py
 -- `${name}` stands for a text that engine/assemble makes. `rarely()` returns the functions that are marked "--@rarely".
 -- Most calls do not need these functions, so `rarely()` defines them only when it is called.
 -- Sections of an algorithm: `initial` makes the fields of a limit without a state. `resolve` brings a state to the
@@ -41,7 +43,7 @@
 --   expiry       the moment until which Redis keeps the state, in seconds
 --   keys_absent  true if it is known that none of the limit's own keys exists
 --   slots_move   true if the server is a cluster, whose slots may move to other nodes
---   self         the table with the limit's fields, to pass to a function
+--   lost         true if Redis has perhaps lost the state of a lasting limit
 --
 -- KEYS     1. the heads of all shards of this request, the account's shard first
 --          2. the packed states
@@ -54,17 +56,17 @@
 -- ARGV[3]  request, '<d…': now (µs; -1: use the server's clock); timeout (µs; -1: accept any wait); start and end of
 --          the span for which ARGV is valid (µs); the moment at which the receipt was charged (µs; 0: no receipt);
 --          the receipt's time to live (ms); `marks`; the costs.
---          `marks` is the sum of two numbers: 1 if newer rules make the call stale, and 2 if the caller has not yet
---          decided these limits in this run. With 2 the script also checks lasting limits that have a state, because
---          Redis may have lost a newer state.
---          The first costs are those of the meters. Further costs of limits can follow. The position of a cost in this
---          list is its slot, from 1. If a receipt is refunded, or settled to a lower cost, a cost is negative
--- ARGV[4]  program: for each limit the header of its usual record (see records.lua), its longest wait (µs) if it has
---          one, and its params. Then for each limit '<dc22': the moment from which the params hold (µs; 0: now), and
---          the text "rule|version", which ends with a zero byte
+--          `marks` is the sum of two numbers: 1 if the call must be answered as stale when a head has newer rules, and
+--          2 if the caller has not yet decided these limits in this run. With 2 the script also checks lasting limits
+--          that have a state: after a restart, this can be an old state.
+--          The costs of the meters come first, then the costs of limits that are not the cost of a meter. If a receipt
+--          is refunded, or settled to a lower cost, a cost is negative
+-- ARGV[4]  program: for each limit the header that its record usually has (see records.lua), its longest wait (µs) if
+--          it has one, and its params. Then 30 bytes for each limit: the moment from which the params hold (a double,
+--          µs; 0: now), and the text "rule|version", filled up with zero bytes
 -- ARGV[5…] for each meter the name of the counter of an admitted request,
---          "a|bin|period|meter|rule|version|account|key". Then the name of the request's leases, if it is not the
---          nonce. For the general script, the layout of the call comes before these arguments
+--          "a|bin|period|meter|rule|version|account|key". Then the name that all leases of the request get, if it is
+--          not the nonce. For the general script, the layout of the call comes before these arguments
 --
 -- Returns  int64s '<i8…'. All times are in µs. The first number says which reply it is:
 --          1   decided. Then: allowed, binding limit (0: none), remaining, retry_after (-1: never), reset_after, wait,
@@ -76,6 +78,7 @@
 local call, read_struct, write_struct = redis.call, struct.unpack, struct.pack
 local NEVER, ANY, CLOCK_BACK, FOREVER = -1, -1, 60000000, 34560000000000 -- a minute and 400 days, in µs
 --: do preamble
+-- ${costs} begins with a comma.
 local now, timeout, valid_from, valid_until, charged_at, ttl, marks${costs} = read_struct('${request}', ARGV[3])
 local by_server = now < 0 -- whether the server's clock gives the moment
 if by_server then
@@ -165,7 +168,7 @@ if l.cost > 0 then
     l.written = true
   elseif not l.last then
     -- A limit begins at its first request, even if this request is refused: a bucket that begins empty fills from this
-    -- moment. If the request could never pass, nothing is stored.
+    -- moment. If this limit or another one refuses the request for ever, nothing is stored.
     l.written = not never and l.retry ~= NEVER
   else
     l.must_keep = l.shift > 0
@@ -194,7 +197,7 @@ end
 --: end
 --: if settle
 if l.has_record and not l.last then
-  -- Do nothing: the rule has another algorithm now, which never charged this request.
+  -- The record is of another algorithm, so it gives no state. Do nothing: this algorithm never charged the request.
 elseif l.cost > 0 then
 --: do charge
   l.written = true

@@ -39,8 +39,9 @@ local function update_heads(got, now, versioned)
     end
   end
   for i, version in pairs(new_versions) do
-    -- Seal the open batch of an earlier run. If counts of that run were lost, they were all in this batch.
-    if new_runs[i] then batches.seal(string.sub(KEYS[i], 1, -1 - #'${head}'), now, run, ARGV[1]) end
+    -- Seal the open batch of an earlier run: counts of the new run must not be added to a batch that perhaps lacks
+    -- counts of the earlier run.
+    if new_runs[i] then batches.seal(string.sub(KEYS[i], 1, -1 - #'${head}'), ARGV[1], run, now) end
     call('SET', KEYS[i], string.format('%.0f', version) .. ' ' .. run)
   end
 end

@@ -7,19 +7,20 @@ local data_since -- the moment (µs) at which the shard's data of this run begin
 --   2. Perhaps Redis has lost what the limit has counted in its window. This is so if two things are true. First, the
 --      shard's data of this run begins after the start of the window. Second, the limit has no state, or was last
 --      charged before the data begins.
--- The data begins when a lasting limit is decided for the first time in a run, or for the first time after all Redis
--- keys were deleted. `meta` stores this moment as `data_since`.
--- `last` is the moment of the limit's last charge (nil: there is no state), `start` is the start of the limit's window.
+-- This script stores when the data begins, as `data_since` in `meta`: it is the moment at which a lasting limit is
+-- decided for the first time in a run, or for the first time after all Redis keys were deleted. `last` is the moment of
+-- the limit's last charge (nil: there is no state), `start` is the start of the limit's window.
 local function is_lost(needs_state, last, start, now)
   if not data_since then
     -- `run` (see heads.lua) is nil if all heads are as expected. Then the run in ARGV[2] is right.
-    local meta, run = string.sub(KEYS[1], 1, -1 - #'${head}') .. '${meta}', run or string.match(ARGV[2], ' (.*)$')
+    local meta = string.sub(KEYS[1], 1, -1 - #'${head}') .. '${meta}'
+    local current_run = run or string.match(ARGV[2], ' (.*)$')
     local stored = redis.call('HMGET', meta, 'data_run', 'data_since')
     -- If `data_since` is later than now, the clock has stepped back. Every state would seem to be older than the data,
     -- so let the data begin now.
-    if stored[1] ~= run or tonumber(stored[2]) > now then
+    if stored[1] ~= current_run or tonumber(stored[2]) > now then
       stored[2] = string.format('%.0f', now)
-      redis.call('HSET', meta, 'data_run', run, 'data_since', stored[2])
+      redis.call('HSET', meta, 'data_run', current_run, 'data_since', stored[2])
     end
     data_since = tonumber(stored[2])
   end

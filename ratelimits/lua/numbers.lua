@@ -22,6 +22,7 @@ local function muldiv(a, b, n)
     if b >= bit then
       b = b - bit
       quotient = quotient + a_quotient
+      -- Compare without a sum: rest + a_rest could be above 2^53.
       if rest >= n - a_rest then quotient, rest = quotient + 1, rest - (n - a_rest) else rest = rest + a_rest end
     end
     bit = bit / 2
@@ -30,7 +31,7 @@ local function muldiv(a, b, n)
 end
 
 -- Returns how many intervals fit into a time. An interval is the pair (q, r) over n. The time is the pair (whole, part)
--- over n*m (`scale` says what m is). Returns 0 if `whole` is negative.
+-- over n*m (m is usually 1; it is larger if the fraction needs a larger denominator). Returns 0 if `whole` is negative.
 -- Estimates the number with doubles, then corrects it exactly.
 local function intervals(whole, part, q, r, n, m)
   if whole < 0 then return 0 end
@@ -134,6 +135,7 @@ local function exact_numbers()
     upper, base = reduce(upper, base)
     part, lower = reduce(part, lower)
     remainder, b = reduce(remainder, b)
+    -- The inexact value with the denominator 1 is used if the exact numbers are too large.
     local top, bottom = remainder / b + part / base * upper / lower, 1
     if base * lower < 9007199254740992 then
       local more, rest = muldiv(part, upper, base * lower)
@@ -145,7 +147,7 @@ local function exact_numbers()
       end
     end
     -- The rest is top/bottom now. Add its whole part to the result.
-    local fraction = bottom == 1 and top - math.floor(top) or top % bottom
+    local fraction = top % bottom
     out, top = out + (top - fraction) / bottom, fraction
     if bottom > 1 then
       top, bottom = reduce(top, bottom)

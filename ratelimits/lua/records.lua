@@ -20,7 +20,7 @@ end
 
 -- Finds the first record with this header, and returns the position four bytes before the record. The caller then reads
 -- as if a packed state began at this position: four bytes for the expiry, then the record. Returns nil if `raw` has no
--- such record, or begins with this record.
+-- such record. Also returns nil if this is the first record of `raw`: the caller has already looked there.
 --@rarely
 local function position(raw, header)
   local pos = 5

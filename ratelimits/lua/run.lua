@@ -3,8 +3,9 @@
 
 -- Returns the name of the run, "<run_id>:<replication id>". The server makes a new `run_id` whenever its process
 -- starts. The replication id is in the name only if the server was a replica and was promoted: such a server perhaps
--- lacks the last writes of the old primary. `master_replid2` shows such a promotion. For other servers the replication
--- id is left out: it can also change when the first replica connects, although no data is lost then.
+-- lacks the last writes of the old primary. `master_replid2` has 40 zeros, unless the server was promoted. For other
+-- servers the replication id is left out: it can also change when the first replica connects, although no data is lost
+-- then.
 local function server_run()
   local function field(text, name) return string.match(text, '\n' .. name .. ':([^\r\n]*)') or '' end
   local replication = redis.call('INFO', 'replication')

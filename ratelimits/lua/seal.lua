@@ -9,10 +9,11 @@ local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 if ARGV[2] ~= '' then now = tonumber(ARGV[2]) end
 local run = server_run()
 local prefix = string.sub(KEYS[1], 1, -1 - #'${meta}')
-local id = batch_seal(prefix, now, run, ARGV[1]) or ''
+local id = batch_seal(prefix, ARGV[1], run, now) or ''
 -- If the server has lost all its data, the next seal writes a new `first_sealed`, which is later than the lost value.
 -- So the drain (usage/drain.py) notices the loss, even if nothing else shows it.
 -- If `first_sealed` is later than now, the clock was wrong. Then store 0, which never means a loss.
+-- The first seal writes `sealed_at` and `first_sealed` together, so one test is enough.
 local sealed_at, first_sealed = unpack(redis.call('HMGET', KEYS[1], 'sealed_at', 'first_sealed'))
 if not sealed_at then redis.call('HSET', KEYS[1], 'first_sealed', string.format('%.0f', now)) end
 if tonumber(first_sealed or 0) > now then redis.call('HSET', KEYS[1], 'first_sealed', 0) end

@@ -4,5 +4,5 @@ local function usage_new(open, nonce, run, now, count)
   local fields, prefix = redis.call('HLEN', open), string.sub(open, 1, -1 - #'${open}')
   if fields == count then batch_open(prefix, nonce, run, now) end
   -- Ignore an error of sealing: the requests were decided and counted, and the periodic task will seal the batch.
-  if fields >= 5000 then pcall(batch_seal, prefix, now, run, nonce) end
+  if fields >= 5000 then pcall(batch_seal, prefix, nonce, run, now) end
 end

@@ -4,8 +4,9 @@
 --
 -- A limit has two Redis keys: `l.redis_key`, and the same name with the ending ${details}.
 --   (no ending)  sorted set with a member for each lease. The score is the lease's expiry, in µs after `l.base`. Most
---                leases are *plain*: a plain lease has one permit, and no lease with the same name is older. The member
---                of a plain lease is "=name". The member of any other lease is "number:permits:name"
+--                leases are *plain*: a plain lease has one permit, and is older than other leases with its name. (While
+--                leases that are not plain are stored, a request gets no plain lease: an older one may have its name.)
+--                The member of a plain lease is "=name". The member of any other lease is "number:permits:name"
 --   ${details}   sorted set about the leases that are not plain. All scores are 0, so Redis sorts the members by text.
 --                "@name:number:permits" finds the leases with a name.
 --                The other members let Redis count the permits that end before a moment, without reading each lease.
@@ -43,12 +44,14 @@
 --   next_number      number of the next lease
 --   others           the number of stored leases that are not plain
 --   powers           the sum of those powers of two that may have members in the second key
---   oldest           no stored lease ends before this time (µs after `base`)
---   newest           the expiry of the stored lease that ends last; -1: not known
+--   oldest           the earliest expiry of a stored lease (µs after `base`); too early if that lease was removed
+--   newest           the latest expiry of a stored lease; -1: not known
 --   is_new           true if the limit starts without a state. Leases of an older state may still be stored
 --   kept_until       the expiry (seconds) that the Redis keys have before this call
 --   creates          true if a Redis key may be new, so that it has no time to live yet
 --   takes_unclaimed  the number of leases in ${freed} that this request ends, to get their permits
+-- engine/assemble sets `lease`, the name of the request's lease; `announces`, whether a refused caller waits for a
+-- release; and `is_alone`, whether the call has no other limit.
 
 -- Terms that no rule has: "-" is not a version.
 local ASK_AGAIN = '- 0 0'
@@ -59,10 +62,11 @@ local ASK_AGAIN = '- 0 0'
 local function announce(redis_key, retry, terms)
   local key = redis_key .. '${announced}'
   local value = redis.pcall('GET', key)
-  local count, terms_before = string.match(type(value) == 'string' and value or '0 ' .. ASK_AGAIN, '^(%d+) (.*)$')
-  if terms == nil or count == '0' then
-    terms = terms or terms_before
-  elseif terms ~= terms_before then
+  if type(value) ~= 'string' then value = '0 ' .. ASK_AGAIN end
+  local count, terms_before = string.match(value, '^(%d+) (.*)$')
+  if terms == nil then
+    terms = terms_before
+  elseif count ~= '0' and terms ~= terms_before then
     terms = ASK_AGAIN
   end
   redis.pcall('SET', key, string.format('%.0f %s', count + 1, terms), 'PX', math.ceil(retry / 1000))
@@ -130,8 +134,9 @@ local function lease_functions()
 
   -- Returns the first moment (µs after `base`) at which `need` more permits have ended.
   local function moment_with_permits(l, need)
-    -- Find the first lease at whose expiry enough permits have ended. The leases are sorted by expiry. The rank
-    -- of this lease is between `first` and `last`. It is below `need`, because each lease has at least one permit.
+    -- Find the first lease at whose expiry enough permits have ended. The leases are sorted by expiry. The rank of this
+    -- lease is between `first` and `last`. Each lease has at least one permit, so the rank is below the number of
+    -- permits.
     need = need + l.ended_permits
     local size = redis.call('ZCARD', l.redis_key)
     local first, last = 0, math.min(need, size) - 1
@@ -146,8 +151,8 @@ local function lease_functions()
     local function narrow(rank)
       if permits_ending_by(l, expiry(rank)) < need then first = rank + 1 else last = rank end
     end
-    -- If large and small leases are mixed evenly, the rank of this lease is close to `likely`. Two steps there save
-    -- about ten steps of the loop below. Each step of this loop halves the range.
+    -- If large and small leases are mixed evenly, the rank of this lease is close to `likely`. So first look 64 ranks
+    -- before and after `likely`: this saves about ten steps of the loop below, which halves the range in each step.
     local likely = math.floor(need / l.stored_permits * size)
     for _, rank in ipairs({likely - 64, likely + 64}) do
       if first <= rank and rank < last then narrow(rank) end
@@ -211,15 +216,15 @@ local function lease_functions()
     redis.call('ZADD', l.redis_key .. '${details}', 0, '@' .. name .. ':' .. label)
     for_each_member(number, count, expiry, function(other_member, power)
       redis.call('ZADD', l.redis_key .. '${details}', 0, other_member)
-      if l.powers % (2 * power) < power then l.powers = l.powers + power end
+      if l.powers % (2 * power) < power then l.powers = l.powers + power end -- `powers` did not contain this power
     end)
     if l.others == 0 then l.creates = true end -- the second key may be new, so it has no time to live
     l.next_number, l.others = l.next_number + 1, l.others + 1
   end
 
-  -- Gives at most `count` returned permits to waiting callers, at most one to each caller. If the callers' terms still
-  -- hold, the caller gets a lease. Otherwise it gets "1", and asks again. `head` is the head of a shard: it begins with
-  -- the version of the rules in force.
+  -- Gives at most `count` returned permits to waiting callers, at most one to each caller. If the rules still have the
+  -- version of the callers' terms, a caller gets a lease. Otherwise it gets "1", and asks again. `head` is the head of
+  -- a shard: it begins with the version of the rules in force.
   local function give_to_callers(l, count, head)
     local key, freed = l.redis_key .. '${announced}', l.redis_key .. '${freed}'
     local value = redis.pcall('GET', key)
@@ -237,9 +242,9 @@ local function lease_functions()
         add_member(l, '=' .. name, 1, at + lease_ttl - l.base)
         l.next_number = l.next_number + 1
       else
-        lease_ttl = l.lease_ttl
+        lease_ttl = l.lease_ttl -- ASK_AGAIN has no `lease_ttl`
       end
-      -- The list expires before each of its leases ends.
+      -- The first element sets the expiry of the list: it expires before each of its leases ends.
       if size == 1 then redis.pcall('PEXPIRE', freed, math.max(math.floor(lease_ttl / 1000), 1)) end
     end
     if given > 0 then
@@ -298,7 +303,8 @@ local function lease_functions()
   -- Gives back permits of the leases with the request's name, the newest lease first. Returns whether it has given back
   -- any permits.
   local function refund(l, lease, head)
-    local to_refund, members, expiries = l.cost, leases_of_name(l, lease)
+    local to_refund = l.cost
+    local members, expiries = leases_of_name(l, lease)
     for i = #members, 1, -1 do
       local count = permits_of(members[i])
       if to_refund > 0 then
@@ -359,7 +365,7 @@ function leases.check(l)
     if l.announces then
       local terms = ASK_AGAIN
       if l.is_alone and l.cost == 1 then
-        -- The limit comes from a rule if newer rules make the call stale. This is so if `marks` is odd.
+        -- `marks` is odd if newer rules make the call stale. Then the limit comes from a rule, not from code.
         local version = marks % 2 == 1 and string.match(ARGV[2], '^%d+') or 'any'
         terms = string.format('%s %.0f %.0f', version, l.capacity, l.lease_ttl)
       end
@@ -415,13 +421,14 @@ end
 
 function leases.store(l)
   if l.is_new then rarely().remove_all(l.redis_key) end
+  -- `standing` has read `newest` before, if there are leases.
   l.life = l.stored_permits > 0 and l.newest + l.base - at or 0
 end
 
 function leases.keep(l)
   -- The expiry is in whole seconds. So a busy limit sets it once a second.
   if l.expiry ~= l.kept_until or l.creates then
-    local ttl = l.expiry * 1000 - (now - now % 1000) / 1000
+    local ttl = l.expiry * 1000 - (now - now % 1000) / 1000 -- in ms
     call('PEXPIRE', l.redis_key, ttl)
     if l.others > 0 or l.slots_move then call('PEXPIRE', l.redis_key .. '${details}', ttl) end
   end

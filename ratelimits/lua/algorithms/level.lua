@@ -11,25 +11,25 @@
 -- A record begins with the moment of the last charge, and the q, r and n of that moment. It has one of three forms:
 -- without fractions (r is 0), with fractions, and with m above 1 or a large n.
 -- "--@params" names the params of the limit. "--@record" names a form of the record and its fields, each after its
--- type: I7 is an unsigned integer of 7 bytes, and d a double. After "|" are the fields that always have this value in
--- this form.
+-- type: I7 is an unsigned integer of 7 bytes, and d a double. The fields after "|" are not stored: in this form they
+-- always have the values that stand there.
 --@params * q r n room part capacity special
 --@record whole I7 last I7 stored_q I7 T | stored_r=0 stored_n=1 m=1 g=0
 --@record fraction I7 last I7 stored_q I4 stored_r I4 stored_n I7 T I4 g | m=1
 --@record stretched d last d stored_q d stored_r d stored_n d m d T d g
 
--- Returns T, g and m after a change of the rate: T + g/(n*m) is the old debt * new interval / old interval.
--- The result is exact if a denominator below 2^52 is enough. Otherwise it is rounded up, by so little
--- that no decision changes. 4503599627370496 is 2^52, 9007199254740992 is 2^53, and 2251799813685248 is 2^51.
+-- Returns T, g and m after a change of the rate. T + g/(n*m) is the new debt: old debt * new interval / old interval.
+-- The result is exact if a denominator below 2^52 is enough. Otherwise it is rounded up, by so little that no decision
+-- changes. 4503599627370496 is 2^52, 9007199254740992 is 2^53, and 2251799813685248 is 2^51.
 --@rarely
 local function stretch(T, g, m, old_q, old_r, old_n, q, r, n)
   local exact = exact_numbers()
   local big, times, plus, at_most, gcd = exact.big, exact.times, exact.plus, exact.at_most, exact.gcd
-  -- `debt` is the old debt in units of 1/(old_n*m) µs.
+  -- Write the three factors as fractions: the old debt is debt/(old_n*m), the new interval is (q*n + r)/n, and the old
+  -- interval is (old_q*old_n + old_r)/old_n. So the new debt is top / (unit * n).
   local debt = plus(times(times(big(T), big(old_n)), big(m)), big(g))
   local top = times(debt, plus(times(big(q), big(n)), big(r)))
   local unit = times(big(m), plus(times(big(old_q), big(old_n)), big(old_r)))
-  -- The new debt is top / (unit * n).
 
   -- Returns the greatest x with (base + x) * unit <= product.
   local function greatest(base, unit, product)
@@ -44,10 +44,12 @@ local function stretch(T, g, m, old_q, old_r, old_n, q, r, n)
   local whole = greatest(big(0), times(unit, big(n)), top)
   local base = times(big(whole), big(n))
   local part = greatest(base, unit, top)
+  -- If nothing was lost by rounding down, the result is exact.
   if at_most(top, times(plus(base, big(part)), unit)) then return whole, part, 1 end
   local denominator = m * (old_q * old_n + old_r)
   if denominator < 9007199254740992 then
-    -- Calculate the denominator of top / unit in lowest terms.
+    -- Calculate the denominator of top / unit in lowest terms. `denominator` is `unit`. The second result of muldiv is
+    -- a remainder. So (x + g) * (y + r) has the same remainder as `top`: the two factors are `debt` and q*n + r.
     local _, x = muldiv(T % denominator, old_n * m % denominator, denominator)
     local _, y = muldiv(q % denominator, n % denominator, denominator)
     local _, rest = muldiv((x + g) % denominator, (y + r) % denominator, denominator)
@@ -107,11 +109,11 @@ function level.check(l)
   if l.cost > (l.code == 4 and l.capacity > 0 and l.capacity + 1 or l.capacity) then
     l.retry = NEVER
   else
-    local n = l.n * l.m
-    -- Calculate the debt after this request, minus the room.
-    local T, g = 0, 0
-    if l.r > 0 then T, g = muldiv(l.cost, l.r, l.n) end
-    T, g = l.T + T + l.cost * l.q - l.room, l.g + (g - l.part) * l.m
+    local n, more, rest = l.n * l.m, 0, 0
+    -- The time of the cost is cost * q + more + rest/l.n µs.
+    if l.r > 0 then more, rest = muldiv(l.cost, l.r, l.n) end
+    -- The debt after this request, minus the room, is T + g/n µs.
+    local T, g = l.T + more + l.cost * l.q - l.room, l.g + (rest - l.part) * l.m
     if g < 0 then T, g = T - 1, g + n elseif g >= n then T, g = T + 1, g - n end
     local excess = g > 0 and T + 1 or T -- the time (µs) by which the debt would be larger than the room
     if l.code == 4 then
@@ -131,7 +133,7 @@ function level.check(l)
     elseif l.code <= 2 and (l.timeout == ANY or excess <= l.timeout) then
       l.ok, l.wait = true, excess
     else
-      l.retry = l.code <= 2 and excess - math.max(l.timeout, 0) or excess
+      l.retry = l.code <= 2 and excess - l.timeout or excess
     end
   end
 end
@@ -170,8 +172,8 @@ function level.store(l)
   -- `T` is the debt at `at`, but the record has the debt at `last`. A charge sets `last` to `at`, and a refund does
   -- not. So after a refund, add the time that has passed since `last`: the debt was larger then.
   if at > l.last and (l.T > 0 or l.g > 0) then l.T = l.T + at - l.last end
-  -- If a new bucket begins with spent permits, store its state for FOREVER. If the state expired, the bucket would be
-  -- new, and would begin with spent permits again.
+  -- If a new bucket begins with spent permits, store its state for FOREVER (400 days). If the state expired, the bucket
+  -- would be new, and would begin with spent permits again.
   l.life = l.T + 1
   if l.code == 1 and l.special > 0 and l.life < FOREVER then l.life = FOREVER end
   l.stored_q, l.stored_r, l.stored_n = l.q, l.r, l.n

@@ -17,11 +17,11 @@
 -- So a decision reads only one node of each level and a few items of the list, even if there are very many charges.
 --
 -- On a cluster (`l.slots_move`) the hash also has a field with an empty name. Because of this field the hash always
--- exists while the list exists. A cluster needs this: while it moves a slot, a server runs a script only if this server
--- has all keys of the script.
+-- exists while the list exists. A cluster needs this: while it moves a slot, a server refuses a script if one of the
+-- script's keys does not exist there, because this key may be on the other server.
 --
--- The directives are explained in engine/assemble/algorithm_files.py. "-" is a param that this file does not use. I7 is
--- an unsigned integer of 7 bytes, and i7 a signed one.
+-- "--@params" names the params of the limit ("-": not used here), and "--@record" the fields of its record, each after
+-- its type: I7 is an unsigned integer of 7 bytes, and i7 a signed one.
 --@params * period - - - - capacity
 --@record log I7 last I7 stored_period i7 base I6 in_list I6 in_tree I5 next_block I5 first_block i7 ended_until i7 stored_oldest I6 stored_ended
 -- A charge *ends* when a period has passed since it was made. Then its permits are free again. Fields of a limit `l`:
@@ -32,19 +32,22 @@
 --   live_permits                 the permits in the list and in the tree that have not ended
 --   next_block, first_block      the number of the next new block, and of the oldest block that exists
 --   first_live_block             the number of the oldest block with a charge that has not ended
---   ended_until                  all charges up to this time have ended. This stays so if the period becomes longer
---   cutoff                       all charges up to this time have ended, with the present period
+--   ended_until                  all charges up to this time had ended by the last charge, or by an edit of the
+--                                period. They never count again, even if the period becomes longer
+--   cutoff                       all charges up to this time have ended now: `ended_until`, or one period ago if that
+--                                is later
 --   oldest                       the time of the oldest charge that has not ended; -1: not known
 --   newest                       the time of the newest charge; -1: not known
---   is_new                       true if the limit starts without a state, but an old list or tree may still be stored
+--   is_new                       true if the limit starts without a state. An older list or tree may still be stored
 --   is_loaded                    true if it is known which of the keys exist
 --   kept_until                   the expiry (seconds) that the Redis keys have before this call
 --   creates                      true if a Redis key may be new, so that it has no time to live yet
 --   has_lost_tree                true if the tree does not exist any more
 -- The record has `oldest` and `ended_in_tree` of the moment `last`, as `stored_oldest` and `stored_ended`. While this
--- oldest charge has not ended, the record is enough to decide, and neither the list nor the tree is read. If the server
--- has evicted the list or the tree, fewer permits are taken than the record says. So it is right to admit a request by
--- the record. The charge then notices that the list is gone. Before a refusal, the script checks whether both exist.
+-- oldest charge has not ended, the record is enough to decide, and neither the list nor the tree is read. The server
+-- may have evicted the list or the tree. Then fewer permits are taken than the record says, so a request that the
+-- record admits is rightly admitted. The charge then notices that the list is gone. Before a refusal, the script checks
+-- whether both exist.
 
 -- The number of items in a block and of nodes below a node; the level of the top.
 local SPREAD, TOP = 64, 3
@@ -54,7 +57,7 @@ local SPREAD, TOP = 64, 3
 local function has_keys(redis_key, in_list, in_tree, slots_move)
   if in_list + in_tree == 0 then return true end
   if in_tree == 0 and not slots_move then return call('EXISTS', redis_key) == 1 end
-  -- The tree must exist, and the list must exist if it has charges.
+  -- The tree must exist. The list must exist if it has charges, and does not exist if it has none.
   return call('EXISTS', redis_key, redis_key .. '${tree}') == (in_list > 0 and 2 or 1)
 end
 
@@ -100,6 +103,7 @@ local function log_functions()
 
   -- Returns the number of the first node of the next lower level that belongs to this node.
   local function first_child(l, level, number)
+    -- Only the top loses nodes at its beginning: its first child is the node that contains the oldest block.
     if level == TOP then return math.floor(l.first_block / SPREAD ^ (TOP - 1)) end
     return number * SPREAD
   end
@@ -111,10 +115,11 @@ local function log_functions()
     local sum, number, path = 0, 0, {}
     for level = TOP, 0, -1 do
       local node = load_node(l, level, number)
-      -- The node was removed: either all its charges are before `ended_until`, or it has no permits.
+      -- The node was removed: either all its charges are before `ended_until`, or it has no permits. The node above it
+      -- still has its sum.
       if not node then
-        local last = path[#path]
-        if last then sum = sum + last.node[last.index + 1] end
+        local above = path[#path]
+        if above then sum = sum + above.node[above.index + 1] end
         return sum, number * SPREAD ^ level, path
       end
       local index = 1
@@ -165,13 +170,13 @@ local function log_functions()
     store_node(l, 0, number, block)
     local is_new = true -- whether the node of the level below is new
     for level = 1, TOP do
-      -- `index` is the position of the new node of the level below among the nodes below this node, from 0.
-      local index = is_new and number - first_child(l, level, math.floor(number / SPREAD))
-      number = level == TOP and 0 or math.floor(number / SPREAD)
+      local child = number -- the number of the node of the level below
+      number = level == TOP and 0 or math.floor(child / SPREAD)
       local node = load_node(l, level, number)
       local existed = node ~= nil
       node = node or {}
       if is_new then
+        local index = child - first_child(l, level, number) -- the position of `child` below this node, from 0
         node[2 * index + 1], node[2 * index + 2] = block[1], sum
       else
         node[#node] = node[#node] + sum
@@ -182,9 +187,10 @@ local function log_functions()
     l.next_block, l.in_tree, l.in_list = l.next_block + 1, l.in_tree + sum, l.in_list - sum
   end
 
-  -- Removes at most 32 blocks before the block `first`, and the nodes that have no block any more. Does not subtract
-  -- the removed permits from the sums in other nodes. They have ended, so `in_tree` and `ended_in_tree` both contain
-  -- them, and the difference of these two is right. When a node of level 2 is removed, its sum is subtracted from both.
+  -- Removes at most 32 blocks before the block `first`, and the nodes that have no block any more: at most one of each
+  -- level. Does not subtract the removed permits from the sums in other nodes. These permits have ended, so `in_tree`
+  -- and `ended_in_tree` both contain them, and the difference of these two is right. When a node of level 2 is removed,
+  -- its sum, which is the first sum in the top, is subtracted from both.
   local function remove_blocks(l, first)
     local fields, from = {}, l.first_block
     l.first_block = math.max(from, math.min(first, from + SPREAD / 2))
@@ -248,7 +254,8 @@ local function log_functions()
   local function time_of_permit(l, need)
     if l.in_tree - l.ended_in_tree >= need then return by_sum(l, l.ended_in_tree + need) end
     need = need - (l.in_tree - l.ended_in_tree)
-    local position, t = l.ended_items
+    local position = l.ended_items
+    local t
     while need > 0 do
       local items = redis.call('LRANGE', l.redis_key, position, position + 63)
       if #items == 0 then error('the log of a limit is shorter than its count: reset the key') end
@@ -311,12 +318,12 @@ local function log_functions()
     -- Do not remove ended charges: they count again if the clock steps back before the next charge.
     local cost = math.min(l.cost, l.live_permits)
     local to_refund = cost
-    charged_at = charged_at > 0 and charged_at - l.base
+    local charge_time = charged_at > 0 and charged_at - l.base -- false: not known
     local items = l.in_list > l.ended_permits and redis.call('LRANGE', l.redis_key, l.ended_items, -1) or {}
     for i = #items, 1, -1 do
       local t, count = parse_item(items[i])
-      if to_refund == 0 or charged_at and t < charged_at then break end
-      if not charged_at or t == charged_at then
+      if to_refund == 0 or charge_time and t < charge_time then break end
+      if not charge_time or t == charge_time then
         local amount, position = math.min(to_refund, count), l.ended_items + i - 1
         if amount < count then
           redis.call('LSET', l.redis_key, position, format_item(t, count - amount))
@@ -329,10 +336,10 @@ local function log_functions()
       end
     end
     while to_refund > 0 and l.in_tree > l.ended_in_tree do
-      local t = charged_at or by_sum(l, l.in_tree)
+      local t = charge_time or by_sum(l, l.in_tree)
       local amount = t > l.cutoff and refund_in_tree(l, t, to_refund) or 0
       to_refund = to_refund - amount
-      if charged_at or amount == 0 then break end
+      if charge_time or amount == 0 then break end
     end
     return to_refund < cost
   end
@@ -346,9 +353,10 @@ end
 local log = {}
 
 function log.initial(l)
-  l.base, l.in_list, l.live_permits, l.ended_items, l.ended_permits, l.is_new = at, 0, 0, 0, 0, not l.keys_absent
-  l.in_tree, l.next_block, l.first_block, l.ended_until, l.ended_in_tree, l.first_live_block = 0, 0, 0, -1, 0, 0
-  l.oldest, l.newest, l.stored_oldest, l.stored_ended, l.cutoff, l.is_loaded = -1, -1, 0, 0, -1, true
+  l.base, l.is_new, l.is_loaded = at, not l.keys_absent, true
+  l.in_list, l.in_tree, l.live_permits, l.ended_items, l.ended_permits, l.ended_in_tree = 0, 0, 0, 0, 0, 0
+  l.next_block, l.first_block, l.first_live_block, l.stored_oldest, l.stored_ended = 0, 0, 0, 0, 0
+  l.ended_until, l.cutoff, l.oldest, l.newest = -1, -1, -1, -1
 end
 
 function log.stored_params(l)
@@ -359,7 +367,7 @@ function log.resolve(l)
   l.base, l.kept_until, l.newest = l.base - l.shift, l.expiry, -1
   -- If the period was changed: charges that have ended under the old period do not count again under a longer one.
   if l.stored_period ~= l.period then
-    local changed = rarely().moment_of_change(l.number, l.last, at)
+    local changed = rarely().moment_of_change(l.number, l.last, at) -- see rules.lua
     l.ended_until = math.max(l.ended_until, changed - l.base - l.stored_period)
   end
   l.cutoff = at - l.base - l.period
@@ -397,6 +405,7 @@ end
 function log.charge(l)
   if l.is_new then call('UNLINK', l.redis_key, l.redis_key .. '${tree}') end
   l.is_new = false
+  -- If the oldest charge of the record has ended, charges in the tree may have ended too.
   if l.ended_items > 0 or l.stored_oldest <= l.cutoff then
     log_functions().remove_ended(l.self)
   end
@@ -410,7 +419,7 @@ function log.charge(l)
       count = count + permits_there
     end
   end
-  -- The server converts a number to text in less time than Lua does.
+  -- The time is passed as a number: the server makes a text of it faster than Lua does.
   local items = call('RPUSH', l.redis_key, count == 1 and t or string.format('%.0f:%.0f', t, count))
   l.live_permits, l.in_list, l.newest = l.live_permits + l.cost, l.in_list + l.cost, t
   if items == 1 then
@@ -455,13 +464,13 @@ end
 
 function log.store(l)
   if l.is_new then call('UNLINK', l.redis_key, l.redis_key .. '${tree}') end
-  l.stored_period, l.life = l.period, l.period + (at > l.last and at - l.last or 0)
+  l.stored_period, l.life = l.period, l.period
 end
 
 function log.keep(l)
   -- The expiry is in whole seconds. So a busy limit sets it once a second.
   if l.expiry ~= l.kept_until or l.creates then
-    local ttl = l.expiry * 1000 - (now - now % 1000) / 1000
+    local ttl = l.expiry * 1000 - (now - now % 1000) / 1000 -- in ms
     call('PEXPIRE', l.redis_key, ttl)
     if l.next_block > 0 or l.slots_move then call('PEXPIRE', l.redis_key .. '${tree}', ttl) end
   end

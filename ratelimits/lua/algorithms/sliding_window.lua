@@ -1,8 +1,8 @@
 -- sliding_window (code 7): a window of N buckets, as in LeapArray of Alibaba's Sentinel. A bucket has the permits that
 -- were spent in a time of the length `width` (µs). The bucket for the time t has the index floor(t / width). When a new
 -- bucket begins, the oldest bucket leaves the window. The newest bucket is not over yet. So the last N * width µs also
--- contain a part of the bucket that left last, number N+1. If `weighted` is 1, the same share of the permits of bucket
--- N+1 is counted. If `weighted` is 0, bucket N+1 is not counted.
+-- contain a part of the bucket that left last, number N+1. If `weighted` is 1, the permits of bucket N+1 are counted in
+-- proportion to this part of its time. If `weighted` is 0, bucket N+1 is not counted.
 -- "--@params" names the params of the limit ("-": not used here), and "--@record" the fields of its record, each after
 -- its type: I7 is an unsigned integer of 7 bytes, and c# is a text of any length.
 --@params * width buckets weighted - - capacity
@@ -13,7 +13,7 @@
 -- `counts` are the counts at the present moment, in the form of `stored_counts`. `newest` is the index of the newest
 -- bucket, and `sum` is the number of permits in the N buckets that are fully inside.
 
--- Returns the count of a bucket; 1 is the newest.
+-- Returns the count of a bucket; 1 is the newest. (The parentheses drop the second result of `unpack`, a position.)
 local function count_at(counts, number) return (struct.unpack('<I6', counts, 6 * number - 5)) end
 
 -- Returns the counts with the count of one bucket replaced. A count is cut to 2^47, so that it fits into six bytes.
@@ -72,6 +72,7 @@ local function moment_with_room(counts, sum, room, newest, width, buckets, weigh
     if inside <= room then
       local offset = 0
       if inside + leaving > room then
+        -- This share of the bucket's permits, and so of its time, must have left the window.
         local whole, part = muldiv(width, leaving - (room - inside), leaving)
         offset = part > 0 and whole + 1 or whole
       end
@@ -135,8 +136,8 @@ end
 function sliding.refund(l)
   local to_refund, counted_buckets = l.cost, l.buckets + l.weighted
   local first, last = 1, counted_buckets
-  -- Take the permits out of the bucket of the charge. If the moment of the charge is not known, begin with the newest
-  -- bucket.
+  -- Take the permits out of the bucket of the charge, if this bucket is still counted. If the moment of the charge is
+  -- not known, take them out of all buckets, the newest first.
   if charged_at > 0 then
     first = l.newest - math.floor(charged_at / l.width) + 1
     last = math.min(first, counted_buckets)
@@ -146,8 +147,8 @@ function sliding.refund(l)
     local amount = math.min(to_refund, count)
     l.counts, to_refund = with_count(l.counts, i, count - amount), to_refund - amount
     if i <= l.buckets then l.sum = l.sum - amount end
-    -- Also change the counts that will be stored. A refund does not move the stored window, which ends at the last
-    -- charge. So if the clock steps back before the next charge, no bucket has left too early.
+    -- Also change the counts that will be stored. A refund does not add the buckets that have begun since the last
+    -- charge: then old buckets would leave, and they count again if the clock steps back.
     if stored_position > 0 then
       if stored_position <= l.buckets then l.stored_sum = l.stored_sum - amount end
       l.stored_counts = with_count(l.stored_counts, stored_position, count_at(l.stored_counts, stored_position) - amount)

@@ -1,11 +1,12 @@
 -- smooth_bursty (code 9): the algorithm of Guava's SmoothBursty. The state has two parts: `next`, the moment at which
 -- the next request may proceed, and the *store*, the permits that were saved while no request came.
 -- One permit takes q + r/n µs. The store is written as a time, not as permits: S + g/(n*m) µs, the time that its
--- permits take. A change of the rate changes this time only if it also changes the maximum of the store.
+-- permits take. `m` is 1, unless a change of the maximum needs a larger denominator. As in Guava, a change of the rate
+-- leaves this time as it is, unless it also changes the maximum of the store.
 -- smooth_warming_up.lua is a second algorithm: it has the functions of this file, and replaces some of them.
 -- "--@params" names the params of the limit. "--@record" names a form of the record and its fields, each after its
--- type: I7 is an unsigned integer of 7 bytes, and i7 a signed one. After "|" is a field that always has this value in
--- this form.
+-- type: I7 is an unsigned integer of 7 bytes, and i7 a signed one. The field after "|" is not stored: in this form it
+-- always has the value that stands there.
 --@params smooth_bursty q r n most
 --@record bursty I7 last I7 stored_q I4 stored_r I4 stored_n i7 ahead I7 S I7 g I7 stored_most | m=1
 --@record large_bursty I7 last I7 stored_q I7 stored_r I7 stored_n I7 m i7 ahead I7 S I7 g I7 stored_most
@@ -25,6 +26,7 @@ end
 -- store in µs, rounded down.
 local function spend(whole, part, S, g, base)
   if whole > S or (whole == S and part >= g) then
+    -- What is missing is whole - S + (part - g)/base.
     return 0, 0, part < g and whole - S - 1 or whole - S
   end
   S, g = S - whole, g - part
@@ -52,6 +54,7 @@ function smooth.resolve(l)
     if l.stored_most == 0 then
       l.S, l.g, l.m = 0, 0, 1
     else
+      -- `scale` multiplies the time (the first three numbers) by the quotient of the next two.
       l.S, l.g, l.m = rarely().exact_numbers().scale(l.S, l.g, l.stored_n * l.m, l.most, l.stored_most, l.n)
     end
   end

@@ -7,19 +7,19 @@
 -- the stable interval.
 -- The store is written as a time: permits * stable interval. With these numbers the results are equal to Guava's:
 --   W, the warm-up time
---   saving rate = (5 + cold factor) / (2 + 2 * cold factor) = top/bottom
 --   threshold = W / 2
---   maximum of the store = W * saving rate
+--   maximum of the store = threshold + 2 * W / (1 + cold factor) = W * saving rate
+--   saving rate = (5 + cold factor) / (2 + 2 * cold factor) = top/bottom
 --   time that is added to the store = the time without requests * saving rate
 -- The store is S + g/(n*factor*m) µs. n*factor is a multiple of n, of `bottom` and of 2, so the times above are whole
--- multiples of 1/(n*factor) µs. `m` is 1, unless a change of the params needs a larger denominator. `cold` is the cold
--- factor * 10^6. `next` is the moment at which the next request may proceed, and `ahead` is next - last. Times are
--- limited to 4503599627370496 µs (142 years): a longer time would not be exact.
+-- multiples of 1/(n*factor) µs. `m` is 1, unless a change of the params needs a larger denominator. (`factor` is
+-- not the cold factor: `cold` is the cold factor * 10^6.) `next` is the moment at which the next request may proceed,
+-- and `ahead` is next - last. Times are limited to 4503599627370496 µs (142 years): a longer time would not be exact.
 --@params smooth_warming_up q r n factor W cold top bottom
 --@record warming I7 last I7 stored_q I4 stored_r I4 stored_n i7 ahead I7 S I7 g I4 stored_factor I7 stored_W I4 stored_cold I4 stored_top I4 stored_bottom | m=1
 --@record large_warming I7 last I7 stored_q I7 stored_r I7 stored_n I7 m i7 ahead I7 S I7 g I7 stored_factor I7 stored_W I7 stored_cold I7 stored_top I7 stored_bottom
 
--- Returns the store S + g/(base*m) and `next` as they are at `now`, if no request comes until then.
+-- Returns the store S + g/(base*m) and `next` as they are at `now`, if no request comes until then. `base` is n*factor.
 local function warm_saved_until(now, S, g, next, m, base, W, top, bottom)
   if now <= next then return S, g, next end
   local whole, part = muldiv(now - next, top, bottom)
@@ -33,11 +33,12 @@ end
 
 -- Returns the time that permits take if they come from the part of the store above the threshold:
 --   floor(taken + taken*(2*above - taken)*(cold factor^2 - 1)/(4*W))
--- `above` is the part of the store above the threshold. `taken` is the time that is taken from this part. The two times
--- are above + above_part/n and taken + taken_part/n µs.
+-- (The interval falls in a straight line while the store becomes emptier. So the time is the area below this line: a
+-- trapezium.) `above` is the part of the store above the threshold. `taken` is the time that is taken from this part.
+-- The two times are above + above_part/n and taken + taken_part/n µs.
 local function time_above(taken, taken_part, above, above_part, n, W, cold)
-  -- Each step of this estimate has a relative error below 2^-52. If no whole number is near the estimate, rounding it
-  -- down gives the exact result.
+  -- The relative error of this estimate is below 1e-14. If no whole number is within this error, then the estimate,
+  -- rounded down, is the exact result.
   local taken_double, above_double = taken + taken_part / n, above + above_part / n
   local estimate = taken_double
     + taken_double * (2 * above_double - taken_double) * ((cold - 1e6) * (cold + 1e6)) / (4e12 * W)
@@ -50,6 +51,7 @@ local function time_above(taken, taken_part, above, above_part, n, W, cold)
   local rest, rest_part = above - taken, above_part - taken_part
   if rest_part < 0 then rest, rest_part = rest - 1, rest_part + n end
   local both_big = plus(times(big(above + rest), big(n)), big(above_part + rest_part))
+  -- Both times are in units of 1/n µs. So the formula is taken_big * (unit + both_big * (cold^2 - 10^12)) / (unit * n).
   local unit = times(times(big(4 * W), big(1e12)), big(n))
   local top = times(taken_big, plus(unit, times(both_big, times(big(cold - 1e6), big(cold + 1e6)))))
   local bottom = times(unit, big(n))
@@ -68,7 +70,7 @@ end
 
 -- A request takes its permits from the store S + g/base, until the store is empty. Returns the time in µs that these
 -- permits from the store take. A permit from above the threshold takes longer than at the normal rate. At the normal
--- rate all permits of the request take whole + part/base µs.
+-- rate all permits of the request take whole + part/base µs. `base` is n*factor*m.
 local function time_from_store(whole, part, S, g, base, W, cold)
   local taken, taken_part, time = S, g, 0 -- the time that is taken from the store
   if whole < taken or (whole == taken and part < taken_part) then taken, taken_part = whole, part end
@@ -80,7 +82,7 @@ local function time_from_store(whole, part, S, g, base, W, cold)
     if taken < high or (taken == high and taken_part < high_part) then high, high_part = taken, taken_part end
     time = time_above(high, high_part, above, above_part, base, W, cold)
     taken, taken_part = taken - high, taken_part - high_part
-    if taken_part < 0 then taken = taken - 1 end
+    if taken_part < 0 then taken = taken - 1 end -- only the whole part is used below
   end
   -- Permits from below the threshold take the stable interval. Their time is rounded down, as in Guava. The time of the
   -- permits that were not in the store comes from `spend`.
@@ -110,7 +112,7 @@ function warming.resolve(l)
     l.S, l.g, l.next = warm_saved_until(changed, l.S, l.g, l.next, l.m, base, l.stored_W, l.stored_top, l.stored_bottom)
     local new, old = 1, 1
     if l.W ~= l.stored_W or l.cold ~= l.stored_cold then
-      -- new/old is the new maximum divided by the old maximum, in lowest terms.
+      -- A maximum is W * top/bottom. new/old is the new maximum divided by the old maximum, in lowest terms.
       local gcd = rarely().exact_numbers().gcd
       local c, d = gcd(l.W, l.stored_W), gcd(l.top * l.stored_bottom, l.bottom * l.stored_top)
       new, old = l.W / c * (l.top * l.stored_bottom / d), l.stored_W / c * (l.bottom * l.stored_top / d)

@@ -7,8 +7,9 @@
 --@record window i7 last i7 stored_start I7 stored_length I6 stored_count
 -- Params of fixed_window: period; 1 if the first request opens the window, otherwise 0; capacity.
 -- Params of calendar_window: starts of four periods (the previous, the current and the next two); capacity.
--- `l.keeps_window` is true if a receipt is settled (only then `stored_params` is called) and the clock has not stepped
--- back: then the stored window is used as it is. `l.start` becomes nil if the stored window is of no use any more.
+-- `l.keeps_window` is true if the stored window is used as it is. This is so if a receipt is settled (decide.lua calls
+-- `stored_params` only then) and the clock has not stepped back.
+-- `l.start` becomes nil if the stored window is of no use any more.
 local window = {}
 
 function window.stored_params(l)
@@ -26,14 +27,18 @@ function window.resolve(l)
         -- The rule's period has changed. An open window keeps its count and gets the new period. If the new period,
         -- counted from the old start, ends before the change, the window starts at the moment of the change.
         local changed = rarely().moment_of_change(l.number, l.last, at)
-        if changed >= l.start + l.length or l.count == 0 then l.length = 0 end
-        if l.length > 0 and changed >= l.start + l.period then l.start = changed end
-        l.length = l.length > 0 and l.period or 0
+        if changed >= l.start + l.length or l.count == 0 then
+          l.length = 0 -- the window had ended before the change, or has no permits: no window is open
+        else
+          if changed >= l.start + l.period then l.start = changed end
+          l.length = l.period
+        end
       end
     elseif l.shift > 0 then
       l.start, l.length = at - at % l.period, l.period
     elseif l.length ~= l.period or l.start % l.length ~= 0 then
-      -- The rule's period or `first_hit` has changed.
+      -- The rule's period has changed. Or `first_hit` has changed: a first request opened the stored window, so its
+      -- start is not a multiple of its length.
       local changed = rarely().moment_of_change(l.number, l.last, at)
       if changed < l.start + l.length then
         l.start, l.length = changed - changed % l.period, l.period
@@ -42,10 +47,11 @@ function window.resolve(l)
       end
     end
   elseif l.shift > 0 or not (l.start == l.start_2 and l.length == l.start_3 - l.start_2) then
-    -- The stored window is not the current period. Take the period that contains `moment`. If the clock has stepped
-    -- back, `moment` is the present moment. If the stored window is the previous or the next period, `moment` is its
-    -- start. Otherwise the rule has changed, and `moment` is the moment of this change; nil if the stored window had
-    -- ended before the change.
+    -- The stored window is not the current period. Take the period that contains `moment`, which is
+    --   the present moment if the clock has stepped back;
+    --   otherwise the start of the stored window, if this window is the previous or the next period;
+    --   otherwise the moment at which the rule was changed;
+    --   nil if the stored window had ended before this change.
     local moment = at
     if l.shift == 0 then
       moment = rarely().moment_of_change(l.number, l.last, at)
@@ -117,8 +123,8 @@ end
 
 function window.store(l)
   l.stored_start, l.stored_length, l.stored_count = l.start, l.length, l.count
-  -- Do not store an empty window that no request has opened: after a change of `first_hit`, the first request must
-  -- open it.
+  -- Store an empty window as one that is not open (length 0). If `first_hit` is changed to 1 later, the next request
+  -- must open the window.
   if l.count == 0 and l.code == 5 and l.first_hit == 0 then l.stored_start, l.stored_length = l.last, 0 end
   l.life = l.stored_start + l.stored_length - at
 end

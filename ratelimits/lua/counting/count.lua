@@ -3,9 +3,9 @@
 -- Loaded after run.lua, batch.lua, shard_run.lua, usage.lua and usage_new.lua.
 -- KEYS[1]  head of the shard, "<version of the rules> <run of the server>"     KEYS[2]  the shard's open batch
 -- ARGV[1]  run of the server when the caller connected   ARGV[2]  nonce
--- ARGV[3]  '<dddd': four moments (µs): the starts of the previous, the current and the next billing period, and the end
---          of the next billing period. Then the kind of the counters: "d" for denied requests, "s" for admitted
---          requests that a shadow rule would have refused
+-- ARGV[3]  '<dddd': four moments (µs): the starts of the previous, the current and the next billing period,
+--          and a moment that this script does not use. Then the kind of the counters: "d" for denied requests, "s" for
+--          admitted requests that a shadow rule would have refused
 -- ARGV[4…] three arguments for each counter: the part of its name after "kind|bin|period|" and without the ending (see
 --          usage.lua), the units of one request, the number of requests
 -- Returns the version of the rules in force. So a process that asks for no decisions, because it refuses all requests

@@ -8,7 +8,8 @@ local function shard_run(head, open, run, nonce, now)
   -- If the runs differ, ask the server: its run can have changed since the caller connected.
   if stored_run ~= run then run = server_run() end
   if stored_run ~= run then
-    batch_seal(string.sub(open, 1, -1 - #'${open}'), now, run, nonce)
+    local prefix = string.sub(open, 1, -1 - #'${open}')
+    batch_seal(prefix, nonce, run, now)
     redis.call('SET', head, version .. ' ' .. run)
   end
   return version, run
