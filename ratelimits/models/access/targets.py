@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 from django.core.exceptions import ValidationError
 from django.utils.translation import gettext_lazy as _
@@ -65,8 +65,8 @@ def _network_target(name: str) -> str:
     network = ip_network(name, strict=False)
     if isinstance(network, IPv6Network) and network.subnet_of(_IPV4_MAPPED):
         # The IPv4 address is the last 32 of the 128 bits. So the IPv4 prefix is 96 bits shorter.
-        network = IPv4Network((int(network.network_address) & 0xFFFFFFFF, network.prefixlen - 96))
-        name = str(network)
+        name = f"{IPv6Address(_address_before_slash(name)).ipv4_mapped}/{network.prefixlen - 96}"
+        network = IPv4Network(name, strict=False)
     if isinstance(network, IPv6Network) and network.prefixlen > NARROWEST_V6:
         raise ValidationError(
             _(

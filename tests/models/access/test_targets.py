@@ -32,6 +32,7 @@ def test_a_target_has_one_form(typed: str, stored: str) -> None:
     ("typed", "said"),
     [
         ("203.0.113.7/24", "write 203.0.113.0/24"),
+        ("::ffff:203.0.113.7/120", "write 203.0.113.0/24"),
         ("2001:db8::1", "write ip:2001:db8::/64"),
         ("ip:2001:db8::7/128", "write ip:2001:db8::/64"),
         ("ip:nowhere", "not an address or network"),
