@@ -108,7 +108,7 @@ def refused_requests(identity: Identity, starts: Collection[int], seconds: int, 
         spans |= Q(at__gte=start * _SECOND, at__lt=(start + seconds) * _SECOND)
     rows = RecordedRequest.objects.using(conf.DATABASE).filter(spans, refused=True)
     if identity.api_key or identity.user:
-        # As in the totals, a request with an API key belongs to this API key, and not to its user.
+        # In the ledger, a request with an API key counts for this API key, and not for its user. Do the same here.
         rows = rows.filter(api_key=identity.api_key or "", account=identity.account or "")
         rows = rows if identity.api_key else rows.filter(user=identity.user)
     elif identity.account:

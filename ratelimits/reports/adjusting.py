@@ -25,7 +25,10 @@ def start_of(adjustment: Adjustment) -> int:
 
 
 def unreported(using: str, **filters: Any) -> QuerySet[Adjustment]:
-    """Return the adjustments that match `filters`, count, and are not on a report, in the order of a report's lines."""
+    """Return the adjustments that are not on a report yet, in the order of a report's lines.
+
+    They match `filters`. Adjustments that wait for approval or were refused are left out.
+    """
     rows = Adjustment.objects.using(using).filter(report=None, approval__in=Adjustment.REPORTABLE, **filters)
     return rows.order_by("created_at", "reference")
 
@@ -44,7 +47,7 @@ def check_sizes(adjustments: Iterable[Adjustment]) -> None:
 
 
 def of_open_periods(using: str, start: int, end: int, **filters: Any) -> dict[tuple[str, int], list[Adjustment]]:
-    """Return the adjustments that match `filters`, count, and are for a period without a report.
+    """Return those adjustments from `unreported` whose period has no report.
 
     The periods start at `start` or later, and before `end` (both µs since 1970 UTC). Each key of the result is an
     account and the start of a period (s since 1970 UTC).

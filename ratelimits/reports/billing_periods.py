@@ -104,7 +104,7 @@ def billing_periods(
             open_.append(BillingPeriod(free_start, free_end, frozenset({start})))
             continue
         members = previous.members | {start}
-        # If a reported period starts before the end of the last used member, the billing period ends there.
+        # The billing period ends with the member that was used last, or earlier: at the start of a reported period.
         _, joined_end = _free_span(closed.values(), previous.start, _last_end(members, used, last_used(members)))
         if joined_end - previous.start < SHORTEST:
             # A billing period must not be shorter than SHORTEST. So end it with the member that ends last.
@@ -123,8 +123,9 @@ def billing_periods(
 def _last_end(members: Collection[int], ends: Mapping[int, int], used_at: Mapping[int, int]) -> int:
     """Return the end of the member that was used last. The members are counted periods, given by their starts.
 
-    The ledger counts usage in quarters of an hour, so perhaps several members were used in the last quarter. Among
-    these members, prefer those whose end is the start of another counted period. Then take the member that starts last.
+    The ledger stores only the bin of usage, so perhaps several members were used in the last bin. Then prefer members
+    at whose end another counted period starts, because the next counted period follows the member that was used last.
+    If several members remain, take the member that starts last.
     """
     last_use = max(used_at.get(member, 0) for member in members)
     used_last = sorted(member for member in members if used_at.get(member, 0) == last_use)

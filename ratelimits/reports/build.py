@@ -125,7 +125,8 @@ class Allowance:
         if billable >= 0:
             included = min(billable, max(self.included.get(meter, 0) - used, 0))
         else:
-            included = billable + min(-billable, max(over, 0))
+            subtracted_from_overage = min(-billable, max(over, 0))
+            included = billable + subtracted_from_overage
         self.used[meter] = used + included
         self.over[meter] = over + billable - included
         return included, billable - included

@@ -56,7 +56,7 @@ class Column:
     listed: bool = False
     #: The JSON Schema of the values; empty means the schema that belongs to the column's kind.
     schema: Mapping[str, Any] = field(default_factory=dict)
-    #: The entries that replace entries of the schema in exports with amounts.
+    #: In the schema of exports with amounts, these entries replace the entries in `schema`.
     priced_schema: Mapping[str, Any] = field(default_factory=dict)
     #: The name of the field of `rows.Row`. `rows.TABLE` contains the columns with their names.
     name: str = ""

@@ -53,9 +53,9 @@ class _Override:
     def is_in_force(self, at: int, version: int) -> bool:
         """Return whether this state of the override was in force at a moment, for usage of this version of the rules.
 
-        From `next_version` on, a later edit has replaced this state. Usage of this state's version, or of a later
-        version, was counted after the edit that made this state. For usage of an older version, the state was in force
-        only from the moment of that edit on.
+        Usage of `next_version` or a later version was counted after the next edit, which replaced this state. Usage of
+        an older version than this state's version was perhaps counted before the edit that made this state. For such
+        usage, this state was in force only from `edited_at` on.
         """
         since = self.since if self.version <= version else max(self.since, self.edited_at)
         return version < self.next_version and since <= at < self.until
@@ -98,12 +98,14 @@ class Limits:
         kind = group["key"].partition(":")[0]
         # The kind of the keys by which the rule counted the requests of this group.
         counted_kind = kind if rule.key_kind == "key" else rule.key_kind
+
         # An override for a key also applies to the keys that belong to this key (see COVERS). For example, an override
         # for an account applies to the account's API keys too.
-        for_key, for_account = (
-            list(overrides.get((key, rule.name), ())) if counted_kind in COVERS.get(key.partition(":")[0], ()) else []
-            for key in (group["key"], f"account:{group['account']}")
-        )
+        def overrides_for(key: str) -> list[_Override]:
+            covered_kinds = COVERS.get(key.partition(":")[0], ())
+            return list(overrides.get((key, rule.name), ())) if counted_kind in covered_kinds else []
+
+        for_key, for_account = overrides_for(group["key"]), overrides_for(f"account:{group['account']}")
         unnamed_kinds = _unnamed_kinds(kind, counted_kind)
         if unnamed_kinds and self._first_unnamed(rule.name, unnamed_kinds) <= version:
             # There were overrides for keys that the line does not name. The line stores one version: the newest among
@@ -145,6 +147,7 @@ def _unnamed_kinds(kind: str, counted_kind: str) -> tuple[str, ...]:
     The line names a key of the kind `kind`. The rule counts by keys of the kind `counted_kind`.
     """
     if kind not in _KEY_KINDS:  # The key is ANONYMOUS_KEY: the line joins requests of many keys.
+        # If the rule counts per key, `counted_kind` is `kind`.
         return _KEY_KINDS if counted_kind in (*_KEY_KINDS, kind) else ()
     later = _KEY_KINDS[_KEY_KINDS.index(kind) + 1 :]
     return tuple(later_kind for later_kind in later if counted_kind in COVERS[later_kind])

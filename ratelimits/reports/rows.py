@@ -60,7 +60,7 @@ class Row(NamedTuple):
         int,
         version(
             "0 while the report is provisional, 1 when it is first finalised, higher for each correction. "
-            "A later version contains the lines of earlier versions; on each line is the version that added it.",
+            "A later version contains the lines of earlier versions; each line has the version that added it.",
             from_report=_from_report("version"),
         ),
     ]

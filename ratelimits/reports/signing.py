@@ -60,7 +60,8 @@ def digests_at(positions: Iterable[ChainPosition], *sources: str) -> dict[ChainP
 
     All positions are read together. So up to _MAX_POSITIONS shards need no more queries than one shard.
     """
-    unread, digests = {(shard, position) for shard, position in positions if position}, dict[ChainPosition, str]()
+    unread = {(shard, position) for shard, position in positions if position}
+    digests: dict[ChainPosition, str] = {}
     for using in sources:
         # The list of archives keeps the digest of the last batch of each archived range.
         for model, column in ((Batch, "position"), (ArchivedRange, "last_position")):

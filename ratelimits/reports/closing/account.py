@@ -2,7 +2,8 @@
 
 A report has versions: each correction adds a version. Late usage is usage that arrives after its period was closed. A
 lost reply is a reply of Redis that did not arrive: nobody knows whether Redis has counted the request. An allowance has
-the quantities that the plan includes in a period, and the units that are used so far.
+the quantities that the plan includes in a period, and the units that are used so far. If an account was renamed in a
+period, it has several names in this period, and each name has its own report.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Closing:
     def close(self, only: Collection[int] | None = None) -> list[Report]:
         """Write the reports that can be written. Raise ValueError for an invalid adjustment or price.
 
-        With `only`, write only the first reports of the periods that start at these moments (µs since 1970 UTC).
+        With `only`, write no new versions, and close only the periods that start at these moments (µs since 1970 UTC).
         """
         check_sizes(self._data.adjustments(self.account))
         closed = (period for period in self.periods.billing_periods if period.closed)
@@ -106,8 +107,9 @@ class Closing:
         """Return whether late usage of a closed period goes into a new version of its report.
 
         With LATE_USAGE "period", late usage normally goes into the report of a later period. A new version is needed
-        only in two cases: the account had another name in the closed period; or no later period will have a report,
-        because the account's next period has ended without usage.
+        only in two cases. In the first case, the account had another name in the closed period. In the second case,
+        perhaps no later report will ever be written: the account has no later open period, and its next period is over,
+        without usage.
         """
         if conf.LATE_USAGE == "version" or self._included(billing_period.start, billing_period.end).names:
             return True

@@ -65,10 +65,10 @@ class AccountPeriods:
         return by_member
 
     def period(self, billing_period: BillingPeriod) -> Period:
-        """Return a billing period as a `Period`, with a time zone of the account.
+        """Return a billing period as a `Period`, which has a time zone.
 
-        In this time zone, a billing month starts at the start of the last counted period. If no time zone of the
-        account fits, use the account's time zone at the end of the billing period.
+        Perhaps the account's time zone was edited. Take the time zone in which a billing month starts at the start of
+        the last counted period. If none fits, take the time zone at the end of the billing period.
         """
         return Period(
             billing_period.start,

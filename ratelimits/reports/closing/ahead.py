@@ -1,4 +1,4 @@
-"""Read the data of many accounts ahead, in one query, because one query for each account would be slow."""
+"""Read the data of many accounts with one query, before they are needed. A query for each account would be slow."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class GroupsAhead:
             self._groups = {(name, period): [] for name in names for period in self._periods[name]}
         for group in groups:
             self._groups[group["account"], group["period"]].append(group)
-        # If `names` is empty, the groups of the first account are too many. It is left to the caller.
+        # If `names` is empty, the first account has too many groups. The caller reads this account.
         self._unread = self._unread[max(len(names), 1) :]
 
     def _next(self) -> tuple[list[str], dict[int, list[str]]]:

@@ -1,7 +1,7 @@
 """Close billing periods: write reports for periods with complete usage, and new versions for later changes.
 
-A report contains the ledger lines of its account up to one position in the chain of each of the account's shards. The
-report stores these positions. So it can be computed again.
+A report contains the ledger lines of its account up to a position in the chain of each shard of the account. It stores
+these positions, so that it can be computed again.
 
 Accounts of one shard are closed together, in one transaction that holds the lock of the shard's row. If one account
 fails, the other accounts are closed without it.
@@ -208,8 +208,8 @@ def mark_as_reported(using: str, reports: list[Report]) -> None:
     A mark is a row of ChainMark. Compaction does not join a batch before a mark with a batch after the mark.
     """
     mark_ends(using, [report.chain for report in reports])
-    # The accounts of the reports, by the chain of their report (a position for each shard) and by the starts of its
-    # counted periods. Accounts with the same chain and the same starts are updated together.
+    # Accounts are updated together if their reports have the same positions (`chain`) and the same counted periods (the
+    # keys of `since`). So group the accounts: first by the positions, then by the starts of the counted periods.
     by_chain: dict[tuple[tuple[str, int], ...], dict[tuple[str, ...], list[str]]] = {}
     for report in reports:
         by_chain.setdefault(tuple(report.chain.items()), {}).setdefault(tuple(report.since), []).append(report.account)

@@ -1,4 +1,4 @@
-"""Read the data for closing many accounts at once, because a query for each account would be slow."""
+"""Read the data of many accounts together, to close their periods. A query for each account would be slow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ClosingData:
 
     All of these are read for all the accounts together, and only once. `states` has the row of each shard, by shard.
 
-    To close the accounts, make this object in the same transaction, after their shards are locked.
+    To close periods, make this object in the transaction that closes them, after the accounts' shards are locked.
     """
 
     def __init__(self, using: str, accounts: list[str], states: Mapping[int, ShardState]) -> None:
@@ -106,7 +106,8 @@ class ClosingData:
     def _comparisons(self, account: str, start: int, end: int) -> list[cross_check.Comparison]:
         compared = self._compared[start, end]
         if account not in compared:
-            # Compare all accounts with usage in this period at once, because the caller needs the other accounts next.
+            # The caller needs the other accounts next. So make the comparisons of all accounts that have usage in this
+            # period.
             names = {
                 account,
                 *(row.account for rows in self._usage.values() for row in rows if row.period * SECOND == start),
@@ -119,7 +120,7 @@ class ClosingData:
 
         Use only lines of batches after the positions `since`, up to the positions `chain`.
         """
-        # `since` is empty if no report has usage of this period. Only such periods are read ahead.
+        # If `since` is empty, no report contains this period. GroupsAhead has the groups of only these periods.
         groups = None if since else self._groups_ahead(tuple(chain.items())).of(account, period)
         if groups is not None:
             return groups

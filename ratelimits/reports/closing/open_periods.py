@@ -66,9 +66,10 @@ def open_periods(
     """Yield the periods that have perhaps ended and have no report, sorted by account.
 
     `now` is in µs since 1970 UTC; the default is the time of this machine. With `account`, yield only the periods of
-    this account. With `running`, also yield periods that have not ended. With `over`, leave out most accounts
-    without a period that ended at least GRACE_SECONDS ago. During a month, these are almost all accounts. Accounts
-    with adjustments that are on no report are not left out.
+    this account. With `running`, also yield periods that have not ended.
+
+    Use `over` if only periods that ended at least GRACE_SECONDS ago are needed. Then this is faster, because most
+    accounts without such a period are not read. But other periods can still be among the results.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
@@ -97,7 +98,7 @@ def open_periods(
 
 
 def running_count(account: str | None = None) -> int:
-    """Return how many periods have usage but no report. If none of these periods is over, all of them are running.
+    """Return how many periods have usage but no report. If `open_periods` yields none, all of these still run.
 
     The periods are only counted, not read, because each account can have such a period.
     """

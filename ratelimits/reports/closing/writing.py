@@ -35,7 +35,8 @@ class ReportWriter:
         `earlier` has the earlier reports on which the report's prices depend (see `amounts.reports_that_share_prices`).
         """
         unread, totals = iter(lines), amounts.Totals(report, earlier)
-        digest, number, make = signing.Digest(report), 0, RowMaker(report, FINAL)
+        digest, make = signing.Digest(report), RowMaker(report, FINAL)
+        number = 0
         chunk = list(islice(unread, CHUNK))
         # Most reports fit in one chunk. Such a report is written later, together with the reports of other accounts.
         fits_in_chunk = len(chunk) < CHUNK

@@ -85,7 +85,8 @@ def lago_event(row: Row, customer: str) -> str:
     quantities = row.consumed_quantity, row.included_quantity, row.overage_quantity, row.refunded_quantity
     if not any(quantities):
         return ""
-    names, properties = map(text, (row.line_id, customer, row.meter)), map(text, (row.key, row.rule, row.plan))
+    names = map(text, (row.line_id, customer, row.meter))
+    properties = map(text, (row.key, row.rule, row.plan))
     return _LAGO % (*names, last_second(row), *quantities, *properties)
 
 

@@ -114,7 +114,8 @@ def _cost(charge: Charge, part: PricedPart | None) -> str:
 def _unit_price(charge: Charge, part: PricedPart | None) -> str:
     if part is not None:
         return written(part.unit_price)
-    # The unit price of a fee is the price of one period. A unit price must not be below 0, but a correction can be.
+    # The unit of a fee is a billing period. A correction has no unit price: its cost can be below 0, but FOCUS does not
+    # allow a unit price below 0.
     return _cost(charge, None) if _unit_of_fee(charge) and not charge.row.charge_class else ""
 
 
@@ -132,7 +133,7 @@ def _unit_of_fee(charge: Charge) -> str:
 def _category(charge: Charge) -> str:
     if charge.row.charge_category == FEE:
         return _PURCHASE
-    # Only usage has no fixed description.
+    # `_DESCRIPTIONS` has all categories of charges except usage.
     return _ADJUSTMENT if charge.row.charge_category in _DESCRIPTIONS else _USAGE
 
 
