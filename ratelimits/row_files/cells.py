@@ -51,7 +51,9 @@ class Cells:
         """
         # Only overrides have these columns.
         names = ("rate", "capacity") if {"rate", "capacity", "period"} <= self._fields.keys() else ()
-        for name in (name for name in names if typed_rates.is_rate(cells.get(name, ""))):
+        for name in names:
+            if not typed_rates.is_rate(cells.get(name, "")):
+                continue
             text, typed_period = cells[name], cells.get("period", "")
             try:
                 permits, period = typed_rates.rate(text)

@@ -211,9 +211,11 @@ class _Comparison:
             if line.row is None:
                 continue
             # A stored row is identified by its primary key, and a new row by its start and its end.
-            row_id = (line.stored and line.stored.pk) or tuple(
-                getattr(line.row, name, None) for name in ("valid_from", "valid_until")
-            )
+            row_id: Any
+            if line.stored is not None:
+                row_id = line.stored.pk
+            else:
+                row_id = tuple(getattr(line.row, name, None) for name in ("valid_from", "valid_until"))
             if other := first_lines.get(row_id):
                 line.fail(
                     _("Line %(line)s is about the same row: leave one of the two lines out.") % {"line": other.number}

@@ -126,7 +126,7 @@ def _write(table: FileTable, portion: Sequence[ComparedLine], using: str, after_
     changed = [line.row for line in portion if line.state is LineState.CHANGED]
     new = [line.row for line in portion if line.state is LineState.NEW]
     rows: Any = table.model._default_manager.using(using)
-    # First change rows, then add rows: perhaps a change ends a row, so that a new row of the same key can follow it.
+    # First change rows, then add rows: perhaps a new row begins when a changed row of the same key ends.
     if changed:
         rows.bulk_update(changed, {change.field for line in portion if line.stored for change in line.changes})
     if new:

@@ -15,7 +15,7 @@ from ratelimits.models.versioned import Versioned
 
 @dataclass(frozen=True, slots=True)
 class PlansAndRules:
-    """The plans (by slug) and the rules (by name) that a line can name. Each plan can have a rule of the same name."""
+    """The plans by slug, and the rules by name, for lines that name them. Rules of several plans can have one name."""
 
     plans: dict[str, Plan]
     rules: dict[str, list[Rule]]

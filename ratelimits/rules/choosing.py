@@ -53,10 +53,11 @@ class Chooser:
             groups = frozenset({row.group}) if present & USER else _NO_GROUPS
             if row.mode != "enforce" or not covers(row, scope, method) or not applies_to_caller(row, present, groups):
                 continue
-            if kind is not None or row.key_kind not in COUNTED:
-                rule = self._apply(row, kind or GLOBAL_KEY, overrides=[], deletions=[], changed_at=0)
-                if rule is not None:
-                    found.append(rule)
+            if kind is None and row.key_kind in COUNTED:  # See `chosen`.
+                continue
+            rule = self._apply(row, kind or GLOBAL_KEY, overrides=[], deletions=[], changed_at=0)
+            if rule is not None:
+                found.append(rule)
         return found
 
     def chosen(
@@ -108,7 +109,7 @@ class Chooser:
             if not row.unreadable:
                 pks = ", ".join(str(override.pk) for override in overrides)
                 self._log_once(
-                    f"Overrides {pks} of {row.name} are not in force, the rule's failure policy decides: {error}"
+                    f"Overrides {pks} of {row.name} are not valid: {error}. The rule's failure policy decides"
                 )
             return None if mode == "shadow" else UnreadableRule(row.name, row.pk, row.meter, on_failure)
         now = self._clock()

@@ -55,10 +55,12 @@ class Facts:
 
     def _find(self, key: str) -> KeyFacts | None:
         rows, now = self._rows, self._now
-        of_key = rows.overrides.get(key, ()), rows.memberships.get(key, ()), rows.accounts.get(key, ())
-        if not any(of_key) and key not in rows.deleted_at and key not in rows.kept:
+        overrides = rows.overrides.get(key, ())
+        memberships = rows.memberships.get(key, ())
+        accounts = rows.accounts.get(key, ())
+        has_rows = overrides or memberships or accounts
+        if not has_rows and key not in rows.deleted_at and key not in rows.kept:
             return None
-        overrides, memberships, accounts = of_key
         changes = [rows.deleted_at.get(key, 0), *(account.edited_at for account in accounts)]
         times = [(row.edited_at, row.valid_from, row.valid_until) for row in overrides]
         times += [(row.edited_at, row.valid_from, row.valid_until) for row in memberships]

@@ -92,7 +92,7 @@ def _save(row: KeyOverride, reason: str, by: Any) -> None:
 
 
 def _describe(row: Any, reason: str, by: Any) -> None:
-    """Note for the row's history the reason of this edit, and the user `by` if it is not None."""
+    """Set the reason of this edit, and its user if `by` is not None. The row's history records both."""
     row._change_reason = reason[:MAX_REASON]
     if by is not None:
         row._history_user = by
@@ -134,7 +134,8 @@ def _rule_of(key: str, name: str, account: str) -> Rule:
     )
     plans = list(memberships.values_list("plan", flat=True))
     owner = identifier if kind == "account" else account
-    plans += Account.objects.using(using).filter(identifier=owner).values_list("plan", flat=True) if owner else []
+    if owner:
+        plans += Account.objects.using(using).filter(identifier=owner).values_list("plan", flat=True)
     for plan in (*plans, None):
         if plan in rows:
             return rows[plan]

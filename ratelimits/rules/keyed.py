@@ -31,8 +31,8 @@ _CHUNK = 2000
 class OverrideRow(NamedTuple):
     """An override of one key. It was last edited at `edited_at`. Moments are in µs since 1970 UTC.
 
-    `numbers` has the names and the values of the numbers that replace the rule's numbers. `mode` is "" if the rule's
-    mode stays. Without a start `valid_from` is 0, and without an end `valid_until` is NEVER.
+    `numbers` has the names and the values of the numbers that replace the rule's numbers. `mode` is "" if the
+    override does not change the mode. Without a start `valid_from` is 0, and without an end `valid_until` is NEVER.
     """
 
     pk: int
@@ -144,8 +144,8 @@ def read(using: str, shards: Collection[int], above: int | None = None) -> dict[
     spans = KeptPeriod.objects.using(using).filter(**wanted).values_list("shard", "account", "start", "end")
     for shard, identifier, start, end in spans.iterator(_CHUNK):
         kept.setdefault(shard, {})[f"account:{identifier}"] = once((start, end))
-    by_shard = overrides, memberships, accounts, deleted_at, kept
-    shards_read = set(shards) if above is None else {shard for mapping in by_shard for shard in mapping}
+    all_rows = overrides, memberships, accounts, deleted_at, kept
+    shards_read = set(shards) if above is None else {shard for by_shard in all_rows for shard in by_shard}
     return {
         shard: _rows(
             overrides.get(shard, {}),

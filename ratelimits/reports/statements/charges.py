@@ -3,7 +3,7 @@
 There are four kinds of further amounts:
 
 - the flat fees;
-- if the total reaches another volume tier: the difference between the new and the old price of earlier units;
+- if the units of a meter reach another volume tier: the difference between the new and the old price of earlier units;
 - if the price of a meter is below its minimum: the difference;
 - the rounding of a period's price.
 
@@ -92,8 +92,8 @@ def version_charges(report: Report) -> Iterator[Charge]:
 def _provisional(statement: Statement, book: PriceBook, using: str, sharing: list[Report]) -> Iterator[Charge]:
     """Yield the charges of an open period.
 
-    `sharing` collects the provisional reports of renamed accounts. The reports under the old and the new name share one
-    price. So the amounts of each of these reports depend on the reports before it.
+    `sharing` collects the provisional reports of renamed accounts. The units under the old and the new name have one
+    price together. So the amounts of a report depend on the reports of the account's other names before it.
     """
     report = statement.report
     try:

@@ -105,7 +105,7 @@ class _State:
 def effect_of(adjustment: Adjustment, using: str | None = None) -> Effect:
     """Return the effect of an adjustment that is not on a report yet.
 
-    Other adjustments of the period that count, but are not on a report yet, are applied first.
+    Other adjustments that the next report of the period will contain are applied first.
     """
     using = using or conf.DATABASE
     account, meter = adjustment.account, adjustment.meter
@@ -154,7 +154,7 @@ def _final(
     prices, overage = billed_prices_and_units(
         reports_that_share_prices(using, reports, adjustment.account, names), billing_period.start
     )
-    # Until here, `overage` has the overage of all names of the account. The allowance has the overage of this name.
+    # `overage` has the overage of all names of the account. Subtract the overage of this name.
     overage.subtract(allowance.over)
     return _State(
         used=used,
@@ -171,7 +171,7 @@ def _provisional(
 ) -> _State:
     """Return the state of a period without a report.
 
-    `billing_period` is None if the period has neither usage nor adjustments that count.
+    `billing_period` is None if the period has neither usage nor adjustments that a report will contain.
     """
     account, meter = adjustment.account, adjustment.meter
     period = (
@@ -183,23 +183,26 @@ def _provisional(
     allowance, used, has_usage = Allowance(included.included), 0, False
     for statement in statements(month_of(period.start, period.timezone), account=account, using=using):
         rows = statement.rows if statement.report.period_start == period.start else ()
-        for row in (row for row in rows if row.charge_category == USAGE):
+        for row in rows:
+            if row.charge_category != USAGE:
+                continue
             has_usage = True
             allowance.used[row.meter] = allowance.used.get(row.meter, 0) + row.included_quantity
             allowance.over[row.meter] = allowance.over.get(row.meter, 0) + row.overage_quantity
-            used += row.consumed_quantity - row.refunded_quantity if row.meter == meter else 0
+            if row.meter == meter:
+                used += row.consumed_quantity - row.refunded_quantity
     reports = reports_that_share_prices(using, (), account, sorted(included.names))
     prices, overage = billed_prices_and_units(reports, period.start)
     try:
         prices = prices or data.prices.of(*included.price_source)
     except ValueError:
         prices = {}  # The price is invalid; the list of open periods shows the error.
-    # `overage` has meters only if another name of the account has a report of this period.
     return _State(
         used=used,
         version=0,
         allowance=allowance,
         prices=prices,
         overage_of_other_names=overage,
+        # If `overage` is not empty, another name of the account has a report of this period.
         has_usage_or_report=has_usage or bool(overage),
     )

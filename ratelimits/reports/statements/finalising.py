@@ -52,8 +52,8 @@ class Outcome:
     """The result for the chosen periods.
 
     written     the reports that were written
-    to_confirm  the reports that were not written, because a person must look at them first: they were not shown before,
-                or they or other reports of their account would differ from what was shown
+    to_confirm  the reports that were not written, because a person must look at them first. A report of the same
+                account was not shown before, or would differ from what was shown
     failed      the accounts that cannot be closed; the log says why
     """
 
@@ -106,7 +106,8 @@ def _finalise(
     """Finalise the chosen periods of these accounts, and add the result to `outcome`.
 
     If some reports would differ from what was shown, write no reports of their accounts, and try again without these
-    accounts. If closing fails, finalise each half of the accounts by itself.
+    accounts. If closing fails, finalise each half of the accounts separately: an account that fails must not stop the
+    others.
     """
     using = conf.DATABASE
     previews: list[Preview] = []

@@ -26,7 +26,7 @@ class RecordedEdit:
     version: int
     #: The kind of the row, such as "rule".
     kind: str
-    #: The row's name or text, as the admin shows it.
+    #: The text that names the row.
     row: str
     #: "added", "changed" or "deleted".
     did: str
@@ -42,6 +42,7 @@ def rule_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
         return
     key, account = line.key, f"account:{line.report.account}"
     for model, condition in (
+        # Search by name too: the version can come from the deletion of another rule with this name.
         (Rule, Q(id=line.rule_id) | Q(name=line.rule)),
         (KeyOverride, Q(rule=line.rule, key__in=(key, account))),
     ):
@@ -61,7 +62,7 @@ def terms_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
 
 
 def _account_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
-    """Yield the last edit before the period's end of the account, of its plan, and of the plan's included quantity."""
+    """Yield the last edits before the end of the period: of the account, its plan, and the plan's included quantity."""
     at = line.report.period_end - 1
     account = record_at(Account, using, at, identifier=line.report.account) if line.report.account else None
     if account is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from django.db.models import Sum
 
@@ -55,7 +56,7 @@ def meter_totals(using: str, reports: Iterable[int]) -> dict[int, list[MeterTota
 def added_up(versions: Iterable[Iterable[MeterTotal]]) -> list[MeterTotal]:
     """Return the totals of several versions together: one MeterTotal for each meter, sorted by meter."""
     sums: dict[str, MeterTotal] = {}
-    for total in (total for totals in versions for total in totals):
+    for total in chain.from_iterable(versions):
         before = sums.get(total.meter, MeterTotal(total.meter))
         sums[total.meter] = MeterTotal(
             total.meter,

@@ -37,7 +37,7 @@ class Terms:
         return period_at(self.timezone, self.anchor, at, self.kept)
 
     def period_from(self, start: int) -> Period:
-        """Return the counted period that starts at `start` (µs since 1970 UTC): usage was counted under this period."""
+        """Return the counted period that starts at `start` (µs since 1970 UTC)."""
         return period_from(self.timezone, self.anchor, start, self.kept)
 
 
@@ -104,7 +104,7 @@ class RuleBook:
         if row is None:
             history: Any = Rule.history
             rows = history.using(self._using).filter(id=rule).order_by("-version", "-history_id")
-            # If all records are newer than this version, use the newest record: its name is the best that is known.
+            # If all records are newer than this version, nobody knows the name at this version: use the newest name.
             record = rows.filter(version__lte=version).first() or rows.first()
             row = None if record is None else record.instance
         return RecordedRule(f"#{rule}") if row is None else RecordedRule(row.name, row)

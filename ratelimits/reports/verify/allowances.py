@@ -27,7 +27,7 @@ class ReportAllowances:
         is_simple = set(report.since) <= {str(report.period_start // SECOND)} and report.version == 1
         self._reports = [report] if is_simple else list(rows.order_by("pk"))
         all_starts = billing_starts(self._reports, {} if is_simple else self._ends())
-        #: From the start (µs) of each counted period to the start (µs) of the billing period that contains it.
+        #: By start (µs) of a counted period: the start (µs) of the billing period that contains it.
         self.billing_starts = {start: all_starts[start] for start in (int(period) * SECOND for period in report.since)}
         starts = {report.period_start, *self.billing_starts.values()}
         #: The allowances by the start (µs) of the billing period.

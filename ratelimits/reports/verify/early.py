@@ -91,8 +91,9 @@ def _late_batches(using: str, source: str, shard: int, ends: list[_ReportEnd]) -
     # Leave out batches that were accepted from quarantine: their `opened_at` was set when they were accepted.
     batches = batches.exclude(incarnation__startswith="quarantine-").order_by("first_position")
     columns = ("shard", "incarnation", "seq", "first_position", "opened_at", "sealed_at")
-    # `passed` is the number of ends before the current batch. `latest` is the one with the latest `period_end`.
-    first_error, more, passed, latest = "", 0, 0, ends[0]
+    # `passed` is the number of ends before the current batch. Of these ends, `latest` has the latest `period_end`.
+    passed, latest = 0, ends[0]
+    first_error, more = "", 0
     for batch in batches.only(*columns).iterator(CHUNK):
         while passed < len(ends) and ends[passed].position < batch.first_position:
             latest = max(latest, ends[passed], key=lambda end: end.period_end)

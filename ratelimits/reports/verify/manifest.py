@@ -31,7 +31,7 @@ FORMAT = "ratelimits manifest 4"
 #: A manifest of this format proves less than a manifest of FORMAT: it has no conditional part (see
 #: manifest_conditional), and fewer columns of deliveries.
 OLD_FORMAT = "ratelimits manifest 3"
-#: Maximum number of times that the rows are read, because a report can be finalised while they are read.
+#: Maximum number of times that the rows are read. If a report is finalised meanwhile, they are read again.
 _TRIES = 3
 #: Maximum time from the start of an edit until its commit. An edit that started before a manifest was written can be
 #: committed afterwards.
@@ -68,8 +68,9 @@ def build(using: str, month: str, progress: Progress | None = None) -> dict[str,
     for _try in range(_TRIES):
         before = _fingerprint(using)
         listed = _sections(using, month, columns, progress)
+        # If the numbers differ, a report was finalised meanwhile, and is perhaps not in all sections. So read again.
         if _fingerprint(using) == before:
-            break  # Otherwise a report was finalised meanwhile, and is perhaps not in some sections: read again.
+            break
     states = list(ShardState.objects.using(using).order_by("shard"))
     history = manifest_history.history(using, progress=progress)
     manifest: dict[str, Any] = {
@@ -173,7 +174,7 @@ def parse(text: str) -> dict[str, Any]:
         month_window(manifest["month"])
         checks = [isinstance(manifest[section], dict) for section in _OBJECTS]
         checks += [isinstance(manifest["open"], list)]
-        checks += [isinstance(columns, list) for columns in (manifest["columns"][section] for section in TABLES)]
+        checks += [isinstance(manifest["columns"][section], list) for section in TABLES]
         checks += [manifest["format"] == OLD_FORMAT or isinstance(manifest["conditional"], dict)]
         checks += [isinstance(manifest["signature"], str), datetime.fromisoformat(manifest["written_at"]).tzinfo == UTC]
         checks += [type(entry["newest"]) is int for entry in manifest["history"].values()]
@@ -285,7 +286,7 @@ def _compare_history(
 
 
 def _was_replaced(using: str, account: str, month: str) -> bool:
-    """Return whether the account's terms changed again, so that a later kept period has replaced its kept period."""
+    """Return whether a later kept period of the account has replaced the kept period in the manifest."""
     _start, end = month_window(month)
     return KeptPeriod.objects.using(using).filter(account=account, start__gte=end).exists()
 
@@ -297,10 +298,11 @@ def _heads(using: str, manifest: dict[str, Any], sources: tuple[str, ...], equal
     """
     # The head of a shard is the digest of its newest batch.
     for shard, (position, head) in sorted(manifest["shards"].items(), key=lambda item: int(item[0])):
-        digest = _digest_at(sources, int(shard), position) if position else head
+        if not position:
+            continue  # The shard had no batch when the manifest was written.
+        digest = _digest_at(sources, int(shard), position)
         if digest == head:
-            if position:
-                equal["heads of chains"] += 1
+            equal["heads of chains"] += 1
         elif digest is not None:
             yield (
                 f"shard {int(shard):02d} has another digest at position {position} than the manifest of"

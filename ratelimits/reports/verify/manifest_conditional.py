@@ -110,7 +110,7 @@ def _unexplained_columns(
 ) -> Iterator[str]:
     """Yield the columns of a shard's state that differ from the manifest, if no later batch or gap explains why.
 
-    The columns are "run", "watermark", and "clock" for `ahead`. `listed` has their values in the manifest: the run, the
+    The names of the columns are "run", "watermark" and "clock". `listed` has their values in the manifest: the run, the
     watermark, and by how many µs the server's clock was ahead of the drain's clock. The manifest was written at the
     moment `written`. `position` is the position of the shard's newest batch at that moment.
     """

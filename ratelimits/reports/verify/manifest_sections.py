@@ -154,9 +154,9 @@ def deliveries(
     within = {"report__period_start__gte": start, "report__period_start__lt": end}
     rows = PushDelivery.objects.using(using).filter(**within).order_by("report_id", "line_id")
     values_of_rows = counted(progress, "deliveries", rows.values_list("report_id", "receiver_id", *columns))
-    events = groupby(values_of_rows, key=itemgetter(0))
+    groups = groupby(values_of_rows, key=itemgetter(0))
     planned = PushedReport.objects.using(using).filter(**within).order_by("report_id").select_related("report")
-    next_events = next(events, None)
+    next_group = next(groups, None)
     for pk, group in groupby(planned.iterator(CHUNK), key=lambda pushed: pushed.report_id):
         pushed_reports = list(group)
         digests = {
@@ -165,13 +165,13 @@ def deliveries(
         }
         # Skip deliveries of a report without a row in `PushedReport`: push/verify.py names them.
         deliveries: Iterable[Any] = ()
-        while next_events is not None:
-            report_pk, group_of_report = next_events
+        while next_group is not None:
+            report_pk, deliveries_of_report = next_group
             if report_pk == pk:
-                deliveries = group_of_report
+                deliveries = deliveries_of_report
             if report_pk >= pk:
                 break
-            next_events = next(events, None)
+            next_group = next(groups, None)
         for _report, receiver, *values in deliveries:
             if receiver in digests:
                 digests[receiver].update(digest_of(_lasting_values(columns, values)).encode())
@@ -253,9 +253,9 @@ def process_totals(using: str, start: int, end: int, progress: Progress | None =
 
 
 def process_names(using: str, start: int, end: int, progress: Progress | None = None) -> Iterator[tuple[str, str]]:
-    """Yield a digest of the process totals with their process names, for each kind and day.
+    """Yield, for each kind and day, a digest of what the process totals are about and of their processes' names.
 
-    Leave out a kind and day if its totals will still be summed over all processes: this removes the process names.
+    Leave out a kind and day if its totals will later be summed over all processes. The sums have no process names.
     """
     columns = ("kind", "bin", "account", "key", "meter", "process")
     rows = ProcessTotal.objects.using(using).filter(bin__gte=start // SECOND, bin__lt=end // SECOND)
@@ -277,8 +277,9 @@ def was_dropped(using: str, name: str) -> bool:
     Restoring an archive brings back the lines, but not the totals. So if all lines of the day were restored from
     archives, the totals were deleted.
     """
-    # Totals of other kinds are not deleted when lines are archived.
     kind, _space, day = name.partition(" ")
+    if kind != "admitted":  # Totals of other kinds are not deleted when lines are archived.
+        return False
     start = int(datetime.fromisoformat(day).timestamp())
     ranges = ArchivedRange.all_ranges.using(using)
     restored = ranges.exclude(restored_at=None).filter(
@@ -288,4 +289,4 @@ def was_dropped(using: str, name: str) -> bool:
     )
     lines = Line.objects.using(using).filter(bin__gte=start, bin__lt=start + 86_400)
     never_archived = lines.filter(~Exists(restored))
-    return kind == "admitted" and ranges.exists() and not never_archived.exists()
+    return ranges.exists() and not never_archived.exists()

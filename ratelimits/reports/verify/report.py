@@ -153,14 +153,16 @@ class ReportVerifier:
             yield finding
 
     def _differences(
-        self, report: Report, by_period: ReportAllowances, make_id: Callable[..., str] = line_id
+        self, report: Report, report_allowances: ReportAllowances, make_id: Callable[..., str] = line_id
     ) -> Iterator[str]:
         """Compute the lines of a report, and yield the differences from its stored lines."""
         periods = sorted(report.since, key=int)
         groups = chained.from_iterable(self._groups(report, period, report.since[period]) for period in periods)
-        with_starts = with_billing_starts(self._limits.of(groups), by_period.billing_starts)
+        with_starts = with_billing_starts(self._limits.of(groups), report_allowances.billing_starts)
         # The number of a line is not compared, so each line gets the number 0.
-        computed = (usage_line(report, 0, group, self._rules, by_period.allowances, make_id) for group in with_starts)
+        computed = (
+            usage_line(report, 0, group, self._rules, report_allowances.allowances, make_id) for group in with_starts
+        )
         # Except for adjustments, lines of all categories are compared, even of unknown categories: each line is billed.
         lines = ReportLine.objects.using(self._using).filter(report=report).exclude(charge_category=ADJUSTMENT)
         stored = (line for line in lines.order_by("number").iterator(chunk_size=CHUNK) if _has_quantity(line))
@@ -176,7 +178,7 @@ class ReportVerifier:
                 if getattr(line, column) != getattr(expected, column):
                     yield f"{name} has {column} {getattr(line, column)}, the ledger says {getattr(expected, column)}"
                     return
-        yield from self._adjustment_differences(report, by_period.allowances[report.period_start])
+        yield from self._adjustment_differences(report, report_allowances.allowances[report.period_start])
 
     def _adjustment_differences(self, report: Report, allowance: Allowance) -> Iterator[str]:
         """Compare the included quantity and the overage of each adjustment with the numbers that the allowance gives.

@@ -82,7 +82,7 @@ def _months(using: str, names: Collection[str]) -> dict[str, _Months]:
         group = months[related[first.identifier]]
         group.terms |= {(record.timezone, record.billing_anchor) for record in (first, *later)}
         # In two cases, the states of the row before its first record are unknown: if this record does not say that the
-        # row was added, and if raw SQL wrote the row and the app recorded it later (ADOPTION_REASONS).
+        # row was added, or if raw SQL wrote the row and the app recorded it later (ADOPTION_REASONS).
         if first.history_type != "+" or first.history_change_reason in ADOPTION_REASONS:
             group.since = max(group.since, first.since)
     for account in Account.objects.using(using).filter(identifier__in=related).exclude(pk__in=with_history):
@@ -99,6 +99,7 @@ def _related(using: str, names: Collection[str]) -> dict[str, frozenset[str]]:
     """
     history: Any = Account.history
     groups = {name: frozenset({name}) for name in names}
+    # The primary keys of the account rows that were read, and the names whose account rows are not read yet.
     rows: set[int] = set()
     added = set(names)
     while added:
@@ -160,7 +161,7 @@ def _candidates(terms: AccountTerms, name: str, start: int, end: int) -> Iterato
 def _matches(using: str, report: Report, expected: Included, start: int, end: int) -> bool:
     """Return whether a report has the expected plan and the expected quantities.
 
-    The included units that earlier reports gave to the account's other names are first subtracted.
+    From the expected quantities, first subtract the units that earlier reports gave to the account's other names.
     """
     if report.plan != expected.plan:
         return False
@@ -199,7 +200,7 @@ def _verify_prices(
     for report in reports:
         included = included_book.of(report.account, start, end)
         if included.names:
-            continue  # The account had several names. Then the prices of the name that was billed first apply.
+            continue  # The account had several names. Perhaps the report has the prices of another name.
         expected = book.of(*included.price_source)
         recorded = report.prices.get("periods", {}).get(str(report.period_start // SECOND), {})
         if recorded != expected and _prices_are_known(using, report):
@@ -236,10 +237,12 @@ def _verify_kept(using: str) -> Iterator[str]:
         names = _related(using, {row.account})[row.account]
         usage = PeriodUsage.objects.using(using).filter(account__in=names, period=row.start // SECOND)
         ends = set(usage.values_list("period_end", flat=True).distinct())
+        # Counted periods start and end at whole seconds.
+        in_whole_seconds = row.start % SECOND == row.end % SECOND == 0
         # None: an old version of the app wrote the total, without the end of its period.
-        used = row.start % SECOND == row.end % SECOND == 0 and ends & {None, row.end // SECOND}
+        has_usage = in_whole_seconds and ends & {None, row.end // SECOND}
         name = f"the kept billing period of {row.account}, {_when(row.start)} to {_when(row.end)},"
-        if not used:
+        if not has_usage:
             yield f"{name} has no usage: only a period with usage is kept when an account's terms change"
         shard = key_shard(f"account:{row.account}")
         if row.shard != shard:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
@@ -105,8 +105,9 @@ def _accounts(using: str, sources: tuple[str, ...], filters: dict[str, Any]) -> 
     )
     for name, rows in groupby(streams, key=lambda keyed: keyed[0]):
         account = _Account(using, name, states, archived if len(sources) == 1 else set())
-        for _name, kind, row in rows:
-            (account.add_lines, account.add_usage, account.add_report)[kind](row)
+        methods: tuple[Callable[[Any], None], ...] = (account.add_lines, account.add_usage, account.add_report)
+        for _name, number, row in rows:
+            methods[number](row)
         yield account
 
 
@@ -140,8 +141,8 @@ class _Account:
         self._lines: dict[tuple[Any, ...], tuple[list[int], int]] = {}
         #: By counted period (its start in s) and shard: the position up to which the newest report contains the usage.
         self._covered: dict[tuple[int, int], int] = {}
-        #: By counted period (its start in s, as text): where the last report that was added ends, as a position by
-        #: shard. The next report must begin there.
+        #: By counted period (its start in s, as text) and shard: the position at which the last added report ends. The
+        #: next report must begin there.
         self._chains: dict[str, dict[str, int]] = {}
         #: An error for each report that does not begin where the report before it ends.
         self._discontinuities: list[str] = []
