@@ -37,8 +37,8 @@ from ratelimits.usage.task_runs import Task, note_run
 
 logger = logging.getLogger(__name__)
 
-#: A task that seals is dropped if it has waited for this number of seconds. Otherwise a worker that was down would run
-#: hundreds of such tasks.
+#: The task `ratelimits.seal` is dropped if it has waited for this number of seconds. Otherwise a worker that was down
+#: would run hundreds of these tasks.
 _SEAL_EXPIRES = 3600
 
 
@@ -123,8 +123,8 @@ def compact() -> None:
 def beat_schedule() -> dict[str, dict[str, Any]]:
     """Return the periodic tasks for Celery's `beat_schedule`.
 
-    A task is dropped if it has not started before the same task is due again. Tasks that seal wait longer: after a long
-    drain, the worker then seals as soon as it is free.
+    A task is dropped if it has not started before the same task is due again. Only `ratelimits.seal` waits longer:
+    after a long drain, the worker then seals as soon as it is free.
     """
     intervals = {
         "ratelimits.seal": conf.SEAL_INTERVAL,

@@ -40,8 +40,8 @@ __all__ = [
     "forget",
     "in_memory",
     "ledger_usage",
-    "override",
     "reload",
+    "replace_rules",
     "use_clock",
 ]
 
@@ -53,7 +53,7 @@ acurrent = _loader.acurrent
 reload = _loader.reload
 areload = _loader.areload
 forget = _loader.forget
-override = _loader.override
+replace_rules = _loader.replace_rules
 use_clock = _loader.use_clock
 ledger_usage = _loader.ledger_usage
 aledger_usage = _loader.aledger_usage

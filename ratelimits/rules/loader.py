@@ -27,9 +27,9 @@ logger = bounded(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
-#: A function with which a test replaces the rules (not an override of one key). It takes `Rows` and returns a copy with
-#: other rules. If the function has made the given `Rows` itself, it returns them unchanged.
-Override = Callable[[rows.Rows], rows.Rows]
+#: With this function, a test replaces the rules. The function takes the rows of the database, and returns a copy with
+#: other rules. If no row has changed, it is given its own last result, and returns this result unchanged.
+Replacement = Callable[[rows.Rows], rows.Rows]
 
 #: For this time (µs) after a failure, the database is not asked again. (A reload without a minimum version does ask.)
 #: While Redis has a newer version than the database, this is also the time until the next refresh.
@@ -49,8 +49,8 @@ class Loader:
         self._clock = clock
         #: Whether the rules are read again every RELOAD_INTERVAL.
         self._refreshes = True
-        #: The rules that a test uses instead of the rules in the database; None outside such a test.
-        self._override: Override | None = None
+        #: The function with which a test replaces the rules; None outside such a test.
+        self._replacement: Replacement | None = None
         #: How many edits this process had published (announced to Redis) when the rules were read. While a test
         #: replaces the rules, they are read again if this number has changed.
         self._publications = 0
@@ -82,7 +82,8 @@ class Loader:
         if django_tests.possible:
             self._follow_test()
         # Do not call `_now` here: this line runs at every decision, and a call would make it slower.
-        current, now = self._current, time.time_ns() // 1000 if self._clock is _now else self._clock()
+        current = self._current
+        now = time.time_ns() // 1000 if self._clock is _now else self._clock()
         if current is None:
             return self._thread.wait(self._submit(self._load, 0))
         # Do not call `min` here, for the same reason.
@@ -105,9 +106,10 @@ class Loader:
     def reload(self, minimum_version: int | None = None) -> Snapshot:
         """Read the rules from the database and return them.
 
-        Return the current rules without reading if they have `minimum_version` or a newer version, or if an earlier
-        call found that only Redis has `minimum_version`. Raise RulesUnavailable if the database cannot be asked. Then
-        the current rules stay in force.
+        Return the current rules without reading if they have `minimum_version` or a newer version. Do the same if an
+        earlier call found that Redis has `minimum_version`, but the database does not.
+
+        If the database cannot be asked, raise RulesUnavailable. The current rules then stay in force.
         """
         if django_tests.possible:
             self._follow_test()
@@ -141,18 +143,18 @@ class Loader:
         with self._lock:
             self._current = self._failure = None
             self._newer_in_redis = self._logged_newer = 0
-            self._wanted = set()
+            self._wanted, self._wanted_users = set(), set()
 
     def _follow_test(self) -> None:
         """In a test, forget rules that were read in another test or before an edit."""
-        edited = self._override is not None and publications() != self._publications
+        edited = self._replacement is not None and publications() != self._publications
         if django_tests.take_change(conf.DATABASE) or edited:
             self.forget()
             self._publications = publications()
 
-    def override(self, override: Override | None) -> Override | None:
-        """From now on, use other rules than the database has. Return the override that was used until now."""
-        previous, self._override = self._override, override
+    def replace_rules(self, replacement: Replacement | None) -> Replacement | None:
+        """From now on, replace the rules of the database (with None: do not). Return the former replacement."""
+        previous, self._replacement = self._replacement, replacement
         self.forget()
         return previous
 
@@ -203,7 +205,10 @@ class Loader:
         return int(conf.RELOAD_INTERVAL * 1_000_000) if self._refreshes else never
 
     def _submit(self, job: Callable[[T], R], argument: T) -> Future[R]:
-        """Start a job in the thread. Raise RulesUnavailable soon after a failure (see `_PAUSE`) or without a thread."""
+        """Start a job in the thread.
+
+        Raise RulesUnavailable if the last failure is less than `_PAUSE` ago, or if there is no thread.
+        """
         if self._pid != os.getpid():
             self._begin()  # a forked child has no threads
         # A reload without a minimum version has the argument None. It asks the database even soon after a failure.
@@ -219,7 +224,7 @@ class Loader:
         return self._submit(self._load_missing, missing)
 
     def _load(self, minimum_version: int | None) -> Snapshot:
-        """Update the rows if no other job has done this in the meantime. Runs in the thread."""
+        """Do the work of `reload`, in the thread."""
         current = self._current
         if (
             current is not None
@@ -251,7 +256,7 @@ class Loader:
     def _load_missing(self, missing: MissingRows) -> Snapshot:
         """Update the rows, then read the rows in `missing`. Runs in the thread.
 
-        Also read the missing rows for which other jobs wait. So even many new keys at once need only two reads.
+        Also read the missing rows of the other jobs that wait. These jobs then find their rows in memory.
         """
         current = self._current
         if (
@@ -262,24 +267,24 @@ class Loader:
             return current
         wanted, self._wanted = self._wanted, set()
         wanted_users, self._wanted_users = self._wanted_users, set()
-        shards, users = missing.shards | wanted, missing.users | wanted_users
+        shards = missing.shards | wanted
+        users = missing.users | wanted_users
 
         def read() -> rows.Rows:
             # If an edit was committed meanwhile, read again. After the last attempt, use these rows anyway: the next
             # read finds all changes after their version.
             for _attempt in range(3):
                 rows_read = self._read(current.rows if current is not None else None)
-                wanted = [shard for shard in shards if rows_read.shards[shard] is None]
-                read_now = keyed.read(conf.DATABASE, wanted)
-                groups_now = groups.read(users - rows_read.groups.keys()) if users else {}
+                new_shards = keyed.read(conf.DATABASE, [shard for shard in shards if rows_read.shards[shard] is None])
+                new_groups = groups.read(users - rows_read.groups.keys()) if users else {}
                 version_after, _complete = ConfigVersion.read(conf.DATABASE)
                 if version_after == rows_read.version:
                     break
-            for shard, keys in read_now.items():
+            for shard, keys in new_shards.items():
                 rows_read.shards[shard] = keys
-            if len(rows_read.groups) + len(groups_now) > groups.MAX_USERS:
+            if len(rows_read.groups) + len(new_groups) > groups.MAX_USERS:
                 rows_read.groups.clear()
-            rows_read.groups.update(groups_now)
+            rows_read.groups.update(new_groups)
             return rows_read
 
         return self._use(self._query(read, groups.database() if users else None))
@@ -287,12 +292,12 @@ class Loader:
     def _use(self, rows_read: rows.Rows) -> Snapshot:
         """Use these rows from now on.
 
-        While Redis has a newer version than the database, decisions do not compare versions with Redis. A second later,
-        the next refresh lets decisions compare versions again. In tests, decisions never compare versions.
+        If Redis has a newer version than the database, decisions do not compare versions with Redis for one second.
+        Then a refresh lets them compare versions again. In tests, decisions never compare versions.
         """
         with self._lock:
             redis_is_newer = rows_read.version < self._newer_in_redis
-            versioned = not redis_is_newer and not django_tests.running and self._override is None
+            versioned = not redis_is_newer and not django_tests.running and self._replacement is None
             self._refresh_at = self._clock() + (_PAUSE if redis_is_newer else self._interval())
             if self._current is None or self._current.rows is not rows_read or self._current.versioned != versioned:
                 self._current = self._snapshot_of(rows_read, versioned=versioned)
@@ -300,7 +305,7 @@ class Loader:
 
     def _read(self, current: rows.Rows | None) -> rows.Rows:
         rows_read = rows.read(conf.DATABASE, current)
-        return rows_read if self._override is None else self._override(rows_read)
+        return rows_read if self._replacement is None else self._replacement(rows_read)
 
     def _query(self, make_queries: Callable[[], R], other_database: str | None = None) -> R:
         """Return the result of `QueryThread.query`. If it raises RulesUnavailable, note the failure."""

@@ -31,9 +31,8 @@ def covers(row: RuleRow, scope: str, method: str) -> bool:
 def for_head(applied: list[tuple[int, RuleRow, AppliedRule]]) -> list[tuple[int, RuleRow, AppliedRule]]:
     """Return the rules that apply to a HEAD request.
 
-    If an enforced rule names HEAD, it replaces rules of the same scope and meter. A rule is replaced if its methods
-    contain GET, but not HEAD. Replaced rules are left out. A shadow rule that names HEAD replaces no rule, because a
-    shadow rule must never change a decision.
+    A rule that names GET, but not HEAD, is left out if an enforced rule of the same scope and meter names HEAD. A rule
+    in shadow mode that names HEAD has no such effect, because it must never change a decision.
 
     Each rule comes with its rank (see `let_one_bill`) and its row.
     """
@@ -89,7 +88,7 @@ def _counted_attribute(key_kind: str, present: int) -> str | None:
 def overridden(row: RuleRow, kind: str, overrides: list[OverrideRow]) -> Algorithm:
     """Return the row's algorithm with the numbers of the overrides.
 
-    If several overrides have the same number, such as a capacity, the first override counts.
+    If several overrides set the same field, such as `capacity`, the value of the first override is used.
 
     The numbers of an override apply only if no other key shares the rule's counter, because a counter cannot have two
     limits. Raise ValueError if the row or the numbers are not valid.

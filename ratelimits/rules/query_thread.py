@@ -110,7 +110,8 @@ class QueryThread:
         """Connect this thread to a database, time each of its queries, and close the connection at the end."""
         borrowed = False  # Whether a test has lent its own connection, which must stay open.
         try:
-            with django_tests.connection(alias) if alias == conf.DATABASE else nullcontext(False) as borrowed:
+            connection_of_test = django_tests.connection(alias) if alias == conf.DATABASE else nullcontext(False)
+            with connection_of_test as borrowed:
                 connection = connections[alias]
                 self._timed(connection.ensure_connection)
                 with connection.execute_wrapper(self._timed):

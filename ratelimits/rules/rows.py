@@ -1,7 +1,8 @@
 """Read the rules at one version into frozen rows. At first, read all rows. Later, read only changed rows.
 
-Rules, plans, blocks and allows are read at once for all keys. Rows about single keys (overrides, memberships, accounts)
-are read for a whole shard of keys, when one of these keys is used. So a key without rows needs no query of its own.
+Rules, plans, blocks and allows are read first. Rows about single keys (overrides, memberships, accounts) are divided
+into KEY_SHARDS shards. (These are not the shards in Redis.) When a key is used for the first time, all rows of its
+shard are read. The other keys of this shard then need no query, even if they have no rows.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ class RuleRow:
         return algorithm_from_json({**self.parameters, **changes})
 
 
-#: By (id of the plan, name of the rule): the version and the moment (µs since 1970 UTC) of the last deletion of
-#: such a rule.
+#: The last deletion of a rule with this plan and this name: {(id of the plan, name): (version, moment)}. The moment is
+#: in µs since 1970 UTC.
 DeletedAt = Mapping[tuple[int, str], tuple[int, int]]
 
 
@@ -117,7 +118,9 @@ def rule_row(rule: Rule) -> RuleRow:
     """Return the row of a rule. The rule need not be saved. Log why a row is not valid."""
     unreadable = rule.unreadable()
     if unreadable:
-        logger.error("Rule %s (%s) is not in force, its failure policy decides: %s", rule.pk, rule, unreadable)
+        logger.error(
+            "Rule %s (%s) is not valid, so its failure policy decides. The reason: %s", rule.pk, rule, unreadable
+        )
     scope, methods = split_scope(rule.scope)
     return RuleRow(
         rule.pk,
@@ -153,8 +156,8 @@ def read(using: str, current: Rows | None) -> Rows:
     """Return the rows at the version in force. If the current rows have this version, return them.
 
     If possible, read only changed rows, otherwise all rows. Read the version before and after the rows. If an edit was
-    committed in between, read again, at most `_ATTEMPTS` times in all. The next call reads what is missing after the
-    last attempt.
+    committed in between, read again, at most `_ATTEMPTS` times in all. An edit during the last attempt is found by the
+    next call of this function.
     """
     for _attempt in range(_ATTEMPTS):
         version, complete_from = ConfigVersion.read(using)

@@ -48,7 +48,7 @@ class AppliedRule:
     rule      the id of the rule
     version   the version of the newest edit: an edit of the rule or of its overrides, or the deletion of a rule with
               the same name
-    since     the moment from which these parameters hold, in µs since 1970 UTC
+    since     the moment since which the rule applies in this form, in µs since 1970 UTC
     plan      the slug of the rule's plan; "" for a default rule
     """
 
@@ -92,7 +92,7 @@ class ExplainedRule(NamedTuple):
     row        the row of the rule
     rule       the rule as it applies; None if an override has switched it off
     plan_of    "key" for a rule of the key's plan, "account" for a rule of the account's plan, "" for a default rule
-    overrides  the overrides in force that change the rule. If several change the same number, the first one counts
+    overrides  the overrides in force that change the rule. If several set the same field, the first one is used
     """
 
     row: RuleRow

@@ -1,8 +1,8 @@
 """Find the rules that apply to a request.
 
 A snapshot is a copy of the rules at one version, in memory. It finds the rules for each kind of request once, and
-caches them as a Selection. Requests in the same scope get the same Selection if they have the same kinds of keys, and
-if these keys are on the same plan and have no overrides.
+caches them as a Selection. Two requests get the same Selection if they have the same scope, the same HTTP method and
+the same `Properties`: for example, if their keys are of the same kinds, are on the same plan and have no overrides.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class MissingRows(NamedTuple):
 def _keys_of(identity: Identity) -> tuple[tuple[int, str | None], ...]:
     """Return the identity's keys, each with the bit of its kind.
 
-    The account comes last. Of the other keys, the first one that is on a plan gives the key's plan (see `Properties`).
+    The account comes last. Of the other keys, the first one that is on a plan decides the plan of the key (see
+    `Properties`).
     """
     return (
         (API_KEY, identity.api_key),
@@ -87,10 +88,10 @@ def _keys_of(identity: Identity) -> tuple[tuple[int, str | None], ...]:
 
 
 class Snapshot:
-    """The rules at one version. The answers of a snapshot never change, and the snapshot caches them.
+    """The rules at one version. Only the method `access` looks at the clock at each call.
 
-    (Only `access` looks at the clock at each call.) Some answers are valid only until a certain moment, for example
-    until an override begins or ends.
+    The other answers of a snapshot never change, and the snapshot caches them. Some of them are valid only until a
+    certain moment, for example until an override begins or ends.
 
     seen_at     the last moment for which an answer was found, in µs since 1970 UTC
     good_until  the first moment at which an answer is no longer valid. From then on, another snapshot is needed
@@ -208,8 +209,7 @@ class Snapshot:
     def select_exact(self, scope: str, identity: Identity) -> Selection:
         """Return the rules that name exactly this scope, and no HTTP method. Rules for "*" are left out.
 
-        Outbound calls and tasks use these rules. They are not requests to the project, so rules for "*" are not meant
-        for them.
+        Use this for outbound calls and for tasks. Rules for "*" are only for requests to the project.
         """
         properties = self._properties_of(identity)
         if properties is None:
@@ -233,9 +233,10 @@ class Snapshot:
         """Return the billing periods of an account, such as "account:7". Without an account: calendar months in UTC."""
         timezone, anchor, kept = "UTC", None, None
         if account is not None:
-            shard_facts = self._facts[crc32(account.encode()) % KEY_SHARDS]
+            shard = crc32(account.encode()) % KEY_SHARDS
+            shard_facts = self._facts[shard]
             if shard_facts is None:
-                return self._with_rows(frozenset({crc32(account.encode()) % KEY_SHARDS})).billing(account)
+                return self._with_rows(frozenset({shard})).billing(account)
             key_facts = shard_facts.get(account)
             if key_facts is not None:
                 kept = key_facts.kept

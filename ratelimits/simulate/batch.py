@@ -31,9 +31,12 @@ _LEASE = "."
 _NONCE_AND_RUN = bulks(_NONCE, f"0 {_RUN}".encode())
 # Each request has its own times and its own cost. In the argument that describes the request (ARGV[3] of
 # lua/decide.lua), the times (now and timeout) are at the start, and the cost is at the end. All of them are doubles.
-_TIMES, _COST, _TIMES_AT = struct.Struct("<dd"), struct.Struct("<d"), 0
-#: The format of a reply with a decision (seven integers of 64 bits), and of a stale reply (two such integers).
-_DECIDED, _STALE = struct.Struct("<7q"), struct.Struct("<2q")
+_TIMES = struct.Struct("<dd")
+_COST = struct.Struct("<d")
+#: The format of a reply with a decision: seven integers of 64 bits.
+_DECIDED = struct.Struct("<7q")
+#: The format of a stale reply: two integers of 64 bits.
+_STALE = struct.Struct("<2q")
 
 
 class _Template:
@@ -93,10 +96,10 @@ class CommandMaker:
         assert keys
         assert nonce_and_run
         assert not unexpected
-        template.before = nonce_and_run + size + newline + request[:_TIMES_AT]
-        length, times = int(size[1:]), request[_TIMES_AT : _TIMES_AT + _TIMES.size]
-        assert times == _TIMES.pack(now, -1)
-        template.between = request[_TIMES_AT + _TIMES.size : length - _COST.size]
+        template.before = nonce_and_run + size + newline
+        assert request.startswith(_TIMES.pack(now, -1))
+        length = int(size[1:])  # `size` is "$" and a number
+        template.between = request[_TIMES.size : length - _COST.size]
         template.after = request[length:]
         if self._leases:
             lease = bulks(_LEASE.encode())

@@ -132,9 +132,9 @@ def json_lines(texts: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
 def _decoded_together(texts: list[bytes]) -> list[Any] | None:
     """Decode several lines together, as one JSON list, because this is faster. Return their values.
 
-    Return None if each line must be decoded alone. This is so if a line is not JSON, or if an item of the list might
-    continue on the next line. No item continues if all lines begin with "{" and no line contains "[": inside an item,
-    "{" can follow a comma only in an inner list.
+    Return None if each line must be decoded alone: if a line is not JSON, or if two lines might be one value together,
+    such as `{"a": [1` and `{"b": 2}]}`. Two lines that begin with "{" can be one value only if the first line contains
+    "[".
     """
     whole = b",\n".join(texts)
     if b"[" in whole or not all(text.lstrip().startswith(b"{") for text in texts):
@@ -174,7 +174,7 @@ def micros(name: str, value: Any) -> int:
         if not isinstance(value, Decimal) or value.is_nan():
             raise ValueError(f"{name} must be a number of seconds, not {_shown(value)}")
         if -LATEST <= value <= LATEST:
-            # Round only once, for any number of digits.
+            # Round before the multiplication. A product with too many digits would be rounded, too.
             return int(value.quantize(_MICROSECOND, ROUND_HALF_UP).scaleb(6))
     return 2 * HORIZON if value > 0 else -2 * HORIZON
 

@@ -54,7 +54,7 @@ def sandbox(url: str | None = None) -> Iterator[Wire]:
 
 
 def _wire(url: str) -> Wire:
-    # A Wire finds its server by the alias of a cache. So the alias exists only while the Wire is made.
+    # While a Wire is made, it finds its server by the alias of a cache. Later it does not need the alias.
     caches[_ALIAS] = RedisCache(url, {})
     try:
         return Wire(_ALIAS, _TIMEOUT)

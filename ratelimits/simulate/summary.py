@@ -14,7 +14,8 @@ from ratelimits.simulate.replay import LineOutcome
 BARS = "▁▂▃▄▅▆▇█"
 #: Maximum number of slots of time in the summary.
 SLOTS = 60
-#: Lengths that a slot can have, in seconds. A slot is longer only if `SLOTS` slots of a week are not enough.
+#: Lengths that a slot can have, in seconds. If a trace is too long for `SLOTS` slots of one week each, its slots are
+#: longer than a week.
 LENGTHS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400, 604_800)
 #: How many keys the summary shows: the keys with the most requests.
 BUSIEST = 5
@@ -79,6 +80,7 @@ class Summary:
     def slot_seconds(self) -> int:
         """Return the length of a slot in seconds: the shortest length with which `SLOTS` slots are enough."""
         span = self.last // MICROSECONDS - (self.first or 0) // MICROSECONDS
+        # Slots begin at multiples of `length`. So a span of SLOTS - 1 lengths can reach into SLOTS slots.
         long_enough = (length for length in LENGTHS if span < (SLOTS - 1) * length)
         return next(long_enough, span // (SLOTS - 1) + 1)
 

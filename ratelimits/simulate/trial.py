@@ -23,7 +23,7 @@ from ratelimits.simulate.replay import Replay, Simulator
 SLOTS, MIN_SLOTS = 48, 12
 #: Maximum number of requests of one load. If a load needs more requests, each request has a higher cost instead.
 MAX_LINES = 240
-#: A load usually lasts `_REFILLS` times as long as all permits need to come back (see `_loads` for its bounds).
+#: A load usually lasts `_REFILLS` times as long as all permits need to come back (see `_loads` for the exceptions).
 _REFILLS = 3
 #: Number of bursts in a load of bursts.
 _BURSTS = 6
@@ -102,7 +102,7 @@ class _Load:
         for at, begins, cost, lease in sorted(events):
             moment = start + at
             op = Op.TRY if begins else Op.RELEASE
-            # The first field is the moment as a trace file writes it, in seconds. Here nobody reads it.
+            # Nobody reads the first field here. (In a trace file, it is the moment in seconds.)
             yield TraceLine(moment, moment, op, "", cost, timeout, lease if self.duration else "")
 
 
@@ -187,9 +187,9 @@ def _loads(algorithm: Algorithm, now: int) -> tuple[_Load, _Load]:
 
 
 def _bursts(permits: int, length: int, max_cost: int, duration: int) -> _Load:
-    burst = _OVERLOAD_FACTOR * permits
-    cost = _cost(permits, burst, MAX_LINES // _BURSTS, max_cost)
-    costs = _costs(min(burst, cost * (MAX_LINES // _BURSTS)), cost)
+    burst, max_requests = _OVERLOAD_FACTOR * permits, MAX_LINES // _BURSTS
+    cost = _cost(permits, burst, max_requests, max_cost)
+    costs = _costs(min(burst, cost * max_requests), cost)
     interval = length // _BURSTS
     requests = tuple((number * interval, cost) for number in range(_BURSTS) for cost in costs)
     return _Load("bursts", length, sum(costs), interval, duration, requests)
@@ -211,6 +211,7 @@ def _cost(permits: int, total: int, max_requests: int, max_cost: int) -> int:
     cost divides the permits of the limit without a remainder.
     """
     min_cost = max(-(-total // max_requests), 1)  # rounded up
+    # Look for a cost from `min_cost` to about four times `min_cost`.
     parts = permits // min_cost
     cost = next((permits // part for part in range(parts, parts // 4, -1) if permits % part == 0), min_cost)
     return max(min(cost, max_cost), 1)

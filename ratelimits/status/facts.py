@@ -34,8 +34,10 @@ _AMBER_INTERVALS = 3
 _RED_INTERVALS = 10
 #: If an interval is shorter than this number of seconds, this number replaces it: a task can take that long.
 _MIN_INTERVAL = 20
-#: The level is amber if a server uses at least the first share of its maximum memory, and red from the second share on.
-_AMBER_MEMORY, _RED_MEMORY = 0.8, 0.95
+#: If a server uses at least this share of its maximum memory, the level is amber.
+_AMBER_MEMORY = 0.8
+#: If a server uses at least this share of its maximum memory, the level is red.
+_RED_MEMORY = 0.95
 #: If more than this number of sealed batches wait in each shard, on average, the level is amber.
 _AMBER_WAITING = 10
 #: Gaps and failures that are older than this are not shown.
@@ -82,7 +84,8 @@ def facts(reading: RedisReading | None = None) -> list[Fact]:
     policies = Rule.objects.using(using).order_by().exclude(mode=Rule.Mode.OFF).values_list("on_failure")
     rows = list(policies.annotate(count=Count("pk"), billing=Count("pk", filter=Q(bills=True))))
     has_billing_rule = any(billing for _policy, _count, billing in rows)
-    (version, _complete), quarantine = ConfigVersion.read(using), _quarantine(using)
+    version, _complete = ConfigVersion.read(using)
+    quarantine = _quarantine(using)
     watermark, gaps = _watermark(using, has_billing_rule, now), _gaps(using)
     deliveries, tasks = list(_deliveries(using)), list(_tasks(using, has_billing_rule))
     redis = reading.state()
@@ -251,7 +254,8 @@ def ago(seconds: float) -> str:
 
 def _batches(redis: RedisState) -> Iterator[Fact]:
     if redis.servers:
-        opened, sealed = (sum(getattr(server, name) for server in redis.servers) for name in ("open", "sealed"))
+        opened = sum(server.open for server in redis.servers)
+        sealed = sum(server.sealed for server in redis.servers)
         yield Fact("open", _("Open batches"), Level.GREEN, f"{opened:,}", model="batch")
         too_many = sealed > _AMBER_WAITING * conf.SHARDS
         hint = _("They wait for the drain: is a worker running?") if too_many else ""
@@ -295,7 +299,11 @@ def _gaps(using: str) -> Fact:
 def _deliveries(using: str) -> Iterator[Fact]:
     failed = AlertDelivery.State.FAILED
     given_up = _count(AlertDelivery.objects.using(using).filter(state=failed, due_at__gt=timezone.now() - _SHOWN_AGE))
-    hint = _("These alerts of the last 30 days reached nobody: an action of the list retries them.") if given_up else ""
+    hint = (
+        _("These alerts of the last 30 days reached nobody. Their list has an action that retries them.")
+        if given_up
+        else ""
+    )
     level, query = Level.AMBER if given_up else Level.GREEN, {"state__exact": str(failed)}
     yield Fact("alerts", _("Failed alerts"), level, _count_text(given_up), hint, "alertdelivery", query)
     states = PushDelivery.State

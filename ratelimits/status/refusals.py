@@ -21,7 +21,8 @@ from ratelimits.models.status.totals import DAY, HOUR, QUARTER, newest_days
 MAX_REFUSALS = 50
 #: Maximum number of rows that are read for the newest refusals of all keys.
 _MAX_READ = 2_000
-#: The columns that say which refusals a total counts. Totals of several meters can have the same values in them.
+#: The columns that say which refusals a total counts. Totals of different meters can have the same values in these
+#: columns.
 _SUBJECT = "start", "account", "key", "rule"
 
 
@@ -123,12 +124,13 @@ def newest_refusals(now: float, count: int) -> list[NewRefusal]:
     current = int(now) // QUARTER * QUARTER
     rows = KeyTotal.objects.using(conf.DATABASE).filter(span=QUARTER, start__gte=current - HOUR, denied_requests__gt=0)
     largest: dict[tuple[int, str, str, int], int] = {}
-    for *subject, denied in rows.order_by("-start").values_list(*_SUBJECT, "denied_requests")[:_MAX_READ]:
+    columns = *_SUBJECT, "denied_requests"
+    for start, account, key, rule, denied in rows.order_by("-start").values_list(*columns)[:_MAX_READ]:
+        subject = start, account, key, rule
         # A request can be counted in several meters. So the largest number is taken, not the sum.
-        largest[*subject] = max(largest.get((*subject,), 0), denied)
-    # Sort by the start, newest first, and then by the number of refusals, largest first.
-    newest = sorted(largest.items(), key=lambda item: (-item[0][0], -item[1], item[0]))
-    return [NewRefusal(*subject, denied) for subject, denied in newest[:count]]
+        largest[subject] = max(largest.get(subject, 0), denied)
+    found = [NewRefusal(*subject, denied) for subject, denied in largest.items()]
+    return sorted(found, key=lambda refusal: (-refusal.start, -refusal.denied, refusal))[:count]
 
 
 def refused_of_keys(keys: Collection[tuple[str, str]], now: float) -> Counter[tuple[str, str]]:

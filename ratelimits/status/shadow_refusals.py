@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from heapq import nsmallest
+from heapq import nlargest, nsmallest
 from typing import NamedTuple
 
 from django.db.models import Count, F, Q, Sum, Window
@@ -20,8 +20,10 @@ from ratelimits.models.status.totals import HOUR, QUARTER
 
 #: Number of hours that are shown. The current hour is one of them.
 HOURS = 24
-#: Maximum number of rules, and of keys of one rule, that are listed.
-MAX_RULES, TOP = 100, 10
+#: Maximum number of rules that are listed.
+MAX_RULES = 100
+#: Maximum number of keys that are listed for one rule.
+TOP = 10
 
 
 class ShadowedKey(NamedTuple):
@@ -73,7 +75,7 @@ def shadow_refusals(now: float, only: Rule | None = None) -> list[ShadowRule]:
         by_hour[pk][start // HOUR * HOUR] += requests
     if only is None:
         # Deleted rules are in the totals, but not in the table of rules. So they are left out.
-        most_refusals_first = nsmallest(MAX_RULES, by_hour, key=lambda pk: -by_hour[pk].total())
+        most_refusals_first = nlargest(MAX_RULES, by_hour, key=lambda pk: by_hour[pk].total())
         wanted = Q(mode=Rule.Mode.SHADOW) | Q(pk__in=most_refusals_first)
         rules = list(Rule.objects.using(using).select_related("plan").filter(wanted))
     else:

@@ -14,7 +14,7 @@ from django.core.signals import setting_changed
 from ratelimits.conf import conf
 from ratelimits.quota.answers import observing
 
-#: For each value of the setting TELEMETRY: the module with its observers. A pip extra has the same name.
+#: For each value of the setting TELEMETRY: the module with its observers. The value is also the name of a pip extra.
 _MODULES = {"prometheus": "ratelimits.telemetry.prometheus", "opentelemetry": "ratelimits.telemetry.opentelemetry"}
 #: The modules that observe decisions now.
 _watching: list[ModuleType] = []

@@ -52,14 +52,14 @@ class override_rules(TestContextDecorator):  # noqa: N801  (it is used as a deco
 
     def enable(self) -> None:
         leave = namespace.enter()
-        previous = rules.override(_TestRules(self._rows))
+        previous = rules.replace_rules(_TestRules(self._rows))
         # The rules of the test can name groups. So changes of groups must take effect, even if no row names a group.
         had_rules_outside_database = groups.has_rules_outside_database
         groups.has_rules_outside_database = True
 
         def end() -> None:
             groups.has_rules_outside_database = had_rules_outside_database
-            rules.override(previous)
+            rules.replace_rules(previous)
             leave()
 
         self._ends.append(end)

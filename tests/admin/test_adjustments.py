@@ -70,7 +70,7 @@ def test_what_an_adjustment_makes_of_the_report_is_shown_before_it_is_saved(admi
     page = admin_client.post(ADD, typed(_save="Save", key="api_key:<1>"))
     assert not Adjustment.objects.exists()
     assert page.context["effect"] == Effect(50, int(closed), -20, Quantities(40, 10), Quantities(30, 0))
-    assert "-20 units are 40 % of the 50 units that were used." in text(page)
+    assert "The adjustment is -20 units: 40 % of the 50 units that were used." in text(page)
     assert ("The period is closed" in text(page)) == closed
     assert admin_client.post(ADD, sent_again(page)).status_code == 302
     made = Adjustment.objects.get()
@@ -115,7 +115,7 @@ def test_a_period_at_the_end_of_the_calendar_is_an_error_at_its_field(admin_clie
 def test_where_nothing_was_used_any_adjustment_is_large(admin_client: Client) -> None:
     account("idle")
     page = admin_client.post(ADD, typed(account="idle", quantity="1"))
-    assert "1 units in a period without usage." in text(page)
+    assert "The adjustment is 1 units, in a period without usage." in text(page)
     assert page.context["effect"].is_large
 
 

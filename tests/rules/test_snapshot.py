@@ -196,7 +196,7 @@ class TestWhatApplies:
         assert names(loader) == ["good"]
         assert [one.name for one in loader.current().select("*", "GET", KEY).unreadable] == ["bad"]
         loader.current().applicable("search", "POST", USER)
-        assert caplog.text.count("is not in force, its failure policy decides: unknown time zone") == 1
+        assert caplog.text.count("is not valid, so its failure policy decides. The reason: unknown time zone") == 1
 
 
 class TestPrecedence:
