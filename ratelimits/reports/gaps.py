@@ -32,7 +32,7 @@ class Gaps:
         self._groups: dict[_ShardAndAccount, list[tuple[int, DurabilityGap]]] = {}
         for number, gap in enumerate(rows):
             self._groups.setdefault((gap.shard, gap.account), []).append((number, gap))
-        # Most accounts have only the gaps of their shard, and therefore the same text, so a cache helps.
+        # Most accounts of a shard have only the gaps of this shard. Their texts are equal, so a cache helps.
         self._text = lru_cache(maxsize=100)(self._text_of)
 
     @classmethod

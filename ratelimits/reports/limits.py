@@ -108,10 +108,10 @@ class Limits:
         for_key, for_account = overrides_for(group["key"]), overrides_for(f"account:{group['account']}")
         unnamed_kinds = _unnamed_kinds(kind, counted_kind)
         if unnamed_kinds and self._first_unnamed(rule.name, unnamed_kinds) <= version:
-            # There were overrides for keys that the line does not name. The line stores one version: the newest among
-            # the rule and the overrides that applied. If neither the rule nor an override for a named key has this
-            # version, an override for an unnamed key has it. If exactly one override for an unnamed key has it, this
-            # override applied. Otherwise the limit is not known.
+            # There were overrides for keys that the line does not name. The line stores one version: the newest version
+            # of the rule and of the overrides that applied. If neither the rule nor an override for a named key has
+            # this version, an override for an unnamed key has it. If exactly one override for an unnamed key has it,
+            # this override applied. Otherwise the limit is not known.
             unnamed = self._unnamed_edits(rule.name, unnamed_kinds, version)
             named_versions = (override.version for override in (*for_key, *for_account))
             if len(unnamed) != 1 or version in (rule.version, *named_versions):
@@ -126,7 +126,7 @@ class Limits:
         return _NEVER if row["first"] is None else int(row["first"])
 
     def _unnamed_edits_uncached(self, rule: str, kinds: tuple[str, ...], version: int) -> Sequence[_Override]:
-        """Return the states that the edit with this version gave a rule's overrides for keys of these kinds."""
+        """Return a rule's overrides for keys of these kinds, in the states that the edit with this version made."""
         history: Any = KeyOverride.history
         ids = history.using(self._using).filter(_of_kinds(kinds), rule=rule, version=version).values_list("id")
         overrides = _of_history(self._using, {pk for (pk,) in ids})

@@ -28,7 +28,7 @@ class LostReplies:
         rows = ProcessTotal.objects.using(using).filter(kind="unanswered", bin__gte=first, bin__lt=end_rounded_up)
         if accounts is not None:
             rows = rows.filter(account__in=accounts)
-        #: By account: the bins (s since 1970 UTC) with the key, the meter and the number of lost replies.
+        #: For each account, a list of (bin in s since 1970 UTC, key, meter, number of lost replies).
         self._rows: dict[str, list[tuple[int, str, str, int]]] = {}
         sums = rows.values_list("account", "bin", "key", "meter").order_by().annotate(Sum("requests"))
         for name, *rest in sums.iterator():

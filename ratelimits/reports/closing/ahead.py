@@ -74,7 +74,7 @@ class GroupsAhead:
         self._unread = self._unread[max(len(names), 1) :]
 
     def _next(self) -> tuple[list[str], dict[int, list[str]]]:
-        """Return the names of the accounts to read now, and for each start of a period the names with this period."""
+        """Return the accounts to read now. Return also the accounts that have a period, by the period's start."""
         names: list[str] = []
         starts: dict[int, list[str]] = {}
         for name in self._unread[: self._max_accounts]:

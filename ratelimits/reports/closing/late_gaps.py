@@ -32,7 +32,7 @@ class LateGaps:
         changes = GapChange.objects.using(using)
         #: The primary key of the newest change that is handled here.
         self._newest: int = changes.aggregate(newest=Max("pk"))["newest"] or 0
-        #: By the primary key of a gap: the accounts with closed periods that the gap overlaps.
+        #: For each gap (its primary key), the accounts with closed periods that the gap overlaps.
         self._accounts: dict[int, set[str]] = {}
         self.starts: dict[str, set[int]] = defaultdict(set)
         if self._newest:

@@ -78,8 +78,8 @@ def open_periods(
     usage = PeriodUsage.objects.using(using).filter(covered=None, **filters)
     if not running:
         until = now - conf.GRACE_SECONDS * SECOND if over else now
-        # A row of `usage` has the end of its counted period. If a report has shortened the billing period, the billing
-        # period ends earlier.
+        # A row of `usage` has the end of its counted period, but a report can make the billing period end earlier. So
+        # also take periods that started at least SHORTEST_MONTH ago. With `over`, take only the shortened ones.
         may_have_ended = Q(period__lte=(until - SHORTEST_MONTH) // SECOND)
         if over:
             may_have_ended &= _shortened(using)

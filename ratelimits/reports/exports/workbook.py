@@ -202,8 +202,9 @@ class _Sheet:
         end = frame.index(b"</sheetData>")
         # Cut out the row with the empty cell (see `add_to`). In `frame` no other row is after the header.
         start = frame.index(b"<row ", frame.index(b"</row>")) if self.rows else end
+        size_of_rows = self.file.tell()  # The rows were written up to this position.
         # ZipFile needs the size before it writes an entry of more than 2 GB.
-        entry.file_size = start + self.file.tell() + len(frame) - end
+        entry.file_size = start + size_of_rows + len(frame) - end
         self.file.seek(0)
         with target.open(entry, "w") as file:
             file.write(frame[:start])
