@@ -13,7 +13,7 @@ from ratelimits.rules.selection import GLOBAL_KEY, AppliedRule
 
 #: Bits for the kinds of keys that an identity has.
 API_KEY, USER, ADDRESS, ACCOUNT, VIEW_KEY = 1, 2, 4, 8, 16
-#: The kinds of keys that stand for a caller, and their attributes of Identity. The narrowest kind is the first.
+#: The kinds of keys that stand for a caller, each with its attribute of Identity. The narrowest kind is the first.
 _NARROWEST_FIRST = ((API_KEY, "api_key"), (USER, "user"), (ADDRESS, "address"))
 
 
@@ -105,11 +105,12 @@ def belongs_to_key(kind: str, override: OverrideRow) -> bool:
 
     `kind` is as in `AppliedRule.key_kind`.
     """
-    return ("ip" if kind == "address" else kind) in COVERS[override.key.partition(":")[0]]
+    kind_of_override, _colon, _name = override.key.partition(":")
+    return ("ip" if kind == "address" else kind) in COVERS[kind_of_override]
 
 
 def let_one_bill(applied: list[tuple[int, AppliedRule]]) -> tuple[AppliedRule, ...]:
-    """Let at most one rule bill for each kind of key and meter.
+    """For each pair of a meter and a kind of key, let at most one rule bill.
 
     `applied` has the rules sorted by name, each with its rank: 2 for a rule of the key's plan, 1 for a rule of the
     account's plan, 0 for a default rule. The rule with the highest rank bills. If there are several, the first of them

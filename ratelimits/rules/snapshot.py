@@ -76,8 +76,7 @@ class MissingRows(NamedTuple):
 def _keys_of(identity: Identity) -> tuple[tuple[int, str | None], ...]:
     """Return the identity's keys, each with the bit of its kind.
 
-    The account comes last. Of the other keys, the first one that is on a plan decides the plan of the key (see
-    `Properties`).
+    The account comes last. If several of the other keys are on a plan, the plan of the first one is used.
     """
     return (
         (API_KEY, identity.api_key),
@@ -88,10 +87,10 @@ def _keys_of(identity: Identity) -> tuple[tuple[int, str | None], ...]:
 
 
 class Snapshot:
-    """The rules at one version. Only the method `access` looks at the clock at each call.
+    """The rules at one version. The answers of all methods except `access` never change, and the snapshot caches them.
 
-    The other answers of a snapshot never change, and the snapshot caches them. Some of them are valid only until a
-    certain moment, for example until an override begins or ends.
+    Some of these answers are valid only until a certain moment, for example until an override begins or ends. (`access`
+    looks at the clock at each call.)
 
     seen_at     the last moment for which an answer was found, in µs since 1970 UTC
     good_until  the first moment at which an answer is no longer valid. From then on, another snapshot is needed

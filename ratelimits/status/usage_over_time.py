@@ -1,7 +1,8 @@
 """The numbers of requests over time, and the accounts, keys and rules with the most requests.
 
-There are four kinds of requests: admitted requests, refused requests, requests that only rules in shadow mode refused,
-and unmetered requests. Unmetered requests were admitted while Redis did not answer, so Redis did not count them.
+There are four kinds of requests: admitted requests, refused requests, requests that only rules in shadow mode would
+have refused, and unmetered requests. Unmetered requests were admitted while Redis did not answer, so Redis did not
+count them.
 
 The numbers are read from `RuleTotal`, `KeyTotal` and `ProcessTotal`, not from the ledger. So the number of queries is
 fixed, and the queries do not become slower when the ledger grows.
