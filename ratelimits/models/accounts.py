@@ -69,7 +69,7 @@ class Plan(Versioned):
 
 
 def plan_name(row: Any) -> str:
-    """Return the name of a row's plan. If the plan was deleted, return "#" and its id, which the history keeps."""
+    """Return the name of a row's plan. A row of the history can name a deleted plan: then return its id, as in "#7"."""
     try:
         return str(row.plan)
     except Plan.DoesNotExist:
@@ -205,7 +205,7 @@ class PlanMembership(Versioned):
         indexes = [models.Index(fields=["key"], name="ratelimits_membership_of")]
         constraints = [
             # `clean` refuses any two rows that overlap, but rows can be written without `clean`. This constraint
-            # refuses a second row without an end: from some moment on, both rows would be in force.
+            # refuses two rows without an end, because both would be in force after the later of their starts.
             models.UniqueConstraint(
                 fields=["key"],
                 condition=models.Q(valid_until=None),

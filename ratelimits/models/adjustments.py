@@ -146,10 +146,11 @@ class Adjustment(models.Model):
 
     def _start_error(self) -> Any:
         """Return an error message if no known billing period of the account starts at `period_start`, otherwise ""."""
-        start = int(self.period_start.timestamp()) * 1_000_000
+        start_seconds = int(self.period_start.timestamp())
+        start = start_seconds * 1_000_000
         if (
             Report.objects.filter(account=self.account, period_start=start).exists()
-            or PeriodUsage.objects.filter(account=self.account, period=start // 1_000_000).exists()
+            or PeriodUsage.objects.filter(account=self.account, period=start_seconds).exists()
         ):
             return ""
         if not self.account:

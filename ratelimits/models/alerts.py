@@ -93,7 +93,7 @@ class AlertChannel(models.Model):
 class Alert(models.Model):
     """A notice that an account's usage has reached a percentage of a quantity in a billing period.
 
-    For one meter and one rule, the same percentage of the same quantity gives only one alert in a billing period.
+    In a billing period, an account gets only one alert for the same meter, rule, percentage and quantity.
     """
 
     class Basis(models.TextChoices):

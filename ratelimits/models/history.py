@@ -63,7 +63,7 @@ def record(rows: Sequence[models.Model], kind: str, using: str, reason: str | No
     """Add one history record for each row, in the database `using`.
 
     `kind` is "+" (the row was added), "~" (changed) or "-" (deleted). `reason` is the change reason of rows without
-    `_change_reason`. The bulk method of `simple_history` would write to the database that a router names.
+    `_change_reason`. (The bulk method of `simple_history` cannot write to `using`: it asks a router for the database.)
     """
     for model in {type(row) for row in rows}:
         history: Any = getattr(model, "history", None)

@@ -138,7 +138,7 @@ def period_ends(using: str, last_uses: Mapping[tuple[str, int], int]) -> dict[tu
     `last_uses` gives the moment of the last use in each period, by account and start of the period. Perhaps a period
     started under terms that the account no longer has. So try the present terms, then the former terms, then the
     default terms. Terms are right if a period under them has the given start and ends after the last use. If no terms
-    are right, return the end of the period under the present terms that contains the last use.
+    are right, use the present terms, and return the end of the period that contains the last use.
     """
     periods = sorted((name, start) for name, start in last_uses if start)
     names = sorted({name for name, _start in periods})
@@ -147,17 +147,18 @@ def period_ends(using: str, last_uses: Mapping[tuple[str, int], int]) -> dict[tu
     not_of_present_terms: list[tuple[str, int]] = []
     for name, start in periods:
         last_use = last_uses[name, start]
-        span = _period(terms.get(name, _DEFAULT_TERMS), kept.get(name), start * _SECOND)
-        if span[0] != start * _SECOND or span[1] <= last_use * _SECOND:
+        present_terms = terms.get(name, _DEFAULT_TERMS)
+        period_start, period_end = _period(present_terms, kept.get(name), start * _SECOND)
+        if period_start != start * _SECOND or period_end <= last_use * _SECOND:
             not_of_present_terms.append((name, start))
-            span = _period(terms.get(name, _DEFAULT_TERMS), kept.get(name), last_use * _SECOND)
-        ends[name, start] = span[1] // _SECOND
+            _start, period_end = _period(present_terms, kept.get(name), last_use * _SECOND)
+        ends[name, start] = period_end // _SECOND
     former_terms = _former_terms(using, sorted({name for name, _start in not_of_present_terms}))
     for name, start in not_of_present_terms:
         for possible_terms in (*former_terms.get(name, ()), _DEFAULT_TERMS):
-            span = _period(possible_terms, None, start * _SECOND)
-            if span[0] == start * _SECOND and span[1] > last_uses[name, start] * _SECOND:
-                ends[name, start] = span[1] // _SECOND
+            period_start, period_end = _period(possible_terms, None, start * _SECOND)
+            if period_start == start * _SECOND and period_end > last_uses[name, start] * _SECOND:
+                ends[name, start] = period_end // _SECOND
                 break
     return ends
 

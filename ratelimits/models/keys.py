@@ -88,8 +88,8 @@ def key_shard(key: str) -> int:
 def derived_shard(values: Mapping[str, Any], name: str, prefix: str = "") -> dict[str, int]:
     """Return {"shard": number} for the new key in `values[name]`, or {} if there is no new key.
 
-    `prefix` completes the key: "account:" before an identifier. Raise TypeError if the new key is not a text but an
-    expression of Django, such as F("name").
+    `prefix` is put before the value, such as "account:" before an identifier. Raise TypeError if the value is not a
+    text but an expression of Django, such as F("name").
     """
     if name not in values:
         return {}

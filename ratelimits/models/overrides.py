@@ -1,4 +1,4 @@
-"""Overrides. An override gives other numbers or another mode than its rule to one key or account."""
+"""Overrides. Under an override, a rule has other numbers, or another mode, for one key or account."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class KeyOverride(Versioned):
                 violation_error_message=END_NOT_AFTER_START,
             ),
             # `clean` refuses any two rows that overlap, but rows can be written without `clean`. This constraint
-            # refuses a second row without an end: from some moment on, both rows would be in force.
+            # refuses two rows without an end, because both would be in force after the later of their starts.
             models.UniqueConstraint(
                 fields=["key", "rule"],
                 condition=Q(valid_until=None),

@@ -63,8 +63,8 @@ class PeriodUsage(models.Model):
 class Report(models.Model):
     """One version of the finalised statement of an account's billing period.
 
-    In the JSON columns, "by period" means: by the start of a billing period, in seconds since 1970 UTC, as text. "By
-    shard" means: by the shard, as text.
+    In the comments on JSON columns, "by period" means: by the start of a billing period, in seconds since 1970 UTC, as
+    text. "By shard" means: by the shard, as text.
     """
 
     account = models.CharField(_("account"), max_length=255, blank=True)
@@ -74,10 +74,10 @@ class Report(models.Model):
     version = models.PositiveIntegerField(_("version"), default=1)
     plan = models.CharField(_("plan"), max_length=80, blank=True)
     included: Any = models.JSONField(_("included quantities"), default=dict)
-    #: The account's name, and the plan's prices by period.
+    #: The account's name, and the plan's prices by period (see `reports/amounts.py`).
     prices: Any = models.JSONField(_("prices"), default=dict, blank=True)
-    #: By period: each meter's overage before this version and after it, and the amount that this version adds. Then the
-    #: total amounts of the report, by currency.
+    #: "periods" has, by period: each meter's overage before this version and after it, and the amount that this version
+    #: adds. "total" has the total amounts of the report, by currency.
     amounts: Any = models.JSONField(_("amounts"), default=dict, blank=True)
     #: By period and shard: the position in the shard's chain at which the usage of earlier versions ends.
     since: Any = models.JSONField(_("from positions"), default=dict)

@@ -171,7 +171,7 @@ class Rule(Coverage, Refusal, Start, Versioned):
         help_text=_(
             "In the ledger and in reports, the usage that this rule admits has the name of this rule. This does not"
             " switch billing on: without this option, usage is counted in the same way and costs the same. For each"
-            " kind of key and each meter, only one rule can have this option."
+            " kind of key and each meter, only one rule of a plan, and only one default rule, can have this option."
         ),
     )
     on_failure = models.CharField(
@@ -292,7 +292,8 @@ class Rule(Coverage, Refusal, Start, Versioned):
         """Return the algorithm with the changes of an override. Raise ValueError if the changes are not valid."""
         for name in changes:
             if name not in fields_of(self.algorithm):
-                raise ValueError(f"{name} is not a number of {self}, a {self.get_algorithm_display()}")
+                algorithm = self.get_algorithm_display()
+                raise ValueError(f"{name} cannot be changed, because {self} is a {algorithm}, which has no {name}")
         return self.to_algorithm(**changes)
 
     def unreadable(self) -> str:

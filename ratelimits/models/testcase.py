@@ -3,7 +3,7 @@
 So no other connection sees the rules, and no edit is published on commit. Therefore all threads read the rules over the
 test's own connection, and an edit takes effect at the end of its atomic block. Each test has its own Redis keys.
 
-A process that runs no tests uses nothing of this module except the attribute `possible`.
+In a process that runs no tests, `possible` stays false, and then the rest of this module changes nothing.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class Tests:
             yield False
             return
         connection = test.connection
-        force_debug_cursor, connection.force_debug_cursor = connection.force_debug_cursor, False
+        force_debug_cursor = connection.force_debug_cursor
+        connection.force_debug_cursor = False
         connection.inc_thread_sharing()
         connections[using] = connection
         try:
@@ -146,7 +147,7 @@ class Tests:
         """Return a new suffix for the Redis keys of a test. No other test has it, in any process."""
         if self._process_id != os.getpid():
             self._process_id, self._process_name = os.getpid(), uuid4().hex[:8]
-            atexit.register(isolate, "")
+            atexit.register(isolate, "")  # This deletes the Redis keys of the last test.
         return f".{self._process_name}-{next(self._test_numbers)}"
 
     def _connected(self, connection: Any, **kwargs: Any) -> None:

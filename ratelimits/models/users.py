@@ -36,8 +36,8 @@ protect.lazy_sub_objs = set_null.lazy_sub_objs = True  # type: ignore[attr-defin
 def _rows(field: Any, rows: Any, using: str) -> Any:
     """Return the query for the rows that name the user. It runs in the database that contains these rows."""
     if using != router.db_for_write(field.remote_field.model):
-        # Users are written to another database, so this user is a copy. Rows that name the copy are
-        # in the copy's database.
+        # The user is deleted from a database to which users are not written. So it is a copy of a user, and rows that
+        # name the copy are in the same database as the copy.
         return rows
     # The admin's query also joins the users. No query can join tables of two databases.
     return rows.using(conf.DATABASE).select_related(None)

@@ -53,7 +53,8 @@ class VersionedQuerySet(models.QuerySet[M]):
     update.alters_data = True  # type: ignore[attr-defined]
 
     def bulk_create(self, objs: Iterable[M], *args: Any, **kwargs: Any) -> list[M]:
-        # Test the values, not the names, because `abulk_create` passes every option.
+        # Only `batch_size`, the first positional option, is accepted. `abulk_create` passes every option, so test the
+        # values and not the names.
         if any(args[1:]) or any(value for name, value in kwargs.items() if name != "batch_size"):
             raise ValueError(
                 "bulk_create of configuration takes no conflict options: the history could not record what changed"
@@ -191,7 +192,8 @@ def _write_tombstone_of_deleted(sender: type[models.Model], instance: models.Mod
     """Write a tombstone for every deleted row, also for a row that a cascade deletes."""
     if isinstance(instance, Versioned):
         with editing(using) as edit:
+            # `instance` can have changes that were never saved.
             stored = type(instance)._base_manager.using(using).filter(pk=instance.pk).first() or instance
             stored.tombstone(edit).save(using=using)
             edited.send(type(stored), before=[stored], after=[], edit=edit)
-            instance.stamp(edit)
+            instance.stamp(edit)  # `simple_history` records the deletion with this version.

@@ -184,7 +184,7 @@ def _advance(using: str) -> Edit:
     """Raise the version by one. Return the edit with the new version."""
     rows = ConfigVersion.objects.using(using)
     if not rows.filter(pk=_ROW).update(version=F("version") + 1):
-        ConfigVersion.raise_to(using, 0)
+        ConfigVersion.raise_to(using, 0)  # This adds the missing row.
         rows.filter(pk=_ROW).update(version=F("version") + 1)
     publish_on_commit(using)
     django_tests.note_edit(using)

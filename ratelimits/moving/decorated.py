@@ -114,7 +114,7 @@ def _finding(decorated: _DecoratedFunction, scope: str, view_key: str) -> Findin
     found = f"@ratelimit(key={_shown(key)}, rate={_shown(rate)})"
     own_key = _view_key(key, scope)
     if own_key and own_key != view_key:
-        note = "@limited takes one key. Add a second @limited with a new scope and this key, and a rule for this scope."
+        note = "@limited takes one key. Add a second @limited with this key and a new scope, and a rule for that scope."
         return Finding(found, (name,), None, (note,))
     if not own_key and str(key) not in _KINDS:
         return Finding(found, (name,), None, ("django-ratelimit does not know this key.",))

@@ -87,8 +87,8 @@ def _unscoped(
 def _for_all(finding: Finding, throttled: list[FoundView], others: list[FoundView]) -> Finding:
     """Return the finding of a throttle that all views have by default.
 
-    `others` are the views without this throttle. The rule excepts the scopes that only these views have. The rule also
-    limits the views among them that have no excepted scope, and a note names these views.
+    `others` are the views without this throttle. The rule excepts the scopes that only `others` have. It still limits
+    those of `others` that have no excepted scope. A note names them.
     """
     # A view without any throttle does not ask for decisions, so no rule limits it.
     others = [view for view in others if view.option("throttle_classes")]

@@ -52,4 +52,5 @@ def _views(patterns: list[URLPattern | URLResolver]) -> Iterator[FoundView]:
 def _extra_action(view: Any, cls: Any) -> list[str]:
     """Return a list with the name of the extra action that a view of a ViewSet runs. It is empty for other views."""
     actions = dict.fromkeys((getattr(view, "actions", None) or {}).values())
+    # The decorator `action` of Django REST framework sets `mapping` on a method.
     return [name for name in actions if hasattr(getattr(cls, name, None), "mapping")][:1]

@@ -183,9 +183,11 @@ class Outbound:
                 checking.breaker.succeeded()
                 return _turn(decision)
         except (RulesUnavailable, Unavailable, ResponseError) as error:
+            # If one node of a cluster fails, other nodes may answer. If the caller was stopped, Redis did not fail. So
+            # the breaker does not count these errors.
             if isinstance(error, Unavailable) and not isinstance(error, (NodeUnavailable, Interrupted)):
                 checking.breaker.failed(error.event)
-            logger.error("There is no decision on %s, so the failure policy decides: %s", self.name, error)
+            logger.error("There is no decision on %s (%s), so the failure policy decides", self.name, error)
         return self._by_policies(prepared)
 
     def _call(self, prepared: Prepared | None, version: int | None, timeout: float) -> Call:
@@ -194,7 +196,7 @@ class Outbound:
             assert self.algorithm is not None
             limits = program((Term(self.algorithm, "in code", key=0, slot=0),))
             return Call(limits, (f"outbound:{self.name}",), costs, timeout=timeout, version=None)
-        # The max_wait of a rule is for requests to this project. An outbound call has its own longest wait instead.
+        # The max_wait of a rule is for requests to this project. With -1, the call's own `timeout` is used instead.
         limits = program(tuple(replace(term, max_wait=-1) for term in prepared.program.terms))
         keys = tuple([key_of(self.identity, kind) for kind in prepared.key_kinds])
         account = self.identity.account_id
@@ -205,10 +207,9 @@ class Outbound:
         if self.algorithm is not None:
             allowed = conf.FAILURE_POLICY == "allow"
             return Turn(allowed, retry_after=PAUSE, unavailable=not allowed)
-        if prepared is None:
-            answer = without_decision.answer(None, self.identity, self.name, "", self.costs, metered=False)
-        else:
-            answer = without_decision.by_policies(prepared, self.identity, self.costs, metered=False)
+        answer = without_decision.answer(
+            prepared, self.identity, scope=self.name, method="", costs=self.costs, metered=False
+        )
         return Turn(answer.allowed, retry_after=answer.retry_after, unavailable=answer.unavailable)
 
 

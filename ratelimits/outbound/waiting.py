@@ -192,9 +192,12 @@ def _released(turn: Turn, seconds: float) -> Generator[Any, Any, bytes | None]:
     """
     assert turn.decision is not None
     assert turn.decision.binding is not None
-    call, term = turn.decision.call, turn.decision.program.terms[turn.decision.binding]
-    key, keyspace = call.keys[term.key], current_server().keyspace
-    shard_id, storage = shard(keyspace, key, call.account), term.algorithm.storage
+    call = turn.decision.call
+    term = turn.decision.program.terms[turn.decision.binding]
+    key = call.keys[term.key]
+    keyspace = current_server().keyspace
+    shard_id = shard(keyspace, key, call.account)
+    storage = term.algorithm.storage
     # The list to which the script adds the leases that it makes for waiting callers.
     freed = keyspace.own(shard_id, own_name(storage.own, term.name), key) + storage.optional["freed"]
     try:

@@ -51,7 +51,7 @@ def test_a_rule_that_is_not_there_is_refused_with_those_that_are() -> None:
 
 def test_a_number_that_the_algorithm_has_not_is_refused() -> None:
     rule(algorithm="fixed_window")
-    assert refused(rate=5) == {"rate": ["rate is not a number of burst, a fixed window."]}
+    assert refused(rate=5) == {"rate": ["rate cannot be changed, because burst is a fixed window, which has no rate."]}
 
 
 def test_a_number_that_makes_no_sense_is_refused() -> None:
@@ -62,7 +62,8 @@ def test_a_number_that_makes_no_sense_is_refused() -> None:
 def test_it_must_fit_the_rule_in_every_plan() -> None:
     rule()
     rule("burst", "fixed_window", plan=Plan.objects.create(name="Pro", slug="pro"))
-    assert refused(rate=5) == {"rate": ["rate is not a number of burst (Pro), a fixed window."]}
+    message = "rate cannot be changed, because burst (Pro) is a fixed window, which has no rate."
+    assert refused(rate=5) == {"rate": [message]}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ def test_a_rule_cannot_be_edited_into_what_its_overrides_do_not_fit() -> None:
         "algorithm": [
             (
                 "An override of this rule (rate 50) would no longer be valid: "
-                "rate is not a number of burst, a fixed window. Change the override first."
+                "rate cannot be changed, because burst is a fixed window, which has no rate. Change the override first."
             )
         ]
     }

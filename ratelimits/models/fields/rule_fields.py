@@ -40,10 +40,10 @@ def required_fields(algorithm: str) -> tuple[str, ...]:
 
 
 def decimal_field(label: Any, help_text: Any) -> models.DecimalField[Any, Any]:
-    """Return an optional decimal field with six places, since the engine reads six places exactly."""
+    """Return an optional decimal field with six decimal places. The engine accepts no more than six."""
     return models.DecimalField(label, max_digits=15, decimal_places=6, null=True, blank=True, help_text=help_text)
 
 
 def seconds_field(label: Any, help_text: Any) -> SecondsField:
-    """Return an optional field for seconds with six places, since the engine reads six places exactly."""
+    """Return an optional field for seconds with six decimal places. The engine accepts no more than six."""
     return SecondsField(label, max_digits=15, decimal_places=6, null=True, blank=True, help_text=help_text)

@@ -41,15 +41,19 @@ def overlapping(row: Any, others: QuerySet[M]) -> M | None:
 def overlaps(rows: Iterable[M], now: datetime) -> Iterator[tuple[M, M]]:
     """Yield pairs of rows that are in force at the same time, now or later.
 
-    All rows must be about the same key, and overrides also about the same rule. The function does
-    for many rows in memory what `overlapping` does for one row with queries. If a row overlaps several rows that start
-    earlier, only one pair with these rows is yielded.
+    All rows must be about the same key, and overrides also about the same rule. The function does for many rows in
+    memory what `overlapping` does for one row with queries. If a row overlaps several rows that start earlier, it is
+    yielded with only one of them.
     """
     not_ended: list[Any] = [row for row in rows if _ends_after(row, now)]
     #: Of the rows that were looked at, the row that ends last.
     last_to_end: Any = None
-    for row in sorted(not_ended, key=lambda row: max(row.valid_from or now, now)):
-        if last_to_end is not None and _ends_after(last_to_end, max(row.valid_from or now, now)):
+
+    def start(row: Any) -> datetime:
+        return max(row.valid_from or now, now)
+
+    for row in sorted(not_ended, key=start):
+        if last_to_end is not None and _ends_after(last_to_end, start(row)):
             yield last_to_end, row
         if last_to_end is None or (last_to_end.valid_until is not None and _ends_after(row, last_to_end.valid_until)):
             last_to_end = row

@@ -180,7 +180,7 @@ class Batch(models.Model):
 
 
 class TimeIndex(models.Index):
-    """An index of a column whose values grow with the table.
+    """An index of a column whose values are higher in newer rows.
 
     On PostgreSQL it is a BRIN index, because such an index hardly slows down inserts.
     """

@@ -31,7 +31,8 @@ class GapKind(models.TextChoices):
 class DurabilityGap(models.Model):
     """A declaration that usage between two moments may be missing from the ledger."""
 
-    #: Text that identifies the event which caused the gap. Each event has one text, so no gap is declared twice.
+    #: Text that identifies the event which caused the gap. The same event always gives the same text, so no gap is
+    #: declared twice.
     event = models.CharField(_("event"), max_length=300, unique=True)
     kind = models.CharField(_("kind"), max_length=16, choices=GapKind.choices)
     shard = models.PositiveIntegerField(_("shard"), null=True, blank=True, help_text=_("Empty for all shards."))

@@ -30,7 +30,14 @@ from ratelimits.progress import Progress
 ADOPTION_REASONS = frozenset({"ratelimits_reload", "migrate", "loaddata"})
 #: The models of the configuration. A model comes after the models to which it refers.
 MODELS: tuple[type[Versioned], ...] = (
-    *(Plan, PlanInclusion, PlanPrice, Rule, Account, PlanMembership, KeyOverride, Access),
+    Plan,
+    PlanInclusion,
+    PlanPrice,
+    Rule,
+    Account,
+    PlanMembership,
+    KeyOverride,
+    Access,
 )
 
 
@@ -46,7 +53,12 @@ class HistoryDifference(NamedTuple):
 def difference_from_history(model: type[Versioned], using: str) -> HistoryDifference:
     """Return the rows of a model that differ from its history."""
     records: models.QuerySet[Any] = model.history.using(using).order_by()
-    newest = records.filter(id=OuterRef("pk")).order_by("-version", "-history_id").values("history_id")[:1]
+
+    def newest_record_of(row_id: str) -> Subquery:
+        """Return a subquery for the newest record of the row whose id the outer query has in the column `row_id`."""
+        records_of_row = records.filter(id=OuterRef(row_id)).order_by("-version", "-history_id")
+        return Subquery(records_of_row.values("history_id")[:1])
+
     # A record equals a row if it is the newest record of the row and has the same values.
     equals_row = Q(history_id=OuterRef("newest"))
     for field in model._meta.concrete_fields:
@@ -56,16 +68,15 @@ def difference_from_history(model: type[Versioned], using: str) -> HistoryDiffer
         if field.null:
             equal_value |= Q(**{f"{field.attname}__isnull": True}) & Q(IsNull(OuterRef(field.attname), True))
         equals_row &= equal_value
-    rows = model._base_manager.using(using).annotate(newest=Subquery(newest))
+    rows = model._base_manager.using(using).annotate(newest=newest_record_of("pk"))
     equal_records = records.filter(equals_row).exclude(history_type="-")
     # A row with version 0 was written without the app's models.
     rows = rows.filter(Q(version=0) | ~Exists(equal_records)).order_by("pk")
     newest_records = records.in_bulk({row.newest for row in rows} - {None}, field_name="history_id") if rows else {}
-    newest_of_id = records.filter(id=OuterRef("id")).order_by("-version", "-history_id").values("history_id")[:1]
     without_row = records.filter(~Exists(model._base_manager.using(using).filter(pk=OuterRef("id"))))
     deleted = (
         without_row.exclude(history_type="-")
-        .annotate(newest=Subquery(newest_of_id))
+        .annotate(newest=newest_record_of("id"))
         .filter(history_id=F("newest"))
         .order_by("id")
     )

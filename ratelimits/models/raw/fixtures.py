@@ -90,8 +90,8 @@ def _stamp(row: Versioned, edit: Edit) -> None:
 def _keep_loaded_record(loaded: Any, using: str) -> None:
     """Keep a history record that the fixture contains. Delete the record that `_record_edit` added for the same row.
 
-    If the row is not newer than the loaded record, but its version or `since` differs from the record's, give the row a
-    new version.
+    A row must not be older than its history. So give the row a new version, except if its version is above that of the
+    loaded record, or if its version and its `since` are those of the record.
     """
     model, history = loaded.instance_type, type(loaded)._base_manager.using(using)
     version = _added_versions.get(connections[using], {}).get((model, loaded.id))

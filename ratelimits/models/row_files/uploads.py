@@ -15,7 +15,7 @@ MAX_AGE = timedelta(days=1)
 
 
 class Upload(models.Model):
-    """A compressed CSV file for one table. Every web server can show and import it."""
+    """A compressed CSV file for one table. It is in the database, so that every web server can show and import it."""
 
     table = models.CharField(_("table"), max_length=40)
     #: The primary key of the user, as a text: the user can be in another database.

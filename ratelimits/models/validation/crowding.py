@@ -64,6 +64,7 @@ def too_many(rules: QuerySet[Rule], edited: Rule | None = None) -> Crowd | None:
         )
         for name, plan, meter, mode, callers, group, except_scopes, scope in values
     ]
+    # Of the rules with the same name, only one applies to a request.
     if len({row.name for row in rows}) <= MAX_LIMITS:
         return None
     edited_row = rows[-1] if edited is not None else None

@@ -226,7 +226,7 @@ def _may_prefetch(rule: Rule) -> bool:
 
 
 def check_override(override: KeyOverride, overrides: QuerySet[KeyOverride], rules: QuerySet[Rule]) -> None:
-    """Raise ValidationError as `check_numbers` does, and if another override is in force at the same time."""
+    """Do the same as `check_numbers`. Also raise ValidationError if another override is in force at the same time."""
     check_numbers(override, rules)
     _check_overlap(override, overrides)
 
