@@ -206,7 +206,9 @@ class Reader:
         now = micros("at", at)
         if at < 0 or now > HORIZON:
             raise ValueError(f"at must be from 0 to {LATEST}, in seconds, not {_shown(at)}")
-        op = Op.TRY if name is None else OPS.get(name) if isinstance(name, str) else None
+        if name is None:
+            name = "try_acquire"
+        op = OPS.get(name) if isinstance(name, str) else None
         if op is None:
             raise ValueError(f"unknown op {_shown(name)}: use one of {', '.join(OPS)}")
         wait = 0 if timeout is None else min(max(micros("timeout", timeout), 0), HORIZON)
@@ -217,7 +219,7 @@ class Reader:
         if op is Op.CHANGE:
             new_rules = self._new_rules(get("rule"))
         elif get("rule") is not None:
-            raise ValueError(f"only a line with set_rule has a rule, not a line with {name or 'try_acquire'}")
+            raise ValueError(f"only a line with set_rule has a rule, not a line with {name}")
         return TraceLine(at, now, op, key, cost, -1 if name == "acquire" else wait, lease, new_rules)
 
     def _cost(self, value: Any) -> int:

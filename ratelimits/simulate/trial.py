@@ -156,8 +156,10 @@ def _seconds(us: int) -> Decimal:
 def _span(algorithm: Algorithm, now: int) -> int:
     """Return the time in µs in which all permits come back. For a concurrency limit, return a request's duration."""
     _permits, time = algorithm.quota
+    if time:
+        return time
     window = algorithm.valid_span(now)
-    return time or (window[1] - window[0] if window else _CONCURRENT_DURATION)
+    return window[1] - window[0] if window else _CONCURRENT_DURATION
 
 
 def _start(algorithm: Algorithm, now: int) -> int:
@@ -180,8 +182,8 @@ def _loads(algorithm: Algorithm, now: int) -> tuple[_Load, _Load]:
     time_to_cover = max(span, micros(algorithm.suggested_max_wait or Decimal(0)))
     # The length of the longest overload for which MAX_LINES requests are enough, if each takes a tenth of `permits`.
     longest = MAX_LINES * max(permits // 10, 1) * span // (_OVERLOAD_FACTOR * permits)
-    # At most a quarter of HORIZON, so that all moments are before HORIZON. At least SLOTS µs, so that no slot is
-    # shorter than 1 µs.
+    # At most a quarter of HORIZON, so that all moments are before HORIZON. At least `span`, and at least SLOTS µs, so
+    # that no slot is shorter than 1 µs.
     length = max(min(_REFILLS * time_to_cover, longest, HORIZON // 4), span, SLOTS)
     return _bursts(permits, length, max_cost, duration), _overload(permits, span, length, max_cost, duration)
 
