@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from django.db import connections
+from django.db import connections, transaction
 from django.db.models import Max, Min, Q, Sum
 
 from ratelimits.conf import conf
@@ -49,8 +49,10 @@ def write(requests: Sequence[UnwrittenRequest], left_out: int = 0) -> None:
     if rows:
         rows[0].left_out = min(left_out, _MAX_LEFT_OUT)
     try:
-        RecordedRequest.objects.using(using).bulk_create(rows, batch_size=_ROWS_PER_QUERY)
-        _trim(using)
+        # If `_trim` fails, the caller counts the requests as lost. So their rows must not stay.
+        with transaction.atomic(using=using):
+            RecordedRequest.objects.using(using).bulk_create(rows, batch_size=_ROWS_PER_QUERY)
+            _trim(using)
     finally:
         # Close this thread's own connection: the thread serves no requests, so Django would never close it. Inside a
         # transaction, as in a test, leave it open.

@@ -136,6 +136,19 @@ def test_requests_that_could_not_be_written_are_counted(settings: Any, monkeypat
     assert list(RecordedRequest.objects.values_list("left_out", flat=True)) == [3]
 
 
+def test_requests_are_not_stored_and_counted_as_lost_too(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows can be written, but the oldest rows cannot be deleted."""
+    on(settings)
+    record(requests=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(trace, "_trim", lambda using: _fail())
+        with pytest.raises(OperationalError):
+            recorder.write()
+    record()
+    recorder.write()
+    assert list(RecordedRequest.objects.values_list("left_out", flat=True)) == [3]
+
+
 def test_a_number_that_the_column_cannot_store_becomes_the_largest_one() -> None:
     trace.write([(SECOND, WHO, "*", "GET", {"requests": 1}, False)], left_out=2**40)
     assert RecordedRequest.objects.get().left_out == 2**31 - 1
