@@ -118,10 +118,13 @@ def _finding(decorated: _DecoratedFunction, scope: str, view_key: str) -> Findin
         return Finding(found, (name,), None, (note,))
     if not own_key and str(key) not in _KINDS:
         return Finding(found, (name,), None, ("django-ratelimit does not know this key.",))
+    if rate is None:
+        return Finding(found, (name,), None, ("It has no rate, so it limits nothing.",))
     # A rate is a text such as "5/m" or a tuple. Any other text is the path of a function that calculates the rate.
-    if not isinstance(rate, (str, tuple)) or (isinstance(rate, str) and not re.match(r"[0-9]+/", rate)):
+    is_rate = isinstance(rate, tuple) or (isinstance(rate, str) and re.match(r"[0-9]+/", rate))
+    if not is_rate:
         note = "The rate is calculated for each request. Write a rule with the usual rate, and plans or overrides."
-        return Finding(found, (name,), None, (note if rate is not None else "It has no rate, so it limits nothing.",))
+        return Finding(found, (name,), None, (note,))
     try:
         capacity, period = _parsed(rate)
     except ValueError as error:

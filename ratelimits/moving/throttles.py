@@ -92,10 +92,11 @@ def _for_all(finding: Finding, throttled: list[FoundView], others: list[FoundVie
     """
     # A view without any throttle does not ask for decisions, so no rule limits it.
     others = [view for view in others if view.option("throttle_classes")]
-    scopes = {str(view.option("throttle_scope") or "") for view in others}
-    scopes -= {"", *(str(view.option("throttle_scope")) for view in throttled)}
+    scopes_of_others = {str(view.option("throttle_scope") or "") for view in others}
+    scopes_of_throttled = {str(view.option("throttle_scope")) for view in throttled}
+    excepted = sorted(scope for scope in scopes_of_others - scopes_of_throttled if is_scope(scope))
     rule = dict(finding.rule or {})
-    if excepted := sorted(scope for scope in scopes if is_scope(scope)):
+    if excepted:
         rule["except_scopes"] = ", ".join(excepted)
     limited_too = [view.name for view in others if view.option("throttle_scope") not in excepted]
     note = (
