@@ -43,7 +43,7 @@ class OwnTransactions(_Base):
 
     @property
     def urls(self) -> Any:
-        """Return the URLs of the pages."""
+        """Return the URLs of the pages. Django does not wrap the views of these pages in a transaction."""
         patterns = super().urls
         for pattern in patterns:
             transaction.non_atomic_requests(conf.DATABASE)(pattern.callback)
@@ -83,8 +83,8 @@ class ReadOnlyAdmin(OwnTransactions):
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         """Return the page's `fields`.
 
-        If `fields` is empty, return all editable columns that are not in `exclude`, and then the other
-        `readonly_fields`.
+        If `fields` is empty, return all editable columns that are not in `exclude`. Then add the
+        `readonly_fields` that are still missing.
         """
         if self.fields:
             return self.fields

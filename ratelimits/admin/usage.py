@@ -127,7 +127,8 @@ class BatchAdmin(ReadOnlyAdmin):
     ) -> tuple[QuerySet[Any], bool]:
         """Search for the batches of an incarnation.
 
-        The condition of the query lists all shards, because the index of the table starts with the shard.
+        The condition of the query lists all shards. With them, the database can use the table's index, which starts
+        with the shard.
         """
         if not search_term:
             return queryset, False
@@ -198,8 +199,8 @@ class LineAdmin(InspectedAdmin, AccountSearch, ReadOnlyAdmin):
     ) -> tuple[QuerySet[Any], bool]:
         """Search for the lines of an account, of one key of an account, or of a key that was used lately.
 
-        The condition of the query lists the billing periods of the usage, because the index of the table starts with
-        the billing period.
+        The condition of the query lists the billing periods of the usage. With them, the database can use the table's
+        index, which starts with the billing period.
         """
         if not search_term:
             return queryset, False

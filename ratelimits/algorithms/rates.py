@@ -123,8 +123,9 @@ class TokenBucket(_Level):
         return parts
 
     def params(self, now: int) -> Params:
-        tokens = {"full": self.capacity, "empty": 0}.get(str(self.initial))
-        return self._params(self.capacity, self.capacity - (int(self.initial) if tokens is None else tokens))
+        tokens_of_word = {"full": self.capacity, "empty": 0}
+        tokens = tokens_of_word[self.initial] if isinstance(self.initial, str) else self.initial
+        return self._params(self.capacity, self.capacity - tokens)
 
 
 @dataclass(frozen=True, slots=True)

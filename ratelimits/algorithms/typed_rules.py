@@ -15,7 +15,8 @@ def with_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     The typed rate also gives the period. It gives the capacity, if the algorithm has a capacity and `values` has none.
     Raise ValueError if the text is not a rate, or if it contradicts another field.
     """
-    numbers, rate, algorithm = dict(values), values.get("rate"), values.get("algorithm")
+    numbers = dict(values)
+    rate, algorithm = values.get("rate"), values.get("algorithm")
     fields = fields_of(algorithm) if isinstance(algorithm, str) and algorithm in ALGORITHMS else ()
     if not isinstance(rate, str) or not typed_rates.is_rate(rate) or "period" not in fields:
         return numbers

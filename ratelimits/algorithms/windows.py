@@ -93,7 +93,8 @@ class CalendarWindow(Bounded):
     def _check(self) -> None:
         Bounded._check(self)
         any_moment = 10**15  # µs since 1970: a moment in 2001
-        calendar.boundaries(self.calendar_unit, self.timezone, self.anchor, any_moment)  # raises the ValueError
+        # This raises ValueError if one of the fields is wrong.
+        calendar.boundaries(self.calendar_unit, self.timezone, self.anchor, any_moment)
         self._set("anchor", self.anchor or None)
 
     def sentence(self, words: Wording, unit: str) -> list[str]:
@@ -127,10 +128,11 @@ class SlidingWindow(Bounded):
     """At most `capacity` permits can be taken in a window of `period` seconds, which moves in steps.
 
     The window is divided into `sub_windows` sub-windows, and each of them has one count, as in LeapArray of Alibaba's
-    Sentinel. When a new sub-window begins, the oldest sub-window leaves the window. If `weighted` is false, the
-    count of this oldest sub-window is no longer used. If `weighted` is true, a share of its count is used for the time
-    of one more sub-window: the share of it that lies in the last `period` seconds. With `weighted` and one sub-window,
-    this is the well-known approximation with two counters.
+    Sentinel. When a new sub-window begins, the oldest sub-window leaves the window. Without `weighted`, its count is
+    then no longer used.
+
+    With `weighted`, a share of the oldest count is used until the next sub-window begins. This share falls from 1 to 0.
+    With `weighted` and one sub-window, this is the well-known approximation with two counters.
     """
 
     id = "sliding_window"

@@ -43,7 +43,7 @@ def permits_left(chosen: ChosenKey, rule: OfferedRule, name_of: Callable[[str], 
 
 
 def used_keys(chosen: ChosenKey) -> list[str]:
-    """Return the keys that an account has used lately. Return an empty list if the key is not an account."""
+    """Return the keys that the chosen account has used lately; an empty list if the chosen key is not an account."""
     return keys_of_account(chosen.identity.account_id) if chosen.key == chosen.identity.account else []
 
 

@@ -1,4 +1,4 @@
-"""Resets in the admin. Whoever adds a reset gives a key all permits of a rule again."""
+"""Resets in the admin. A reset gives a key all permits of a rule again."""
 
 from __future__ import annotations
 
@@ -140,6 +140,10 @@ class KeyResetAdmin(ReadOnlyAdmin):
 
 
 def _consequences(form: KeyResetForm, found: ChosenKey) -> Consequences:
+    rows = []
+    for rule, key, standing in form.standings:
+        permits, _span = rule.algorithm.quota
+        rows.append((rule.name, key, f"{standing.remaining:,}", f"{permits:,}"))
     return Consequences(
         _("Reset %(key)s under %(rule)s") % {"key": found.key, "rule": form.cleaned_data["rule"]},
         [
@@ -150,9 +154,5 @@ def _consequences(form: KeyResetForm, found: ChosenKey) -> Consequences:
             ),
         ],
         heads=[_("rule"), _("counted for"), _("permits left now"), _("permits in total")],
-        rows=[
-            (rule.name, key, f"{standing.remaining:,}", f"{permits:,}")
-            for rule, key, standing in form.standings
-            for permits, _span in [rule.algorithm.quota]
-        ],
+        rows=rows,
     )

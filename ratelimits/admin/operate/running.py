@@ -32,7 +32,9 @@ class RunningOverride(NamedTuple):
 def override_text(row: KeyOverride) -> str:
     """Return what an override changes, such as "capacity 400, shadow"."""
     changes = [f"{name} {number(value)}" for name, value in row.changes().items()]
-    return ", ".join([*changes, *([row.get_mode_display()] if row.mode else [])]) or "–"
+    if row.mode:
+        changes.append(row.get_mode_display())
+    return ", ".join(changes) or "–"
 
 
 def running_overrides(request: HttpRequest, site: AdminSite, keys: Collection[str | None]) -> list[RunningOverride]:

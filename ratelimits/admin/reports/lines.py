@@ -53,7 +53,7 @@ def _computed(compute: Callable[[Any], Any], name: str) -> Callable[[Any, Report
 class _ComputedColumns:
     """Mixin with a method for each column of lines that is computed from stored columns."""
 
-    # The names of these methods must be attributes of the class, because Django looks for them there.
+    # Django looks for these methods among the attributes of the class.
     vars().update({column.name: _computed(column.from_line, column.name) for column in TABLE if column.from_line})
 
 
@@ -67,8 +67,8 @@ class ReportLines(_ComputedColumns, admin.TabularInline):  # type: ignore[type-a
     show_change_link = True
     max_num = 0
     can_delete = False
-    #: Amounts by `line_id`. They are read once for each request, because Django makes an inline object for each
-    #: request.
+    #: Amounts by `line_id`. Django makes an inline object for each request, so amounts of an older request are never
+    #: shown.
     _amounts: dict[str, str] | None = None
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -131,12 +131,15 @@ class ReportLineAdmin(_ComputedColumns, AccountSearch, ReadOnlyAdmin):
 
     @admin.display(description=_("edits of the rule"))
     def rule_edits(self, line: ReportLine) -> str:
-        """Return the edits that gave the rule its version on the line: edits of the rule, and of its overrides."""
+        """Return the edits of the rule, and of its overrides, that have the rule version of the line."""
         return _edits(lineage.rule_edits(line, database_of(line)))
 
     @admin.display(description=_("edits of plan and account"))
     def terms_edits(self, line: ReportLine) -> str:
-        """Return the edits of the account, its plan, and the plan's quantities and prices that applied to the line."""
+        """Return the edits that decided how the line was charged.
+
+        These are edits of the account, of its plan, and of the plan's included quantities and prices.
+        """
         return _edits(lineage.terms_edits(line, database_of(line)))
 
     @admin.display(description=_("batches"))

@@ -42,6 +42,7 @@ def overviews(using: str, reports: Sequence[Report]) -> dict[int, Overview]:
         versions[row.account, row.period_start].append(row)
     # By report: the primary keys of the versions whose lines are added up.
     versions_of_report: dict[int, list[int]] = {}
+    # By primary key of these versions: the number of lines.
     line_counts: dict[int, int] = {}
     for report in reports:
         up_to_version = [row for row in versions[report.account, report.period_start] if row.version <= report.version]
@@ -50,7 +51,7 @@ def overviews(using: str, reports: Sequence[Report]) -> dict[int, Overview]:
         if sum(line_counts.values()) + sum(more_lines.values()) <= MAX_ADDED:
             line_counts |= more_lines
             versions_of_report[report.pk] = [row.pk for row in up_to_version]
-    totals = meter_totals(using, line_counts)
+    totals = meter_totals(using, line_counts.keys())
     overview_of = {}
     for report in reports:
         newest = max(row.version for row in [report, *versions[report.account, report.period_start]])

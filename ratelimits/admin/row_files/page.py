@@ -92,7 +92,7 @@ class RowFiles(_Base):
     change_list_template = "ratelimits/admin/rows_change_list.html"
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the URLs. The URLs of these pages come first, because Django's last URL pattern matches every path."""
+        """Return the URLs. Import and export come first, because Django's last URL pattern matches every path."""
         view, url_name = self.admin_site.admin_view, f"ratelimits_{self.model._meta.model_name}"
         return [
             path("import/", view(self.import_view), name=f"{url_name}_import"),
@@ -174,7 +174,8 @@ class RowFiles(_Base):
         if upload is None:
             self.message_user(request, _("This file is no longer stored: choose it again."), messages.WARNING)
             return HttpResponseRedirect(request.path)
-        source, form = read(upload.raw(), self._table), None
+        source = read(upload.raw(), self._table)
+        form = None
         if request.method == "POST":
             form = ConfirmForm(request.POST)
             imported = self._import(request, source, form) if form.is_valid() else None

@@ -84,7 +84,7 @@ class ShownLines:
 
 
 class UnknownKeys:
-    """Finds the lines to import whose key names a user or account that does not exist.
+    """Finds the new and changed lines whose key names a user or account that does not exist.
 
     After `finish`, `count` is the number of these lines. `first` has the first `PER_PAGE` of these lines, each with its
     number and a sentence.

@@ -146,7 +146,10 @@ def affected(rule: Rule, algorithm: Algorithm, now: int | None = None) -> Affect
 
 
 def _ledger_shows_usage(rule: Rule, algorithm: Algorithm, now: int) -> bool:
-    """Return whether the ledger shows the usage that a rule counts. The ledger has no scopes and no leases."""
+    """Return whether the ledger shows the usage that a rule counts.
+
+    If a rule counts only some scopes, or leases, the ledger does not show this: it stores no scopes and no leases.
+    """
     _permits, length = algorithm.quota
     has_window = bool(length) or algorithm.valid_span(now * MICROSECONDS) is not None
     return rule.scope == "*" and not rule.except_scopes and has_window
@@ -201,11 +204,13 @@ def _usage_of_keys(rule: Rule, now: int) -> list[_KeyUsage]:
     """Return the usage of each key that the rule applies to, for at most `MAX_KEYS` keys."""
     newest = Line.objects.using(conf.DATABASE).filter(bin__gte=now - LOOK_BACK, meter=rule.meter)
     rows = newest.order_by("-bin").values_list("key", "account", "bin", "admitted_units")[:MAX_LINES]
+    # By key and account: the admitted units, by the start of their bin.
     units_of: dict[tuple[str, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for key, account, start, units in rows:
         if rule.callers == Callers.AUTHENTICATED and not key.startswith(("user:", "api_key:")):
             continue
-        if rule.key_kind in ("global", "account") or key.partition(":")[0] in COUNTED[rule.key_kind]:
+        kind_of_key = key.partition(":")[0]
+        if rule.key_kind in ("global", "account") or kind_of_key in COUNTED[rule.key_kind]:
             units_of[key, account][start] += units
     if rule.group:
         groups_of = groups.read({key for key, _account in units_of if key.startswith("user:")})
@@ -233,7 +238,7 @@ def _limited_by(rule: Rule, keys: list[tuple[str, str]]) -> list[tuple[str, str]
     """
     same_name = Rule.objects.using(conf.DATABASE).filter(name=rule.name).exclude(pk=rule.pk).exclude(plan=None)
     plans = {*same_name.values_list("plan_id", flat=True), rule.plan_id}
-    if plans == {None}:
+    if plans == {None}:  # All rules with this name are default rules.
         return keys
     now = timezone.now()
     memberships = PlanMembership.objects.using(conf.DATABASE).filter(key__in={key for key, _account in keys})

@@ -59,17 +59,17 @@ def chart(trial: TrialResult, unit: str) -> dict[str, Any]:
 
 def _title(trial: TrialResult, unit: str, words: Wording) -> str:
     values = {"each": amount(trial.permits, unit), "every": words.span(_short(trial.interval), bare=True)}
-    values |= {"length": words.span(_short(trial.length)), "held": words.span(trial.duration)}
+    values["length"] = words.span(_short(trial.length))
     if trial.kind == "bursts":
         text = _("Bursts: %(each)s at once, every %(every)s")
     elif trial.kind == "recorded":
         text = _("Recorded requests: the newest %(length)s, %(each)s")
     else:
         text = _("Steady overload: %(each)s, spread evenly over %(length)s")
+    title = text % values
     if trial.duration:
-        # Here only `load` is filled in. The return statement fills in the other values.
-        text = _("%(load)s; each request takes %(held)s") % {"load": text, "held": "%(held)s"}
-    return text % values
+        title = _("%(load)s; each request takes %(held)s") % {"load": title, "held": words.span(trial.duration)}
+    return title
 
 
 def _summary(trial: TrialResult, unit: str, words: Wording) -> str:
@@ -105,7 +105,12 @@ def _rows(trial: TrialResult, words: Wording) -> list[TableRow]:
     number_of_slots = len(trial.slots)
     per_row = max(number_of_slots // _ROWS, 1)
     for first in range(0, number_of_slots, per_row):
-        # The sums of the requested, admitted and refused permits.
-        sums = (sum(counts) for counts in zip(*trial.slots[first : first + per_row], strict=True))
-        rows.append(TableRow(words.span(_short(trial.length * first / number_of_slots)), *map(number, sums)))
+        slots = trial.slots[first : first + per_row]
+        row = TableRow(
+            start=words.span(_short(trial.length * first / number_of_slots)),
+            requested=number(sum(slot.requested for slot in slots)),
+            admitted=number(sum(slot.admitted for slot in slots)),
+            refused=number(sum(slot.refused for slot in slots)),
+        )
+        rows.append(row)
     return rows

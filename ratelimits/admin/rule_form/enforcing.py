@@ -52,12 +52,12 @@ def enforcing(request: HttpRequest, site: AdminSite, rule: Rule, enforce: Callab
 
 
 def _enforced(rule: Rule, version: str, enforce: Callable[[], None]) -> bool:
-    """Call `enforce` and return True. If the rule was edited since `version`, change nothing and return False."""
+    """Call `enforce` and return True. If the rule no longer has this version, change nothing and return False."""
     using = router.db_for_write(Rule)
     with editing(using):
         # In this block, nobody else can edit the rule.
-        current = Rule.objects.using(using).filter(pk=rule.pk).values_list("version", flat=True).first()
-        if str(current) != version:
+        current_version = Rule.objects.using(using).filter(pk=rule.pk).values_list("version", flat=True).first()
+        if str(current_version) != version:
             transaction.set_rollback(True, using=using)
             return False
         enforce()
@@ -82,5 +82,8 @@ def _consequences(request: HttpRequest, rule: Rule) -> Consequences:
     rows = [(key.key, key.account or "–", f"{key.requests:,}") for key in shadow_rule.keys] if may_see_keys else []
     heads = [_("key"), _("account"), _("requests that the rule would have refused")]
     warnings: list[str] = []
-    (warnings if affected_keys.refuses_everyone else sentences).append(affected_keys.text)
+    if affected_keys.refuses_everyone:
+        warnings.append(affected_keys.text)
+    else:
+        sentences.append(affected_keys.text)
     return Consequences(title, sentences, warnings, heads, rows)

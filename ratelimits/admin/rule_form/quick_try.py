@@ -58,6 +58,6 @@ class QuickTryForm(forms.Form):
 
     @staticmethod
     def rule_query(rule: Any) -> str:
-        """Return the query string that fills in the form of a new rule with a tried rule."""
+        """Return a query string for the page that adds a rule. The form then has the values of the tried rule."""
         values = {name: getattr(rule, name) for name in ("scope", "key_kind", "meter", "algorithm", "capacity")}
         return f"?{urlencode({**values, 'period': f'{rule.period.normalize():f}'})}"

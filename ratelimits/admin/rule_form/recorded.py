@@ -1,4 +1,4 @@
-"""Let a rule decide recorded requests again, by the real scripts and a virtual clock. The rule may be unsaved."""
+"""Let a rule decide recorded requests again, with the real scripts and a virtual clock. The rule may be unsaved."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def replayed(rule: Rule, trace: Trace) -> list[ReplayedRequest]:
         if rule_and_key is None:
             continue
         applied, key = rule_and_key
-        # An override gives a key an algorithm with other numbers. There is a replay for each such algorithm.
+        # A key with an override has an algorithm with other numbers. There is one replay for each algorithm.
         replay = replays.get(applied.algorithm)
         if replay is None:
             prefix = f"{len(replays)}:"  # Each replay needs a prefix of its own.
@@ -168,8 +168,8 @@ def recorded_hour(rule: Rule) -> TrialResult | None:
 def _slots(decided: Sequence[ReplayedRequest], start: int, length: int) -> Iterator[Slot]:
     """Yield the slots of a span of time. `start` (since 1970 UTC) and `length` are in µs.
 
-    The permits of an admitted request are counted as admitted in the slot in which the request stops waiting. They are
-    not counted if this is after the span.
+    The permits of an admitted request are counted as admitted in the slot in which the request stops waiting. If it
+    stops waiting after the span, its permits are not counted as admitted.
     """
     requested, admitted, refused = ([0] * SLOTS for _ in range(3))
     for request in decided:

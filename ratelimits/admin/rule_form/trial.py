@@ -27,8 +27,10 @@ def trial_of(rule: Rule | None, errors: list[str]) -> dict[str, Any]:
         return context
     unit = conf.UNITS.get(rule.meter, rule.meter)
     try:
-        trials = try_rule(current_server().wire, algorithm, rule.max_wait, time.time_ns() // 1000)
+        trials = [*try_rule(current_server().wire, algorithm, rule.max_wait, time.time_ns() // 1000)]
         recorded = None if algorithm.leases else recorded_hour(rule)
     except UNAVAILABLE:
         return {**context, "redis_is_silent": True}
-    return {**context, "charts": [chart(trial, unit) for trial in (*trials, *([recorded] if recorded else []))]}
+    if recorded is not None:
+        trials.append(recorded)
+    return {**context, "charts": [chart(trial, unit) for trial in trials]}

@@ -50,7 +50,7 @@ class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
                 self.initial[name] = Decimal(number(value).replace(",", ""))
         #: By name of the field: the error of a typed rate.
         self._rate_errors: dict[str, ValidationError] = {}
-        #: By name of the field: a typed rate whose period differs from the typed period.
+        #: By name of the field: a typed rate whose period differs from the field `period`.
         self._rates_with_other_period: dict[str, str] = {}
         if "period" in self.fields:
             # A hidden input has the period with which the page was opened, for example the period of a starting point.
@@ -75,19 +75,21 @@ class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
     def _split_typed_rate(self, data: Any) -> None:
         """Replace a typed rate in `data` by its number, and set the period."""
         typed = {name: str(data.get(name) or "") for name in ("rate", "capacity")}
-        for name in (name for name, text in typed.items() if is_rate(text)):
+        for name, text in typed.items():
+            if not is_rate(text):
+                continue
             if name not in self._rate_fields():
                 continue  # The field's own validation says that the text is not a number.
             try:
-                permits, period = typed_rates.rate(typed[name])
+                permits, period = typed_rates.rate(text)
             except Mistyped as error:
                 self._rate_errors[name] = mistyped(error)
                 continue
             has_other_period = self._has_other_period(period)
             data[name] = f"{permits:f}"
             if has_other_period:
-                self._rate_errors["period"] = ValidationError(_OTHER_PERIOD, params={"rate": typed[name]})
-                self._rates_with_other_period[name] = typed[name]
+                self._rate_errors["period"] = ValidationError(_OTHER_PERIOD, params={"rate": text})
+                self._rates_with_other_period[name] = text
             else:
                 data["period"], data["period_unit"] = typed_rates.length_and_unit(period)
 

@@ -63,7 +63,8 @@ def yesterday(typed: Rule, saved: Rule | None, *, with_keys: bool) -> dict[str, 
     if not trace.rows:
         return {"no_result": _nothing(typed)}
     try:
-        typed_result, saved_result = replay_result(typed, trace), None if saved is None else replay_result(saved, trace)
+        typed_result = replay_result(typed, trace)
+        saved_result = None if saved is None else replay_result(saved, trace)
     except UNAVAILABLE:
         return {"no_result": _("Redis or the database does not answer, so nothing could be tried.")}
     if not typed_result.requests and (saved_result is None or not saved_result.requests):
@@ -199,11 +200,12 @@ def _rows(saved_result: ReplayResult | None, typed_result: ReplayResult, typed: 
 
 
 def _refused_keys(saved_result: ReplayResult | None, typed_result: ReplayResult) -> set[str]:
+    """Return the keys with requests that a rule would have refused, or that were refused at the time."""
     return {*typed_result.refused, *typed_result.admitted_now, *(() if saved_result is None else saved_result.refused)}
 
 
 def _keys(saved_result: ReplayResult | None, typed_result: ReplayResult) -> list[ComparedKey]:
-    """Return at most `TOP` keys with refused requests. Keys with the most newly refused requests come first."""
+    """Return at most `TOP` keys of `_refused_keys`. Keys with the most newly refused requests come first."""
 
     def order(key: str) -> tuple[int, int, int, str]:
         newly_refused = typed_result.refused[key] - typed_result.refused_too[key]
@@ -251,7 +253,7 @@ def _notes(typed: Rule, trace: Trace) -> Iterator[str]:
             "At present, %(share)s of the accounts, and of the keys without an account, are recorded completely."
         ) % {"share": share}
         if typed.key_kind in (KeyKind.IP, KeyKind.GLOBAL):
-            yield _("This rule also counts requests that are not recorded, so it would have refused more requests.")
+            yield _("This rule also counts requests that are not recorded, so it could have refused more requests.")
     if trace.left_out:
         yield ngettext(
             "%(n)s more request of this time could not be recorded.",
