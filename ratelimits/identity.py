@@ -24,7 +24,7 @@ from ratelimits.models.keys import UNKNOWN_ADDRESS
 
 logger = logging.getLogger(__name__)
 
-#: Maximum characters of a text that can be an address: IPv6 with a scope and a port.
+#: Maximum characters of a text that can be an address. The longest is an IPv6 address with a zone and a port.
 _MAX_LENGTH = 100
 #: Maximum number of entries that are read from the end of a header, if no setting says how many proxies there are.
 _MAX_PROXIES = 32
@@ -122,7 +122,8 @@ def address_of(request: HttpRequest) -> str:
     elif (trusted := proxies()) and (forwarded := meta.get("HTTP_X_FORWARDED_FOR")):
         # The text can be long, since clients write it. So do not split all of it.
         last_entries = forwarded.rsplit(",", trusted)
-        address = address_key(last_entries[-min(trusted, len(last_entries))].strip())
+        from_end = min(trusted, len(last_entries))  # if there are fewer entries than proxies, take the first entry
+        address = address_key(last_entries[-from_end].strip())
     if address is None and remote:
         address = address_key(remote)
     return address or _unknown(remote)
@@ -164,9 +165,9 @@ def _unknown(remote: str | None) -> str:
         _warned = True
         logger.warning(
             "A request came without a client address that can be read (REMOTE_ADDR is %.100r). All such requests are"
-            " counted together, as %s. Behind a proxy, through a unix socket for instance, set"
-            " RATELIMITS['NUM_PROXIES'] to the number of your proxies and have them send X-Forwarded-For; or name your"
-            " proxies in RATELIMITS['TRUSTED_PROXIES'].",
+            " counted together, as %s. This happens, for instance, if a proxy connects through a unix socket. Then let"
+            " your proxies send X-Forwarded-For, and set RATELIMITS['NUM_PROXIES'] to their number or name them in"
+            " RATELIMITS['TRUSTED_PROXIES'].",
             remote,
             UNKNOWN_ADDRESS,
         )
@@ -182,7 +183,7 @@ def address_key(text: str) -> str | None:
 
     Return None for any other text, such as the path of a unix socket.
     """
-    # Clients write this text, so do not cache long texts.
+    # A longer text is not an address. Clients write this text, so do not fill the cache with long texts.
     return _address_key(text) if len(text) <= _MAX_LENGTH else None
 
 
@@ -231,6 +232,7 @@ def identify(request: Any) -> Identity:
     api_key = api_key_of(auth) if auth is not None else None
     # Use Django's request, since attributes of DRF's request are slow to read.
     django_request = getattr(request, "_request", request)
+    # The usual case: the user is the account. Identities of this kind are cached.
     if conf.ACCOUNT is None and (user_id is None or (type(user_id) is int and 0 <= user_id < 2**63)):
         remote = django_request.META.get("REMOTE_ADDR") if _trusts_no_proxy() else None
         if remote and len(remote) <= _MAX_LENGTH:
@@ -238,17 +240,17 @@ def identify(request: Any) -> Identity:
         return _identity(user_id, api_key, address_of(django_request))
     address = address_of(django_request)
     user_name = ledger_name(f"user:{user_id}") if user_id is not None else None
-    # If the account is a row, use its primary key, since the text of a row can change. `AnonymousUser` has the primary
-    # key None.
     account = user_id
     if conf.ACCOUNT is not None:
         account = conf.ACCOUNT(request)
+        # If the account is a row, use its primary key, since the text of a row can change. For an `AnonymousUser` this
+        # gives None: the request has no account.
         account = getattr(account, "pk", account)
     account_name = f"account:{ledger_name(str(account))}" if account not in (None, "") else None
     return Identity(user_name, api_key, account_name, address)
 
 
-# Most primary keys are whole numbers. With a whole number, "user:42" is its own ledger name.
+# Most primary keys are whole numbers. Then the key, such as "user:42", is also its ledger name.
 @lru_cache(maxsize=8192)
 def _identity(user_id: int | None, api_key: str | None, address: str) -> Identity:
     """Return the identity of a user whose primary key is a number from 0 to 2**63 - 1, and who is the account."""

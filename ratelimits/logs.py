@@ -17,7 +17,8 @@ from typing import Any
 INTERVAL = 60.0
 
 #: For each message (the name of its logger, and its text without the arguments): the moment from which it can be logged
-#: again, in seconds of the monotonic clock, and how often it was left out. The texts are in the code, so there are few.
+#: again, in seconds of the monotonic clock, and how often it was left out. All texts are in the code, so this dict is
+#: small.
 _messages: dict[tuple[str, str], tuple[float, int]] = {}
 _lock = threading.Lock()
 

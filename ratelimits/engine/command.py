@@ -29,9 +29,9 @@ def _shards_to_compare(keyspace: Keyspace, call: Call, shards: list[int]) -> lis
 
 
 def state_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
-    """Return the Redis keys of the limits' states: first the packed states, then the first own keys of limits.
+    """Return the Redis keys of the limits' states: first the packed states, then the first own key of each limit.
 
-    An own key is a Redis key that belongs to one limit alone. Only some algorithms have own keys.
+    An own key is a Redis key that belongs to one limit alone. Only the limits of some algorithms have own keys.
     """
     return [
         keyspace.state(shards[key], call.keys[key]) if own is None else keyspace.own(shards[key], own, call.keys[key])
@@ -82,14 +82,14 @@ class Command:
             keys.append(keyspace.open(compared[0]))
         if call.receipt is not None:
             keys.append(keyspace.receipt(compared[0], call.receipt.nonce))
-        before_own_keys = len(keys)
+        keys_without_state = len(keys) - packed_count
         if len(states) > packed_count:
             # Name all keys. While a cluster moves a slot, a node runs a script only if this node has all named keys.
             keys += [*states[packed_count:], *further_keys(keyspace, call, shards)]
         meters = len(usage.meters) if usage is not None else 0
         leases = 1 if call.lease is not None else 0
         #: The deciding script for calls of this shape, and its argument `layout`, which only a general script has.
-        self.script, self._layout = _assembled(call, len(compared), before_own_keys - packed_count, keyspace.slots_move)
+        self.script, self._layout = _assembled(call, len(compared), keys_without_state, keyspace.slots_move)
         #: The bytes of the command before the nonce.
         # 7 arguments are always there: EVALSHA, the SHA-1, the number of keys, nonce, head, request and program.
         self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n%b" % (
@@ -132,6 +132,7 @@ class Command:
             start, end = max(start, bin_start * MICROSECONDS, period * MICROSECONDS), min(end, until)
             last_arguments = counters_of(usage, bin_start, period)
         moment = clock.frozen if call.now is None else call.now
+        marks = (call.version is not None) + 2 * is_first
         # The numbers that ARGV[3] begins with. lua/decide.lua describes them, in this order.
         request = (
             -1.0 if moment is None else moment,
@@ -139,7 +140,7 @@ class Command:
             *(start, end),
             receipt.at if receipt is not None else 0,
             round(call.receipt_ttl * 1000),
-            float((call.version is not None) + 2 * is_first),
+            float(marks),
         )
         if call.lease is not None:
             last_arguments.append(call.lease.encode())
@@ -150,7 +151,7 @@ class Command:
         make_middle = _middle if moment is None and receipt is None else _middle.__wrapped__
         middle = make_middle(packed.program, f"{call.version or 0} {run}", request, call.costs)
         if clock.frozen is not None or is_first:
-            # The next call must not use these bytes: it can have another moment, and it is not the first call any more.
+            # The next call must not use these bytes: it can have another moment, or it is not the first call any more.
             # A span without length is never valid.
             start = end = now
         return run, start, end, middle + bulks(*last_arguments)

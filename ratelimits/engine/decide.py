@@ -168,7 +168,7 @@ def call_for(
     # Each meter counts the cost of the first limit. So this cost comes first, once for each meter. Then comes the cost
     # of each limit.
     costs = (*(limits[0].cost,) * meter_count, *(limit.cost for limit in limits))
-    # Limits that do not come from rules have the version 0. For them use None, so that no edit makes the call stale.
+    # If no limit comes from a rule, all have the version 0. Then use None, so that no edit makes the call stale.
     version = max(limit.version for limit in limits) or None
     return Call(program(terms), keys, costs, account, usage, timeout, version, now=now, op=op, lease=lease)
 

@@ -16,7 +16,8 @@ DECIDED, RECEIPT_USED, OLD_RULES, NOT_VALID_NOW, LOST = 1, 2, 0, -2, -3
 #: The reply to a decision begins with HEAD numbers for the whole request. Then come PER_LIMIT numbers for each limit.
 HEAD, PER_LIMIT = 9, 3
 #: Functions that unpack a reply, by the length of the reply in bytes. All numbers are integers of 64 bits. On a
-#: cluster a decision also has one number for each key. Other replies have two numbers.
+#: cluster a decision also has one number for each key, so at most one more for each limit. Other replies have two
+#: numbers.
 _UNPACK = {
     8 * count: struct.Struct(f"<{count}q").unpack
     for count in (2, *range(HEAD, HEAD + (PER_LIMIT + 1) * MAX_LIMITS + 1))
@@ -75,7 +76,7 @@ class Decision:
                  request is admitted
     reset_after  seconds until all permits of the limits have come back
     wait         seconds that the caller must wait before the request proceeds
-    receipt      the permits that the request took, with which it can be refunded or settled; None if it took none
+    receipt      a record of the taken permits. With it the request can be refunded or settled. None if none were taken
     """
 
     __slots__ = ("_nonce", "call", "reply")
@@ -112,22 +113,21 @@ class Decision:
         call, reply = self.call, self.reply
         if reply[1] != 1 or call.op is not Op.TRY:
             return None
-        # Use the moment at which the script counted the request. So the receipt names the same bin and period.
-        # A request that is not counted has no bin and no period.
+        # The receipt names the bin and the period in which the script counted the request. A request that is not
+        # counted has neither.
         bin_start, period, _end = (0, 0, 0) if call.usage is None else bin_and_period(call.usage, self.counted_at)
         return Receipt(
-            self._nonce.decode(),
-            self._charged(),
-            call.keys,
-            call.costs,
-            call.account,
-            call.usage,
-            self.at,
-            bin_start,
-            period,
-            call.lease,
-            # The moment of each key, if a cluster decided shard by shard. Otherwise this tuple is empty.
-            tuple(reply[HEAD + PER_LIMIT * len(call.program.terms) :]),
+            nonce=self._nonce.decode(),
+            program=self._charged(),
+            keys=call.keys,
+            costs=call.costs,
+            account=call.account,
+            usage=call.usage,
+            at=self.at,
+            bin=bin_start,
+            period=period,
+            lease=call.lease,
+            moments=tuple(reply[HEAD + PER_LIMIT * len(call.program.terms) :]),
         )
 
     def _charged(self) -> Program:
@@ -229,9 +229,8 @@ def handed_over(call: Call, lease: bytes) -> Decision:
     reset_after = int(call.program.terms[0].algorithm.params(at)[0])
     decided, allowed, binding, remaining, retry_after, wait = 1, 1, 1, 0, 0, 0
     standing = (allowed, remaining, reset_after)
-    return Decision(
-        call, (decided, allowed, binding, remaining, retry_after, reset_after, wait, at, at, *standing), lease
-    )
+    reply = (decided, allowed, binding, remaining, retry_after, reset_after, wait, at, at, *standing)
+    return Decision(call, reply, nonce=lease)
 
 
 def read(reply: bytes) -> tuple[int, ...]:

@@ -3,8 +3,8 @@
 A shard is a part of the accounts. The Redis keys of shard 7 begin with `rl:<schema>:<namespace>:{07}:`. The namespace
 is a setting: projects that share a server have different namespaces. A cluster puts all Redis keys with the same text
 in braces into one slot. So one script call reaches the limits, the version and the usage of an account. A Redis key
-contains no secret and no text of unlimited length: instead of an API key it contains the id of the API key, and instead
-of a long name it contains a digest.
+contains no secret and no text of unlimited length: instead of an API key it contains the id or a digest of the API key,
+and instead of a long name it contains a digest.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def ledger_name(text: str) -> str:
 def quoted(text: str) -> str:
     """Return the ledger name of a text, with special characters quoted as in a URL.
 
-    The result is a part of the name of a usage counter. In such a name '|' separates the parts. The hash that has these
-    counters also has fields that are not counters: their names begin with '#'.
+    The result is a part of the name of a usage counter. In such a name '|' separates the parts, so a '|' in the text is
+    quoted.
     """
     return text if _PLAIN.fullmatch(text) else _quote(text)
 

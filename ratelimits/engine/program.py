@@ -19,7 +19,7 @@ from ratelimits.engine.keys import name_id, own_name
 _RULE = struct.Struct("<d21sx")
 #: The id of a rule, and the version of a rule, are below this number, so that the text has at most 21 characters.
 _MAX_RULE = 2**32
-#: The header of a limit's usual record: name, code of the algorithm, size. lua/records.lua describes records.
+#: The header that a limit's record usually has: name, code of the algorithm, size. lua/records.lua describes records.
 _HEADER = struct.Struct("<IBH")
 #: Maximum number of limits in one decision. There is a maximum because a general script reads the slot of a cost from
 #: one byte (engine/assemble/general.py), and engine.decision prepares one function for each length of a reply.
@@ -108,18 +108,18 @@ class Program:
 
         `state_key` and `own_key` are positions in `states`, from 1. engine/command.py finds the positions in KEYS.
         """
-        numbers = {(state.key, state.own): number for number, state in enumerate(self.states, 1)}
+        positions = {(state.key, state.own): position for position, state in enumerate(self.states, 1)}
         shapes = []
         for term in self.terms:
-            kind = term.algorithm
-            own_key = numbers[term.key, _own(term)] if _own(term) else 0
+            algorithm = term.algorithm
+            own_key = positions[term.key, _own(term)] if _own(term) else 0
             shapes.append(
                 LimitShape(
-                    algorithm=type(kind),
-                    form=kind.record_form(kind.params(0)),
+                    algorithm=type(algorithm),
+                    form=algorithm.record_form(algorithm.params(0)),
                     shadow=term.mode is Mode.SHADOW,
                     slot=term.slot + 1,
-                    state_key=numbers[term.key, None] if kind.storage.packed else own_key,
+                    state_key=positions[term.key, None] if algorithm.storage.packed else own_key,
                     own_key=own_key,
                     waits=term.max_wait >= 0,
                     lasting=int(term.lasting),
@@ -152,20 +152,20 @@ class Program:
         return len(self._packed_keys)
 
     def _pack(self, now: int) -> bytes:
-        numbers, rules = [], []
+        limits, rules = [], []
         for term, shape in zip(self.terms, self.limit_shapes, strict=True):
             kind = type(term.algorithm)
             size = algorithm_file(kind).form(shape.form).size if shape.form else 0
             header = _HEADER.pack(name_id(term.name), kind.code, size)
             params = params_of(kind, term.algorithm.params(now))
             waits = (term.max_wait,) if term.max_wait >= 0 else ()
-            numbers.append(header + struct.pack(f"<{len(waits) + len(params)}d", *waits, *params))
+            limits.append(header + struct.pack(f"<{len(waits) + len(params)}d", *waits, *params))
             if not (0 <= term.rule < _MAX_RULE and 0 <= term.version < _MAX_RULE):
                 raise ValueError(
                     f"the id and version of a rule are from 0 to 2**32 - 1, not {term.rule}, {term.version}"
                 )
             rules.append(_RULE.pack(term.since, b"%d|%d" % (term.rule, term.version)))
-        return b"".join([*numbers, *rules])
+        return b"".join([*limits, *rules])
 
     @cached_property
     def _fixed(self) -> Packed | None:

@@ -73,11 +73,12 @@ def test_suffix() -> str:
 def isolate(suffix: str, *, delete: bool = True) -> None:
     """Use a namespace with this suffix from now on. With "", use the namespace of the settings.
 
-    If the previous namespace had a suffix, delete the Redis keys of its shards that have no time to live, except sealed
-    batches. With `delete=False`, delete nothing, because the previous namespace will be used again.
+    If the previous namespace had a suffix, delete its Redis keys without a time to live, except sealed batches. With
+    `delete=False`, delete nothing, because the previous namespace will be used again.
     """
     global _test_suffix
-    previous = current_server() if delete and _test_suffix and current_server.cache_info().currsize else None
+    was_used = current_server.cache_info().currsize > 0
+    previous = current_server() if delete and _test_suffix and was_used else None
     _test_suffix = suffix
     current_server.cache_clear()
     if previous is None:

@@ -1,4 +1,4 @@
-"""The base class of the app's commands. It explains a command in `--help`, and says which table is missing."""
+"""The base class of the app's commands. It explains a command in `--help`. If a table is missing, it says which."""
 
 from __future__ import annotations
 

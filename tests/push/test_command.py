@@ -93,8 +93,8 @@ def test_a_person_settles_what_nobody_else_can(fakes: dict[str, Fake]) -> None:
         run(receiver="stripe")
     about = {"settle": "elsewhere", "receiver": "stripe", "by": "ada", "reason": "on invoice 7"}
     first, second = PushDelivery.objects.order_by("pk").values_list("line_id", flat=True)
-    assert run(**about, line=[first])[0] == "stripe: 1 line is elsewhere.\n"
-    assert run(**about, all="expired")[0] == "stripe: 1 line is elsewhere.\n"
+    assert run(**about, line=[first])[0] == "stripe: 1 line settled as 'elsewhere'.\n"
+    assert run(**about, all="expired")[0] == "stripe: 1 line settled as 'elsewhere'.\n"
     assert states("stripe") == {"elsewhere": 2}
     assert PushDelivery.objects.get(line_id=second).note == "elsewhere by ada: on invoice 7"
     run(status=True, receiver="stripe")

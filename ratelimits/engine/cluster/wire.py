@@ -32,7 +32,7 @@ Address = tuple[str, int]
 Table = list[Address | None]
 #: One lock for all clusters. A forked child gets a new lock: perhaps a thread of the parent held the lock at the fork.
 _lock = threading.Lock()
-#: Arguments that redis-py's cluster client adds to its connections. The connections of this module do without them.
+#: Arguments that redis-py's cluster client adds to its connections. The connections of this module do not get them.
 _ADDED_BY_CLIENT = ("himport_registry", "redis_connect_func", "cache")
 
 
@@ -82,7 +82,9 @@ class ClusterWire(Wire):
     def __init__(self, source: RedisCluster, timeout: float) -> None:
         manager: Any = source.nodes_manager
         if source.read_from_replicas or source.load_balancing_strategy:
-            raise ImproperlyConfigured("a cluster's replicas cannot decide: leave read_from_replicas out")
+            raise ImproperlyConfigured(
+                "a cluster's replicas cannot decide: leave out read_from_replicas and load_balancing_strategy"
+            )
         self._seeds: list[Address] = [(node.host, node.port) for node in manager.startup_nodes.values()]
         pool_of_node = manager.create_redis_node(*self._seeds[0], **manager.connection_kwargs).connection_pool
         for name in _ADDED_BY_CLIENT:
@@ -97,8 +99,8 @@ class ClusterWire(Wire):
         self._members: list[Address] = []
         #: The node that failed last. It is asked for the slots only after all other nodes.
         self._last_failed: Address | None = None
-        #: The configured client. It can send a command twice. So sealing, draining and publishing use the clients that
-        #: `servers` yields.
+        #: The configured client. It can send a command twice. So sealing, draining and publishing use only
+        #: the clients of `servers` and `client_of`.
         self.client = cast("Any", source)
 
     def _node(self, address: Address) -> _Node:
@@ -213,7 +215,9 @@ class ClusterWire(Wire):
 
     def _send(self, slot: int, command: Sendable, nonce: bytes) -> Any:
         table = self._owners
-        address = _owner(table if table and table[slot] else self._learn_slots((slot,)), slot)
+        if table is None or table[slot] is None:
+            table = self._learn_slots((slot,))
+        address = _owner(table, slot)
         for is_second_try in (False, True):
             try:
                 with self._asking(address) as node:
@@ -228,7 +232,9 @@ class ClusterWire(Wire):
 
     async def _asend(self, slot: int, command: Sendable, nonce: bytes) -> Any:
         table = self._owners
-        address = _owner(table if table and table[slot] else await self._alearn_slots((slot,)), slot)
+        if table is None or table[slot] is None:
+            table = await self._alearn_slots((slot,))
+        address = _owner(table, slot)
         for is_second_try in (False, True):
             try:
                 with self._asking(address) as node:
@@ -249,6 +255,7 @@ class ClusterWire(Wire):
         route = _slot_or_steps(command, nonce)
         if isinstance(route, int):
             return self._send(route, command, nonce)
+        # Send each command that `steps` yields, and give `steps` the reply or the error.
         try:
             slot, part = next(route)
             while True:
@@ -272,8 +279,8 @@ class ClusterWire(Wire):
                 try:
                     reply = await self._asend(slot, part, nonce)
                 except asyncio.CancelledError:
-                    # After a command is written, `_asend` waits for the reply even if the task is cancelled. So the
-                    # command for this shard was not written. Give back only permits that were taken in earlier shards.
+                    # The command for this shard was not written: otherwise `_asend` would wait for its reply and not
+                    # raise CancelledError. So give back only permits that were taken in earlier shards.
                     slot, part = route.throw(NodeNotSent("the task that asked was cancelled"))
                 except (Unavailable, redis.RedisError) as error:
                     slot, part = route.throw(error)
@@ -301,7 +308,7 @@ class ClusterWire(Wire):
             assert address is not None
             yield self._node(address).client, shards_of_node
         for shard in without_node:
-            _owner(table, slot_of(keyspace, shard))
+            _owner(table, slot_of(keyspace, shard))  # raises SlotNotReached
 
     def client_of(self, keyspace: Keyspace, shard: int) -> redis.Redis:
         """Return a client for the node that has this shard. Raise the errors of `wire_of`."""
@@ -313,7 +320,9 @@ class ClusterWire(Wire):
         Raise NotReached if no node answers, and SlotNotReached if no node has the shard.
         """
         slot, table = slot_of(keyspace, shard), self._owners
-        return self._node(_owner(table if table and table[slot] else self._learn_slots((slot,)), slot))
+        if table is None or table[slot] is None:
+            table = self._learn_slots((slot,))
+        return self._node(_owner(table, slot))
 
 
 def _owner(table: Table, slot: int) -> Address:
@@ -328,7 +337,7 @@ def _host_and_port(address: Address) -> str:
 
 
 def _slot_or_steps(command: Sendable, nonce: bytes) -> int | Generator[tuple[int, Command | Count], bytes, Reply]:
-    """Return the slot of a command's keys. If they are in several slots, return the steps that decide the command."""
+    """Return the slot of a command's keys. If they are in several slots, return the generator `steps`."""
     if isinstance(command, Command):
         all_parts = parts(command)
         return all_parts[0].slot if len(all_parts) == 1 else steps(command, nonce)

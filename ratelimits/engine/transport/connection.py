@@ -104,7 +104,6 @@ class RawReplyParser(DefaultParser):  # type: ignore[misc, valid-type]
 
     def on_connect(self, connection: Any, **kwargs: Any) -> None:
         super().on_connect(connection, **kwargs)
-        # Every parser of redis-py reads from this socket.
         self.socket = connection._sock
         self.timeout = connection.socket_timeout
         self.reader = hiredis.Reader(protocolError=InvalidResponse, replyError=self.parse_error, notEnoughData=MORE)
@@ -126,17 +125,16 @@ class RawReplyParser(DefaultParser):  # type: ignore[misc, valid-type]
         """
         self.kernel_timeouts_due = False
         kind = type(self.socket)
-        if (kind.__module__, kind.__name__, os.name) != ("socket", "socket", "posix") or not self.timeout:
+        is_plain_socket = kind.__module__ == "socket" and kind.__name__ == "socket"
+        if not is_plain_socket or os.name != "posix" or not self.timeout:
             return
         # The second item of `getitimer` is the interval of the timer; 0 if it does not repeat.
         if any(signal.getitimer(timer)[1] for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)):
             return
-        seconds, microseconds = divmod(round(self.timeout * 1e6), 1_000_000)
+        timeval_of_c = struct.pack("ll", *divmod(round(self.timeout * 1e6), 1_000_000))  # seconds, microseconds
         try:
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                self.socket.setsockopt(
-                    socket.SOL_SOCKET, option, struct.pack("ll", seconds, microseconds)
-                )  # a timeval of C
+                self.socket.setsockopt(socket.SOL_SOCKET, option, timeval_of_c)
         except OSError:
             return  # this system has another format for timeouts
         self.socket.settimeout(None)

@@ -75,7 +75,7 @@ class _Link(asyncio.Protocol):
         # The event loop refers to this object. A normal reference here would keep an unused owner in memory.
         self._owner = weakref.ref(owner)
         self._loop = asyncio.get_running_loop()
-        #: For each command without a reply, the oldest first: its reply, and the moment when the command was written.
+        #: For each command that is not answered, the oldest first: its `_Reply`, and the moment when it was written.
         self._sent: deque[tuple[_Reply, float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         #: What `_look` does when a reply is late. If this is True, `_look` plans a last check and sets this to False.
@@ -144,8 +144,8 @@ class _Link(asyncio.Protocol):
     def _error_for_caller(self, error: Exception) -> Exception:
         """Return the error for the caller.
 
-        Do not use this connection any more if the server refuses writes. Do the same after an error that is no
-        ResponseError, such as BusyLoadingError.
+        If the server refuses writes, or the error is no ResponseError (such as BusyLoadingError), do not use this
+        connection any more.
         """
         if isinstance(error, ResponseError) and not refuses_writes(error):
             return error
@@ -214,9 +214,9 @@ class Multiplexed:
         self._loop = asyncio.get_running_loop()
         self._link: _Link | None = None
         self._connecting: asyncio.Task[None] | None = None
-        #: The commands that are not written yet, with their nonces and replies.
+        #: The commands that are not written yet, each with its nonce and its `_Reply`.
         self._waiting: deque[tuple[Sendable, bytes, _Reply]] = deque()
-        #: The scripts that are being loaded, by their SHA-1.
+        #: By SHA-1 of a script that is being loaded: the `_Reply` of SCRIPT LOAD.
         self._loading: dict[bytes, _Reply] = {}
         #: Whether commands will be written at the next turn of the loop.
         self._write_planned = False
@@ -304,13 +304,12 @@ class Multiplexed:
 
     async def _new_link(self) -> _Link:
         """Return a new connection. Try again if the event loop was late, with at most ATTEMPTS attempts in all."""
-        # One value for each attempt: False, and True for the last attempt.
-        for is_last_attempt in (*(False,) * (ATTEMPTS - 1), True):
+        for attempt in range(1, ATTEMPTS + 1):
             lateness = _Lateness(self._loop, self._timeout * LATE)
             try:
                 return await self._try_to_connect()
             except (RedisError, OSError):
-                if is_last_attempt or not lateness.late:
+                if attempt == ATTEMPTS or not lateness.late:
                     raise
             finally:
                 lateness.stop()
@@ -356,7 +355,7 @@ class Multiplexed:
 
 
 class _Lateness:
-    """Measures whether a timer of the event loop is late by more than `step` seconds. Call `stop` to end measuring."""
+    """Sets a timer every `step` seconds, until `stop`. `late` says whether one was late by more than `step` seconds."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, step: float) -> None:
         self._loop = loop

@@ -97,7 +97,7 @@ class Wire:
         return self.client
 
     def wire_of(self, keyspace: Keyspace, shard: int) -> Wire:
-        """Return the connections to the server that has this shard, for `stream`. Raise the errors of `client_of`."""
+        """Return the connections to the server that has this shard. Raise the errors of `client_of`."""
         return self
 
     def call(self, command: Sendable, nonce: bytes) -> Any:

@@ -175,7 +175,7 @@ def _key(text: str) -> str:
     if key is not None:
         return key
     if text.partition(":")[0] in COVERS:
-        return text  # It begins like a key, such as "ip:", but is not a key. `identity_of` reports this error.
+        return text  # The text begins like a key, but is not one, such as "ip:x". `identity_of` reports this error.
     found = known_keys(text, {Account, get_user_model(), KeyOverride, PlanMembership, Access, KeyTotal}).keys
     if not found:
         raise NothingDoneError(f"No key or name contains “{text}”: write a key, such as account:acme or user:42.")

@@ -8,7 +8,7 @@ from django.utils import timezone
 
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
-from ratelimits.management.plurals import is_or_are, plural
+from ratelimits.management.plurals import plural
 from ratelimits.management.progress import shown
 from ratelimits.push import receivers
 from ratelimits.push.plan import plan
@@ -39,7 +39,9 @@ class Command(ExplainedCommand):
         parser.add_argument("--now", action="store_true", help="send now, even during the pause after a failure")
         modes = parser.add_mutually_exclusive_group()
         modes.add_argument(
-            "--dry-run", action="store_true", help="send and write nothing, only print the events that would be sent"
+            "--dry-run",
+            action="store_true",
+            help="only print the events that would be sent; nothing is sent and nothing is stored",
         )
         modes.add_argument("--status", action="store_true", help="send nothing, only list the deliveries by state")
         modes.add_argument(
@@ -103,8 +105,8 @@ class Command(ExplainedCommand):
             self.stdout.write(
                 f"  skipped: {former.name}, {plural(former.lines, 'line')}, {plural(former.overage, 'unit')} of"
                 f" overage: CUSTOMER (or BILLING_CUSTOMER) returns no customer for this former name of"
-                f" {former.current}. Let the function return the same customer for both names, then use --settle again."
-                " Or bill the lines in another way, then use --settle elsewhere"
+                f" {former.current}. Let the function return the same customer for both names, then run"
+                " `--settle again`. Or bill the lines in another way, then run `--settle elsewhere`"
             )
         for state in TO_DECIDE:
             for row in push_status.to_decide.filter(state=state).order_by("pk")[:_MAX_NAMED]:
@@ -139,4 +141,4 @@ class Command(ExplainedCommand):
                 count = settle(receiver, lines, decision, by, reason, progress=progress)
         except NotSettledError as error:
             raise CommandError(str(error)) from error
-        self.stdout.write(f"{receiver.name}: {plural(count, 'line')} {is_or_are(count)} {options['settle']}.")
+        self.stdout.write(f"{receiver.name}: {plural(count, 'line')} settled as '{options['settle']}'.")

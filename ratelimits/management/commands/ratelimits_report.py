@@ -29,7 +29,7 @@ from ratelimits.usage.complete import completeness
 
 #: The format for people. It is only printed: a file cannot have this format.
 TABLE = "table"
-#: Names of two counts of provisional statements: the period of the statement has ended, or it still runs.
+#: The names of two counts: provisional statements whose period has ended, and those whose period still runs.
 _ENDED, _RUNNING = "ended", "running"
 _HEADERS = ("account", "key", "meter", "used", "included", "over", "refused", "from", "status")
 
@@ -138,10 +138,10 @@ def _cells(row: Row) -> tuple[object, ...]:
 def _statements_to_write(
     reports: Iterable[Statement], counts: Counter[str], *, final_only: bool
 ) -> Iterator[Statement]:
-    """Yield the statements to write. Add the number of all statements, by status, to `counts`.
+    """Yield the statements to write. Count all statements in `counts`, by status.
 
-    For the provisional statements, `counts` also gets the number of periods that have ended, and of periods that still
-    run. A period that has ended without usage gets no final report, so it is not counted as ended.
+    Count provisional statements also under _ENDED or _RUNNING. A period that ended without usage is in neither count:
+    it gets no final report, so the notice must not call it open.
     """
     now = time_ns() // 1000
     for statement in reports:
@@ -194,7 +194,7 @@ def _save(chunks: Iterator[bytes], path: Path) -> None:
 
 
 def _line_count(month: str, account: str | None) -> int | None:
-    """Return the number of lines, for the progress. Return None if it is not known: some usage has no lines yet."""
+    """Return the number of lines, for the progress. Return None if some usage is on no report yet."""
     start, end = month_window(month)
     filters = {} if account is None else {"account": account}
     usage = PeriodUsage.objects.using(conf.DATABASE).filter(**filters, covered=None)

@@ -36,7 +36,7 @@ from ratelimits.simulate import (
 
 #: Exit status after a line that cannot be read, and for wrong arguments.
 BAD_INPUT = 2
-#: Number of results that are printed at once, and of finished replays whose states are deleted at once.
+#: Number of results that are printed together, and of finished replays whose states are deleted together.
 _RESULTS_AT_ONCE, _REPLAYS_AT_ONCE = 1000, 500
 
 
@@ -146,6 +146,7 @@ class Command(ExplainedCommand):
                 replay.results.append(outcome.json())
                 while unfinished and unfinished[0].complete:
                     yield unfinished.popleft()
+            # Replays that became complete after the last outcome, such as replays without lines.
             yield from unfinished
 
         for replay in finished():
