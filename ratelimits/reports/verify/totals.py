@@ -216,8 +216,8 @@ class _Account:
                 # total then has the end that the newer terms give.
                 if total_end not in self._ends_by_terms(row.period):
                     yield (
-                        f"the total of {self.name or 'anonymous'} ({row.meter}) from {_when(period)} says that the"
-                        f" period ends at {_when(total_end)}, but its report says {_when(end)}"
+                        f"the total of {self.name or 'anonymous'} ({row.meter}) from {_when(row.period)} says that the"
+                        f" period ends at {_when(total_end)}, but its report from {_when(period)} says {_when(end)}"
                     )
 
     def _ends_by_terms(self, period: int) -> set[int | None]:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pytest
+from django.db.models import F
+from django.test import override_settings
 
 from ratelimits.models import PeriodUsage, ShardState
 from ratelimits.reports.verify.totals import verify_totals
@@ -42,3 +44,19 @@ def test_a_total_that_ends_after_the_tallied_batches_is_an_error(october: Period
 def test_a_total_that_ends_after_its_reports_without_usage_there_is_an_error(october: PeriodUsage) -> None:
     finding = finding_with_end(october, october.position + 1)
     assert finding.endswith(f"no usage of it after position {october.covered}, where its reports end")
+
+
+@override_settings(RATELIMITS={"CACHE_ALIAS": "ratelimits", "NAMESPACE": "test", "LATE_USAGE": "period"})
+def test_an_error_in_the_end_of_a_total_names_the_period_of_this_total() -> None:
+    acme = account(included=5)
+    spend(acme, "2026-10-15", 7)
+    close("2026-11-02")
+    spend(acme, "2026-10-31T23:59", 2)  # late usage, so it is on the report of November
+    spend(acme, "2026-11-10", 3)
+    close("2026-12-02")
+    assert list(verify_totals("default")) == []
+    PeriodUsage.objects.update(period_end=F("period_end") - 86_400)
+    findings = list(verify_totals("default"))
+    # Both reports contain usage of October, so its total differs from both. The total of November differs from one.
+    assert len([finding for finding in findings if "from 2026-10-01T00:00:00Z says that" in finding]) == 2
+    assert len([finding for finding in findings if "from 2026-11-01T00:00:00Z says that" in finding]) == 1
