@@ -166,7 +166,7 @@ class _Comparison:
         return compared
 
     def _matching(self, values: dict[str, Any], stored: list[Any]) -> list[Any]:
-        """Return the stored rows that a line can mean: several only if the file has no column `valid_from`.
+        """Return the stored rows that a line can mean. These can be several if the file has no column `valid_from`.
 
         Rows whose end has passed are left out. But if the file has a column `valid_until`, and a row has the same end
         as the line, return only this row, even if its end has passed.
@@ -175,9 +175,9 @@ class _Comparison:
             return stored
         rows = [row for row in stored if "valid_from" not in values or row.valid_from == values["valid_from"]]
         if "valid_until" in values:
-            same_period = [row for row in rows if row.valid_until == values["valid_until"]]
-            if same_period:
-                return same_period[-1:]
+            same_end = [row for row in rows if row.valid_until == values["valid_until"]]
+            if same_end:
+                return same_end[-1:]
         return [row for row in rows if row.valid_until is None or row.valid_until > self.now]
 
     def _fill(self, compared: ComparedLine, cells: dict[str, str], values: dict[str, Any]) -> None:

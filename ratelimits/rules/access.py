@@ -69,7 +69,10 @@ class AccessIndex:
                 self._put(row)
             except (OSError, ValueError) as error:
                 logger.error(
-                    "Block or allow %s is not in force: %s is not a key or network: %s", row.pk, row.target, error
+                    "Block or allow %s is not in force. Its target %s is not a key or network: %s",
+                    row.pk,
+                    row.target,
+                    error,
                 )
         self._sort()
 

@@ -1,4 +1,4 @@
-"""Make charges: the rows of a report with their amounts, and further rows for amounts that no single line has.
+"""Make charges: the rows of a report with their amounts, and further rows for amounts that belong to no single line.
 
 There are four kinds of further amounts:
 
@@ -92,8 +92,8 @@ def version_charges(report: Report) -> Iterator[Charge]:
 def _provisional(statement: Statement, book: PriceBook, using: str, sharing: list[Report]) -> Iterator[Charge]:
     """Yield the charges of an open period.
 
-    `sharing` collects the provisional reports of renamed accounts. The units under the old and the new name have one
-    price together. So the amounts of a report depend on the reports of the account's other names before it.
+    `sharing` collects the provisional reports of renamed accounts. The units under the old and the new name are
+    priced together. So the amounts of a report depend on the reports of the account's other names before it.
     """
     report = statement.report
     try:

@@ -82,7 +82,7 @@ class AccountBook:
     @cached_property
     def _by_name(self) -> dict[str, list[Records]]:
         rows = self._records(self._names)
-        # Perhaps the rows had other names too. The names of a row can share an allowance, so read the other names too.
+        # Perhaps the rows also had other names. All names of a row can share an allowance, so read these names too.
         other_names = {state.name for records in rows.values() for state in records} - self._names
         if other_names:
             self._read(other_names)

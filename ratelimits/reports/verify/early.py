@@ -39,7 +39,7 @@ class _ReportEnd(NamedTuple):
 
 
 def verify_early(using: str, *sources: str) -> Iterator[str]:
-    """Yield an error for each shard with a report that was finalised before its usage was complete.
+    """Yield an error for each shard whose usage was not complete when a report was finalised.
 
     `sources` are the aliases of the databases that contain the ledger's batches, by default `using`. Periods that were
     closed by force are left out: their reports say that usage may be missing.

@@ -163,7 +163,8 @@ def deliveries(
             pushed.receiver_id: hashlib.sha256(digest_of((pushed.lines, pushed.planned_at)).encode())
             for pushed in pushed_reports
         }
-        # Skip deliveries of a report without a row in `PushedReport`: push/verify.py names them.
+        # Both iterators are in the order of the reports. Go on to the deliveries of this report. Skip deliveries of a
+        # report without a row in `PushedReport`: push/verify.py names them.
         deliveries: Iterable[Any] = ()
         while next_group is not None:
             report_pk, deliveries_of_report = next_group

@@ -97,7 +97,7 @@ class ReportVerifier:
             yield "its previous digest is not the digest of the version before it"
 
     def _digest_before(self, report: Report) -> str | None:
-        """Return the digest of the version before `report`; None if that version is missing; "" if there is none."""
+        """Return the digest of the version before `report`: "" before version 1, None if the version is missing."""
         if report.version == 1:
             return ""
         rows = Report.objects.using(self._using).filter(account=report.account, period_start=report.period_start)
