@@ -141,7 +141,8 @@ def _from_trusted_proxy(meta: Mapping[str, Any], remote: str, trusted_proxies: t
         return None
     address = None
     # The text can be long, since clients write it. So do not split all of it.
-    for entry in reversed(header.rsplit(",", _MAX_PROXIES)[-_MAX_PROXIES:]):
+    last_entries = header.rsplit(",", _MAX_PROXIES)[-_MAX_PROXIES:]  # without the rest, which was not split
+    for entry in reversed(last_entries):
         address = address_key(entry.strip())
         if address is None or not _is_trusted(entry.strip(), trusted_proxies):
             break

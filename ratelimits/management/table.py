@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
-#: Number of first rows from which the widths of the columns are computed. So a table of any length needs little memory.
+#: The widths of the columns are computed from at most this number of rows, the first ones. So a table of any length
+#: needs little memory.
 _MEASURED_ROWS = 200
 
 

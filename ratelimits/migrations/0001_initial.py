@@ -480,7 +480,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('key', models.CharField(help_text='Such as user:42, api_key:9f3c, account:7 or ip:203.0.113.9.', max_length=160, validators=[ratelimits.models.keys.validate_counted_key], verbose_name='key')),
-                ('account', models.CharField(blank=True, help_text="The account of the user or API key. Write - if there is no account. If you leave the field empty, the account of the key's latest usage is taken.", max_length=255, verbose_name='account')),
+                ('account', models.CharField(blank=True, help_text="The account of the user or API key. Write - if there is no account. If you leave the field empty, the app uses the account of the key's latest usage.", max_length=255, verbose_name='account')),
                 ('rule', models.SlugField(help_text='Name of the rule.', max_length=40, verbose_name='rule')),
                 ('reason', models.CharField(max_length=200, verbose_name='reason')),
                 ('at', models.DateTimeField(auto_now_add=True, verbose_name='at')),

@@ -6,7 +6,7 @@ import asyncio
 import os
 import struct
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -17,9 +17,8 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
 
 from ratelimits.engine.assemble.scripts import Script
-from ratelimits.engine.cluster.split import Reply, parts, slot_of, steps
+from ratelimits.engine.cluster.split import Reply, Sending, parts, slot_of, steps
 from ratelimits.engine.command import Command
-from ratelimits.engine.counting import Count
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.resp import HasKey, Sendable, resp
 from ratelimits.engine.transport.breaker import Breaker, NodeNotSent, NodeUnanswered, SlotNotReached
@@ -336,7 +335,7 @@ def _host_and_port(address: Address) -> str:
     return f"{address[0]}:{address[1]}"
 
 
-def _slot_or_steps(command: Sendable, nonce: bytes) -> int | Generator[tuple[int, Command | Count], bytes, Reply]:
+def _slot_or_steps(command: Sendable, nonce: bytes) -> int | Sending:
     """Return the slot of a command's keys. If they are in several slots, return the generator `steps`."""
     if isinstance(command, Command):
         all_parts = parts(command)

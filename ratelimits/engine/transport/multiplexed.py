@@ -78,8 +78,8 @@ class _Link(asyncio.Protocol):
         #: For each command that is not answered, the oldest first: its `_Reply`, and the moment when it was written.
         self._sent: deque[tuple[_Reply, float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        #: What `_look` does when a reply is late. If this is True, `_look` plans a last check and sets this to False.
-        #: If this is False, `_look` closes the connection. When bytes arrive, this becomes True again.
+        #: Whether `_look` checks once more before it closes the connection because of a late reply. With this check
+        #: it becomes False. When bytes arrive, it becomes True again.
         self._last_look_is_left = False
         #: A future that is done when the socket is closed.
         self.gone: asyncio.Future[None] = self._loop.create_future()

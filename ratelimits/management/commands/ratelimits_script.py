@@ -37,7 +37,7 @@ class Command(ExplainedCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            rules = read_rules(decode_json(Path(options["rule"]).read_bytes()))
+            algorithms = read_rules(decode_json(Path(options["rule"]).read_bytes()))
         except OSError as error:
             raise CommandError(f"{options['rule']}: {error.strerror}", returncode=2) from error
         except ValueError as error:
@@ -45,7 +45,7 @@ class Command(ExplainedCommand):
         count = options["meters"]
         if count < 0:
             raise CommandError("--meters must be 0 or more", returncode=2)
-        terms = tuple(Term(rule, f"{number}", key=0, slot=0) for number, rule in enumerate(rules))
+        terms = tuple(Term(algorithm, f"{number}", key=0, slot=0) for number, algorithm in enumerate(algorithms))
         # A Usage needs four starts of billing periods. The text of the script does not depend on them: here they are 0.
         usage = Usage("", "user:1", (Meter("requests"),) * count, (0, 0, 0, 0)) if count else None
         costs = (1,) * max(count, 1)  # one cost for each meter; without meters, the rules still need a cost

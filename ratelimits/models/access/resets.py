@@ -30,7 +30,7 @@ class KeyReset(models.Model):
         blank=True,
         help_text=_(
             "The account of the user or API key. Write - if there is no account. If you leave the field"
-            " empty, the account of the key's latest usage is taken."
+            " empty, the app uses the account of the key's latest usage."
         ),
     )
     rule = models.SlugField(_("rule"), max_length=40, help_text=_("Name of the rule."))
