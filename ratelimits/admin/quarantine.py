@@ -93,7 +93,8 @@ class QuarantinedBatchAdmin(ReadOnlyAdmin):
         meaning: str,
     ) -> HttpResponse | None:
         batches = queryset.order_by("arrived_at", "pk")
-        if not request.POST.get("post"):
+        is_confirmed = bool(request.POST.get("post"))
+        if not is_confirmed:
             context = {
                 **self.admin_site.each_context(request),
                 "opts": self.model._meta,

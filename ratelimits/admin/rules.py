@@ -127,7 +127,9 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
         If the rule would refuse everyone, the sentence about its keys is a warning.
         """
         keys = affected(row, row.to_algorithm())
-        return ([rule_text(row)], [keys.text]) if keys.refuses_everyone else ([rule_text(row), keys.text], [])
+        if keys.refuses_everyone:
+            return [rule_text(row)], [keys.text]
+        return [rule_text(row), keys.text], []
 
     def get_urls(self) -> list[URLPattern]:
         views = (("preview", self.preview_view), ("trial", self.trial_view), ("yesterday", self.yesterday_view))

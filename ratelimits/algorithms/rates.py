@@ -84,8 +84,9 @@ class _Level(_Paced, Bounded):
 
     def record_form(self, params: Params) -> str:
         _q, _r, n, *_others = params
-        # A record of the form "fraction" has four bytes for n.
-        return "whole" if n == 1 else "fraction" if n < 2**32 else ""
+        if n == 1:
+            return "whole"
+        return "fraction" if n < 2**32 else ""  # A record of the form "fraction" has four bytes for n.
 
 
 @dataclass(frozen=True, slots=True)

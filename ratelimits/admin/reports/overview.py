@@ -115,8 +115,11 @@ def links_to_versions(site: AdminSite, report: Report, versions: Sequence[Report
             "n": version.version,
             "day": f"{version.finalised_at:%Y-%m-%d}",
         }
-        notes = [_("this version")] if version.pk == report.pk else []
-        notes += [_("the newest")] if version.version == versions[-1].version and len(versions) > 1 else []
+        notes = []
+        if version.pk == report.pk:
+            notes.append(_("this version"))
+        if version.version == versions[-1].version and len(versions) > 1:
+            notes.append(_("the newest"))
         note = f" ({', '.join(notes)})" if notes else ""
         link = format_html("<strong>{}</strong>", text) if version.pk == report.pk else _link(site, version.pk, text)
         rows.append((link, note))

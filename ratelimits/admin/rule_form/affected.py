@@ -52,7 +52,7 @@ class Affected:
     count             the number of these keys
     above_limit       the number of these keys that are above the limit now; None if this number is not known
     has_more          whether there may be more keys than `count`
-    refuses_everyone  whether the rule would refuse all these keys; False if the rule applies only to a group of users
+    refuses_everyone  whether the rule would refuse all these keys; True only for an enforced rule without a group
     in_ledger         whether the ledger names these keys. (It names no addresses, and no keys that views give.)
     are_accounts      whether these keys are accounts
     """

@@ -146,7 +146,8 @@ def recorded_hour(rule: Rule) -> TrialResult | None:
     if not trace.rows:
         return None
     end = trace.rows[-1].at + 1  # The span includes its start and excludes its end.
-    start = max(end - HOUR * MICROSECONDS, trace.rows[0].at if trace.more else 0)
+    known_since = trace.rows[0].at if trace.more else 0  # If there are older requests, they were not read.
+    start = max(end - HOUR * MICROSECONDS, known_since)
     decided = replayed(rule, trace._replace(rows=[row for row in trace.rows if row.at >= start]))
     if not decided:
         return None

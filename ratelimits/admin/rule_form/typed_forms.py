@@ -58,8 +58,8 @@ class TypedRates(forms.ModelForm):  # type: ignore[type-arg]
             self.fields["period"].show_hidden_initial = not self.is_bound or hidden_input in self.data
         if self.is_bound and "period" in self.fields:
             data: Any = self.data
-            self.data = typed = data.copy()
-            self._split_typed_rate(typed)
+            self.data = data.copy()
+            self._split_typed_rate(self.data)
 
     def _rate_fields(self) -> tuple[str, ...]:
         """Return the names of the fields in which a rate can be typed.

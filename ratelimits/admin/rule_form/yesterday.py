@@ -59,7 +59,7 @@ def yesterday(typed: Rule, saved: Rule | None, *, with_keys: bool) -> dict[str, 
         return {"no_result": text}
     if saved is not None and (saved.unreadable() or saved.to_algorithm().leases):
         saved = None
-    trace = recorded_day(typed, *([] if saved is None else [saved]))
+    trace = recorded_day(typed) if saved is None else recorded_day(typed, saved)
     if not trace.rows:
         return {"no_result": _nothing(typed)}
     try:
