@@ -99,7 +99,7 @@ def changed_rows(
         two_before = previous_records.get((type(record), record.second_previous_id))
         is_reversal = _is_reversal(record, before, two_before)
         if record.history_type == "+":
-            # The record before this one is the deletion of an earlier row with the same primary key.
+            # A record before an addition is the deletion of an earlier row with the same primary key.
             before = None
         differences = tuple(_differences(record, before, plans))
         instance = _instance(record, plans)
@@ -110,7 +110,7 @@ def changed_rows(
 def _is_reversal(record: Any, before: Any, two_before: Any) -> bool:
     """Return whether a change adds a deleted row again with its former values, or reverses the edit before it.
 
-    `before` and `two_before` are the two records before this change, or None.
+    `before` is the record before this change, and `two_before` is the record before `before`. Each can be None.
     """
     if before is None:
         return False
@@ -148,9 +148,9 @@ def _records(model: type[Versioned], until: datetime | None, count: int, chosen:
 
 
 def _previous_records(records: Sequence[Any]) -> dict[tuple[type[Any], int], Any]:
-    """Return the two records before each of these records in the history of the same row.
+    """Return the two records before each of these records, in the history of its row.
 
-    The result is a dict by (model of the history, id of the record before).
+    The result is a dict of records by (model of the history, id of the record).
     """
     previous_records: dict[tuple[type[Any], int], Any] = {}
     for history in {type(record) for record in records}:
@@ -181,8 +181,12 @@ def _instance(record: Any, plans: dict[int, str]) -> Any:
 def _differences(record: Any, before: Any, plans: dict[int, str]) -> Iterator[Difference]:
     """Yield the fields with different values. For an added or deleted row, yield all fields that are not empty.
 
+    For a changed row, yield nothing if there is no record before the change: the old values are not known.
+
     None, False and "" all count as empty, so a change from one of them to another is no difference.
     """
+    if record.history_type == "~" and before is None:
+        return
     # Before an addition and after a deletion, the row has no values.
     old, new = {"+": (None, record), "-": (record, None)}.get(record.history_type, (before, record))
     for field in record.tracked_fields:

@@ -150,6 +150,14 @@ class TestAllChanges:
             named.append(newest_kind(admin_client))
         assert named == ["changed", "changed", "changed", "changed back", "changed"]
 
+    def test_a_change_whose_record_before_it_was_removed_shows_no_values(self, admin_client: Client) -> None:
+        row = rule("burst", "fixed_window", capacity=10, period=60)
+        Rule.objects.filter(pk=row.pk).update(capacity=20)
+        row.history.filter(history_type="+").delete()
+        page = text(admin_client.get(CHANGES))
+        assert "The values before the change are not known." in page
+        assert "→ 20" not in page
+
     def test_a_capacity_of_zero_is_said(self, admin_client: Client) -> None:
         rule("block", "fixed_window", capacity=0)
         page = text(admin_client.get(CHANGES))
