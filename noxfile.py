@@ -34,7 +34,7 @@ _PROJECT = tomllib.loads((Path(__file__).parent / "pyproject.toml").read_text())
 
 
 def _floors() -> list[str]:
-    """Return the lowest versions of the packages that the app needs, of DRF and of Celery, each as `name==version`."""
+    """Return DRF, Celery and the packages that the app needs, each with its lowest version, as `name==version`."""
     optional = _PROJECT["optional-dependencies"]
     return [
         "==".join(found.groups())
@@ -52,7 +52,7 @@ def _test(session: nox.Session, *constraints: str) -> None:
 @nox.session(python="3.11")
 def floor(session: nox.Session) -> None:
     """Test the lowest version of each package that `_floors` lists."""
-    # The Redis broker of newer versions of kombu needs redis 6.1.
+    # From 5.7, the Redis broker of kombu needs redis 6.1. This session tests an older redis.
     _test(session, *_floors(), "kombu<5.7")
 
 
@@ -71,6 +71,6 @@ def ceiling(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def audit(session: nox.Session) -> None:
-    """Look up known vulnerabilities of all installed packages. Fail if PyPI does not answer for one of them."""
+    """Look up known vulnerabilities of all installed packages. Fail if one of the packages cannot be looked up."""
     session.install("-r", "requirements.txt", "pip-audit~=2.10")
     session.run("pip-audit", "--strict")

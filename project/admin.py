@@ -11,7 +11,7 @@ from ratelimits.admin.inspected import InspectedAdmin
 if TYPE_CHECKING:
     Base = admin.ModelAdmin[ApiKey]
 else:
-    # Only Django's type stubs can subscript ModelAdmin. At run time this raises an error.
+    # `ModelAdmin[ApiKey]` exists only for the type checker. At run time it raises an error.
     Base = admin.ModelAdmin
 
 

@@ -5,6 +5,6 @@ from __future__ import annotations
 import sys
 
 if sys.platform == "win32":
-    raise ImportError("ratelimits runs on Linux and macOS. On Windows, run the project in WSL, which is a Linux.")
+    raise ImportError("ratelimits runs on Linux and macOS. On Windows, run the project in WSL, which runs Linux.")
 
 __version__ = "0.1.0"

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from project.demo.seed import IssuedKey
-from project.demo.traffic import Tally
+from project.demo.traffic import ClientCounts
 from ratelimits.conf import conf
 from ratelimits.engine.keys import shard_of
 from ratelimits.models import Line, ShardState
@@ -24,7 +24,7 @@ class Row:
     """The counts of one API key: `seen` by its clients, and in the ledger (`admitted`, `denied`, `tokens`)."""
 
     name: str
-    seen: Tally
+    seen: ClientCounts
     admitted: int
     denied: int
     tokens: int
@@ -45,11 +45,11 @@ class Row:
         )
 
 
-def compare(keys: list[IssuedKey], tallies: dict[str, Tally]) -> list[Row]:
-    """Return one row for each API key."""
+def compare(keys: list[IssuedKey], client_counts: dict[str, ClientCounts]) -> list[Row]:
+    """Return one row for each API key. `client_counts` are the counts of the clients, by key."""
     ledger = {
         (line["key"], line["meter"]): (line["units"], line["denied"])
-        for line in Line.objects.filter(key__in=tallies)
+        for line in Line.objects.filter(key__in=client_counts)
         .values("key", "meter")
         .order_by()
         .annotate(units=Sum("admitted_units"), denied=Sum("denied_requests"))
@@ -58,7 +58,7 @@ def compare(keys: list[IssuedKey], tallies: dict[str, Tally]) -> list[Row]:
     for key in keys:
         admitted, denied = ledger.get((key.key, "requests"), (0, 0))
         tokens, _ = ledger.get((key.key, "tokens"), (0, 0))
-        rows.append(Row(key.name, tallies[key.key], admitted, denied, tokens))
+        rows.append(Row(key.name, client_counts[key.key], admitted, denied, tokens))
     return rows
 
 
@@ -70,7 +70,8 @@ def wait_for_ledger(keys: list[IssuedKey], seconds: float) -> None:
     """
     now, microseconds = get_redis_connection(conf.CACHE_ALIAS).time()
     # A process repeats some refusals from memory, and reports their number to Redis every INTERVAL seconds. So wait
-    # until the ledger contains all usage up to `moment`: two intervals after now, in µs by the clock of Redis.
+    # until the ledger contains all usage up to two intervals from now: by then, all numbers are reported. The variable
+    # `moment` is in µs by the clock of Redis.
     moment = now * 1_000_000 + microseconds + int(2 * INTERVAL * 1_000_000)
     shards = {shard_of(key.account, conf.SHARDS) for key in keys}
     complete = ShardState.objects.filter(shard__in=shards, watermark__gte=moment)

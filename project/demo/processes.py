@@ -1,7 +1,7 @@
 """Start and stop the processes of the demo.
 
-Each process has its own session. So Ctrl-C reaches only the demo itself, and the demo can stop the other processes in
-the right order.
+Each process is started in its own session of the operating system. So Ctrl-C reaches only the demo itself, and the
+demo can stop the other processes in the right order.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def listening_socket(port: int) -> socket.socket:
 
 
 def gunicorn_arguments(listener: socket.socket) -> list[str]:
-    """Return the arguments of gunicorn, with an inherited socket, two workers of four threads, and --preload."""
+    """Return the arguments of gunicorn. The web server inherits the socket `listener`."""
     return [
         *("gunicorn", "project.wsgi", "--bind", f"fd://{listener.fileno()}", "--workers", "2", "--preload"),
         *("--threads", "4", "--keep-alive", "60", "--no-control-socket"),

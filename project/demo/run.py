@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from project.demo import compare, processes, seed
-from project.demo.traffic import Client, Tally, Traffic
+from project.demo.traffic import Client, ClientCounts, Traffic
 
 #: Maximum time until the worker has written all usage to the ledger.
 LEDGER_SECONDS = 60.0
@@ -43,14 +43,15 @@ def run_demo(options: Options) -> int:
     with ExitStack() as stack:
         web, port = _start_web_server(stack, options.port)
         worker = _start_worker(stack)
-        # This block is entered last, so it ends first. Then no signal can interrupt the stopping of the processes.
+        # The stack leaves this context first, because it is entered last. After this, no signal can interrupt the stack
+        # while it stops the processes.
         stack.enter_context(_ignore_signals_at_the_end())
         address = f"http://127.0.0.1:{port}"
         console.print(f"Started a web server at {address} and a Celery worker with beat. Both use {settings.REDIS_URL}")
-        tallies = _send(console, port, keys, options)
+        client_counts = _send(console, port, keys, options)
         with console.status("Waiting until the worker has written the usage to the ledger"):
             compare.wait_for_ledger(keys, LEDGER_SECONDS)
-        rows = compare.compare(keys, tallies)
+        rows = compare.compare(keys, client_counts)
         console.print(compare.table(rows))
         difference = sum(row.difference for row in rows)
         console.rule("Usage report")
@@ -93,7 +94,7 @@ def _start_worker(stack: ExitStack) -> subprocess.Popen[bytes]:
     )
 
 
-def _send(console: Console, port: int, keys: list[seed.IssuedKey], options: Options) -> dict[str, Tally]:
+def _send(console: Console, port: int, keys: list[seed.IssuedKey], options: Options) -> dict[str, ClientCounts]:
     clients = [Client(key.key, key.secret) for key in keys]
     traffic = Traffic(port, clients, options.requests, threads=options.clients)
     columns = (TextColumn("Sending requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

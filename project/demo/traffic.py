@@ -13,13 +13,13 @@ VOCABULARY = ("quota", "token", "bucket", "ledger", "window", "burst", "lease", 
 
 
 @dataclass
-class Tally:
+class ClientCounts:
     """The responses that the clients got for one key."""
 
     sent: int = 0
     admitted: int = 0  # responses with status 200
     denied: int = 0  # responses with status 429
-    tokens: int = 0  # words of the texts that got the status 200
+    tokens: int = 0  # words in requests that got the status 200
     other: int = 0  # all other responses
     unanswered: int = 0  # requests without a response, because the connection ended
 
@@ -46,14 +46,17 @@ class Traffic:
     requests: int
     threads: int = 8
     seed: int = 2026
-    tallies: dict[str, Tally] = field(init=False)
+    counts: dict[str, ClientCounts] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tallies = {client.key: Tally() for client in self.clients}
+        self.counts = {client.key: ClientCounts() for client in self.clients}
         self._lock = threading.Lock()
 
-    def run(self, on_answer: Callable[[], None]) -> dict[str, Tally]:
-        """Send all requests. Call `on_answer` after each request. Raise the first error of a thread."""
+    def run(self, on_answer: Callable[[], None]) -> dict[str, ClientCounts]:
+        """Send all requests, and return the counts by key. Call `on_answer` after each request.
+
+        If a thread raises an error, stop all threads and raise this error.
+        """
         failures: list[BaseException] = []
         stop = threading.Event()
 
@@ -74,7 +77,7 @@ class Traffic:
             stop.set()
         if failures:
             raise failures[0]
-        return self.tallies
+        return self.counts
 
     def _send_share(self, number: int, on_answer: Callable[[], None], stop: threading.Event) -> None:
         """Send the requests of one thread. For example, each of 8 threads sends every eighth request."""
@@ -89,7 +92,7 @@ class Traffic:
             words = chance.choices(VOCABULARY, k=chance.randint(5, 60)) if chance.random() < 0.3 else []
             status = _send(connection, client.secret, words)
             with self._lock:
-                _count(self.tallies[client.key], status, len(words))
+                _count(self.counts[client.key], status, len(words))
                 on_answer()
         connection.close()
 
@@ -111,15 +114,15 @@ def _send(connection: http.client.HTTPConnection, secret: str, words: list[str])
     return answer.status
 
 
-def _count(tally: Tally, status: int | None, tokens: int) -> None:
-    tally.sent += 1
+def _count(counts: ClientCounts, status: int | None, tokens: int) -> None:
+    counts.sent += 1
     match status:
         case 200:
-            tally.admitted += 1
-            tally.tokens += tokens
+            counts.admitted += 1
+            counts.tokens += tokens
         case 429:
-            tally.denied += 1
+            counts.denied += 1
         case None:
-            tally.unanswered += 1
+            counts.unanswered += 1
         case _:
-            tally.other += 1
+            counts.other += 1

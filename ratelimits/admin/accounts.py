@@ -25,7 +25,7 @@ from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, Plan
 
 
 def _count_of(model: type[Model]) -> Coalesce:
-    """Return an expression for a query of plans: the number of rows of `model` that refer to the plan."""
+    """Return an expression for a query of plans: for each plan, the number of rows of `model` that refer to it."""
     rows = model._default_manager.filter(plan=OuterRef("pk")).order_by().values("plan")
     return Coalesce(Subquery(rows.annotate(total=Count("*")).values("total")), 0)
 
@@ -72,10 +72,7 @@ class PlanAdmin(AuditedAdmin):
         )
 
     def effect_of(self, request: HttpRequest, row: Plan) -> tuple[list[str], list[str]]:
-        """Return no sentences, and perhaps a warning.
-
-        If an undo adds a deleted plan again, the warning says that only the plan itself comes back.
-        """
+        """Return no sentences. If an undo adds a deleted plan again, return a warning about what does not come back."""
         if not row._state.adding:
             return [], []
         text = _("The plan comes back without its included quantities and prices: add them on the plan's page.")

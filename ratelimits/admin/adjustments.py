@@ -108,7 +108,7 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
 
     @admin.display(description=_("author"), ordering="created_at")
     def made_by(self, adjustment: Adjustment) -> str:
-        """Return the user who added the adjustment, and the day in the current time zone."""
+        """Return who added the adjustment, and on which day (in the current time zone)."""
         return f"{adjustment.author}, {localtime(adjustment.created_at):%Y-%m-%d}"
 
     @admin.display(description=_("effect on the report"))
@@ -168,8 +168,8 @@ class AdjustmentAdmin(KeySuggestions, AccountSearch, TypedNumbers, OwnTransactio
     def _effect_page(self, request: HttpRequest, adjustment: Adjustment) -> HttpResponse | None:
         """Return the page that shows the effect; None if the adjustment must be saved now.
 
-        If the effect cannot be computed, show a warning, and return None too.
-        If an earlier POST of the page saved the adjustment, return a response with a warning instead.
+        If an earlier POST of the page saved the adjustment, return a response that says so. If the effect cannot be
+        computed, show a warning, and return None.
         """
         if (saved := self._saved_before(request)) is not None:
             return saved

@@ -86,7 +86,7 @@ class AlertAdmin(InspectedAdmin, ReadOnlyAdmin):
     ]
 
     def inspected(self, row: Alert) -> tuple[str, str]:
-        """Return the key and the account of an alert. For an alert about a whole account, return its key and ""."""
+        """Return the key and the account of an alert. For an alert about an account: the account's key and ""."""
         return (row.key, row.account) if row.key else (f"account:{row.account}", "")
 
     @admin.display(description=_("reached"), ordering="threshold")

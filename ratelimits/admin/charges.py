@@ -99,9 +99,9 @@ def total_rows(report: Report, totals: Iterable[MeterTotal]) -> list[TotalRow]:
     amounts: dict[tuple[bool, str], dict[str, Decimal]] = defaultdict(dict)
     for meter_amount in meter_amounts(report):
         # An amount of another period than the report's is a correction.
-        key = meter_amount.period != str(report.period_start // SECOND), meter_amount.meter
-        currency = meter_amount.currency
-        amounts[key][currency] = plus(amounts[key].get(currency, ZERO), meter_amount.amount)
+        corrects = meter_amount.period != str(report.period_start // SECOND)
+        by_currency, currency = amounts[corrects, meter_amount.meter], meter_amount.currency
+        by_currency[currency] = plus(by_currency.get(currency, ZERO), meter_amount.amount)
     rows = []
     for corrects, meter in sorted(total_of.keys() | amounts.keys()):
         total = total_of.get((corrects, meter), MeterTotal(meter))

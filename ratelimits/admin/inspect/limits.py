@@ -168,7 +168,7 @@ class _Table:
         return link
 
     def _query(self, key: str) -> SafeString:
-        """Return the beginning of a form's query string (`?key=…&rule=`), as HTML. Callers append the rule's name."""
+        """Return, as HTML, the beginning of a form's query string (`?key=…&rule=`). Callers append a rule's name."""
         needs_account = not key.startswith(("ip:", "account:"))
         query = {"key": key} | ({"account": self._identity.account_id or NO_ACCOUNT} if needs_account else {})
         self._queries[key] = _html(f"?{urlencode(query)}&rule=")
@@ -221,7 +221,7 @@ def _linked(text: str, url: str) -> SafeString:
 
 
 def _memberships(keys: Sequence[str]) -> Iterable[tuple[int, int]]:
-    """Return, for each membership of these keys that is in force, the primary keys of its plan and of its row."""
+    """Return, for each membership of these keys that is in force, its plan and the membership, as primary keys."""
     now = timezone.now()
     rows = PlanMembership.objects.using(conf.DATABASE).filter(key__in=keys)
     rows = rows.filter(Q(valid_from=None) | Q(valid_from__lte=now))

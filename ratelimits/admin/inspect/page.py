@@ -73,13 +73,13 @@ class InspectAdmin(ReadOnlyAdmin):
         ]
 
     def keys_view(self, request: HttpRequest) -> HttpResponse:
-        """Return, as JSON, the known keys that contain the text `?q=` in the key or in its name."""
+        """Return, as JSON, the known keys that contain the text `?q=`, or whose name contains it."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         return JsonResponse({"keys": _Page(self.admin_site, request).keys(request.GET.get("q", "").strip())})
 
     def accounts_view(self, request: HttpRequest) -> HttpResponse:
-        """Return, as JSON, the known accounts that contain the text `?q=` in the identifier or in the name."""
+        """Return, as JSON, the known accounts whose identifier or name contains the text `?q=`."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         return JsonResponse({"keys": _Page(self.admin_site, request).accounts(request.GET.get("q", "").strip())})
@@ -126,11 +126,11 @@ class _Page:
         return self._key_context(key, account)
 
     def keys(self, text: str) -> list[KnownKey]:
-        """Return the known keys that contain a text in the key or in its name."""
+        """Return the known keys that contain a text, or whose name contains it."""
         return known_keys(text, self._searched_tables()).keys if _is_searchable(text) else []
 
     def accounts(self, text: str) -> list[KnownKey]:
-        """Return the known accounts that contain a text, each as its identifier and its name."""
+        """Return the known accounts whose identifier or name contains a text, each as its identifier and its name."""
         if not _is_searchable(text):
             return []
         found = known_accounts(text, self._searched_tables())

@@ -41,7 +41,7 @@ class ShownRefusal(NamedTuple):
     span      the quarter of an hour or the day, in UTC
     by        the block that refused, or the rule with its name and plan at that time
     sentence  the rule with its numbers at that time, if it was edited or deleted later; otherwise ""
-    note      says whether the rule was edited or deleted later; "" if not
+    note      says that the rule was edited or deleted later; "" if it was not
     url       URL of the rule's page; "" if there is no link
     history   URL of the page with all changes of the rule; "" if there is no link
     denied    the number of refused requests
@@ -68,7 +68,7 @@ class RefusedLately(NamedTuple):
     denied   the number of refused requests
     shadow   the number of requests that a rule in shadow mode would have refused
     keys     the key, or the number of keys; "" on the page of a single key
-    note     says whether the rule was edited or deleted later; "" if not
+    note     says that the rule was edited or deleted later; "" if it was not
     url      URL of the rule's page; "" if there is no link
     history  URL of the page with all changes of the rule; "" if there is no link
     """
@@ -206,8 +206,9 @@ def _recorded(
 ) -> list[tuple[str, str]]:
     """Return the moments and scopes of the newest recorded requests of an identity that were refused.
 
-    With `at`, return the requests of this minute. Otherwise look at the quarters of an hour of the newest refusals, and
-    at the current quarter and the quarter before, because usage reaches the ledger about a minute late.
+    With `at`, return the requests of the minute that contains `at`. Otherwise look at the quarters of an hour in which
+    `rows` have refusals. The ledger does not have the usage of the last minute yet. So also look at the current quarter
+    and the quarter before.
     """
     if at is not None:
         found = refused_requests(identity, [at // _MINUTE * _MINUTE], _MINUTE, _MAX_RECORDED)
@@ -221,7 +222,7 @@ def _recorded(
 def _joined_lines(
     rows: list[RefusedRequests], pages: tuple[str, str], histories: RuleHistories, *, of_account: bool
 ) -> Iterator[RefusedLately]:
-    """Yield a line for each rule or block and span of time, at most `_MAX_NEWEST` lines.
+    """Yield a line for the refusals by one rule or block in one span of time, at most `_MAX_NEWEST` lines.
 
     `pages` are the URLs `rule_page` and `history_page` of `shown_refusals`.
     """
@@ -233,9 +234,17 @@ def _joined_lines(
         by = f"{rule.name}: {rule.sentence}{rule.plan}" if rule.sentence else rule.name + rule.plan
         keys = group[0].key if len(group) == 1 else _("%s keys") % len(group)
         denied, shadow = sum(row.denied for row in group), sum(row.shadow for row in group)
-        urls = _urls(group[0], pages, histories)
-        counts = f"{denied:,}", f"{shadow:,}"
-        yield RefusedLately(_span(group[0]), by, *counts, keys if of_account else "", rule.note, *urls)
+        url, history = _urls(group[0], pages, histories)
+        yield RefusedLately(
+            span=_span(group[0]),
+            by=by,
+            denied=f"{denied:,}",
+            shadow=f"{shadow:,}",
+            keys=keys if of_account else "",
+            note=rule.note,
+            url=url,
+            history=history,
+        )
 
 
 def _refusing_rule(row: RefusedRequests, histories: RuleHistories) -> PastRule:
@@ -259,16 +268,18 @@ def _shown_rows(
 ) -> Iterator[ShownRefusal]:
     for row in rows[:MAX_REFUSALS]:
         rule = _refusing_rule(row, histories)
+        url, history = _urls(row, pages, histories)
         yield ShownRefusal(
-            _span(row),
-            row.key,
-            rule.name + rule.plan,
-            rule.sentence if rule.note else "",
-            rule.note,
-            *_urls(row, pages, histories),
-            row.meter,
-            f"{row.denied:,}",
-            f"{row.shadow:,}",
+            span=_span(row),
+            key=row.key,
+            by=rule.name + rule.plan,
+            sentence=rule.sentence if rule.note else "",
+            note=rule.note,
+            url=url,
+            history=history,
+            meter=row.meter,
+            denied=f"{row.denied:,}",
+            shadow=f"{row.shadow:,}",
         )
 
 

@@ -22,7 +22,7 @@ class PastRule(NamedTuple):
     name      the name of the rule at that time
     sentence  the rule as a sentence, with its numbers at that time; "" if the numbers are not known
     plan      a text such as " (plan pro)" if the rule belonged to a plan; otherwise ""
-    note      says whether the rule was edited or deleted later; "" if not
+    note      says that the rule was edited or deleted later; "" if it was not
     """
 
     name: str
@@ -111,7 +111,7 @@ class RuleHistories:
         return sentence
 
     def _note(self, rule: int, shown: _Record, start: int, seconds: int) -> str:
-        """Return a text that says whether the rule was edited after the shown record, or deleted; "" if not."""
+        """Return a text if the rule was edited after the shown record, or deleted; otherwise ""."""
         current_name, end = self.current_names.get(rule), moment((start + seconds) * 1_000_000)
         if current_name is None:
             return _("deleted since")

@@ -120,8 +120,10 @@ def _chosen(request: HttpRequest) -> dict[str, list[int]]:
     if request.method != "POST":
         return chosen
     if request.POST.get("all"):
-        account = request.POST.get("account") or None
-        found = open_periods(account=account, over=True) if "\0" not in (account or "") else iter(())
+        account = request.POST.get("account", "")
+        if "\0" in account:  # PostgreSQL refuses a text with a null character.
+            return chosen
+        found = open_periods(account=account or None, over=True)
         complete = (period for period in found if period.complete)
         subjects = [(period.account, period.start) for period in islice(complete, MAX_CHOSEN)]
     else:

@@ -1,4 +1,7 @@
-"""The list of open periods with the reason why each is open, and a page that closes a period by force."""
+"""The list of open periods with the reason why each is open, and a page that closes a period by force.
+
+To close a period by force is to write its final report although usage may be missing.
+"""
 
 from __future__ import annotations
 
@@ -73,6 +76,7 @@ class OpenPeriods(_Base):
             if "\0" not in account
             else iter(())
         )
+        # `open_periods` also yields some periods that are not over.
         listed = (period for period in found if period.over or running)
         quarantine_url = self._quarantine_url(request)
         rows = [_row(period, quarantine_url) for period in islice(listed, _MAX_ROWS + 1)]

@@ -232,8 +232,8 @@ def consequences(request: HttpRequest, row: Access, names: Sequence[str] = ()) -
         + (_("until %s.") % f"{ends:%Y-%m-%d %H:%M %Z}" if ends else _("without an end."))
     )
     warnings = [no_effect_text(row.target)]
-    # A copy of the block begins in 1970, at the moment 0. Look for a block at this moment. So there is also a warning
-    # if the block has not begun yet.
+    # Also warn if the block begins later. For this, a copy of the block gets the start 0, and is looked up at the
+    # moment 0.
     if blocks and AccessIndex([of_model(row)._replace(valid_from=0)]).find(identify(request), 0) is not None:
         warnings.append(_("This also blocks your own requests to the API. You can still use these admin pages."))
     sentences.append(_("Reason: %s") % row.reason)

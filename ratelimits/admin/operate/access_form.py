@@ -43,9 +43,7 @@ class AccessForm(_Base):
             ("86400", gettext_lazy("for a day")),
             ("604800", gettext_lazy("for a week")),
         ],
-        help_text=gettext_lazy(
-            "This time begins now. If the block or allow starts later, this time begins at that start."
-        ),
+        help_text=gettext_lazy("Counted from now. If the block or allow starts later: counted from its start."),
     )
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -62,8 +60,8 @@ class AccessForm(_Base):
         try:
             return canonical(text)
         except ValidationError as error:
-            # Return a wrong network, a text that begins like a key (such as "user:") and an unprintable text unchanged:
-            # the model's own validation then says what is wrong with it.
+            # Return three kinds of text unchanged, so that the model's validation says what is wrong with them: a wrong
+            # network, a text that begins like a key (such as "user:"), and an unprintable text.
             if error.code != "key" or text.partition(":")[0] in COVERS or not text.isprintable():
                 return text
         found = type(self).search(text)

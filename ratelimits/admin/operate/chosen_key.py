@@ -92,7 +92,8 @@ def chosen_key(request: HttpRequest, site: AdminSite) -> ChosenKey | KeyQuestion
         if len(keys) != 1:
             return _which_one(request, text, keys, has_more=found.has_more)
         key = keys[0].key
-    problem = no_owner_text(key) or (no_owner_text(f"account:{account}") if account not in ("", NO_ACCOUNT) else "")
+    account_key = f"account:{account}" if account not in ("", NO_ACCOUNT) else ""
+    problem = no_owner_text(key) or (account_key and no_owner_text(account_key))
     if problem:
         return KeyQuestion(problem)
     try:

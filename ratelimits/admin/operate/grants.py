@@ -175,7 +175,10 @@ class GrantView:
         data, account = form.cleaned_data, found.identity.account_id
         rows = grant(
             found.key,
-            *(data[name] for name in ("rule", "extra", "until", "reason")),
+            data["rule"],
+            data["extra"],
+            data["until"],
+            data["reason"],
             account=account,
             by=request.user,
         )

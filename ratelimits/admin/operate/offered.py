@@ -103,7 +103,7 @@ class OfferedRule:
         return _("window of %(span)s") % {"span": Wording(_, ngettext).span(period)}
 
     def window_is_shorter_than(self, seconds: float) -> bool:
-        """Return whether a window of the rule is shorter than `seconds`. A longer grant applies in several windows.
+        """Return whether a window is shorter than a grant of `seconds`. Such a grant applies in several windows.
 
         Calendar months and years have no fixed length, so the length of the present month or year is compared.
         """
@@ -168,7 +168,7 @@ def _counted_key(explained: ExplainedRule, identity: Identity) -> str | None:
 
 
 def _last_refusals(identity: Identity, key: str) -> dict[int, tuple[int, int]]:
-    """Return, for each rule that refused requests of the key in the last 24 hours, a moment and the number of requests.
+    """Return, for each rule with refusals of the key in 24 hours, a moment and the number of refused requests.
 
     The moment is the start of the newest quarter of an hour with refusals, in s since 1970 UTC. Only the newest rows
     are counted (see `refused_lately`). The result is empty for a key without an account.
