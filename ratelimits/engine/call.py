@@ -96,6 +96,7 @@ class Receipt:
 
     nonce    the name of the call that took the permits
     program  the limits that were charged
+    keys, costs, account, usage  have the same meaning as in `Call`
     at       the moment of the decision, in µs since 1970 UTC
     bin      start of the bin (15 minutes) in which the request was counted, in seconds since 1970 UTC
     period   start of the billing period in which the request was counted, in seconds since 1970 UTC

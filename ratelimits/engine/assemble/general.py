@@ -61,8 +61,9 @@ class AnyLimit(LimitText):
         announces = "true" if call.announces else "false"
         slots_move = "true" if call.slots_move else "false"
         self.known = {"lease": lease, "announces": announces, "is_alone": "#L == 1", "slots_move": slots_move}
-        self.in_table, self.table, self.used, self.files = True, "l", {}, _files()
-        self.lasting = "l.lasting"
+        self.in_table, self.table, self.lasting = True, "l", "l.lasting"
+        self.used = {}
+        self.files = _files()
 
     def section(self, name: str) -> str:
         """Return the Lua text that chooses the section of the limit's algorithm."""
@@ -129,12 +130,13 @@ class GeneralText(ScriptText):
         yield "if waits then l.timeout, place = read_struct('<d', ARGV[4], place) end"
         if self.shape.at_once:
             yield "l.timeout = 0"
+        # Algorithms with the same file and the same params share the lines that read the params.
         kinds: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         for kind in ALGORITHMS.values():
             file = algorithm_file(kind)
             kinds.setdefault((file.name, file.params_of(kind)), []).append(f"l.code == {kind.code}")
         for number, ((name, params), codes) in enumerate(kinds.items()):
-            fields = [f"l.{param}" for param in params if param != "-"]
+            fields = [f"l.{param}" for param in params if param != "-"]  # "-" is not sent to the script
             yield f"{'elseif' if number else 'if'} {' or '.join(codes)} then"
             yield f"l.kind = '{name}'"
             yield f"{', '.join(fields)}, place = read_struct('<{'d' * len(fields)}', ARGV[4], place)"

@@ -125,8 +125,9 @@ class LimitText:
         if line.startswith("--fields"):
             fields = [field for field in self.declared() if field in shared]
             return f"{', '.join(map(self.name, fields))} = {', '.join(f'self.{field}' for field in fields)}"
-        values = [f"{field} = {self.name(field)}" for field in (*self.used, "cost", *self.params) if field in shared]
-        return f"local self = {{{', '.join(dict.fromkeys([*self.known_fields, *values]))}}}"
+        each_once = dict.fromkeys([*self.used, "cost", *self.params])
+        values = [f"{field} = {self.name(field)}" for field in each_once if field in shared]
+        return f"local self = {{{', '.join([*self.known_fields, *values])}}}"
 
     def section(self, name: str) -> str:
         """Return the Lua text of a section of the algorithm. Return "" if the algorithm does not have this section."""

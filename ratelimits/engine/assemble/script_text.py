@@ -21,12 +21,13 @@ class ScriptText(StateLines):
 
     def __init__(self, shape: Shape, *, in_tables: bool) -> None:
         super().__init__(shape, in_tables=in_tables)
+        self.in_tables = in_tables
         #: The Lua files of the limits' algorithms, by name.
         self.files = {limit.file.name: limit.file for limit in self.limits}
-        #: For each "${name}" in the template, by this name: the text that replaces it.
+        #: By name: the text that replaces "${name}" in the template.
         self.values = self._values()
-        #: The functions of the other Lua files, which belong to no algorithm. `full_text` removes the functions that
-        #: the script does not call.
+        #: The functions of the Lua files that belong to no algorithm. `full_text` removes the functions that the script
+        #: does not call.
         self.functions_of_files: list[LuaFunction] = []
 
     def _values(self) -> dict[str, str]:
@@ -103,9 +104,9 @@ class ScriptText(StateLines):
         """Yield the lines of a section of the limit's algorithm, or of a section that is made here.
 
         These sections are made here:
-        after_resolve  the two things that can follow `resolve`: starting the limit anew, and the reply that the params
-                       do not hold at this moment
-        lost           the test whether Redis has lost the state of a lasting limit, which is restored from the ledger
+        after_resolve  what can follow `resolve`: the limit starts anew, or the script replies that the call's params
+                       are not valid at the moment of the decision
+        lost           the test whether the state of a lasting limit must be restored from the ledger
         renew          after a reset: a lasting limit gets a new state (see `renews`)
         """
         if name == "after_resolve":
@@ -128,10 +129,10 @@ class ScriptText(StateLines):
         yield from super().section(name, limit)
 
     def lost(self, limit: LimitText) -> Iterator[str]:
-        """Yield the lines that find out whether Redis has lost the state of a lasting limit.
+        """Yield the lines that find out whether the state of a lasting limit must be restored from the ledger.
 
-        In these lines, `marks >= 2` means that the caller decides these limits for the first time in this run of the
-        server. `lasting` is LimitShape.lasting: if it is 2, a limit without a state is lost.
+        In these lines, `marks >= 2` means that the caller decides the limits of the call for the first time in this run
+        of the server. `lasting` is LimitShape.lasting: if it is 2, a limit without a state is always restored.
         """
         op, lasting = self.shape.op, limit.lasting
         if lasting == "0" or op not in ("try", "restore", "reset"):
@@ -183,35 +184,39 @@ class ScriptText(StateLines):
         return f"c{HEADER}" + "d" * (len(fields) - 1), fields
 
     def _rules_at(self) -> int:
-        """Return the position in ARGV[4] to which RULE * n is added for limit n. Limits and positions begin at 1."""
+        """Return `rules_at`: the rule of limit n begins at rules_at + RULE * n in ARGV[4]. n begins at 1."""
         return sum(HEADER + 8 * (limit.shape.waits + len(limit.params)) for limit in self.limits) + 1 - RULE
 
     def do_limits(self) -> Iterator[str]:
         """Yield the lines that read the fields of the limits from the program (ARGV[4]).
 
-        If all fields are local variables, one call reads all of them.
+        If the fields are local variables, one call of struct reads all of them.
         """
-        if not self.limits:
-            return
-        fields = [self._program_fields(limit) for limit in self.limits]
-        in_locals = [(limit, *one) for limit, one in zip(self.limits, fields, strict=True) if not limit.in_table]
-        if len(in_locals) == len(self.limits):
-            names = [limit.name(name) for limit, _form, names in in_locals for name in names]
-            yield f"local {', '.join(names)} = read_struct('<{''.join(form for form, _names in fields)}', ARGV[4])"
+        if self.in_tables:
+            yield from self._limits_in_tables()
+        elif self.limits:
+            yield from self._limits_in_locals()
+
+    def _limits_in_tables(self) -> Iterator[str]:
         position = 1
-        for limit, (form, names) in zip(self.limits, fields, strict=True):
-            number, cost = limit.number, f"cost_of_{limit.shape.slot}"
-            if limit.in_table:
-                values = [f"cost = {cost}", *limit.known_fields]
-                yield f"local {limit.table} = {{{', '.join(values)}}}"
-            if limit.in_table or len(in_locals) < len(self.limits):
-                start = "" if limit.in_table else "local "
-                targets = ", ".join(limit.name(name) for name in names)
-                yield f"{start}{targets} = read_struct('<{form}', ARGV[4], {position})"
-            if not limit.in_table:
-                yield f"local {limit.name('cost')} = {cost}"
-                yield f"--locals {number}"
+        for limit in self.limits:
+            values = [f"cost = cost_of_{limit.shape.slot}", *limit.known_fields]
+            yield f"local {limit.table} = {{{', '.join(values)}}}"
+            form, names = self._program_fields(limit)
+            yield f"{', '.join(map(limit.name, names))} = read_struct('<{form}', ARGV[4], {position})"
             position += HEADER + 8 * (len(names) - 1)
+
+    def _limits_in_locals(self) -> Iterator[str]:
+        whole_form = "<"
+        variables: list[str] = []
+        for limit in self.limits:
+            form, names = self._program_fields(limit)
+            whole_form += form
+            variables += map(limit.name, names)
+        yield f"local {', '.join(variables)} = read_struct('{whole_form}', ARGV[4])"
+        for limit in self.limits:
+            yield f"local {limit.name('cost')} = cost_of_{limit.shape.slot}"
+            yield f"--locals {limit.number}"
 
     def counting_functions(self) -> Iterator[str]:
         """Yield the functions that count usage.
@@ -268,7 +273,7 @@ class ScriptText(StateLines):
         return f"usage_add({open_key}, {kind} .. string.sub({counter}, 2), math.abs({cost}), {int(self.shape.whole)})"
 
     def counted(self, open_key: str) -> Iterator[str]:
-        """Yield the lines that follow the counting: if there are new counters, the batch may be new or full."""
+        """Yield the line that follows the counting. If there are new counters, the batch may be new or full."""
         run = "run or string.match(ARGV[2], ' (.*)$')"
         yield f"if new > 0 then rarely().batch_functions().count_new({open_key}, ARGV[1], {run}, now, new) end"
 

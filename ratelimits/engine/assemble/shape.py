@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ratelimits.algorithms.base import Algorithm
 
-#: How many numbers a request has before its costs (ARGV[3] in lua/decide.lua). Each number has 8 bytes.
+#: How many numbers stand before the costs in ARGV[3] of lua/decide.lua. Each number has 8 bytes.
 REQUEST_NUMBERS = 7
 
 
@@ -46,12 +46,13 @@ class Shape(NamedTuple):
     heads      the number of heads that the script compares
     costs      the number of costs
     meters     the number of meters
-    open_key   the position in KEYS, from 1, of the open batch, if there are meters. The key of a receipt follows
+    open_key   the position in KEYS, from 1, of the open batch. The Redis key of the receipt is at the next position. If
+               there are no meters, there is no open batch, and the receipt is at this position
     virtual    whether the clock is virtual (in the simulator), so that nothing expires
     at_once    whether a request that would have to wait is refused, whatever the timeouts are
     whole      whether a whole receipt is refunded
     lease      whether the call names its leases
-    announces  whether a caller that is refused waits until a lease is released
+    announces  whether the script notes in Redis that a refused caller waits until a lease is released
     counts_refusal  whether a refusal is counted as a denied request
     slots_move  whether the server is a cluster, whose slots may move to other nodes
     general    whether the script is a general one (general.py)

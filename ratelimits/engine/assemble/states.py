@@ -262,7 +262,7 @@ class StateLines:
         """Yield the lines that write a packed state, `value`. `key` is the Lua expression of its Redis key.
 
         `latest_before` is the Lua name of the expiry that the packed state had before; "" if it is not known. `raw` is
-        the Lua name of the packed state before; "" if it is known that the key has no other type.
+        the Lua name of the old packed state; "" if the script has already tested that the key has no other type.
         """
         yield f"if not value then call('UNLINK', {key})"
         lasts = "" if self.shape.virtual else ", 'PX', latest * 1000 - (now - now % 1000) / 1000"
@@ -274,7 +274,7 @@ class StateLines:
             yield f"else call('SET', {key}, value) end"
             return
         if latest_before:
-            # If the expiry does not change, KEEPTTL saves time on the server. If the moment comes from the request and
-            # not from the server's clock, the state gets a new expiry.
+            # If the expiry does not change, KEEPTTL saves time on the server. But if the moment comes from the request,
+            # it can differ from the server's clock. Then the key needs a new time to live.
             yield f"elseif by_server and latest == {latest_before} then call('SET', {key}, value, 'KEEPTTL')"
         yield f"else call('SET', {key}, value{lasts}) end"

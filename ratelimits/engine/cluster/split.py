@@ -71,6 +71,11 @@ def _of_limit(index: int) -> slice:
     return slice(start, start + PER_LIMIT)
 
 
+def _ok(reply: Reply, index: int) -> int:
+    """Return 1 if a limit admitted the request, otherwise 0."""
+    return reply[_of_limit(index)][0]
+
+
 def _is_admitted(reply: Reply) -> bool:
     return reply[:2] == (DECIDED, 1)
 
@@ -216,7 +221,7 @@ def _give_back(whole_command: Command, replies: Replies, until: int, nonce: byte
         costs = part.command.call.costs
         # Leave out limits that were not charged: shadow limits that would have refused the request, and limits with
         # the cost 0. (The slot of a term is the position of its cost, not a slot of the cluster.)
-        charged = [i for i, term in enumerate(terms) if charging_reply[HEAD + PER_LIMIT * i] and costs[term.slot]]
+        charged = [i for i, term in enumerate(terms) if _ok(charging_reply, i) and costs[term.slot]]
         if not charged:
             continue
         charged_at = charging_reply[7]  # the moment of the decision
@@ -232,7 +237,8 @@ def _give_back(whole_command: Command, replies: Replies, until: int, nonce: byte
         # Report what the limits have left after the permits were given back. Leave `ok` as it was.
         corrected = list(charging_reply)
         for index, i in enumerate(charged):
-            corrected[_of_limit(i)] = (corrected[HEAD + PER_LIMIT * i], *reply[_of_limit(index)][1:])
+            _ok_now, remaining, reset_after = reply[_of_limit(index)]
+            corrected[_of_limit(i)] = (_ok(charging_reply, i), remaining, reset_after)
         replies[position] = tuple(corrected)
 
 
@@ -300,9 +306,10 @@ def _count_shadowed(whole_command: Command, reply: Reply) -> Generator[Sent, byt
         return
     counted = []
     # The last shard has counted its own limits.
-    for i in (i for part in parts(whole_command)[:-1] for i in part.limits):
+    earlier_limits = [i for part in parts(whole_command)[:-1] for i in part.limits]
+    for i in earlier_limits:
         term = call.program.terms[i]
-        if not reply[HEAD + PER_LIMIT * i] and term.slot < len(usage.meters):
+        if not _ok(reply, i) and term.slot < len(usage.meters):
             usage_in_meter = usage._replace(meters=(usage.meters[term.slot],))
             counted.append(RefusalCount(usage_in_meter, (call.costs[term.slot],), term.rule, term.version, requests=1))
     if counted:
@@ -358,12 +365,13 @@ def _combined(call: Call, all_parts: Sequence[ShardPart], replies: Replies) -> R
         if allowed != 1:
             refusals.append((retry_after, part.limits[part_binding - 1]))
     binding = remaining = retry = reset = 0
+    # A reply counts its limits from 1, and 0 stands for no binding limit.
     if enforced:
-        remaining, binding, _reset = min(enforced)
-        binding, reset = binding + 1, max(reset_after for _remaining, _i, reset_after in enforced)
+        remaining, limit_position, _reset = min(enforced)
+        binding, reset = limit_position + 1, max(reset_after for _remaining, _i, reset_after in enforced)
     if refusals:
         # The binding limit is the first limit that never admits, or else the limit that refuses for the longest time.
-        retry, binding = min(refusals, key=_order_of_refusal)
-        binding, wait = binding + 1, 0
+        retry, limit_position = min(refusals, key=_order_of_refusal)
+        binding, wait = limit_position + 1, 0
     head = (DECIDED, int(not refusals), binding, remaining, retry, reset, wait, at, now)
     return (*head, *(value for standing in standings for value in standing), *moments)
