@@ -170,9 +170,10 @@ def check_restored(
     if _is_invalid("DATABASE") or conf.DATABASE not in (databases or ()):
         return []
     try:
-        in_redis, in_database = version_in_force(), ConfigVersion.read(conf.DATABASE)[0]
-        # Read the database again, because an edit could have been published between the two reads.
-        in_database = in_database if in_redis <= in_database else ConfigVersion.read(conf.DATABASE)[0]
+        # Read Redis first. An edit is in the database before it is published to Redis, so an edit between the two reads
+        # cannot make the database seem older.
+        in_redis = version_in_force()
+        in_database = ConfigVersion.read(conf.DATABASE)[0]
     except (DatabaseError, RedisError, Unavailable, ServerStartError, OSError, ValueError, ImproperlyConfigured):
         return []  # The tables do not exist yet, or a server is down or not installed.
     if in_redis <= in_database:
