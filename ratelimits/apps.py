@@ -19,8 +19,8 @@ from ratelimits.embedded.shared import shared_url
 
 logger = logging.getLogger(__name__)
 
-#: Programs that send or run Celery tasks. `python -m gunicorn` runs gunicorn/__main__.py, so a name can also be that of
-#: a folder.
+#: Programs that send or run Celery tasks. `python -m gunicorn` runs the file gunicorn/__main__.py: then the name is the
+#: name of the folder.
 _PROGRAMS_WITH_BROKER = frozenset({"celery", "daphne", "granian", "gunicorn", "hypercorn", "uvicorn"})
 #: Commands of `manage.py` that send tasks. A shell sends a task if a person calls the task there.
 _COMMANDS_WITH_BROKER = frozenset({"runserver", "runserver_plus", "shell", "shell_plus"})
@@ -63,7 +63,7 @@ def _give_broker(celery: Any) -> None:
     # Other commands, such as `migrate`, send no tasks, so they do not need to start the server.
     if _COMMANDS_WITH_BROKER.isdisjoint(sys.argv) and _PROGRAMS_WITH_BROKER.isdisjoint(Path(sys.argv[0]).parts[-2:]):
         return
-    with suppress(ImproperlyConfigured):  # `manage.py check` says what to write.
+    with suppress(ImproperlyConfigured):  # `manage.py check` reports settings that are not valid.
         if embedded.is_needed() and embedded.is_allowed() and not celery.conf.broker_url:
             try:
                 celery.conf.broker_url = f"{shared_url(embedded.folder()).removesuffix('/0')}/1"

@@ -113,7 +113,7 @@ def ended_if_it_fails(request: HttpRequest) -> Iterator[None]:
     try:
         yield
     except Exception:
-        # The request still gets a response: the framework makes one of the error. If the response has the status of a
+        # The request still gets a response: the framework makes it from the error. If the response has the status of a
         # server error, the middleware refunds the request.
         finishing.end(request)
         raise

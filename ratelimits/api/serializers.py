@@ -15,7 +15,7 @@ from ratelimits.api.windows import MAX_DAYS, PagePosition
 from ratelimits.reports.exports import DOWNLOADS, Format
 from ratelimits.reports.periods import month_window
 
-#: Maximum number of characters of a name in a query. (A name with more than 255 characters has a shorter ledger name.)
+#: Maximum number of characters of a name in a query. (The ledger has shorter names instead of very long ones.)
 MAX_TEXT = 1000
 #: Query parameters that Django REST framework itself uses.
 _FRAMEWORK_PARAMETERS = {"format"}
@@ -134,7 +134,7 @@ def _storable(text: str) -> bool:
 
 
 def cursor(position: PagePosition) -> str:
-    """Return the text that stands for a position in a link."""
+    """Return the cursor that encodes a position."""
     return urlsafe_b64encode(json.dumps(position).encode()).decode()
 
 

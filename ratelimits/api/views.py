@@ -163,14 +163,14 @@ def _window_query(parameters: dict[str, Any], account: str | None, terms: Terms,
         raise ValidationError({"from": str(error)}) from error
     key = parameters.get("key")
     return WindowQuery(
-        window,
-        first_start,
-        last_end,
-        timezone,
-        terms,
-        account,
-        ledger_name(key) if key is not None else None,
-        parameters.get("meter"),
+        window=window,
+        start=first_start,
+        end=last_end,
+        timezone=timezone,
+        terms=terms,
+        account=account,
+        key=ledger_name(key) if key is not None else None,
+        meter=parameters.get("meter"),
     )
 
 

@@ -124,7 +124,8 @@ def load(
         before = dump(using)
         changes = _delete_rules(before, document, using) if delete else []
         changes += _load_plans(before, document, using, problems)
-        # First save the rules that do not bill. So a file can make one rule bill in place of another rule.
+        # First save the rules that do not bill: a rule that begins to bill is refused while the rule that it replaces
+        # still bills.
         entries = sorted(document["rules"], key=lambda entry: bool(entry.get("bills", False)))
         counted = (progress or Progress()).counted("rules", entries, len(entries))
         changes += _load_rules(before, counted, using, reason, problems)
@@ -217,7 +218,7 @@ def _load_prices(prices: list[PlanPrice], old: dict[str, Any], using: str) -> bo
     """Save the prices that have changed. Return whether a price was changed, added or deleted."""
     changed = old.keys() != {row.meter for row in prices}
     for row in prices:
-        row.plan = row.plan  # A new plan was saved after this row was made: this copies the plan's primary key.
+        row.plan = row.plan  # The row was made before a new plan was saved. This gives it the plan's primary key.
         try:
             row.full_clean()
         except ValidationError as error:

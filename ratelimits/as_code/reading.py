@@ -52,8 +52,8 @@ class RefusedError(ValueError):
     """Raised if a document cannot be loaded.
 
     problems  a sentence for each error
-    rest      the plans without errors, and the rules without errors, except the rules of a plan with errors; None if
-              `parse` could not read the document at all, or if `load` refused it
+    rest      the plans and rules without errors. It does not contain the rules of a plan with errors. None if `parse`
+              could not read the document at all, or if `load` refused it
     """
 
     def __init__(self, problems: list[str], rest: Document | None = None) -> None:
@@ -130,8 +130,8 @@ def _completed(entry: Any) -> tuple[Any, list[str]]:
     """Return the completed entry of a rule, and the problems of its typed rate.
 
     The completed entry has an algorithm, and numbers in place of a typed rate. If the typed rate is not valid, the
-    completed entry has no rate, so that `_rule_problems` can read the other fields. An entry that is not an object is
-    returned unchanged: `_rule_problems` reports it.
+    completed entry has no rate, so that `_rule_problems` does not report the rate again. An entry that is not an object
+    is returned unchanged: `_rule_problems` reports it.
     """
     if not isinstance(entry, dict):
         return entry, []
@@ -162,7 +162,7 @@ def _rule_problems(entry: Any) -> Iterator[str]:
         yield from (f"a rule has no field {printable(field)}" for field in sorted(checked.keys() - RULE.keys()))
         del checked["algorithm"]
         if isinstance(checked.get("rate"), str) and typed_rates.is_rate(checked["rate"]):
-            del checked["rate"]  # Only the algorithm says what a typed rate means.
+            del checked["rate"]  # This rate is valid, but without an algorithm it was not replaced by numbers.
     yield from rule_type_problems(checked)
 
 

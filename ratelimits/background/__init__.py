@@ -98,12 +98,12 @@ class Background:
         return finished
 
     def _run(self) -> None:
-        # If the work forks, this loop goes on in the child too. It must not use the new queue and the new lock that
-        # `_reset` makes in the child.
+        # If the work forks, this loop goes on in the child too. Let it keep the old queue and the old lock there: the
+        # new ones, which `_reset` makes, belong to the thread that the child starts.
         orders, working = self._orders, self._working
-        # Moments by `time.monotonic`. From `rest_ends`, `wake` can start the work. At `due`, the work starts anyway.
+        # Moments by `time.monotonic`. From `pause_ends`, `wake` can start the work. At `due`, the work starts anyway.
         # From `log_from`, a failure is logged.
-        rest_ends, due, log_from = 0.0, time.monotonic() + self._seconds(), 0.0
+        pause_ends, due, log_from = 0.0, time.monotonic() + self._seconds(), 0.0
         while True:
             finished = None
             try:
@@ -111,8 +111,8 @@ class Background:
             except queue.Empty:
                 pass
             else:
-                if finished is None:
-                    due = min(due, rest_ends)
+                if finished is None:  # from `wake`: start the work earlier, at the end of the pause
+                    due = min(due, pause_ends)
                     continue
             self._woken = False
             began = time.monotonic()
@@ -128,7 +128,8 @@ class Background:
             if finished is not None:
                 finished.set()
             ended = time.monotonic()
-            rest_ends, due = ended + max(PAUSE, PAUSE_FACTOR * (ended - began)), ended + self._seconds()
+            pause_ends = ended + max(PAUSE, PAUSE_FACTOR * (ended - began))
+            due = ended + self._seconds()
 
 
 _all: list[Background] = []

@@ -31,18 +31,18 @@ class StopHandler:
     """A signal handler that lets the background work end, and then does the same as the handler that it replaces."""
 
     def __init__(
-        self, end: Callable[..., None], before: Callable[[int, FrameType | None], Any] | signal.Handlers
+        self, end: Callable[..., None], replaced: Callable[[int, FrameType | None], Any] | signal.Handlers
     ) -> None:
         self._end = end
-        self._before = before
+        self._replaced = replaced
         self._stopping = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if callable(self._before):
+        if callable(self._replaced):
             # The server still answers requests, and each request can add to the counts.
             self._stopping = True
             self._try(MAX_DELAY)
-            self._before(number, frame)
+            self._replaced(number, frame)
         else:
             self._try()
             signal.signal(number, signal.SIG_DFL)
@@ -70,10 +70,10 @@ def watch(end: Callable[..., None]) -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     for number in SIGNALS:
-        before = signal.getsignal(number)
-        if isinstance(before, StopHandler) or before in (None, signal.SIG_IGN, signal.default_int_handler):
+        current = signal.getsignal(number)
+        if isinstance(current, StopHandler) or current in (None, signal.SIG_IGN, signal.default_int_handler):
             continue
-        handler = StopHandler(end, before)  # type: ignore[arg-type]
+        handler = StopHandler(end, current)  # type: ignore[arg-type]
         # Connect here, not in the handler: the handler can interrupt its thread while the thread holds the lock of
         # Django's signal.
         request_finished.connect(

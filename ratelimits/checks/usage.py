@@ -85,7 +85,7 @@ def _check_worker() -> Iterator[checks.CheckMessage]:
 
 
 def _check_shards() -> Iterator[checks.CheckMessage]:
-    """Warn of usage in shards whose id is SHARDS or above. This usage is no longer sealed, drained or closed."""
+    """Warn of usage in shards whose id is SHARDS or above. No task seals it, drains it or closes its periods."""
     open_usage = PeriodUsage.objects.using(conf.DATABASE).filter(covered=None, shard__gte=conf.SHARDS)
     accounts = open_usage.order_by().values("account").distinct().count()
     shards = _count_shards_in_redis()

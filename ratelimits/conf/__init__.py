@@ -67,7 +67,7 @@ DEFAULTS: dict[str, Any] = {
     "ADJUSTMENT_APPROVAL": False,  # an adjustment counts only after another person has approved it
     "PROCESS_TOTALS_INTERVAL": 10,  # seconds from one write of a process's totals to the next; 0: they are not written
     "SIGNING_KEY": "",  # key of the HMAC that signs reports; empty: reports have a digest without a key
-    "SIGNING_KEYS_OLD": [],  # former values of SIGNING_KEY, whose signatures still verify
+    "SIGNING_KEYS_OLD": [],  # former values of SIGNING_KEY; signatures with these keys stay valid
     "BILLING_CUSTOMER": None,  # callable or path: takes an account, returns its name at Stripe or Lago
     "PUSH": {},  # billing systems that receive finalised reports: name -> options
     "PUSH_INTERVAL": 300,  # seconds between two searches for lines to push

@@ -146,7 +146,7 @@ def _is_receiver(name: Any, options: Any) -> bool:
     return (
         options.keys() <= _PUSH_OPTIONS.keys()
         and "SINCE" in options
-        and kind in list(PUSH_FORMATS)  # a list, because an invalid FORMAT can have no hash
+        and kind in list(PUSH_FORMATS)  # a list, because a dict would raise an error for an unhashable FORMAT
         and bool(options.get("KEY") or not PUSH_FORMATS[kind])
         and all(_PUSH_OPTIONS[option](value) for option, value in options.items())
     )
@@ -157,7 +157,8 @@ _PUSH = SettingRule(
     ' has 1 to 40 letters of ASCII, digits, "_", "." or "-". SINCE is required: no report of an earlier month is'
     ' pushed. KEY is required, except for OpenMeter. FORMAT is "stripe", "lago" or "openmeter". If the name is none of'
     " these words, FORMAT is required. URL (http or https), CUSTOMER (a callable, or its dotted path) and REMEMBERS"
-    " (for how many hours the system recognises an event that it has already received; None: for ever) are optional.",
+    " are optional. REMEMBERS is the number of hours for which the system recognises an event that it has already"
+    " received; None means for ever.",
     lambda value: isinstance(value, dict) and all(_is_receiver(name, options) for name, options in value.items()),
 )
 
