@@ -27,7 +27,7 @@ exclude_patterns = ["README.md"]
 myst_heading_anchors = 4
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
-# Some examples have `…` or placeholders, which Pygments cannot parse. They are only for people, so hide its warning.
+# Some examples have `…` or placeholders, which Pygments cannot parse. Its warning about them is not useful.
 suppress_warnings = ["misc.highlighting_failure"]
 
 
