@@ -85,9 +85,17 @@ class Affected:
 
     def _count_sentence(self) -> str:
         if self.has_more and self.are_accounts:
-            text = _("Applies to at least %(n)s accounts of the last 24 hours.")
+            text = ngettext(
+                "Applies to at least %(n)s account of the last 24 hours.",
+                "Applies to at least %(n)s accounts of the last 24 hours.",
+                self.count,
+            )
         elif self.has_more:
-            text = _("Applies to at least %(n)s keys of the last 24 hours.")
+            text = ngettext(
+                "Applies to at least %(n)s key of the last 24 hours.",
+                "Applies to at least %(n)s keys of the last 24 hours.",
+                self.count,
+            )
         elif self.are_accounts:
             text = ngettext(
                 "Applies to %(n)s account of the last 24 hours.",
@@ -127,7 +135,7 @@ def affected(rule: Rule, algorithm: Algorithm, now: int | None = None) -> Affect
     if rule.key_kind in (KeyKind.IP, KeyKind.VIEW_KEY) or rule.callers == Callers.ANONYMOUS:
         refuses_everyone = algorithm.admits_nothing and is_enforced and not rule.group
         return Affected(0, None, has_more=False, refuses_everyone=refuses_everyone, in_ledger=False)
-    used_keys = _usage_of_keys(rule, now)
+    used_keys, has_more = _usage_of_keys(rule, now)
     if algorithm.admits_nothing:
         above_limit: int | None = len(used_keys)
     else:
@@ -138,7 +146,7 @@ def affected(rule: Rule, algorithm: Algorithm, now: int | None = None) -> Affect
     return Affected(
         len(used_keys),
         above_limit,
-        has_more=len(used_keys) >= MAX_KEYS,
+        has_more=has_more,
         # A rule for a group does not refuse users outside the group.
         refuses_everyone=is_enforced and not rule.group and refuses_all,
         are_accounts=rule.key_kind == KeyKind.ACCOUNT,
@@ -200,13 +208,14 @@ def _since(units: dict[int, int], moment: int) -> int:
     return sum(count for start, count in units.items() if start >= moment)
 
 
-def _usage_of_keys(rule: Rule, now: int) -> list[_KeyUsage]:
-    """Return the usage of each key that the rule applies to, for at most `MAX_KEYS` keys."""
+def _usage_of_keys(rule: Rule, now: int) -> tuple[list[_KeyUsage], bool]:
+    """Return the usage of at most `MAX_KEYS` keys that the rule applies to, and whether there may be more such keys."""
     newest = Line.objects.using(conf.DATABASE).filter(bin__gte=now - LOOK_BACK, meter=rule.meter)
     rows = newest.order_by("-bin").values_list("key", "account", "bin", "admitted_units")[:MAX_LINES]
     # By key and account: the admitted units, by the start of their bin.
     units_of: dict[tuple[str, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    for key, account, start, units in rows:
+    lines = list(rows)
+    for key, account, start, units in lines:
         if rule.callers == Callers.AUTHENTICATED and not key.startswith(("user:", "api_key:")):
             continue
         kind_of_key = key.partition(":")[0]
@@ -217,6 +226,7 @@ def _usage_of_keys(rule: Rule, now: int) -> list[_KeyUsage]:
         units_of = {
             (key, account): units for (key, account), units in units_of.items() if rule.group in groups_of.get(key, ())
         }
+    was_cut = len(lines) >= MAX_LINES or len(units_of) > MAX_KEYS
     busiest = sorted(units_of, key=lambda pair: -sum(units_of[pair].values()))[:MAX_KEYS]
     usage: dict[str, _KeyUsage] = {}
     for key, account in _limited_by(rule, busiest):
@@ -226,7 +236,7 @@ def _usage_of_keys(rule: Rule, now: int) -> list[_KeyUsage]:
         use = usage.setdefault(counted_key, _KeyUsage(counted_key, account, defaultdict(int)))
         for start, units in units_of[key, account].items():
             use.units[start] += units
-    return list(usage.values())
+    return list(usage.values()), was_cut and rule.key_kind != KeyKind.GLOBAL
 
 
 def _limited_by(rule: Rule, keys: list[tuple[str, str]]) -> list[tuple[str, str]]:

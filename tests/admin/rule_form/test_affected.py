@@ -19,6 +19,7 @@ from tests.support.rows import rule, unsaved
 
 pytestmark = pytest.mark.django_db
 
+MODULE = affected.__module__
 #: A moment at the start of a bin and of an hour.
 NOW = 1_800_000_000 // 86_400 * 86_400 + 43_200
 _ids = itertools.count(1)
@@ -111,6 +112,24 @@ class TestByTheLedger:
             assert len(queries) <= 5
         assert (result.count, result.has_more) == (MAX_KEYS, True)
         assert "at least 2,000 keys" in result.text
+
+    def test_keys_may_be_missing_if_lines_or_keys_were_not_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        used(use("user:1", 5), use("user:1", 5, ago=900), use("user:2", 5, ago=1_800), use("user:3", 5, account="a"))
+
+        def text(row: Rule) -> str:
+            return affected(row, row.to_algorithm(), NOW).text
+
+        account = unsaved(key_kind="account")
+        monkeypatch.setattr(MODULE + ".MAX_LINES", 2)
+        assert "at least 2 keys" in text(unsaved())
+        assert "at least 1 account of" in text(account)
+        assert "Applies to 1 key of" in text(unsaved(key_kind="global"))
+        monkeypatch.setattr(MODULE + ".MAX_LINES", 50)
+        monkeypatch.setattr(MODULE + ".MAX_KEYS", 2)
+        # The keys that were left out can belong to other accounts.
+        assert "at least 1 account of" in text(account)
+        monkeypatch.setattr(MODULE + ".MAX_KEYS", 3)
+        assert "Applies to 3 keys" in text(unsaved())
 
 
 class TestInRedis:
