@@ -81,11 +81,11 @@ class StreamQuery(serializers.Serializer[dict[str, object]]):
 
 
 class StreamView(APIView):
-    """Stream the words of a text one by one, as a language model does. A word costs one token.
+    """Stream the words of a text one by one, as a language model does. A call costs one request, and one token a word.
 
     Before the view begins, the request is charged `max_tokens` tokens. When the stream ends, the view settles the
-    request: the charge becomes the number of words that were sent. This is also true if the client has closed the
-    connection.
+    request: the charge becomes the number of words that were sent. The view also settles the request if the client
+    closes the connection.
     """
 
     throttle_scope = "stream"

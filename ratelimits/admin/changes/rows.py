@@ -187,7 +187,7 @@ def _differences(record: Any, before: Any, plans: dict[int, str]) -> Iterator[Di
     """
     if record.history_type == "~" and before is None:
         return
-    # Before an addition and after a deletion, the row has no values.
+    # Before an addition and after a deletion, the row has no values. The record of a deletion has the last values.
     old, new = {"+": (None, record), "-": (record, None)}.get(record.history_type, (before, record))
     for field in record.tracked_fields:
         if field.name in _HIDDEN:

@@ -145,6 +145,7 @@ def offered_rules(identity: Identity, key: str) -> list[OfferedRule]:
             if isinstance(explained.rule, AppliedRule) and explained.rule.key_kind in COVERS[kind] - {kind}:
                 found.setdefault(explained.row.name, (explained, False))
     refusals = _last_refusals(identity, key)
+    no_refusals = 0, 0
     offered = [
         OfferedRule(
             name=explained.row.name,
@@ -157,7 +158,7 @@ def offered_rules(identity: Identity, key: str) -> list[OfferedRule]:
         )
         for explained, counts_key_itself in found.values()
         if isinstance(explained.rule, AppliedRule)
-        for refused_at, refused in [refusals.get(explained.row.pk, (0, 0))]
+        for refused_at, refused in [refusals.get(explained.row.pk, no_refusals)]
     ]
     return sorted(offered, key=lambda rule: (-rule.refused_at, rule.name))
 
