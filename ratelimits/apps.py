@@ -73,5 +73,5 @@ def _give_broker(celery: Any) -> None:
 
 
 def _end(**kwargs: object) -> None:
-    """End the background threads of this process. Celery's signals call this function with keyword arguments."""
+    """Let the background threads do their last work. Celery's signals call this function with keyword arguments."""
     background.end()

@@ -148,7 +148,8 @@ def _window_query(parameters: dict[str, Any], account: str | None, terms: Terms,
     if "from" in parameters:
         start = _instant("from", parameters["from"], timezone)
     elif account is None and window == "period":
-        start = now - 31 * DAY * SECOND  # All current billing periods start after this moment.
+        # A billing period has at most 31 days. Below, this moment is rounded down to the start of its month in UTC.
+        start = now - 31 * DAY * SECOND
     else:
         start = terms.period(now).start
     end = _instant("to", parameters["to"], timezone) if "to" in parameters else now

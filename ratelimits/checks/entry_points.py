@@ -115,7 +115,7 @@ def check_use(
     """Warn if there are rules, but no setting and no view uses them. Do nothing without `--database`."""
     try:
         using = conf.DATABASE
-        if using not in (databases or ()) or any(True for _reason in _reasons_to_decide()):
+        if using not in (databases or ()) or next(_reasons_to_decide(), None) is not None:
             return []
         # Usage in the ledger shows that the project's own code asks for decisions.
         if any(name in sys.modules for name in _OTHER_ENTRY_POINTS) or PeriodUsage.objects.using(using).exists():

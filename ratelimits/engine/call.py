@@ -190,10 +190,10 @@ def shard_of_usage(keyspace: Keyspace, usage: Usage) -> int:
 
 
 def bin_and_period(usage: Usage, now: int) -> tuple[int, int, int]:
-    """Return the start of the bin and the start of the billing period that contain `now`, and an end.
+    """Return the start of the bin, the start of the billing period, and the earlier one of their two ends.
 
-    The end is the earlier of two moments: the end of the bin and the end of the billing period. `now` and the end are
-    in µs, the two starts are in seconds, all since 1970 UTC.
+    The bin and the billing period are those that contain `now`. `now` and the end are in µs since 1970 UTC, and the two
+    starts are in seconds.
     """
     bin_start = now // _BIN * _BIN
     periods = usage.periods
