@@ -1,9 +1,7 @@
 """Give a test of your project, or a part of a test, other rules, a stopped clock, or no limits.
 
-Each of these tools is a context manager, and a decorator for functions, async functions and classes of
-`unittest.TestCase`.
-
-pytest has the fixtures `override_rules`, `frozen_quota_clock` and `no_rate_limits`. docs/testing.md has examples.
+`override_rules`, `frozen_quota_clock` and `no_rate_limits` are context managers, and decorators for functions, async
+functions and classes of `unittest.TestCase`. pytest has fixtures with the same names. docs/testing.md has examples.
 """
 
 from __future__ import annotations

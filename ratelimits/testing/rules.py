@@ -53,7 +53,8 @@ class override_rules(TestContextDecorator):  # noqa: N801  (it is used as a deco
     def enable(self) -> None:
         leave = namespace.enter()
         previous = rules.replace_rules(_TestRules(self._rows))
-        # The rules of the test can name groups. So changes of groups must take effect, even if no row names a group.
+        # The rules of the test can name groups. So changes of groups must be noted, even if no rule in the
+        # database names a group.
         had_rules_outside_database = groups.has_rules_outside_database
         groups.has_rules_outside_database = True
 
@@ -80,9 +81,9 @@ class _TestRules:
     def __call__(self, rows: Rows) -> Rows:
         if rows is self._last:
             return rows
-        plans = {slug: pk for pk, slug in rows.plans.items()}
-        found = (replace(row, plan=plans.get(slug, _NO_PLAN)) if slug else row for row, slug in self._rule_rows)
-        self._last = replace(rows, rules={row.pk: row for row in found}, deleted_at={})
+        plan_pks = {slug: pk for pk, slug in rows.plans.items()}
+        rule_rows = (replace(row, plan=plan_pks.get(slug, _NO_PLAN)) if slug else row for row, slug in self._rule_rows)
+        self._last = replace(rows, rules={row.pk: row for row in rule_rows}, deleted_at={})
         return self._last
 
 

@@ -230,10 +230,10 @@ def _outcomes(answer: Answer, keys_and_rates: Sequence[_KeyAndRate]) -> _Outcome
         return dict.fromkeys(keys_and_rates, admitted)
     return {
         key_and_rate: _Outcome(
-            standing.allowed,
-            answer.allowed,
-            standing.reset_after / (standing.remaining + 1) if standing.allowed else answer.retry_after,
-            answer,
+            self_admits=standing.allowed,
+            all_admit=answer.allowed,
+            wait=standing.reset_after / (standing.remaining + 1) if standing.allowed else answer.retry_after,
+            answer=answer,
         )
         for key_and_rate, standing in zip(keys_and_rates, answer.decision.standings, strict=True)
     }

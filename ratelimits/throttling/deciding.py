@@ -38,7 +38,7 @@ def check_limits(limits: Sequence[Limit], now: int | None = None) -> Answer:
     else:
         answer = _decide(limits, now)
     if not answer.allowed and request_refused.receivers:
-        # Rates in code belong to no scope, and count a cache key instead of an identity.
+        # Rates in code belong to no scope. They count requests by a cache key instead of an identity.
         observing.refused(answer, identity=None, scope="*", method="")
     return answer
 

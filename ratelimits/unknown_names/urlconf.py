@@ -59,8 +59,8 @@ def written_in_views() -> tuple[frozenset[str], frozenset[str]]:
 
 def _names_in_code() -> _NamesInCode:
     names = _NamesInCode(set(), {_DEFAULT_METER}, every_scope=True, every_meter=True)
+    # The middleware limits the paths in PATHS. If PATHS is a list, it names no scopes and no costs.
     all_options = conf.PATHS.values() if isinstance(conf.PATHS, dict) else ()
-    # The middleware limits the paths in PATHS. A list of paths names no scopes and costs.
     of_paths = ((options.get("scope"), options.get("cost")) for options in all_options)
     for scope, cost in (*_scopes_and_costs(get_resolver().url_patterns), *of_paths):
         if scope is None or isinstance(scope, str):
@@ -84,7 +84,8 @@ def _scopes_and_costs(patterns: list[URLPattern | URLResolver]) -> Iterator[tupl
             yield from _scopes_and_costs(pattern.url_patterns)
             continue
         view: Any = pattern.callback
-        # The functions to which the project can have applied the decorator.
+        # Functions to which the project can have applied the decorator. The decorator stores the scope and the cost in
+        # the attribute `ratelimits`.
         decorated = [view]
         view_class = getattr(view, "cls", None) or getattr(view, "view_class", None)
         if view_class is not None:

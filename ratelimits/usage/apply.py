@@ -99,17 +99,19 @@ def _find_earlier(using: str, packet: Packet) -> tuple[bool, bool, bool]:
     This is one statement instead of three queries of the ORM, because a drain executes it for each batch.
     """
     connection = connections[using]
-    batch, archived, quarantined = (
+    batch_table, archived_table, quarantined_table = (
         connection.ops.quote_name(model._meta.db_table) for model in (Batch, ArchivedRange, QuarantinedBatch)
     )
     identity = "shard = %s AND incarnation = %s AND first_seq <= %s"
+    identity_values = (packet.shard, packet.incarnation, packet.seq)
     with connection.cursor() as cursor:
         cursor.execute(
-            f"SELECT EXISTS (SELECT 1 FROM {batch} WHERE {identity} AND seq >= %s),"  # noqa: S608
-            f" EXISTS (SELECT 1 FROM {archived} WHERE {identity} AND last_seq >= %s),"
-            f" EXISTS (SELECT 1 FROM {quarantined} WHERE shard = %s AND name = %s)",
+            f"SELECT EXISTS (SELECT 1 FROM {batch_table} WHERE {identity} AND seq >= %s),"  # noqa: S608
+            f" EXISTS (SELECT 1 FROM {archived_table} WHERE {identity} AND last_seq >= %s),"
+            f" EXISTS (SELECT 1 FROM {quarantined_table} WHERE shard = %s AND name = %s)",
             [
-                *(packet.shard, packet.incarnation, packet.seq, packet.seq) * 2,
+                *(*identity_values, packet.seq),
+                *(*identity_values, packet.seq),
                 *(packet.shard, f"{packet.incarnation}:{packet.seq}"),
             ],
         )
@@ -256,7 +258,7 @@ def copy_rows(first: int, batch_id: int, lines: Sequence[bytes]) -> Iterator[byt
 def write_lines(using: str, batch: Batch, lines: Sequence[bytes]) -> None:
     """Insert the canonical lines of a batch. Raise ValueError for `LINES_PER_BATCH` lines or more."""
     if len(lines) >= LINES_PER_BATCH:
-        raise ValueError(f"a batch has fewer than {LINES_PER_BATCH} lines")
+        raise ValueError(f"a batch must have fewer than {LINES_PER_BATCH} lines, not {len(lines)}")
     first, batch_id = batch.line_ids()[0], batch.pk
     connection = connections[using]
     table = connection.ops.quote_name(Line._meta.db_table)

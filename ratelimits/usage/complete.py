@@ -37,8 +37,8 @@ def completeness(using: str) -> str:
         until = f"Usage is not complete yet, since nothing was drained yet from {missing} of {len(shards)} shards;"
     else:
         until = (
-            "No usage was drained to the ledger yet: a Celery worker with beat does this every"
-            f" {conf.SEAL_INTERVAL:g} seconds, and the commands ratelimits_seal and ratelimits_drain do it at once;"
+            "No usage was drained to the ledger yet (a Celery worker with beat drains it every"
+            f" {conf.SEAL_INTERVAL:g} seconds; to drain it now, run ratelimits_seal and then ratelimits_drain);"
         )
     return f"{until} {_waiting_batches()}."
 

@@ -56,11 +56,11 @@ class DrainResult:
     lines: int = 0
     #: The server's fsync policy.
     fsync: str = ""
-    #: The error for each shard that the server refused.
+    #: By shard: the error with which the server answered a command about this shard.
     refused: dict[int, ResponseError] = field(default_factory=dict)
     #: The runs of the servers that answered after the batches were listed. (A run is the time from a start of a server
-    #: until its restart.) If the former run of a shard is among these runs, the server of that run did not restart.
-    #: Then the shard was moved to another node, and lost nothing.
+    #: until its restart.) If a shard has a new run, but its former run is among these runs, its former server did not
+    #: restart: the shard was moved to another node, and lost nothing.
     live_runs: set[str] = field(default_factory=set)
     #: The function that is called with 1 after each batch, to show the progress.
     add_progress: Callable[[int], None] = lambda _batches: None
@@ -76,10 +76,11 @@ def drain(now: int | None = None, progress: Progress | None = None) -> DrainResu
 
     A watermark is the moment before which all usage of a shard is in the ledger.
 
-    `now` is the moment in µs since 1970 UTC, by default by this machine's clock. For each server, `progress` shows how
-    many batches are done. Raise NotFencedError if a server could still lose the batches that were read. Raise
-    redis.exceptions.RedisError if a server does not answer, or if it refuses a shard. If a server refused a shard, all
-    other shards were drained. After any error, the next drain writes the batches that are not in the ledger yet.
+    `now` replaces this machine's time (µs since 1970 UTC). For each server, `progress` shows how many batches are done.
+
+    Raise NotFencedError if a server could still lose the batches that were read. Raise redis.exceptions.RedisError if a
+    server does not answer. Raise it also if a server answers with an error for one shard, after all other shards were
+    drained. After any error, the next drain writes the batches that are not in the ledger yet.
     """
     server, using, result = current_server(), conf.DATABASE, DrainResult()
     shards = range(server.keyspace.shards)
@@ -180,16 +181,17 @@ def _declare_losses(
                 continue
             if not _has_new_run_or_loss(using, state, pending):
                 continue
-            # If the incarnation is unknown and batches wait, only these batches show a loss. Then `apply` declares it.
-            if pending.incarnation or not pending.count:
+            # If Redis does not name the incarnation, only waiting batches can show a loss. Then `apply` declares it.
+            only_batches_show_loss = pending.count and not pending.incarnation
+            if not only_batches_show_loss:
                 gaps.declare_loss(using, state, pending, fsync=result.fsync)
-            # If batches wait, they were perhaps sealed in earlier runs. Then `apply` declares each restart.
+            # Waiting batches were perhaps sealed in earlier runs. So if batches wait, only `apply` declares restarts.
             if state.run != pending.run and not pending.count:
-                # A replica that replaced the server can have started before the watermark. The time of the replacement
-                # is not known. In this case the gap ends now.
-                run_start = pending.up_since if pending.up_since > state.watermark else pending.now
+                # If a replica replaced the server, the replica can have started before the watermark. Then nobody knows
+                # when it replaced the server, so the gap ends now.
+                until = pending.up_since if pending.up_since > state.watermark else pending.now
                 if state.run not in result.live_runs:
-                    gaps.declare_restart(using, state, pending.run, until=run_start, fsync=result.fsync)
+                    gaps.declare_restart(using, state, pending.run, until=until, fsync=result.fsync)
                 state.run = pending.run
             state.save(using=using)
 
@@ -345,8 +347,8 @@ def _handle_unreadable(server: Server, using: str, pending: PendingBatches, name
         state = ShardState.lock(using, pending.shard)
         assert state is not None
         kind = client.type(key).decode()
-        # A name with "~" names a second batch with the same identity, whose contents can differ (see lua/batch.lua).
-        # While this batch is in Redis, a batch of the ledger with this identity can be the other batch.
+        # A "~" in the name means: a second batch with the same incarnation and number (see lua/batch.lua). While it is
+        # in Redis, the ledger's batch with this incarnation and number can be the first batch, with other contents.
         incarnation, _colon, number = name.partition("~")[0].rpartition(":")
         if number.isdigit() and (kind == "none" or "~" not in name):
             rows = Batch.objects.using(using).filter(shard=pending.shard, incarnation=incarnation)

@@ -141,7 +141,7 @@ def _text(value: object) -> str:
 
 
 def _wait_for_fsync(connection: redis.Redis, run: str, key: str, deadline: float) -> None:
-    """Wait for an fsync that starts during this call, until this fsync has ended.
+    """Wait until an fsync that started during this call has ended.
 
     This also works if other clients write all the time.
 
@@ -150,21 +150,25 @@ def _wait_for_fsync(connection: redis.Redis, run: str, key: str, deadline: float
     1. Write the key, so that the server has something to fsync.
     2. Read INFO until no fsync is running. Any fsync that started before the key was written has then ended.
     3. Wait `_STARTS_WITHIN` seconds, and then read INFO once more. After this, the server has started an fsync of
-       everything that was written before. (It starts an fsync only at the end of a turn of its event loop. An answer to
-       INFO shows that the loop makes a turn.)
+       everything that was written before. (It starts an fsync only at the end of a turn of its event loop. After this
+       INFO, such a turn ends before the next INFO is answered.)
     4. Read INFO until no fsync is running: the fsync of step 3 has ended.
 
     If the server starts to rewrite its file during these steps, the key may be in the old file. Then start again at
     step 1.
     """
-    idle_since, loop_turned, key_written, rewrites = None, False, False, None
+    idle_since: float | None = None
+    loop_turned = key_written = False
+    rewrites = None
     while True:
         looked_at = time.monotonic()
         info = _checked_info(connection, run)
         idle = not info.get("aof_pending_bio_fsync") and not _may_close_unseen(info)
         if not key_written or info.get("aof_rewrites") != rewrites:
-            idle_since, loop_turned, key_written, rewrites = None, False, True, info.get("aof_rewrites")
+            idle_since, loop_turned = None, False
+            rewrites = info.get("aof_rewrites")
             _write_key(connection, key)
+            key_written = True
         elif idle_since is None:
             idle_since = time.monotonic() if idle else None
         elif looked_at - idle_since > _STARTS_WITHIN:

@@ -22,7 +22,7 @@ from ratelimits.usage.pending import PendingBatches
 #: What can be missing after a restart, by the fsync policy of the server.
 _DETAIL = {
     "always": "appendfsync always: no acknowledged usage can be missing",
-    "everysec": "appendfsync everysec: usage after the last fsync can be missing, usually of one or two seconds",
+    "everysec": "appendfsync everysec: usage after the last fsync can be missing (usually one or two seconds)",
     "none": "no fence was required: any usage that was not drained can be missing",
     "unknown": "the fsync policy is unknown: any usage that was not drained can be missing",
 }
@@ -98,7 +98,7 @@ def declare_missing(using: str, state: ShardState, incarnation: str, first: int,
 
 
 def is_loss(using: str, state: ShardState, pending: PendingBatches) -> bool:
-    """Return whether the server has lost usage of a shard. The function also notices a loss if no batch waits."""
+    """Return whether the server has lost usage of a shard. A loss is noticed even if no batch waits."""
     return _is_wiped(state, pending) or _is_rolled_back(state, pending) or bool(_first_lost(using, state, pending))
 
 
@@ -128,7 +128,7 @@ def _first_lost(using: str, state: ShardState, pending: PendingBatches) -> int:
         newest = max(batches.first() or 0, archived.values_list("last_seq", flat=True).first() or 0)
     if pending.seq <= newest:
         return 0
-    # A name with "~" names a second batch with this identity (see lua/batch.lua).
+    # A "~" in the name means: a second batch with the same incarnation and number (see lua/batch.lua).
     name = f"{pending.incarnation}:{pending.seq}"
     quarantined = QuarantinedBatch.objects.using(using).filter(Q(name=name) | Q(name__startswith=f"{name}~"))
     return 0 if quarantined.filter(shard=state.shard).exists() else newest + 1
@@ -174,6 +174,8 @@ def declare_gaps_before(
     to another node.
     """
     if state.run and packet.sealed_run != state.run and state.run not in live_runs:
+        # If `packet` was opened in the run in which it was sealed, the restart was before it was opened. Otherwise the
+        # server restarted while the batch was open.
         until = packet.opened_at if packet.run == packet.sealed_run else packet.sealed_at
         declare_restart(using, state, packet.sealed_run, until=until, fsync=fsync)
     span: dict[str, Any] = {

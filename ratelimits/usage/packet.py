@@ -26,8 +26,9 @@ DIGEST_BYTES = 32
 #: A whole number of at most 18 digits, without zeros before it.
 _NUMBER = re.compile(rb"0|[1-9][0-9]{0,17}")
 #: The name of a field starts with the kind of requests (a: admitted, d: denied, r: refunded, s: refused in shadow mode)
-#: and ends with what the field counts (1: requests of one unit each, n: requests, u: units). For the start and the end
-#: of a name, such as "a1", this dict has the indexes of the counters of a line to which the field adds.
+#: and ends with what the field counts (1: requests of one unit each, n: requests, u: units). A line has two counters
+#: for each kind: its requests, then its units. By the start and the end of a field's name, such as "a1", this dict has
+#: the indexes of the counters to which the field adds.
 _COUNTER_INDEXES = {
     f"{kind}{count}".encode(): indexes
     for index, kind in enumerate("adrs")
@@ -187,7 +188,9 @@ def _lines(counters: dict[bytes, bytes]) -> tuple[list[bytes], int]:
         return [], 0
     kinds, bins, periods, meters, rules, versions, accounts, keys, count_kinds = _columns(list(counters))
     if not all(map(bytes.isdigit, counters.values())) or max(map(len, counters.values())) > _MAX_DIGITS:
-        name, value = next(item for item in counters.items() if not item[1].isdigit() or len(item[1]) > _MAX_DIGITS)
+        name, value = next(
+            (name, value) for name, value in counters.items() if not value.isdigit() or len(value) > _MAX_DIGITS
+        )
         raise Unreadable(f"the field {name[:200]!r} has the value {value[:40]!r}, which is not a 64-bit whole number")
     counts = list(map(int, counters.values()))
     if max(counts) > _MAX_COUNT:

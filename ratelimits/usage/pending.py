@@ -59,8 +59,8 @@ def read_pending(
 ) -> list[PendingBatches]:
     """Return the pending batches of some shards, in one round trip. All `shards` must be on one server.
 
-    If the server refuses a shard, the error is added to `refused`. `clock` replaces this machine's time after the
-    reply (µs since 1970 UTC).
+    If the server answers for a shard with an error, the error is added to `refused`. `clock` replaces this machine's
+    time after the reply (µs since 1970 UTC).
     """
     text = scripts.read("run", "pending").text.decode()
     with server.wire.client_of(server.keyspace, shards[0]).pipeline(transaction=False) as pipeline:

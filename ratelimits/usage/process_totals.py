@@ -6,7 +6,7 @@ that dies loses at most the requests since its last write.
 For requests with prefetched permits, Redis has a record too. A process takes these permits in advance, and tells Redis
 at least every second how many permits it has spent. Redis has a record of each prefetch, until all requests that spent
 permits of this prefetch are counted. If the process is killed, the record remains. The record says how many requests
-are perhaps missing from the ledger, and `declare_unreported` writes this total in place of the process.
+are perhaps missing from the ledger. `declare_unreported` writes this number as a total, in place of the process.
 """
 
 from __future__ import annotations

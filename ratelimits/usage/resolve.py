@@ -123,7 +123,7 @@ def _batches_in_ledger(using: str, quarantined: QuarantinedBatch, incarnation: s
     """
     rows = Batch.objects.using(using).filter(shard=quarantined.shard)
     drained = rows.filter(incarnation=incarnation, first_seq__lte=seq, seq__gte=seq)
-    # A name with "~" names a second batch with the same identity (see lua/batch.lua).
+    # A "~" in the name means: a second batch with the same incarnation and number (see lua/batch.lua).
     name = f"{incarnation}:{seq}"
     has_identity = Q(name=name) | Q(name__startswith=f"{name}~")
     same_identity = QuarantinedBatch.objects.using(using).filter(has_identity, shard=quarantined.shard)
@@ -158,8 +158,8 @@ def _sum_of_counters(lines: list[bytes]) -> int:
 def _packet(quarantined: QuarantinedBatch, state: ShardState, lines: list[bytes]) -> Packet:
     """Return a new batch for the accepted lines.
 
-    Its `opened_at` and `sealed_at` are the watermark. If the shard has no watermark, they are the present moment. A
-    later moment would mean that usage from after the watermark is in the ledger, too.
+    Its `opened_at` and `sealed_at` are the watermark, or the present moment if the shard has no watermark. A later
+    moment would wrongly show that the ledger has usage from after the watermark.
     """
     moment = state.watermark or time.time_ns() // 1000
     without_digest = Packet(

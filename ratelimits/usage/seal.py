@@ -38,7 +38,7 @@ def seal() -> list[SealResult]:
     """Seal the open batch of every shard, and return a result for each shard.
 
     Sealing twice, or in several processes at once, is harmless. Raise redis.exceptions.RedisError if a server does not
-    answer or refuses a shard. If a server refused a shard, all other shards were sealed.
+    answer. Raise it also if a server answers with an error for one shard, after all other shards were sealed.
     """
     server, script = current_server(), scripts.read("run", "batch", "seal").text.decode()
     crash.reached("seal:before")
@@ -57,7 +57,7 @@ def seal() -> list[SealResult]:
 
     on_each(server, range(server.keyspace.shards), seal_on_server)
     for reply in replies.values():
-        # The server can refuse one shard, for example while the shard's slot moves to another node of a cluster.
+        # A server can answer for one shard with an error, for example while the shard's slot moves to another node.
         if isinstance(reply, ResponseError):
             raise reply
     crash.reached("seal:after")

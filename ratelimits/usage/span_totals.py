@@ -80,10 +80,9 @@ def _add_where(using: str, where: str, values: Sequence[Any], now: int, progress
     for model, span, counters, names in (progress or Progress()).counted("kinds of totals", kinds, len(kinds)):
         table, subject = quote(model._meta.db_table), [quote(name) for name in names]
         set_sums = ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in sums)
-        # The statement changes rows in sorted order. Two transactions then lock rows in the same order, so they cannot
-        # deadlock.
         start = f"{quote('bin')} / {span} * {span}"
         new_sums = [f"SUM({quote(name)})" if name in counters else "0" for name in SUMS]
+        # ORDER BY: two transactions then lock rows in the same order, so they cannot deadlock.
         statement = (
             f"INSERT INTO {table} ({quote('span')}, {quote('start')}, {', '.join([*subject, *sums])})"  # noqa: S608
             f" SELECT {span}, {start}, {', '.join([*subject, *new_sums])}"

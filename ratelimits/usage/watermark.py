@@ -52,8 +52,7 @@ def _correct(using: str, state: ShardState, pending: PendingBatches) -> None:
     if is_ahead(state.watermark, pending.clock):
         # The server's clock and a worker's clock were ahead when this watermark was stored.
         lead, since = state.watermark - pending.clock, _sealed_before(using, state.shard, pending.clock)
-        # While batches wait, the ledger has only the usage from before the moment when the last drained batch was
-        # sealed.
+        # While batches wait, usage is in the ledger only up to the moment at which the last drained batch was sealed.
         state.watermark = since if pending.count else min(pending.sealed_at, pending.clock)
         _declare_clock_gaps(using, state.shard, since, pending.clock, lead)
     if pending.lead <= TOLERANCE:
@@ -92,7 +91,8 @@ def _declare_clock_gaps(using: str, shard: int, since: int, until: int, lead: in
         ("used", 0, f"the server's clock was ahead: usage that happened at this time was counted {late} later"),
         ("counted", lead, f"the server's clock was ahead: usage counted at this time happened {late} earlier"),
     ):
-        event, first, last = f"{shard}:{since}:{kind}", min(since or until, until) + shift, until + shift
+        event = f"{shard}:{since}:{kind}"
+        first, last = min(since or until, until) + shift, until + shift
         if not gaps.declare(using, GapKind.CLOCK, event, shard=shard, since=first, until=last, detail=detail):
             gaps.extend(using, GapKind.CLOCK, event, last)
 

@@ -63,8 +63,8 @@ class PruneResult:
 def prune(using: str, before: int, directory: Path, progress: Progress | None = None) -> Iterator[PruneResult]:
     """Move the oldest batches of each shard to a file: all batches before the first batch that has newer usage.
 
-    Newer usage has a period that starts at `before` (s since 1970 UTC) or later. Batches that are not tallied yet stay,
-    too.
+    Newer usage has a period that starts at `before` (s since 1970 UTC) or later. Batches that are not tallied yet stay
+    in the ledger.
 
     Also delete the process totals of days from which the ledger has no line any more. These totals are not needed any
     more: they were compared with the ledger when the reports were finalised. `progress` shows how many shards are
@@ -123,7 +123,7 @@ def _prune_shard(using: str, shard: int, batches: list[Batch], directory: Path) 
         rows = Batch.objects.using(using).filter(shard=shard, position__lte=batches[-1].position).order_by("position")
         if list(rows.values_list("pk", flat=True)) != [batch.pk for batch in batches]:
             path.unlink()
-            raise ArchiveError(f"batches of shard {shard:02d} were joined while they were written: prune again")
+            raise ArchiveError(f"batches of shard {shard:02d} were joined while the archive was written: prune again")
         for incarnation, group in groupby(batches, key=lambda batch: batch.incarnation):
             range_batches = list(group)
             ArchivedRange.objects.using(using).create(
@@ -220,7 +220,7 @@ def _read_file_lines(path: Path, source: gzip.GzipFile, recorded: str) -> Iterat
     if data != f"end {digest.hexdigest()}\n".encode():
         raise ArchiveError(f"{path} was changed after it was written")
     if digest.hexdigest() != recorded:
-        raise ArchiveError(f"{path} is not the file that the ledger's batches were moved to: its digest differs")
+        raise ArchiveError(f"{path} is not the archive that the ledger recorded: its digest differs")
 
 
 @contextmanager

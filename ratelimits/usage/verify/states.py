@@ -139,8 +139,9 @@ def verify_archives(using: str, archive: str, names: Collection[str], checked: C
     `archive` is the alias of a database with the batches of some archives, and `names` has the names of these archives.
     The number of compared ranges is added to `checked`.
     """
-    sums = {"first_position": Min("first_position"), "last_position": Max("position")}
-    sums |= {"first_seq": Min("first_seq"), "last_seq": Max("seq"), "incarnations": Count("incarnation", distinct=True)}
+    aggregates = {"first_position": Min("first_position"), "last_position": Max("position")}
+    aggregates |= {"first_seq": Min("first_seq"), "last_seq": Max("seq")}
+    aggregates |= {"incarnations": Count("incarnation", distinct=True)}
     for archived in ArchivedRange.objects.using(using).order_by("shard", "first_position"):
         positions = {"position__gte": archived.first_position, "position__lte": archived.last_position}
         batches = Batch.objects.using(archive).filter(shard=archived.shard, **positions).order_by("position")
@@ -150,7 +151,7 @@ def verify_archives(using: str, archive: str, names: Collection[str], checked: C
                 yield f"archived range {archived} is not in its archive"
             continue
         checked["archived ranges"] += 1
-        expected = {**batches.order_by().aggregate(**sums), "incarnation": first.incarnation}
+        expected = {**batches.order_by().aggregate(**aggregates), "incarnation": first.incarnation}
         expected |= {"previous_digest": first.previous_digest, "digest": last.digest}
         if expected.pop("incarnations") > 1:
             yield f"archived range {archived} has batches of several incarnations"
