@@ -17,8 +17,8 @@ from ratelimits.engine.assemble.shape import LimitShape, Shape
 
 __all__ = ["Assembled", "LimitShape", "Shape", "assembled"]
 
-#: A Lua function has at most 200 local variables. If a script would have more than this number of local variables, the
-#: fields of its limits are in tables instead. The number is below 200 because ScriptText.locals is approximate.
+#: Maximum number of local variables in a script. A script that would have more has the fields of its limits in tables
+#: instead. Lua allows 200; this maximum is lower because ScriptText.locals is approximate.
 _MAX_LOCALS = 175
 #: A call with more limits uses the general script.
 _MAX_LIMITS = 16
