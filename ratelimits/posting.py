@@ -52,7 +52,7 @@ class HttpAnswer:
 
 
 class NotPublicError(OSError):
-    """Raised if a host has no address of the public internet, so that nothing was sent to it."""
+    """Raised if a host has no address of the public internet. Nothing was sent to it."""
 
 
 class Deadline:
@@ -113,10 +113,9 @@ class Connection:
         """Connect. Connecting, sending the request and reading the answer take at most `timeout` seconds together.
 
         The lookup of the host's name is not included in this time, since the system's resolver has its own time limits.
-        If `public_only` is true, connect only to an address of the public internet. The check uses the addresses to
-        which the socket then connects. So a name that changes its address between two lookups cannot avoid the check.
-        Raise OSError if connecting fails, and ValueError if `url` is not a URL of http or https. In both cases no
-        request was sent.
+        If `public_only` is true, connect only to an address of the public internet. There is only one lookup: the
+        socket connects to the addresses that were checked. Raise OSError if connecting fails, and ValueError if `url`
+        is not a URL of http or https. In both cases no request was sent.
         """
         parts = urlsplit(url)
         secure = parts.scheme == "https"
@@ -154,7 +153,7 @@ class Connection:
         If `body` is false, the answer's body is not read. Redirects are not followed.
 
         Raise OSError or http.client.HTTPException if the answer is not complete. The exception's message contains no
-        part of the answer. Otherwise people who can enter a URL could read data of servers inside the network.
+        part of the answer: people who can enter a URL must not read data of servers inside the network.
         """
         self._connection.request("POST", self._path, content, fields)
         with http.client.HTTPResponse(self._sock, method="POST") as response:
@@ -162,7 +161,7 @@ class Connection:
                 response.begin()
                 return HttpAnswer(response.status, response.headers, response.read(MAX_BODY) if body else b"")
             except (http.client.HTTPException, ValueError):
-                raise http.client.HTTPException("no complete answer of HTTP arrived") from None
+                raise http.client.HTTPException("no complete HTTP answer arrived") from None
 
 
 def is_public(text: str) -> bool:

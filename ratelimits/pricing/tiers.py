@@ -55,7 +55,7 @@ def parse(text: str) -> tuple[Tier, ...]:
         up_to = _up_to(match["up_to"], quoted)
         previous_end = (tiers[-1].up_to or 0) if tiers else 0
         if up_to is not None and up_to <= previous_end:
-            raise ValueError(f"{quoted} does not end after the tier before it: sort the tiers by number of units")
+            raise ValueError(f"{quoted} must end at more units than the tier before it: sort the tiers")
         fee = ZERO if match["fee"] is None else price(match["fee"])
         tiers.append(Tier(up_to, price(match["price"]), fee))
     if tiers[-1].up_to is not None:

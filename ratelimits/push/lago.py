@@ -43,7 +43,7 @@ class Lago(Service):
         return set(event_ids) <= {event.get("transaction_id") for event in events if isinstance(event, dict)}
 
     def refused(self, answer: HttpAnswer, event_ids: Sequence[str]) -> PushOutcome | None:
-        """Read a refusal. Its `error_details` has the error of each wrong event, by its index in the request."""
+        """Read a refusal. `error_details` has the error of each wrong event, by the event's index in the request."""
         content = read_json(answer)
         if not isinstance(content, dict) or "status" not in content or "error" not in content:
             return None

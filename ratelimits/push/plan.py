@@ -118,9 +118,9 @@ def rendered(receiver: Receiver, row: Row) -> tuple[str, str]:
 
 
 def _plan(receiver: Receiver, report: Report, now: datetime) -> int:
-    """Write the deliveries of a report version, and note that it is planned. Return the number of deliveries."""
-    rows, count = deliveries(receiver, report, now), 0
-    while chunk := list(islice(rows, _CHUNK)):
+    """Write the deliveries of a report version, and mark it as planned. Return the number of deliveries."""
+    unsaved, count = deliveries(receiver, report, now), 0
+    while chunk := list(islice(unsaved, _CHUNK)):
         PushDelivery.objects.using(conf.DATABASE).bulk_create(chunk)
         count += len(chunk)
         crash.reached("push:lines-planned")

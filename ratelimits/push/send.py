@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 CLAIM = timedelta(minutes=5)
 #: Pause after the first failure of a receiver. Each further failure doubles the pause, up to `MAX_PAUSE`.
 FIRST_PAUSE, MAX_PAUSE = timedelta(seconds=30), timedelta(hours=1)
-#: Maximum exponent in the computation of a pause. A pause has its maximum with much lower exponents already. The
-#: exponent needs a limit, because a timedelta cannot be arbitrarily long.
+#: Maximum number of times that a pause is doubled. Far fewer doublings reach `MAX_PAUSE`. Without this limit, the
+#: computation could exceed the longest timedelta.
 _MAX_DOUBLINGS = 20
 #: Seconds between two calls of `give_up` while `send` runs; much less than `receivers.MARGIN`.
 _GIVE_UP_INTERVAL = 300
@@ -53,8 +53,8 @@ class ClaimedDeliveries:
     #: The moment of the claim, in seconds since 1970 UTC. (A monotonic clock could stop while the machine sleeps.)
     claimed_at: float
     rows: Sequence[PushDelivery]
-    #: Primary keys of the deliveries that were never sent before.
-    never_sent: frozenset[int]
+    #: Primary keys of the deliveries that the receiver certainly did not accept before this claim.
+    surely_new: frozenset[int]
 
 
 def send(
@@ -144,7 +144,7 @@ def _claim(receiver: Receiver, now: datetime) -> ClaimedDeliveries | None:
         if state.paused_until is not None and state.paused_until > now:
             return None
         due = waiting(receiver, now)
-        # Deliveries whose answer was lost come first: the receiver must still recognise their events.
+        # Deliveries whose answer was lost come first, while the receiver still recognises their events.
         rows = list(due.exclude(unsure_since=None).order_by("unsure_since", "pk")[:limit])
         rows = rows or list(due.filter(unsure_since=None).order_by("pk")[:limit])
         if not rows:
@@ -207,10 +207,10 @@ def _record(receiver: Receiver, claimed: ClaimedDeliveries, outcome: PushOutcome
         claimed_rows = rows.filter(claim=claimed.token)
         for note, line_ids in _by_note(outcome.refused):
             refused = claimed_rows.filter(pk__in=[pks[line_id] for line_id in line_ids])
-            # An event that was also sent in an earlier request was perhaps accepted then. So only events that were sent
-            # for the first time are known to be refused.
-            first_sent = claimed.never_sent & {pks[line_id] for line_id in line_ids}
-            changed[State.REFUSED] += refused.filter(pk__in=first_sent).update(
+            # If an earlier answer was lost, the event was perhaps accepted then. Only the other events are known to be
+            # refused.
+            surely_refused = claimed.surely_new & {pks[line_id] for line_id in line_ids}
+            changed[State.REFUSED] += refused.filter(pk__in=surely_refused).update(
                 state=State.REFUSED, note=note[:MAX_NOTE], claim=None, unsure_since=None
             )
             unsure = f"an answer was lost, then the event was refused: {note}"[:MAX_NOTE]
@@ -218,7 +218,7 @@ def _record(receiver: Receiver, claimed: ClaimedDeliveries, outcome: PushOutcome
         # If the receiver did not say which events were wrong, send the events again in smaller requests.
         names_events = bool(outcome.accepted or outcome.refused)
         together = None if names_events else max(len(claimed.rows) // 2, 1)
-        _release(claimed_rows, claimed.never_sent, now, outcome.reason, together)
+        _release(claimed_rows, claimed.surely_new, now, outcome.reason, together)
         crash.reached("push:outcome-written")
     return +changed  # `+` leaves out states with 0 deliveries.
 
@@ -230,7 +230,7 @@ def _by_note(notes: Mapping[str, str]) -> list[tuple[str, list[str]]]:
 
 
 def _mark_as_answering(receiver: Receiver, now: datetime) -> None:
-    """Note that the receiver has answered, and end its pause."""
+    """Store that the receiver has answered, and end its pause."""
     PushReceiver.objects.using(conf.DATABASE).filter(name=receiver.name).update(
         failures=0, paused_until=None, error="", answered_at=now
     )
@@ -270,7 +270,7 @@ def _pause(receiver: Receiver, claimed: ClaimedDeliveries, failure: PushFailed, 
             attempts = max(row.attempts for row in claimed.rows) + 1
             due += max(min(FIRST_PAUSE * 2 ** min(attempts, _MAX_DOUBLINGS), 2 * MAX_PAUSE), pause)
             together = max(len(claimed.rows) // 2, 1)
-        not_accepted = claimed.never_sent if isinstance(failure, NoneAccepted) else frozenset()
+        not_accepted = claimed.surely_new if isinstance(failure, NoneAccepted) else frozenset()
         _release(rows, not_accepted, due, reason, together)
     crash.reached("push:held")
     logger.warning("Pushing to %s pauses until %s: %s", receiver.name, state.paused_until, reason)

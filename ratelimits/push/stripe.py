@@ -57,7 +57,7 @@ class Stripe(Service):
         if not isinstance(error, dict):
             return None
         message, code = str(error.get("message", "")), str(error.get("code") or "")
-        # Stripe's own 404 has this code. Otherwise the URL is wrong.
+        # Stripe's own 404 has this code. A 404 without it comes from another server: the URL is wrong.
         if answer.status == 404 and code != "resource_missing":
             return None
         if message.startswith(_DUPLICATE_ERROR) and event_id in message:

@@ -30,7 +30,7 @@ from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import Row
 from ratelimits.reports.statements import version_rows
 
-#: Maximum number of rows that are read at once.
+#: Maximum number of rows that are read together.
 _CHUNK = 500
 #: Maximum time from now until a waiting delivery is due, or until the pause of a receiver ends. A pause lasts for at
 #: most MAX_WAIT. After a failure, a delivery waits for at most 2 * MAX_PAUSE or for the pause of its receiver.

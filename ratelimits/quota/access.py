@@ -93,9 +93,12 @@ def take() -> list[RefusalCount]:
         _unsent.clear()
     refused: Counter[tuple[str | None, str | None, Costs]] = Counter()
     for (_target, blocked, account, key, costs), requests in unsent.items():
-        # Usage without an account is counted under one key for all callers.
-        refused[(account, key if account else None, costs) if blocked else _EXEMPTED] += requests
-    if len(refused) > 1:
+        if blocked:
+            # Usage without an account is counted under one key for all callers.
+            refused[account, key if account else None, costs] += requests
+        else:
+            refused[_EXEMPTED] += requests
+    if len(refused) > 1:  # the reply to the other counts contains the version, too
         refused.pop(_EXEMPTED, None)
     no_rule, no_version = 0, 0
     return [

@@ -45,8 +45,8 @@ from ratelimits.signals import request_refused
 
 logger = bounded(__name__)
 
-#: Redis is asked again for the same request if the rules in memory were too old, if a prefetch asked for too many
-#: permits, or after lost counts were restored. After RELOADS repetitions there is one last call, which does not compare
+#: Redis is asked again for the same request if the rules in memory were too old, if a prefetch for several requests was
+#: refused, or after lost counts were restored. After RELOADS repetitions there is one last call, which does not compare
 #: versions. Its rules are new enough, because they were read after the request had come. Without a last call, rules
 #: that are edited again and again could prevent a decision.
 RELOADS = 3
@@ -280,8 +280,8 @@ def _by_newer_row(
 ) -> Answer | None:
     """Return the answer of a block or allow that is newer than `snapshot`; None if there is none.
 
-    The selection can have a newer version than `snapshot`. Redis does not report the edit to a process whose selection
-    already has the newest version. So look for a block or allow in the newest rules that this process has read.
+    If the selection is newer than `snapshot`, its command has the newer version. So Redis does not report that
+    `snapshot` is too old. In this case, look for a block or allow in the newest rules that this process has read.
     """
     if selection.version in (None, snapshot.version):
         return None
@@ -356,4 +356,4 @@ def _note_failure(error: BaseException, identity: Identity, costs: Mapping[str, 
         process_totals.unanswered(identity.account_id, usage_key(identity), costs)
     if not policy_answers:
         raise error
-    logger.error("There is no decision, so the failure policy decides: %s", error)
+    logger.error("There is no decision, so the failure policy decides. The reason: %s", error)

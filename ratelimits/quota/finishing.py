@@ -89,6 +89,8 @@ async def afinish(request: HttpRequest, response: HttpResponseBase) -> None:
 def leave(request: HttpRequest, response: HttpResponseBase) -> None:
     """End the leases of a request whose view has returned.
 
+    If the response is not rendered yet, or streams, the leases end later.
+
     Do not refund the request. The middleware does this, because it knows the final status.
     """
     _run(_steps(request, ended=_is_rendered(response) and not _ends_with_stream(request, response)))
@@ -169,8 +171,9 @@ def _steps(request: Any, *, failed: bool = False, ended: bool = True) -> _Steps:
 
 
 def note_refund(request: Any, receipt: Receipt) -> None:
-    """Note that a view has refunded a receipt. The receipt is not refunded again when the request ends."""
-    charged: list[Answer] = vars(getattr(request, "_request", request)).get(_CHARGED, [])
+    """Remember that a view has refunded a receipt, so that it is not refunded again when the request ends."""
+    django_request = getattr(request, "_request", request)  # a request of DRF contains Django's request
+    charged: list[Answer] = vars(django_request).get(_CHARGED, [])
     charged[:] = [answer for answer in charged if answer.decision is None or answer.decision.receipt != receipt]
 
 
@@ -263,8 +266,8 @@ def _watched(request: Any, content: Iterator[bytes]) -> Iterator[bytes]:
         # Django's ASGI handler does not close a response whose stream fails.
         end(request)
         raise
-    # Django's ASGI handler reads the whole stream of a sync iterator before it sends anything. There the leases end
-    # when the handler closes the response.
+    # Django's ASGI handler reads the whole stream of a sync iterator before it sends anything. So the leases end
+    # later, when the handler closes the response.
     if isinstance(request, WSGIRequest):
         end(request)
 

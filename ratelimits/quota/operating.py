@@ -104,8 +104,7 @@ def counted_under(key: str, rule: str, account: str = "") -> list[tuple[AppliedR
     Raise the errors of `identity_of`, NothingDoneError if no rule with this name counts the key, or one of the errors
     `standings.UNAVAILABLE`.
     """
-    # Read the newest rules first. If the known rules do not apply to the key, Redis is not asked, and cannot report
-    # that there are newer rules.
+    # Read the newest rules first: while Redis does not answer, it cannot report that the rules in memory are too old.
     rules.reload()
     rules_of_name = standings(identity_of(key, account), _choose_by_name(rule))
     counted = [

@@ -202,9 +202,8 @@ class PreparedCommands:
         fetch = Fetch(1, Command(server.keyspace, call))
         # Copy the costs: a view can change its mapping later.
         costs = dict(shape.costs)
-        return self.by_key.setdefault(
-            cache_key, PreparedCommand(prepared, costs, fetch, permits, refusal, call.op is not Op.PEEK)
-        )
+        decides = call.op is not Op.PEEK
+        return self.by_key.setdefault(cache_key, PreparedCommand(prepared, costs, fetch, permits, refusal, decides))
 
 
 def without_version(command: Command) -> Command:

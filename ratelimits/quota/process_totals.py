@@ -105,7 +105,7 @@ def _add(total_key: TotalKey, cost: int, requests: int = 1) -> None:
     if total is None:
         if len(_totals) >= MAX_UNWRITTEN:
             if total_key.kind == "admitted":
-                return  # Reports only check that the ledger has these requests. So a lower total is safe.
+                return  # Reports check only that the ledger has at least these requests, so a lower total is safe.
             total_key = total_key._replace(account="", key="anonymous")
         total = _totals.setdefault(total_key, [0, 0, 0, 0])
     total[0] += requests

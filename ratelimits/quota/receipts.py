@@ -81,6 +81,6 @@ async def async_refund(request: Any) -> Decision | None:
 
 
 def _note_refund(request: Any, receipt: Receipt, settled_costs: tuple[int, ...] = ()) -> None:
-    """Note that a request was refunded, or settled at a cost of 0, so that it is not refunded again when it ends."""
+    """Remember that a request was refunded or settled at a cost of 0, so that it is not refunded again at its end."""
     if not any(settled_costs):
         finishing.note_refund(request, receipt)

@@ -57,6 +57,7 @@ def run_uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared,
     for attempt in range(1 + RELOADS + 1):  # as in `checking`: the last call compares no versions
         snapshot = rules.current()
         chosen = list(choose(snapshot, identity))
+        # The same rule can be in several selections.
         applied = {(rule.key_kind, rule.name): rule for selection in chosen for rule in selection.rules}
         versions = [selection.version for selection in chosen] or [snapshot.version if snapshot.versioned else None]
         version = min((number for number in versions if number is not None), default=None)
@@ -163,9 +164,9 @@ class _LimitQuery:
         if not isinstance(why.rule, AppliedRule):
             return LiveLimit(why, "")
         standing = self._standings.get(why.rule.name)
-        retry_after = 0.0 if standing is not None and standing.allowed else None
-        key = key_of(self._identity, why.rule.key_kind)
-        return LiveLimit(why, key, standing, *self._waits.get(why.rule.name, (0.0, retry_after)))
+        admits_now = standing is not None and standing.allowed
+        wait, retry_after = self._waits.get(why.rule.name, (0.0, 0.0 if admits_now else None))
+        return LiveLimit(why, key_of(self._identity, why.rule.key_kind), standing, wait, retry_after)
 
     def _ask(self) -> None:
         for start in range(0, len(self._rules), _MAX_RULES_PER_CALL):
@@ -174,7 +175,7 @@ class _LimitQuery:
             self._standings.update(zip((rule.name for rule in group), decided, strict=True))
         refusing = [rule for rule in self._rules if not self._standings[rule.name].allowed]
         for rule in refusing[:_MAX_WAITS]:
-            # A decision does not contain the wait of a shadow rule, so let the rule enforce.
+            # A decision does not contain the wait of a shadow rule, so ask as if the rule had the mode `enforce`.
             decision = self._decide([replace(rule, mode=Mode.ENFORCE)], at_once=False)
             self._waits[rule.name] = decision.wait, decision.retry_after
 

@@ -131,7 +131,7 @@ def test_tiers_are_read_as_people_write_them() -> None:
         ("1000 0.10", "“1000 0.10” is not a tier: write a tier as"),
         ("1000: 0.10", "there is no price for units beyond 1000: add a line such as"),
         ("more: 1\n1000: 2", "“1000: 2” comes after the tier “more”"),
-        ("1000: 1\n1000: 2\nmore: 3", "“1000: 2” does not end after the tier before it: sort the tiers"),
+        ("1000: 1\n1000: 2\nmore: 3", "“1000: 2” must end at more units than the tier before it"),
         ("1,000: 1\nmore: 3", "“1,000: 1” must begin with a whole number of units"),
         ("0: 1\nmore: 3", "must begin with a whole number of units from 1"),
         ("10000000000000: 1\nmore: 3", "must begin with a whole number of units from 1"),

@@ -16,7 +16,7 @@ class RequestOutcome(StrEnum):
     """The result of a request.
 
     ADMITTED     Redis admitted it, or it spent a prefetched permit
-    REFUSED      a rule refused it, even if the fallback decided
+    REFUSED      a rule refused it (or the fallback, while Redis did not answer)
     BLOCKED      a block refused it
     EXEMPT       an allow exempted it from all rules
     UNMETERED    there was no decision, and a failure policy let it pass
@@ -60,13 +60,13 @@ observers: list[Callable[[Observation], None]] = []
 
 def observe(answer: Answer, scope: str, started: int, ended: int) -> None:
     """Tell all observers about the answer to a request."""
-    observation = Observation(*_rule_and_outcome(answer), scope, started, ended)
+    observation = Observation(*_rule_outcome_and_shadow(answer), scope, started, ended)
     for observer in observers:
         observer(observation)
 
 
-def _rule_and_outcome(answer: Answer) -> tuple[str, RequestOutcome, tuple[str, ...]]:
-    """Return the first three fields of the Observation of an answer."""
+def _rule_outcome_and_shadow(answer: Answer) -> tuple[str, RequestOutcome, tuple[str, ...]]:
+    """Return the fields `rule`, `outcome` and `shadow` of an answer's Observation."""
     decision = answer.decision
     if answer.access is not None:
         return "", RequestOutcome.EXEMPT if answer.allowed else RequestOutcome.BLOCKED, ()
@@ -74,9 +74,11 @@ def _rule_and_outcome(answer: Answer) -> tuple[str, RequestOutcome, tuple[str, .
         if answer.unavailable:
             return "", RequestOutcome.UNAVAILABLE, ()
         return "", RequestOutcome.UNMETERED if answer.allowed else RequestOutcome.REFUSED, ()
-    terms = decision.program.terms
-    rule = terms[decision.binding].name or IN_CODE if decision.binding is not None else ""
-    return rule, RequestOutcome.ADMITTED if answer.allowed else RequestOutcome.REFUSED, _shadow_refusals(decision)
+    rule = ""
+    if decision.binding is not None:
+        rule = decision.program.terms[decision.binding].name or IN_CODE
+    outcome = RequestOutcome.ADMITTED if answer.allowed else RequestOutcome.REFUSED
+    return rule, outcome, _shadow_refusals(decision)
 
 
 def _shadow_refusals(decision: Decision) -> tuple[str, ...]:

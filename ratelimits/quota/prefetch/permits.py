@@ -42,7 +42,7 @@ _ENDED = float("-inf")
 class Fetch(NamedTuple):
     """The command that takes the permits of `size` requests.
 
-    `asked` is the moment at which the command was made, in seconds of the clock of PrefetchedPermits.
+    `asked` is the moment just before the command is sent, in seconds of the clock of PrefetchedPermits.
     """
 
     size: int
@@ -122,7 +122,7 @@ class Prefetch:
     def give_back_call(self) -> Call:
         """Return the call that gives back the permits that were not spent. It does not change the counted usage."""
         costs = self.call.costs
-        # As in `_fetching`: first the usage of one request, then the permits that all requests together have spent.
+        # As in the receipt: first the costs of one request, then the costs of all requests that have spent permits.
         spent = (*costs, *((self.size - self.left) * cost for cost in costs))
         return receipt_call(replace(self.receipt, usage=None), spent, REMEMBERED_SECONDS)._replace(now=self.call.now)
 
@@ -261,15 +261,16 @@ class PrefetchedPermits:
             if not decision.allowed:
                 self._size, self._room = 1, 0
                 return (decision, None) if fetch.size == 1 else None
-            # Use the highest cost, because `remaining` is the fewest permits left of all limits. Do not divide by 0.
-            cost = max(self.call.costs, default=1) or 1
-            self._room = decision.remaining // (SHARE * cost)
+            # `remaining` is the fewest permits left of all limits. The limit with the fewest can have the highest cost.
+            highest_cost = max(self.call.costs, default=1) or 1  # `or 1`: do not divide by 0
+            self._room = decision.remaining // (SHARE * highest_cost)
             if fetch.size == 1:
                 self._size = max(self._size, 2)
                 return decision, None
             prefetch = Prefetch(self, fetch.size, decision)
             if self._current is not None and not self._current.unspent:
                 self._end(self._current)
+            # If there is another prefetch to spend, nobody spends this one, and its permits are given back.
             if self._current is None and self._new is None:
                 prefetch.until = fetch.asked + min(self._seconds, self._seconds_left(decision))
                 self._new = prefetch
@@ -296,7 +297,8 @@ class PrefetchedPermits:
             new, self._new = self._new, None
             if everything and new is not None:
                 # Redis need not record permits that nobody will spend.
-                new.until, new = _ENDED, None
+                new.until = _ENDED
+                new = None
             now, items = self.clock(), []
             for prefetch in self._recorded:
                 # Whether no more requests will spend permits of this prefetch.
@@ -313,7 +315,7 @@ class PrefetchedPermits:
     def end_sending(
         self, counts: UnsentCounts, found: Sequence[int]
     ) -> tuple[list[tuple[Prefetch, int]], list[tuple[Prefetch, int]]]:
-        """Note that Redis has received the counts. `found` says for each item whether Redis had the prefetch's record.
+        """End the sending after a reply. `found` says for each item whether Redis had the prefetch's record.
 
         Return two lists of (prefetch, how many requests): the requests that were counted, and the requests that are
         perhaps not counted, because Redis has lost the record.
@@ -338,7 +340,7 @@ class PrefetchedPermits:
         return counted, lost
 
     def fail_sending(self, counts: UnsentCounts, *, sent: bool) -> None:
-        """Note that there is no reply. The counts are sent again later, and the new prefetch cannot be spent.
+        """End the sending without a reply. The counts are sent again later, and the new prefetch cannot be spent.
 
         `sent` is false if the counts were certainly not sent.
         """

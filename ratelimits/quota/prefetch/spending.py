@@ -28,7 +28,7 @@ from ratelimits.quota.prefetch.permits import Prefetch, PrefetchedPermits, Unsen
 
 logger = bounded(__name__)
 
-#: Seconds between two times at which requests are counted and permits are given back.
+#: Seconds between two calls of `send_and_give_back` by the thread.
 INTERVAL = 1.0
 #: One command sends the counts of at most this number of `PrefetchedPermits`. There is a maximum, because the server
 #: does nothing else while it executes the command.
@@ -121,6 +121,7 @@ def _add_to_totals(kind: process_totals.Kind, prefetch: Prefetch, requests: int)
     if requests == 0 or receipt.usage is None:
         return
     usage = receipt.usage
+    # The first costs of the receipt are the costs of one request.
     costs = {meter.name: cost for meter, cost in zip(usage.meters, receipt.costs, strict=False)}
     key = usage.key if kind == "unreported" else ""
     process_totals.add(kind, usage.account, key, costs, requests, receipt.bin)

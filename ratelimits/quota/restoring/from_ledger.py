@@ -57,7 +57,7 @@ def restore(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapsh
     try:
         decide_call(current_server(), _restoring_call(call, counts, units))
     except Unanswered as error:
-        # The request itself was not sent yet, so it cannot have been counted.
+        # Redis has not decided the request itself yet, so it has not counted the request.
         raise NotSent(str(error), error.event) from error
 
 
@@ -73,6 +73,7 @@ async def arestore(call: Call, prepared: Prepared, identity: Identity, snapshot:
 
 def _restoring_call(call: Call, counts: list[_Count], units: list[int]) -> Call:
     """Return the call that raises each count to at least its number of `units`."""
+    # The call has only the keys of these counts, so their positions change.
     positions = sorted({count.term.key for count in counts})
     terms = [replace(count.term, key=positions.index(count.term.key), slot=slot) for slot, count in enumerate(counts)]
     keys = tuple(call.keys[position] for position in positions)
@@ -88,7 +89,7 @@ def _counts(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapsh
 def _query(rule: AppliedRule, key: str, identity: Identity, snapshot: Snapshot) -> LedgerQuery | None:
     span = rule.algorithm.valid_span(clock.now())
     if identity.account is None or span is None or not key.startswith(_LEDGER_KINDS):
-        return None  # The ledger knows usage by account.
+        return None  # The ledger has usage only with an account, and only of these kinds of keys.
     start, end = span
     if rule.lasting is not Lasting.ALWAYS:
         # The ledger counts in bins. So take the whole bin in which the rule began to count.
