@@ -61,7 +61,7 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
         return ours.calls(now, user)[name].call
 
     def ids(number: int) -> range:
-        # Each case has its own users, because the size of a key's state affects the time.
+        # Each case of the engine has its own users, because the size of a key's state affects the time.
         return range(FIRST_ID + number * options.users, FIRST_ID + (number + 1) * options.users)
 
     out = {}
@@ -128,7 +128,7 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
             "usec_per_call": round(median(micros[name]), 3),
             "per_second": round(median(rate for rate, _share in rates[name])),
             "core_used": round(median(share for _rate, share in rates[name]), 3),
-            # All of the server's work for a decision: also to read the command and to write the reply.
+            # The script, and also the server's work to read the command and to write the reply.
             "core_us": round(median(share / rate for rate, share in rates[name]) * 1e6, 3),
         }
         for name, (title, _made) in batches.items()

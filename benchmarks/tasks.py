@@ -85,7 +85,7 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
 
 
 def _claims(results: dict[str, dict[str, Any]]) -> tuple[list[report.Claim], list[report.Claim]]:
-    """Return the promises and the targets. A single task shares no connection, so it has only a target."""
+    """Return the promises of BOUNDS, and the targets. For fewer tasks than in BOUNDS, a factor of 1 is the target."""
     claims: list[report.Claim] = []
     targets: list[report.Claim] = []
     for tasks, ways in results.items():

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import closing
 from benchmarks.support import report, servers
 
-#: Promise: the largest ratio of the time of one report to the time of one report with the first number of accounts.
+#: Promise: the time of one report is at most this many times the time with the first number of accounts.
 MAX_RATIO = 1.5
 
 
@@ -76,9 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _ratios(results: list[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], float]]:
-    """Yield each result with its time per report, divided by the time of the first result.
+    """Yield each result except the first one of its database and command, with a ratio.
 
-    The first result is the first of the same database and command. It is not yielded.
+    The ratio is the time per report, divided by the time per report of this first result.
     """
     first: dict[tuple[str, str], float] = {}
     for result in results:
@@ -132,7 +132,7 @@ def verify(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _timed(reports: int, run: Callable[[], Any]) -> dict[str, Any]:
-    """Call `run`. Return its time, the time for each report, and the growth of this process's memory at most."""
+    """Call `run`. Return its time, the time for each report, and how much more memory this process used at its peak."""
     start, resident = time.perf_counter(), closing._resident_mb()
     run()
     seconds = time.perf_counter() - start

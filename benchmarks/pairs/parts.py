@@ -1,4 +1,4 @@
-"""Divide the server's time of a decision among the parts of the script: time copies of it that end after each part.
+"""Measure the server's time for each part of a decision's script, with copies of the script that end after a part.
 
     python -m benchmarks.pairs.parts [--rounds 100] [--server valkey] [--out DIR]
 
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hiredis
 import redis
@@ -40,16 +40,30 @@ PARTS = {
 }
 #: The first and the last row of the table.
 BEGIN, WHOLE = "start an empty script that gets the keys and arguments of a decision", "the whole script"
-#: Case -> the algorithm ("": three rules), whether it admits, and whether each request is the first one of its key.
-#: First requests are not counted as usage, because each of them would also create a counter.
+
+
+class Case(NamedTuple):
+    """The requests of a column of the table.
+
+    algorithm  the algorithm of the only rule; "" for three rules
+    admits     whether the requests are admitted
+    first_use  whether each request is the first request of its key. Such requests are not counted as usage, because
+               each of them would also create a counter
+    """
+
+    algorithm: str
+    admits: bool = True
+    first_use: bool = False
+
+
 CASES = {
-    "token bucket": ("token_bucket", True, False),
-    "fixed window": ("fixed_window", True, False),
-    "fixed window, refused": ("fixed_window", False, False),
-    "sliding log": ("sliding_log", True, False),
-    "concurrency": ("concurrency", True, False),
-    "concurrency, first use of a key": ("concurrency", True, True),
-    "3 rules on one key": ("", True, False),
+    "token bucket": Case("token_bucket"),
+    "fixed window": Case("fixed_window"),
+    "fixed window, refused": Case("fixed_window", admits=False),
+    "sliding log": Case("sliding_log"),
+    "concurrency": Case("concurrency"),
+    "concurrency, first use of a key": Case("concurrency", first_use=True),
+    "3 rules on one key": Case(""),
 }
 
 
@@ -73,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _commands(algorithm: str, admits: bool, counted: bool) -> Callable[[str], Command]:
+def _commands(case: Case) -> Callable[[str], Command]:
     """Return a function that takes a user's id and makes the command for this user."""
     from benchmarks.measured.algorithms import CASES as NUMBERS
     from benchmarks.measured.ours import call_of, three_limits
@@ -82,11 +96,11 @@ def _commands(algorithm: str, admits: bool, counted: bool) -> Callable[[str], Co
     from ratelimits.engine.keys import Keyspace
 
     keyspace, now, limits = Keyspace("parts", 64), time.time_ns() // 1000, three_limits()
-    if algorithm:
-        wide, tight = NUMBERS[algorithm]
-        numbers = {"algorithm": algorithm, "capacity": 1_000_000, **(wide if admits else tight)}
+    if case.algorithm:
+        wide, tight = NUMBERS[case.algorithm]
+        numbers = {"algorithm": case.algorithm, "capacity": 1_000_000, **(wide if case.admits else tight)}
         limits = [("limit", algorithm_from_json(numbers))]
-    return lambda user: Command(keyspace, call_of(limits, now, counted=counted, user=user))
+    return lambda user: Command(keyspace, call_of(limits, now, counted=not case.first_use, user=user))
 
 
 def cuts(script: str) -> dict[str, str]:
@@ -136,22 +150,21 @@ def measure(url: str, rounds: int, calls: int) -> dict[str, dict[str, float]]:
     order = random.Random(1)
     with redis.Redis.from_url(url) as client:
         server, made = _Server(client), {}
-        for case, (algorithm, admits, first) in CASES.items():
-            make = _commands(algorithm, admits, not first)
+        for name, case in CASES.items():
+            make = _commands(case)
             repeated = make(f"{next(users)}")
             shas = {part: server.load(cut) for part, cut in cuts(repeated.script.text.decode()).items()}
-            made[case] = make, repeated, shas
-            times[case] = dict.fromkeys(shas, float("inf"))
+            made[name] = make, repeated, shas
+            times[name] = dict.fromkeys(shas, float("inf"))
         for _round in range(rounds):
-            for case, (_algorithm, _admits, first) in CASES.items():
-                make, repeated, shas = made[case]
-                server.micros(
-                    [repeated] * 2, repeated.script.sha
-                )  # untimed: uses up the permits of a limit that refuses
+            for name, case in CASES.items():
+                make, repeated, shas = made[name]
+                # Not timed: this uses up the permits of a limit that refuses.
+                server.micros([repeated] * 2, repeated.script.sha)
                 for part in order.sample(list(shas), len(shas)):
-                    commands = [make(f"{next(users)}") for _ in range(calls)] if first else [repeated] * calls
-                    times[case][part] = min(times[case][part], server.micros(commands, shas[part]))
-    return {case: _parts(found) for case, found in times.items()}
+                    commands = [make(f"{next(users)}") for _ in range(calls)] if case.first_use else [repeated] * calls
+                    times[name][part] = min(times[name][part], server.micros(commands, shas[part]))
+    return {name: _parts(times_of_cuts) for name, times_of_cuts in times.items()}
 
 
 def _parts(times: dict[str, float]) -> dict[str, float]:

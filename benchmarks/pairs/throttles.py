@@ -1,4 +1,4 @@
-"""Compare throttles in pairs: drop-in classes with DRF's own; QuotaThrottle with and without metrics or lasting rules.
+"""Compare pairs of throttles: ours and DRF's own; with and without metrics; with and without a lasting limit.
 
     python -m benchmarks.pairs.throttles [--out DIR]
 

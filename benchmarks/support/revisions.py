@@ -79,7 +79,7 @@ def medians(name: str, value: Any) -> Iterator[tuple[str, float]]:
 
 
 def compare(turns: Sequence[dict[str, dict[str, float]]]) -> list[dict[str, Any]]:
-    """Return a line for each median that both revisions have: the medians over the turns, and each turn's ratio."""
+    """Return a line for each time that both revisions have: its medians over the turns, and ratios (after / before)."""
     runs = [measured for turn in turns for measured in turn.values()]
     lines = []
     for name in (name for name in runs[0] if all(name in measured for measured in runs)):

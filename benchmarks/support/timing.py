@@ -1,4 +1,4 @@
-"""Time calls. Cases that are compared are timed in turns, block by block, in rounds of one run.
+"""Time the calls of several cases, in rounds.
 
 A round times a block of calls of each case, in random order. A ratio is calculated within a round, because the machine
 was equally busy for all cases of the round. The median of the ratios of all rounds is reported.
@@ -25,8 +25,8 @@ class Case:
     """One case that is timed. `call` must return a true value, otherwise the run ends.
 
     `kind` is "floor" (a shortest possible time), "ours" or "peer" (another package, named by `peer`). `before` runs
-    before each block, and is not timed. `inner` is the number of calls that are timed as one, because a single call is
-    too short for the clock.
+    before each block, and is not timed. `inner` is the number of calls that are timed as one: more than 1 if a
+    single call is too short for the clock.
     """
 
     name: str

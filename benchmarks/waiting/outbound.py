@@ -178,6 +178,7 @@ def from_limit(fields: dict[str, Any]) -> Callable[[], AbstractContextManager[An
     from ratelimits.outbound import permits
 
     algorithm = algorithm_from_json(fields)
+    # Connect to the server before the measured time begins. This takes no permits.
     peek([Limit("global", algorithm, "warm up")])
     return lambda: permits("benchmark", rate=algorithm)
 

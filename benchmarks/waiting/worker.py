@@ -16,9 +16,13 @@ django.setup()
 from ratelimits.outbound.celery import HEADER, QuotaTask  # noqa: E402  (needs Django's apps)
 
 URL = os.environ["BENCHMARK_REDIS_URL"]
-#: Redis keys of the results: a list with an item for each run of a task, the number of messages, and the set of the ids
-#: of the tasks that have run.
-RUNS, MESSAGES, FINISHED = "runs", "messages", "finished"
+# Redis keys of the results.
+#: A list with an item for each run of a task.
+RUNS = "runs"
+#: The number of messages to the broker.
+MESSAGES = "messages"
+#: The set of the ids of the tasks that have run.
+FINISHED = "finished"
 results = redis.Redis.from_url(f"{URL}/4")
 
 app = Celery("benchmark", broker=f"{URL}/3")
@@ -38,7 +42,8 @@ def count(**kwargs: object) -> None:
 def sync(self: Any, number: int) -> None:
     """Store the moments at which the task was granted and at which it ran, both by the server's clock."""
     seconds, micros = results.time()
-    # If the task waited in this worker, its permit is in the request. If the message was sent again, it is in a header.
+    # If the task waited in this worker, its permit is in the request. If the message was sent again, the permit is in
+    # a header.
     permit = self.request.get(HEADER) or self.request.headers[HEADER]
     run = {
         "number": number,
