@@ -101,7 +101,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
             permits, period = typed_rates.rate(str(rate))
             if permits % 1:
                 raise ValueError(
-                    f"“{rate}” is not a whole number of requests: write a whole number, such as 1/2s for 0.5/s."
+                    f"“{rate}” is not a whole number of requests: write, for example, 1/2s instead of 0.5/s."
                 )
         except ValueError as error:
             raise ImproperlyConfigured(f"{type(self).__module__}.{type(self).__qualname__}: {error}") from error
@@ -240,7 +240,7 @@ def _outcomes(answer: Answer, keys_and_rates: Sequence[_KeyAndRate]) -> _Outcome
 
 
 def _fields(answer: Answer, limits: Sequence[Limit], keys_and_rates: Sequence[_KeyAndRate]) -> dict[str, str]:
-    """Return the header fields of the response that describe the limits, such as RateLimit."""
+    """Return the response's header fields that describe the limits, such as RateLimit."""
     decision = answer.decision
     if decision is None or decision.binding is None:
         return {}

@@ -62,7 +62,7 @@ class QuotaThrottle(BaseThrottle):
     """The throttle class: it decides requests by the rules in the admin.
 
     A view can have a `throttle_scope` and a `throttle_cost`. Rules can name the scope (the default is "*"). The cost is
-    a number of permits of the meter "requests", or a mapping of meters to whole costs such as
+    a whole number of permits of the meter "requests", or a mapping of meters to such numbers, for example
     {"requests": 1, "tokens": 250}, or a callable that takes (request, view) and returns one of these. `request.quota`
     is the answer. With the receipt in the answer's decision, the request can be refunded or settled.
 

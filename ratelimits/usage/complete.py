@@ -51,23 +51,24 @@ def _waiting_batches() -> str:
     return f"{_batches(sealed, 'sealed')} and {_batches(unsealed, 'open')} wait in Redis"
 
 
-def _batches(batches: int, kind: str) -> str:
-    return f"{batches} {kind} {'batch' if batches == 1 else 'batches'}"
+def _batches(count: int, kind: str) -> str:
+    return f"{count} {kind} {'batch' if count == 1 else 'batches'}"
 
 
 def _count_batches() -> tuple[int, int]:
     """Return how many sealed batches and how many open batches are in Redis."""
-    server, counts = current_server(), [0, 0]
+    server, sealed, unsealed = current_server(), 0, 0
 
     def count_on_server(client: redis.Redis, shards: list[int]) -> None:
+        nonlocal sealed, unsealed
         with client.pipeline(transaction=False) as pipeline:
             for shard in shards:
                 pipeline.llen(server.keyspace.sealed(shard))
                 pipeline.exists(server.keyspace.open(shard))
             replies = pipeline.execute()
         # The replies to LLEN and to EXISTS alternate.
-        counts[0] += sum(replies[::2])
-        counts[1] += sum(replies[1::2])
+        sealed += sum(replies[::2])
+        unsealed += sum(replies[1::2])
 
     on_each(server, range(server.keyspace.shards), count_on_server)
-    return counts[0], counts[1]
+    return sealed, unsealed

@@ -244,22 +244,22 @@ def _drain_lanes(server: Server, using: str, with_batches: list[PendingBatches],
     connection = connections[using]
     # The connections of other threads would not see the writes of an open transaction (for example, of a test).
     parallel = connection.features.has_select_for_update and not connection.in_atomic_block
-    count = min(_LANES if parallel else 1, len(with_batches))
-    if count < 2:
+    lane_count = min(_LANES if parallel else 1, len(with_batches))
+    if lane_count < 2:
         return _drain_lane(server, using, with_batches, result)
     lanes = [
         DrainResult(fsync=result.fsync, live_runs=result.live_runs, add_progress=result.add_progress)
-        for _index in range(count)
+        for _index in range(lane_count)
     ]
 
     def drain_lane(index: int) -> bool:
         try:
-            return _drain_lane(server, using, with_batches[index::count], lanes[index])
+            return _drain_lane(server, using, with_batches[index::lane_count], lanes[index])
         finally:
             connections[using].close()  # The connection of this thread.
 
-    with ThreadPoolExecutor(count, thread_name_prefix="ratelimits-lane") as pool:
-        more = list(pool.map(drain_lane, range(count)))
+    with ThreadPoolExecutor(lane_count, thread_name_prefix="ratelimits-lane") as pool:
+        more = list(pool.map(drain_lane, range(lane_count)))
     for lane in lanes:
         result.outcomes += lane.outcomes
         result.lines += lane.lines

@@ -155,7 +155,9 @@ def declare_unreported(server: Server, shards: Sequence[int], now: int | None = 
         records = {} if isinstance(reply, ResponseError) else _late_records(reply, now)
         if not records:
             continue
-        rows = [_unreported_total(name, one) for name, meters in records.items() for one in meters if one.requests > 0]
+        rows = [
+            _unreported_total(name, meter) for name, meters in records.items() for meter in meters if meter.requests > 0
+        ]
         if rows:
             # The name of the prefetch is stored in the column `process`. So a prefetch is not declared twice.
             store(conf.DATABASE, rows)
@@ -179,21 +181,21 @@ def _late_records(reply: dict[bytes, bytes], now: int) -> dict[str, list[Uncount
         except ValueError as error:
             logger.error("A record of prefetched permits cannot be read: %r: %s", text[:200], error)
             continue
-        if all(one.until + LATE_SECONDS * _SECOND < now for one in meters):
+        if all(meter.until + LATE_SECONDS * _SECOND < now for meter in meters):
             records[name.decode(errors="replace")] = meters
     return records
 
 
-def _unreported_total(name: str, one: Uncounted) -> ProcessTotal:
+def _unreported_total(name: str, uncounted_requests: Uncounted) -> ProcessTotal:
     return ProcessTotal(
         process=name[:64],
         kind="unreported",
-        account=one.account,
-        key=one.key,
-        meter=one.meter,
-        bin=one.bin,
-        requests=one.requests,
-        units=one.requests * one.cost,
+        account=uncounted_requests.account,
+        key=uncounted_requests.key,
+        meter=uncounted_requests.meter,
+        bin=uncounted_requests.bin,
+        requests=uncounted_requests.requests,
+        units=uncounted_requests.requests * uncounted_requests.cost,
     )
 
 
@@ -209,7 +211,8 @@ def fold(now: int) -> int:
     for start in list(old.order_by("bin").values_list("bin", flat=True).distinct()):
         with transaction.atomic(using=using, durable=True):
             if lock_shard is not None:
-                ShardState.lock(using, lock_shard)  # Two processes must not add up at the same time.
+                # Two processes must not fold at the same time. All processes lock the same shard, so they wait here.
+                ShardState.lock(using, lock_shard)
             rows = ProcessTotal.objects.using(using).filter(kind__in=FOLDED, bin=start)
             sums = list(rows.values_list(*_SUBJECT).order_by().annotate(Sum("requests"), Sum("units")))
             count += rows.count() - len(sums)

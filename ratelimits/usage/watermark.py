@@ -136,7 +136,7 @@ def are_current(idle: Iterable[PendingBatches], states: Mapping[int, ShardState]
 
 
 def _idle_watermarks(idle: Iterable[PendingBatches]) -> dict[int, list[int]]:
-    """Return the watermarks of shards without pending batches, each with the shards that get this watermark."""
+    """Return the new watermarks of shards without pending batches, each with the shards that get this watermark."""
     idle = [pending for pending in idle if pending.sealed_at and pending.lead <= TOLERANCE]
     oldest = min((pending.sealed_at for pending in idle), default=0)
     shards_by_watermark: dict[int, list[int]] = {}

@@ -196,7 +196,7 @@ class TestApi:
         [
             ("100/month", "months and years have no fixed length"),
             ("10", "is not a rate: write a number, a slash and a length of time"),
-            ("0.5/s", "is not a whole number of requests: write a whole number, such as 1/2s for 0.5/s"),
+            ("0.5/s", "is not a whole number of requests: write, for example, 1/2s instead of 0.5/s"),
             (10, "is not a rate"),
             ("5/0s", "period must be above 0"),
         ],
