@@ -31,7 +31,7 @@ denials = DenyCache()
 def _load_version(version: int) -> None:
     """Load the rules of a version that Redis reported when it counted refusals.
 
-    A process that only repeats refusals asks Redis for no decisions. So it learns of an edit only in this way.
+    A process that only repeats refusals asks Redis for no decisions. It learns of an edit only from these reports.
     """
     try:
         rules.reload(version)
@@ -99,9 +99,9 @@ def _answer_of_row(commands: PreparedCommands, row: AccessRow) -> Answer:
 
 async def aby_row(commands: PreparedCommands, identity: Identity, costs: Mapping[str, int]) -> Answer | None:
     """Do the same as `by_row`, in async code."""
-    if commands.includes_own_edits or not commands.snapshot or commands.snapshot.access(identity) is None:
-        return by_row(commands, identity, costs, again=False)
-    if await areread(commands):
+    snapshot = commands.snapshot
+    assert snapshot is not None
+    if not commands.includes_own_edits and snapshot.access(identity) is not None and await areread(commands):
         commands = commands_by(await rules.acurrent())
     return by_row(commands, identity, costs, again=False)
 

@@ -220,7 +220,8 @@ class PrefetchedPermits:
         prefetch.end()
         if self._current is prefetch:
             self._current = None
-            self._size = prefetch.size - prefetch.left if prefetch.left else 2 * prefetch.size
+            requests_served = prefetch.size - prefetch.left
+            self._size = requests_served if prefetch.left else 2 * prefetch.size
 
     def next_fetch(self, *, again: bool = False) -> Fetch:
         """Return the next fetch, which takes the permits of this request and of later requests.

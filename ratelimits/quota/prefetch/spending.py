@@ -166,7 +166,7 @@ def _send_all(unfinished: Sequence[Prefetch], *, everything: bool) -> bool:
         for start in range(0, len(group), MAX_PER_COMMAND):
             unsent = group[start : start + MAX_PER_COMMAND]
             try:
-                if not answers:
+                if not answers:  # do not ask it again
                     raise NotSent("the server has not answered just now")
                 found = server.wire.call(_command(unsent), new_nonce())
             except Exception as error:  # noqa: BLE001  (the counts are sent again, whatever the error is)
