@@ -21,8 +21,8 @@
 --             sealed_at          moment (µs): all usage from before this moment is in sealed batches
 --             first_sealed       moment (µs) of the first seal
 --             sealed_clock       moment (µs) of the last seal, by the clock of the process that sealed
---             data_run, data_since   a run of the server, and the moment (µs) from which Redis has lost nothing in
---                                this run, as far as is known (see lasting.lua)
+--             data_run, data_since   a run of the server, and a moment (µs): as far as is known, Redis still has
+--                                everything that was counted in this run since this moment (see lasting.lua)
 --   b:<incarnation>:<seq>   hash: a sealed batch. It has all fields of `open`, and
 --             #c `cum` after this batch   #t time of sealing (µs)   #x run of the server when it sealed the batch
 --   sealed  list of "<incarnation>:<seq>" of sealed batches, the oldest first

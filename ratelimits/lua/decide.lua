@@ -8,8 +8,8 @@
 --                                       engine/assemble/shape.py). "if not NAME" keeps them if NAME does not hold. The
 --                                       name of an operation, such as `try`, holds for calls with this operation
 --   --: for limit … --: end             repeats the lines for each limit. A field `l.x` becomes a local variable.
---                                       Before a line that passes the limit to a function, as `l.self`, the script puts
---                                       the fields into a table. After this line it reads them from the table
+--                                       A function takes the limit as a table, `l.self`: before such a call the script
+--                                       copies the variables into the table, and after it reads them back
 --   --: do SECTION                      inserts lines. If the file of the limit's algorithm has a function with the
 --                                       name SECTION, the lines are its body. Otherwise engine/assemble makes the
 --                                       lines: see `section` in engine/assemble/script_text.py
@@ -57,10 +57,11 @@
 --          the span for which ARGV is valid (µs); the moment at which the receipt was charged (µs; 0: no receipt);
 --          the receipt's time to live (ms); `marks`; the costs.
 --          `marks` is the sum of two numbers: 1 if the call must be answered as stale when a head has newer rules, and
---          2 if the caller has not yet decided these limits in this run. With 2 the script also checks lasting limits
---          that have a state: after a restart, this can be an old state.
+--          2 if the caller has not yet decided these limits in this run. If 2 is in the sum, the script also checks
+--          whether lasting limits that have a state have lost counts: after a restart, the state can be an old one.
 --          The costs of the meters come first, then the costs of limits that are not the cost of a meter. If a receipt
---          is refunded, or settled to a lower cost, a cost is negative
+--          is settled, each cost is the true cost minus the charged cost, so it can be negative. (To refund a receipt
+--          is to settle it at 0)
 -- ARGV[4]  program: for each limit the header that its record usually has (see records.lua), its longest wait (µs) if
 --          it has one, and its params. Then 30 bytes for each limit: the moment from which the params hold (a double,
 --          µs; 0: now), and the text "rule|version", filled up with zero bytes
@@ -167,8 +168,8 @@ if l.cost > 0 then
 --: do charge
     l.written = true
   elseif not l.last then
-    -- A limit begins at its first request, even if this request is refused: a bucket that begins empty fills from this
-    -- moment. If this limit or another one refuses the request for ever, nothing is stored.
+    -- A limit begins at its first request, even if this request is refused: from this moment on, a bucket without
+    -- permits fills. If this limit or another one refuses the request for ever, nothing is stored.
     l.written = not never and l.retry ~= NEVER
   else
     l.must_keep = l.shift > 0

@@ -7,9 +7,9 @@ local data_since -- the moment (µs) at which the shard's data of this run begin
 --   2. Perhaps Redis has lost what the limit has counted in its window. This is so if two things are true. First, the
 --      shard's data of this run begins after the start of the window. Second, the limit has no state, or was last
 --      charged before the data begins.
--- This script stores when the data begins, as `data_since` in `meta`: it is the moment at which a lasting limit is
--- decided for the first time in a run, or for the first time after all Redis keys were deleted. `last` is the moment of
--- the limit's last charge (nil: there is no state), `start` is the start of the limit's window.
+-- The moment at which the data begins is stored as `data_since` in `meta`. It is the moment of the first decision of a
+-- lasting limit in a run, or after all Redis keys were deleted. `last` is the moment of the limit's last charge (nil:
+-- there is no state), `start` is the start of the limit's window.
 local function is_lost(needs_state, last, start, now)
   if not data_since then
     -- `run` (see heads.lua) is nil if all heads are as expected. Then the run in ARGV[2] is right.

@@ -4,9 +4,10 @@
 --
 -- A limit has two Redis keys: `l.redis_key`, and the same name with the ending ${details}.
 --   (no ending)  sorted set with a member for each lease. The score is the lease's expiry, in µs after `l.base`. Most
---                leases are *plain*: a plain lease has one permit, and is older than other leases with its name. (While
---                leases that are not plain are stored, a request gets no plain lease: an older one may have its name.)
---                The member of a plain lease is "=name". The member of any other lease is "number:permits:name"
+--                leases are *plain*: a plain lease has one permit, and is older than other leases with its name. (So
+--                while a lease that is not plain is stored, a request gets no plain lease: that stored lease may have
+--                the same name.) The member of a plain lease is "=name". The member of any other lease is
+--                "number:permits:name"
 --   ${details}   sorted set about the leases that are not plain. All scores are 0, so Redis sorts the members by text.
 --                "@name:number:permits" finds the leases with a name.
 --                The other members let Redis count the permits that end before a moment, without reading each lease.
@@ -244,7 +245,7 @@ local function lease_functions()
       else
         lease_ttl = l.lease_ttl -- ASK_AGAIN has no `lease_ttl`
       end
-      -- The first element sets the expiry of the list: it expires before each of its leases ends.
+      -- With its first element the list gets an expiry, so that it expires before any lease in it ends.
       if size == 1 then redis.pcall('PEXPIRE', freed, math.max(math.floor(lease_ttl / 1000), 1)) end
     end
     if given > 0 then
@@ -365,7 +366,7 @@ function leases.check(l)
     if l.announces then
       local terms = ASK_AGAIN
       if l.is_alone and l.cost == 1 then
-        -- `marks` is odd if newer rules make the call stale. Then the limit comes from a rule, not from code.
+        -- `marks` is odd if the call must be stale when there are newer rules: only for limits that come from rules.
         local version = marks % 2 == 1 and string.match(ARGV[2], '^%d+') or 'any'
         terms = string.format('%s %.0f %.0f', version, l.capacity, l.lease_ttl)
       end

@@ -49,7 +49,8 @@ local function stretch(T, g, m, old_q, old_r, old_n, q, r, n)
   local denominator = m * (old_q * old_n + old_r)
   if denominator < 9007199254740992 then
     -- Calculate the denominator of top / unit in lowest terms. `denominator` is `unit`. The second result of muldiv is
-    -- a remainder. So (x + g) * (y + r) has the same remainder as `top`: the two factors are `debt` and q*n + r.
+    -- a remainder. So x + g has the same remainder as `debt`, y + r the same as q*n + r, and their product the same as
+    -- `top`.
     local _, x = muldiv(T % denominator, old_n * m % denominator, denominator)
     local _, y = muldiv(q % denominator, n % denominator, denominator)
     local _, rest = muldiv((x + g) % denominator, (y + r) % denominator, denominator)
@@ -170,7 +171,7 @@ end
 
 function level.store(l)
   -- `T` is the debt at `at`, but the record has the debt at `last`. A charge sets `last` to `at`, and a refund does
-  -- not. So after a refund, add the time that has passed since `last`: the debt was larger then.
+  -- not. So after a refund, add the time that has passed since `last`: at `last` the debt was larger by this time.
   if at > l.last and (l.T > 0 or l.g > 0) then l.T = l.T + at - l.last end
   -- If a new bucket begins with spent permits, store its state for FOREVER (400 days). If the state expired, the bucket
   -- would be new, and would begin with spent permits again.

@@ -32,8 +32,8 @@
 --   live_permits                 the permits in the list and in the tree that have not ended
 --   next_block, first_block      the number of the next new block, and of the oldest block that exists
 --   first_live_block             the number of the oldest block with a charge that has not ended
---   ended_until                  all charges up to this time had ended by the last charge, or by an edit of the
---                                period. They never count again, even if the period becomes longer
+--   ended_until                  all charges up to this time had ended when the last charge was made, or when the
+--                                period was edited. They never count again, even if the period becomes longer
 --   cutoff                       all charges up to this time have ended now: `ended_until`, or one period ago if that
 --                                is later
 --   oldest                       the time of the oldest charge that has not ended; -1: not known
@@ -45,9 +45,9 @@
 --   has_lost_tree                true if the tree does not exist any more
 -- The record has `oldest` and `ended_in_tree` of the moment `last`, as `stored_oldest` and `stored_ended`. While this
 -- oldest charge has not ended, the record is enough to decide, and neither the list nor the tree is read. The server
--- may have evicted the list or the tree. Then fewer permits are taken than the record says, so a request that the
--- record admits is rightly admitted. The charge then notices that the list is gone. Before a refusal, the script checks
--- whether both exist.
+-- may have evicted the list or the tree. Then the limit has fewer permits in use than the record says, so it is right
+-- to admit a request that the record admits. The charge then notices that the list is gone. Before a refusal, the
+-- script checks whether both exist.
 
 -- The number of items in a block and of nodes below a node; the level of the top.
 local SPREAD, TOP = 64, 3
@@ -250,7 +250,8 @@ local function log_functions()
     l.live_permits = l.in_list - l.ended_permits + l.in_tree - l.ended_in_tree
   end
 
-  -- Returns the time of the charge with which the permits that have not ended reach `need`.
+  -- Adds up the permits that have not ended, the oldest first. Returns the time of the charge with which they reach
+  -- `need`.
   local function time_of_permit(l, need)
     if l.in_tree - l.ended_in_tree >= need then return by_sum(l, l.ended_in_tree + need) end
     need = need - (l.in_tree - l.ended_in_tree)

@@ -1,8 +1,8 @@
 -- sliding_window (code 7): a window of N buckets, as in LeapArray of Alibaba's Sentinel. A bucket has the permits that
 -- were spent in a time of the length `width` (µs). The bucket for the time t has the index floor(t / width). When a new
--- bucket begins, the oldest bucket leaves the window. The newest bucket is not over yet. So the last N * width µs also
--- contain a part of the bucket that left last, number N+1. If `weighted` is 1, the permits of bucket N+1 are counted in
--- proportion to this part of its time. If `weighted` is 0, bucket N+1 is not counted.
+-- bucket begins, the oldest bucket leaves the window. The newest bucket is not over yet, so the N buckets cover less
+-- than N * width µs. The rest of this time lies in bucket N+1, which has just left the window. If `weighted` is 1, the
+-- permits of bucket N+1 are counted in proportion to this part of it. If `weighted` is 0, bucket N+1 is not counted.
 -- "--@params" names the params of the limit ("-": not used here), and "--@record" the fields of its record, each after
 -- its type: I7 is an unsigned integer of 7 bytes, and c# is a text of any length.
 --@params * width buckets weighted - - capacity
@@ -72,7 +72,8 @@ local function moment_with_room(counts, sum, room, newest, width, buckets, weigh
     if inside <= room then
       local offset = 0
       if inside + leaving > room then
-        -- This share of the bucket's permits, and so of its time, must have left the window.
+        -- leaving - (room - inside) of the `leaving` permits must have left: the same share of the bucket's time must
+        -- have passed.
         local whole, part = muldiv(width, leaving - (room - inside), leaving)
         offset = part > 0 and whole + 1 or whole
       end
@@ -147,8 +148,8 @@ function sliding.refund(l)
     local amount = math.min(to_refund, count)
     l.counts, to_refund = with_count(l.counts, i, count - amount), to_refund - amount
     if i <= l.buckets then l.sum = l.sum - amount end
-    -- Also change the counts that will be stored. A refund does not add the buckets that have begun since the last
-    -- charge: then old buckets would leave, and they count again if the clock steps back.
+    -- Also change the counts that will be stored. A refund does not store the buckets that have begun since the last
+    -- charge. Otherwise old buckets would be lost, but they must count again if the clock steps back.
     if stored_position > 0 then
       if stored_position <= l.buckets then l.stored_sum = l.stored_sum - amount end
       l.stored_counts = with_count(l.stored_counts, stored_position, count_at(l.stored_counts, stored_position) - amount)

@@ -22,8 +22,8 @@ local function saved_until(now, S, g, next, most)
   return S, g, now
 end
 
--- Takes the time whole + part/base from the store S + g/base. Returns the store, and the time that is missing in the
--- store in µs, rounded down.
+-- Takes the time whole + part/base from the store S + g/base. Returns the store that is left, and the time that the
+-- store could not give (µs, rounded down).
 local function spend(whole, part, S, g, base)
   if whole > S or (whole == S and part >= g) then
     -- What is missing is whole - S + (part - g)/base.

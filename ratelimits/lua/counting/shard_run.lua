@@ -2,7 +2,7 @@
 
 -- Returns the version of the rules in the head, and the run of the server. If the run has changed, seals the open batch
 -- and stores the new run. A head is "<version of the rules> <run>". A missing head is read as "0 ?". No run has the
--- name "?", so the run has then changed. `run` is the run in which the caller connected.
+-- name "?", so a missing head counts as a changed run. `run` is the run in which the caller connected.
 local function shard_run(head, open, run, nonce, now)
   local version, stored_run = string.match(redis.call('GET', head) or '0 ?', '^(%d+) (.*)$')
   -- If the runs differ, ask the server: its run can have changed since the caller connected.
