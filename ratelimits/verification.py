@@ -35,28 +35,28 @@ from ratelimits.usage.verify.ledger import verify_ledger
 from ratelimits.usage.verify.states import verify_archives
 from ratelimits.usage.verify.watermarks import verify_watermarks
 
-#: The kinds of things that are checked, in the order in which the summary names their numbers.
-_KINDS = (
-    "reports",
-    "report lines",
-    "shards",
-    "batches",
-    "ledger lines",
-    "links of the chains",
-    "totals",
-    "ends of reports",
-    "adjustments",
-    "printed gaps",
-    "archives",
-    "archived ranges",
-    "manifests",
-    "watermarks",
-    "heads of chains",
-    "entries of manifests",
-    "bounds of reports",
-    "rows of the configuration",
-    "deliveries",
-)
+#: The kinds of things that are checked, each with its singular. The summary names their numbers in this order.
+_KINDS = {
+    "reports": "report",
+    "report lines": "report line",
+    "shards": "shard",
+    "batches": "batch",
+    "ledger lines": "ledger line",
+    "links of the chains": "link of the chains",
+    "totals": "total",
+    "ends of reports": "end of a report",
+    "adjustments": "adjustment",
+    "printed gaps": "printed gap",
+    "archives": "archive",
+    "archived ranges": "archived range",
+    "manifests": "manifest",
+    "watermarks": "watermark",
+    "heads of chains": "head of a chain",
+    "entries of manifests": "entry of a manifest",
+    "bounds of reports": "bound of a report",
+    "rows of the configuration": "row of the configuration",
+    "deliveries": "delivery",
+}
 
 
 class Verification:
@@ -170,7 +170,11 @@ class Verification:
 
     def summary(self) -> str:
         """Return a sentence with the numbers of things that were checked."""
-        counts = [f"{self.checked[kind]:,} {kind}" for kind in _KINDS if self.checked[kind]]
+        counts = [
+            f"{count:,} {singular if count == 1 else kind}"
+            for kind, singular in _KINDS.items()
+            if (count := self.checked[kind])
+        ]
         return f"Checked {', '.join(counts) or 'nothing: there is no usage and no report yet'}."
 
     def unchecked(self) -> Iterator[str]:
@@ -197,9 +201,9 @@ class Verification:
             yield 'With "" in SIGNING_KEYS_OLD nobody can see whether signatures were removed.'
         if names := self._missing_archives:
             yield (
-                f"Usage was moved to {len(names)} archives that were not given (--archive DIRECTORY):"
-                f" {', '.join(names[:3])}{', …' if names[3:] else ''}. The lines in these archives are not compared."
-                " For the shards of these archives, this check may not find a total of usage that is too large."
+                f"Archives with usage that were not given (--archive DIRECTORY): {len(names)}"
+                f" ({', '.join(names[:3])}{', …' if names[3:] else ''}). Their lines are not compared. For their"
+                " shards, this check may not find a total of usage that is too large."
             )
         for path in self._unknown_archives:
             yield f"{path} was not read: the ledger has no record of this archive, or the archive was restored."
@@ -212,7 +216,7 @@ class Verification:
             )
         if self._account is None and (count := count_without_history(self._using)):
             yield (
-                f"{count} rows of the configuration have no history, so nobody can see whether they were changed:"
+                f"Rows of the configuration without a history: {count}. Nobody can see whether they were changed."
                 " ratelimits_reload gives them a history."
             )
         for manifest in self._manifests:
@@ -231,8 +235,8 @@ def _unchecked_with(manifest: dict[str, Any]) -> Iterator[str]:
     if manifest["open"]:
         first = ", ".join(map(str, manifest["open"][:3]))
         yield (
-            f"The manifest of {month} was written while {len(manifest['open'])} periods were open"
-            f" ({first}{', …' if manifest['open'][3:] else ''}): write another manifest after these periods are closed."
+            f"Periods that were open when the manifest of {month} was written: {len(manifest['open'])}"
+            f" ({first}{', …' if manifest['open'][3:] else ''}). Write another manifest after these periods are closed."
         )
 
 

@@ -59,12 +59,22 @@ def test_it_has_each_report_and_the_month_s_totals() -> None:
     assert found(manifest) == []
 
 
+def test_the_summary_of_a_verification_has_nouns_that_fit_their_numbers(tmp_path: Path) -> None:
+    written(tmp_path / "october.json")
+    text = told(tmp_path / "october.json")
+    assert "Checked 1 report, " in text
+    assert ", 1 manifest, " in text
+    assert " watermarks, " in text
+
+
 def test_one_of_an_open_month_says_which_periods_are_open(tmp_path: Path) -> None:
     spend("initech", "2026-10-20")
     spend("initech", "2026-11-20")
     flow()
     assert "1 period of 2026-10 is open (initech 2026-10-01T00:00:00Z)" in written(tmp_path / "open.json")
-    assert "1 periods were open (initech 2026-10-01T00:00:00Z)" in told(tmp_path / "open.json")
+    assert "Periods that were open when the manifest of 2026-10 was written: 1 (initech 2026-10-01T00:00:00Z)." in told(
+        tmp_path / "open.json"
+    )
     close("2026-11-03")
     assert (
         "is not in the manifest of 2026-10: it is newer" in found(json.loads((tmp_path / "open.json").read_text()))[0]
