@@ -24,12 +24,13 @@ FIELDS = 5_000
 #: KEYS[2] the Redis key `meta` of the shard. ARGV[1] is the run, ARGV[2] a nonce, ARGV[3] the prefix of the Redis keys.
 #: All further arguments are names of counters. Each counter counts one request.
 _FILL = """
-local open, meta, prefix = KEYS[1], KEYS[2], ARGV[3]
+local open, meta = KEYS[1], KEYS[2]
+local run, nonce, prefix = ARGV[1], ARGV[2], ARGV[3]
 local time = redis.call('TIME')
 local now = time[1] * 1e6 + time[2]
 for i = 4, #ARGV do redis.call('HINCRBY', open, ARGV[i], 1) end
-batch_open(prefix, ARGV[2], ARGV[1], now)
-batch_seal(prefix, now, ARGV[1], ARGV[2])
+batch_open(prefix, nonce, run, now)
+batch_seal(prefix, nonce, run, now)
 redis.call('HSET', meta, 'sealed_at', string.format('%.0f', now))
 return 1
 """
