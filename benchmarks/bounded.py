@@ -118,14 +118,14 @@ def operations(state: State) -> Iterator[tuple[str, Callable[[], object]]]:
             at=state.moment_of(number),
             bin=0,
             period=0,
-            lease=f".request-{number}",
+            lease=f".request-{number}",  # CommandMaker writes a dot before the name
         )
         call = release_call(receipt) if has_leases else receipt_call(receipt, (0,), LIFE, whole=True)
         return decide_call(state.server, call._replace(now=last))
 
     yield "peek", lambda: decide(Op.PEEK, 1, last)
     for share in (1, 2, 4):
-        # Entries that take 1/`share` of all taken permits must end before this number of permits is free.
+        # `wanted` permits are free only after the entries with 1/`share` of all taken permits have ended.
         wanted = free + taken // share
         yield f"refusal, 1/{share} must end first", partial(decide, Op.TRY, wanted, last)
     for number in (0, state.entries // 3, state.entries // 2, state.entries - 1):

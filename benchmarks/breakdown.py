@@ -139,9 +139,10 @@ def steps() -> list[Case]:
     now, quoted = time.time_ns() // 1000, headers.quoted(rule.name)
     command = Command(server.keyspace, ours.call_of(ours.three_limits(), now))
     run_id = run_of(current_server().wire.client)
-    # `cache_key` is the key of a kind of request in the caches of quota: the identity, the scope, the method, whether a
-    # request that must wait is refused (no), and the cost. `equal_key` is another object that is equal to `cache_key`.
-    cache_key = (Identity("user:42", None, "account:7", "ip:203.0.113.9"), "three", "GET", False, ("requests", 1))
+    at_once = False  # if it were true, a request that must wait would be refused
+    # `cache_key` is the key of a kind of request in the caches of quota. `equal_key` is another object that is equal to
+    # `cache_key`.
+    cache_key = (Identity("user:42", None, "account:7", "ip:203.0.113.9"), "three", "GET", at_once, ("requests", 1))
     cached = {cache_key: 1}
     equal_key = (Identity("user:42", None, "account:7", "ip:203.0.113.9"), *cache_key[1:])
     calls: list[tuple[str, Callable[[], object]]] = [
@@ -187,7 +188,7 @@ def text_of(run: dict[str, Any]) -> str:
     functions = [
         (result["function"], result["calls"], result["own_us"], result["low_us"]) for result in inside["functions"]
     ]
-    whole = f"{inside['whole_us']:,.1f} µs a request, {inside['wrapped_us']:,.1f} while watched"
+    whole = f"{inside['whole_us']:,.1f} µs a request, {inside['wrapped_us']:,.1f} with all wrappers"
     missing = [f"No longer in the code, so not watched: {', '.join(inside['missing'])}."] if inside["missing"] else []
     return "\n\n".join(
         [

@@ -97,11 +97,13 @@ def close(options: argparse.Namespace) -> dict[str, Any]:
     from ratelimits.reports.closing.close import finalise_each
     from ratelimits.reports.periods import month_in
 
-    # Two hours after the end of the month, in µs. A month can be closed GRACE_SECONDS (one hour) after its end.
-    end = month_in(month(), "UTC")[1] + 2 * 3_600_000_000
-    ShardState.objects.update(watermark=end)
+    _month_start, month_end = month_in(month(), "UTC")
+    # A month can be closed GRACE_SECONDS (one hour) after its end, if the watermark of each shard has passed this
+    # moment too.
+    now = month_end + 2 * 3_600_000_000  # µs
+    ShardState.objects.update(watermark=now)
     start, processor = time.perf_counter(), time.process_time()
-    resident = [_resident_mb() for _closed in finalise_each(end)]
+    resident = [_resident_mb() for _closed in finalise_each(now)]
     seconds, processor = time.perf_counter() - start, time.process_time() - processor
     reports = Report.objects.count()
     assert reports == options.accounts, reports

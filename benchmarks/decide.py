@@ -1,10 +1,10 @@
-"""Measure how long a decision takes in this app and in other packages, and how long it takes at least.
+"""Measure the time of a decision in this app and in other packages, and the shortest possible time.
 
     pip install -r benchmarks/requirements.txt
     python -m benchmarks.decide [--out DIR]
 
-The shortest possible times are the times of a round trip and of a bare script. All cases are timed in turns on one
-core, which client and server share. So a time includes all work of client and server.
+A round trip and a bare script show the shortest possible time. All cases are timed in turns on one core, which client
+and server share. So a time includes all work of client and server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", help="measure only PING and the cases whose names contain this text")
     parser.add_argument("--threads", type=int, default=8, help="threads of the throughput test")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of each throughput measurement")
-    parser.add_argument("--refusals", type=int, default=100_000, help="refusals in a row whose commands are counted")
+    parser.add_argument(
+        "--refusals", type=int, default=100_000, help="number of refusals in a row, to count their commands"
+    )
     parser.add_argument("--out", type=Path, help="directory for the run's JSON and chart")
     return parser.parse_args(argv)
 
@@ -144,7 +146,7 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
     """Run all measurements and return them for the JSON file."""
     from benchmarks.measured import floors, in_place, ours, peers, threads
 
-    # The other packages use another database of the same server.
+    # `server_url` has no database number, because the other packages use another database of the same server.
     server_url, now = url.rpartition("/")[0], time.time_ns() // 1000
     machine_info = report.machine(url, peers.PACKAGES)
     absent = peers.missing()
@@ -188,6 +190,12 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
     text = f"{options.threads} threads: decisions/s, × those of redis-py's pooled client"
     claims.append(report.Claim(text, 1.5, throughput["ratio"], least=True))
     targets = [*in_place_targets(places), report.Claim(text, 3, throughput["ratio"], least=True)]
+    # Name of a case of this app -> name of a case that is not of this app -> ratio.
+    our_ratios = {
+        name: {other: round(ratio, 3) for other, ratio in ratios[name].items() if results[other]["kind"] != "ours"}
+        for name, result in results.items()
+        if result["kind"] == "ours"
+    }
     return report.run_json(
         "decide",
         {**machine_info, "load_after": report.load()},
@@ -196,13 +204,7 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
         targets,
         missing=absent,
         results=results,
-        ratios={
-            ours_name: {
-                name: round(ratio, 3) for name, ratio in ratios[ours_name].items() if results[name]["kind"] != "ours"
-            }
-            for ours_name, result in results.items()
-            if result["kind"] == "ours"
-        },
+        ratios=our_ratios,
         in_place=places,
         refusals={"refusals": options.refusals, "commands": sent},
         blocked={"requests": options.refusals, "blocks": ours.BLOCKS, **blocked, "times_deny_cache": times_deny_cache},
@@ -227,7 +229,7 @@ def text_of(run: dict[str, Any]) -> str:
         for name, result in run["results"].items()
     ]
     heads = [ours_by_name[name] for name in columns]
-    out = [report.table(("decision", "", "median µs", "p99 µs", "× PING", *(heads if len(rows) > 1 else ())), rows)]
+    out = [report.table(("decision", "", "median µs", "p99 µs", "× PING", *heads), rows)]
     rows = [
         (result["title"], result["median_us"], result["p99_us"], result.get("adds_us"), result.get("times_ping"))
         for result in run["in_place"].values()

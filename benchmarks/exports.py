@@ -87,7 +87,8 @@ def _lines(saved_report: Any) -> Iterator[ReportLine]:
     from ratelimits.models import ReportLine
 
     for number in range(1, _LINES_PER_REPORT + 1):
-        # The lines have different quantities and times. The month has 2,880 bins. Each line has the usage of four bins.
+        # The lines have different quantities and times. Each line has the usage of four bins. The month has 2,880 bins,
+        # so a line can start in each of the first 2,876.
         used, start = number * 7919 % 100_000, _START + number % 2876 * _BIN
         included = min(used, 60_000)
         yield ReportLine(

@@ -45,7 +45,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _steps(most: int, start: int) -> list[int]:
-    """Return `start`, ten times `start`, a hundred times `start` and so on below `most`, and then `most` itself."""
+    """Return `start`, 10 × `start`, 100 × `start` and so on, up to `most`: `_steps(500, 10)` is [10, 100, 500]."""
     out = []
     while start < most:
         out.append(start)
@@ -190,10 +190,10 @@ def _loads(wanted: list[Size], environments: dict[str, dict[str, str]]) -> list[
         print(f"loading {size.title}", file=sys.stderr, flush=True)
         # The first process makes the rows. Two other processes measure, because making the rows also takes memory.
         Process(size, environments[size.name], "time").end()
-        found = [Process(size, environments[size.name], load) for load in ("time", "memory")]
-        for process in found:
-            process.end()
-        out.append({"overrides": size.overrides, **found[0].answer, **found[1].answer})
+        time_process, memory_process = (Process(size, environments[size.name], load) for load in ("time", "memory"))
+        time_process.end()
+        memory_process.end()
+        out.append({"overrides": size.overrides, **time_process.answer, **memory_process.answer})
     return out
 
 

@@ -23,9 +23,10 @@ from benchmarks.support import report, servers
 
 #: Number of times that the memory is measured in each phase.
 MEASUREMENTS = 10
-#: Maximum growth of the process in MB: from the start of the measurements to the end of a phase, and from the middle of
-#: the phase to its end.
-MAX_GROWTH_MB, MAX_LATER_GROWTH_MB = 350, 40
+#: Maximum growth of the process from the start of the first phase to the end of each phase.
+MAX_GROWTH_MB = 350
+#: Maximum growth of the process from the middle of a phase to its end.
+MAX_LATER_GROWTH_MB = 40
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:

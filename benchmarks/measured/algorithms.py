@@ -46,7 +46,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "smooth_warming_up": (_FAST_RATE, {"rate": 1, "period": 3600}),
     "concurrency": ({"lease_ttl": 60}, {"lease_ttl": 3600, "capacity": 1}),
 }
-#: Number of keys in each round that make their first request.
+#: Maximum number of first requests in each round. Each comes from a new user.
 _NEW_KEYS = 100
 
 

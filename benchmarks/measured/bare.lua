@@ -1,9 +1,9 @@
 -- The bare script of the benchmarks. It decides token buckets and counts the request with as little work as possible.
--- It has only one algorithm, its parameters cannot change, a refusal has no reason, and batches are not sealed.
--- KEYS     heads (see lua/decide.lua), then packed states. If requests are counted, then the hash of the open batch
+-- It has only one algorithm, rules cannot be edited, a refusal has no reason, and batches are not sealed.
+-- KEYS     heads (see lua/decide.lua), packed states and, if requests are counted, the hash of the open batch
 -- ARGV[1]  '<BBB' numbers of heads, of states, and of limits in each state   ARGV[2]  the expected head
 -- ARGV[3]  '<d…' for each limit: the µs that a request adds to the level of the bucket, and the highest level in µs
--- ARGV[4]  the name of the counter after "a|" and the bin, or '' if requests are not counted
+-- ARGV[4]  the end of the counter's name, which follows "a|" and the bin; or '' if requests are not counted
 -- ARGV[5]  the struct format of a state   ARGV[6]  the struct format of ARGV[3]
 -- Returns  {0}: a head is not the expected head. {1, 0}: the request is refused. If the request is admitted:
 --          {1, 1, 0, the fewest permits left of all limits, 0, 0, 0, now (µs)}. Then for each limit the permits left,

@@ -38,7 +38,8 @@ def batches(client: redis.Redis, users: int) -> dict[str, list[bytes]]:
 
     def ids(number: int) -> range:
         # Each case of this app has its own users: all limits of one key share a state, and a larger state takes more
-        # time. All cases of the bare script use the same users: the name of a state contains the number of its limits.
+        # time. All cases of the bare script can use the same users: each case has its own states, because the name of a
+        # state contains the number of its limits.
         return range(FIRST_ID + number * users, FIRST_ID + (number + 1) * users)
 
     out = {}
@@ -62,7 +63,8 @@ def measure(urls: dict[str, str], rounds: int, seconds: float, users: int) -> di
     for url in urls.values():
         floors.load(url)
     for _round in range(rounds):
-        wait_for_bin(len(urls) * (len(names) * (seconds + 0.5) + 2))
+        # Allow 2 s to make the commands for a server, and 0.5 s to send the commands of a case once.
+        wait_for_bin(len(urls) * (2 + len(names) * (0.5 + seconds)))
         for server, url in urls.items():
             with redis.Redis.from_url(url) as client:
                 made = batches(client, users)
@@ -73,8 +75,8 @@ def measure(urls: dict[str, str], rounds: int, seconds: float, users: int) -> di
                 pipeline = Pipeline(url, None)
                 pipeline.send(made[name])
                 pipeline.close()
-                rate, share = per_second(url, made[name], seconds, allowed)
-                times[server][name].append(share / rate * 1e6)  # µs of the core for each command
+                rate, used_part = per_second(url, made[name], seconds, allowed)
+                times[server][name].append(used_part / rate * 1e6)  # µs of the core for each command
     return {
         server: {
             "core_us": {name: round(median(some), 3) for name, some in found.items()},

@@ -66,9 +66,9 @@ def bare(heads: int, states: int, each: int, counted: bool, suffix: str = "42") 
     return resp(b"EVALSHA", sha_of(BARE), b"%d" % len(keys), *(key.encode() for key in keys), *arguments)
 
 
-#: The first four arguments of `bare` for three rules on one key, with metering.
+#: The arguments `heads`, `states`, `each` and `counted` of `bare` for three rules on one key, with metering.
 THREE_RULES = (1, 1, 3, True)
-#: Name, title, and the first four arguments of `bare`. "kinds" has keys of three kinds: user, account and global.
+#: Name, title, and the same four arguments of `bare`. "kinds" has keys of three kinds: user, account and global.
 SHAPES = (
     ("bare_one", "bare script, one rule", (1, 1, 1, False)),
     ("bare_three", "bare script, 3 rules on one key + metering", THREE_RULES),
@@ -84,7 +84,7 @@ def load(url: str) -> None:
 
 
 def answers_list(raw: RawSocket, packed: bytes) -> bool:
-    """Return whether the server's reply to this command is a list."""
+    """Return whether the server's reply to this command is a list, and not an error."""
     return raw.exchange(packed)[:1] == b"*"
 
 

@@ -150,7 +150,7 @@ def _load_all() -> Any:
     query_thread.PATIENCE = 600.0
     every = frozenset(range(KEY_SHARDS))
     snapshot = asyncio.run(rules._loader.aload(MissingRows(every)))
-    snapshot._with_rows(every)
+    snapshot._with_rows(every)  # evaluates the rows of each shard, as the first request of a shard does
     return snapshot
 
 

@@ -53,8 +53,12 @@ def someone(user: str) -> Identity:
     return Identity(user=f"user:{user}", account=f"account:{user}")
 
 
-#: A user without permits (see `exhaust`), a user who is blocked, and a network that is blocked.
-REFUSED, BLOCKED, BLOCKED_NETWORK = someone("43"), someone("44"), "198.18.0.0/16"
+#: A user without permits (see `exhaust`).
+REFUSED = someone("43")
+#: A user who is blocked.
+BLOCKED = someone("44")
+#: A network that is blocked.
+BLOCKED_NETWORK = "198.18.0.0/16"
 #: Number of blocks besides the two that apply to requests.
 BLOCKS = 10_000
 
@@ -241,8 +245,10 @@ def engine_ahead(server: Server, now: int) -> Case:
             return spent
         fetch = permits.next_fetch()
         decided = decide_call(server, fetch.command.call, fetch.command)
-        decision, prefetched = permits.take(fetch, decided) or (None, None)
-        spending.send(permits, prefetched)
+        taken = permits.take(fetch, decided)
+        assert taken is not None, "a prefetch was refused"
+        decision, prefetch = taken
+        spending.send(permits, prefetch)
         return decision
 
     return Case("engine_ahead", "engine, one rule + metering, prefetched permits", "ours", spend, inner=TIMED_TOGETHER)
@@ -283,8 +289,8 @@ def engine_refusal() -> Case:
     answer = quota.check(REFUSED, "refused", "GET")
     assert answer.decision is not None
     cache = DenyCache()
-    # The key of a kind of request: identity, scope, method, whether a request that must wait is refused, and cost.
-    cache_key = (REFUSED, "refused", "GET", False, ("requests", 1))
+    at_once = False  # if it were true, a request that must wait would be refused
+    cache_key = (REFUSED, "refused", "GET", at_once, ("requests", 1))
     cache.keep(cache_key, answer.decision, seconds=3600.0)
     # Each request makes a new identity. So look with another object that is equal to the identity.
     equal_key = (someone("43"), *cache_key[1:])
@@ -338,7 +344,8 @@ def blocked_cases() -> list[Case]:
 def blocked_sent(count: int, client: redis.Redis) -> dict[str, float]:
     """Make `count` blocked requests. Return how many commands decide them, and how many commands count them.
 
-    Also return the time of one request in µs. It is the processor time of all threads, so it contains the counting.
+    Also return the time of one request in µs. It is the processor time of all threads. So it contains the work of the
+    background thread, which counts the requests.
     """
     check = blocked_check()
     check()
@@ -354,8 +361,8 @@ def blocked_sent(count: int, client: redis.Redis) -> dict[str, float]:
         this_client.echo("the end")
         sent: list[str] = []
         while "the end" not in (one := monitor.next_command())["command"]:
-            # Leave out commands that scripts call.
-            sent += [one["command"]] if one["client_type"] != "lua" else []
+            if one["client_type"] != "lua":  # a command with the type "lua" was called by a script
+                sent.append(one["command"])
     counting = sum(one.startswith(f"EVALSHA {Count.script.sha.decode()}") for one in sent)
     return {"to_decide": len(sent) - counting, "to_count": counting, "us_each": round(seconds / count * 1e6, 3)}
 

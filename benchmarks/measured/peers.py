@@ -87,7 +87,7 @@ def _drf() -> list[Case]:
     view: Any = object()
 
     def asks(*classes: type[UserRateThrottle]) -> Callable[[], object]:
-        # Do as DRF's APIView.check_throttles: make new throttles for each request, and call all of them.
+        # DRF's APIView.check_throttles does the same: it makes new throttles for each request, and calls all of them.
         return lambda: all([throttle().allow_request(request, view) for throttle in classes])  # noqa: C419
 
     peer = "djangorestframework"

@@ -25,7 +25,7 @@ class Ratio(NamedTuple):
     bound: float
 
 
-#: Ratios of times of all the server's work: to read commands, to run the script, and to write replies.
+#: Ratios of the server's processor times: to read commands, to run the script, and to write replies.
 COMMANDS = {
     "three": Ratio("3 rules on one key + metering ÷ the bare script", "engine_three", "bare_three", 1.10),
     "kinds": Ratio("user + account + global + metering ÷ the bare script", "engine_kinds", "bare_kinds", 1.15),

@@ -40,11 +40,11 @@ def pooled(now: int) -> Callable[[], Callable[[], object]]:
     call = ours.call_of(ours.three_limits(), now)
     command = Command(server.keyspace, call)
     _evalsha, sha, count, *rest = parts_of(command.to_bytes(run_of(client), b"NONCE"))
-    place, keys = rest.index(b"NONCE"), int(count)
+    place, key_count = rest.index(b"NONCE"), int(count)
     before, after = rest[:place], rest[place + 1 :]
 
     def ask() -> object:
-        check(client.evalsha(sha.decode(), keys, *before, new_nonce(), *after))
+        check(client.evalsha(sha.decode(), key_count, *before, new_nonce(), *after))
         return True
 
     return lambda: ask
@@ -53,7 +53,8 @@ def pooled(now: int) -> Callable[[], Callable[[], object]]:
 def own(now: int) -> Callable[[], Callable[[], object]]:
     """Return a function that each thread calls once, to get the function that it measures.
 
-    The measured function makes the same decision as in `pooled`, with a prepared command on this app's connections.
+    The measured function makes the same decision as that of `pooled`, but with a prepared command on this app's
+    connections.
     """
     server, call = ours.engine_server(), ours.call_of(ours.three_limits(), now)
     return lambda: ours.deciding(server, call)

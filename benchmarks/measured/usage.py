@@ -1,4 +1,4 @@
-"""Write usage into Redis, in the form in which the script of a decision writes it. Time bare inserts."""
+"""Write usage into Redis, in the form in which the script of a decision writes it. Also measure bare inserts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ratelimits.models import Account, DurabilityGap, GapKind, Line, Plan, PlanI
 
 #: Maximum number of counters in each batch. The script of a decision seals a batch that has this number of fields.
 FIELDS = 5_000
-#: A script that fills and seals a batch. It runs after batch.lua in the same script. KEYS[1] is the open batch, and
+#: The end of a script that fills and seals a batch. The text of batch.lua comes before it. KEYS[1] is the open batch,
 #: KEYS[2] the Redis key `meta` of the shard. ARGV[1] is the run, ARGV[2] a nonce, ARGV[3] the prefix of the Redis keys.
 #: All further arguments are names of counters. Each counter counts one request.
 _FILL = """
@@ -48,15 +48,15 @@ def month() -> str:
 
 
 def _by_shard(first: int, count: int, keys: int, shards: int, per_account: int) -> dict[int, list[str]]:
-    """Return the names of the counters of `count` lines, by shard. `first` is the number of the first line.
+    """Return, by shard, the names of the counters that become the `count` lines from the number `first` on.
 
-    The first lines are one line of each key, all in the first bin of the month. Then comes one line of each key in the
-    next bin, and so on.
+    Lines are numbered from 0. The first `keys` lines are in the first bin of the month, one line for each key. The next
+    `keys` lines are in the next bin, and so on.
     """
     start = int(_first_day().timestamp())
     out: dict[int, list[str]] = {}
     accounts = [f"acct-{key // per_account}" for key in range(keys)]
-    # The shard of each key, and the end of its counters' names: account, key, and "1" for requests with one unit.
+    # The shard of each key, and the end of its counters' names: account, key, and the cost of each request (1).
     endings = [
         (shard_of(f"account:{account}", shards), f"{account}|api_key:{key}|1") for key, account in enumerate(accounts)
     ]
@@ -126,8 +126,8 @@ def bare_insert_rate(count: int) -> float:
                 copy.write(text)
         else:
             cursor.execute(f"CREATE TABLE bare AS SELECT * FROM {table} LIMIT 0")
-            for number, name in enumerate(("id", "period, account", "bin")):
-                cursor.execute(f"CREATE INDEX bare_{number} ON bare ({name})")
+            for number, indexed in enumerate(("id", "period, account", "bin")):
+                cursor.execute(f"CREATE INDEX bare_{number} ON bare ({indexed})")
             marks = ", ".join(["%s"] * len(columns))
             start = time.perf_counter()
             cursor.execute("BEGIN")

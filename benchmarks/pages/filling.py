@@ -38,7 +38,7 @@ from ratelimits.usage import span_totals
 
 #: Number of hours in the ledger. The last of these hours is the present one.
 HOURS = 30 * 24
-#: Number of keys with usage of each account.
+#: Each account has this number of keys with usage.
 _KEYS_PER_ACCOUNT = 4
 #: The database gets one account for each 4 overrides, and one user for each 10 overrides.
 _OVERRIDES_PER_ACCOUNT, _OVERRIDES_PER_USER = 4, 10
@@ -136,6 +136,7 @@ def _write_lines(sizes: Sizes, now: int) -> None:
         # The numbers of the lines are in the order of time. This hour has the lines from number `first` to `end` - 1.
         first, end = (sizes.lines * edge // HOURS for edge in (hour, hour + 1))
         start = (first_hour + hour) * 3_600
+        # `batch`, `kind`, `columns` and `count` are SQL. `batch` is the id of the batch (see `_write_batches`).
         batch = f"({hour * shards + 1} + k.shard)"
         # The kind of a line: 0 if its requests are admitted, 8 if they are refused, 9 if a rule in shadow mode would
         # refuse them. If the number of a key ends with 8 or 9, every second line of the key has the kind 8 or 9. The
@@ -228,14 +229,15 @@ def _month(start: int) -> tuple[int, int]:
 def _add_up(now: int) -> None:
     """Calculate the totals of counted periods and of short spans from the lines."""
     sums = ("admitted_requests", "admitted_units", "denied_requests", "shadow_requests", "refunded_units")
-    shard = f"(batch_id - 1) % {conf.SHARDS}"
+    # SQL. The id of a batch contains its shard and its position: see `_write_batches`.
+    shard, position = f"(batch_id - 1) % {conf.SHARDS}", f"(batch_id - 1) / {conf.SHARDS} + 1"
     for period in list(Line.objects.order_by().values_list("period", flat=True).distinct()):
         with connection.cursor() as cursor:
             cursor.execute(
                 f"INSERT INTO {_table(PeriodUsage)} (account, period, meter, rule, {', '.join(sums)}, shard, position,"
                 " period_end)"
                 f" SELECT account, period, meter, rule, {', '.join(f'SUM({name})' for name in sums)}, {shard},"
-                f" MAX((batch_id - 1) / {conf.SHARDS} + 1), {_month(period)[1]}"
+                f" MAX({position}), {_month(period)[1]}"
                 f" FROM {_table(Line)} WHERE period = {period} GROUP BY account, period, meter, rule, {shard}"
             )
     span_totals.rebuild(conf.DATABASE, now)

@@ -52,10 +52,16 @@ def measure(pages: Sequence[Page], rounds: int) -> dict[str, Measured]:
     times = _time(client, pages, rounds)
     results = {}
     for page in pages:
-        taken, (number, query_ms, size) = times[page.name], counted[page.name]
-        wall, processor = [one.wall_ms for one in taken], [one.processor_ms for one in taken]
+        queries, queries_ms, kb = counted[page.name]
+        wall_ms = [one.wall_ms for one in times[page.name]]
+        processor_ms = [one.processor_ms for one in times[page.name]]
         results[page.name] = Measured(
-            round(median(wall), 1), round(max(wall), 1), round(median(processor), 1), number, round(query_ms, 1), size
+            ms=round(median(wall_ms), 1),
+            slowest_ms=round(max(wall_ms), 1),
+            processor_ms=round(median(processor_ms), 1),
+            queries=queries,
+            queries_ms=round(queries_ms, 1),
+            kb=kb,
         )
     for name, added in _hanging_adds(client, [page for page in pages if page.asks], rounds).items():
         results[name].hanging_adds_ms = round(added, 1)

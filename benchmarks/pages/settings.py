@@ -11,7 +11,7 @@ INSTALLED_APPS += [
     "django.contrib.messages",
     "django.contrib.staticfiles",
 ]
-# As in the other benchmarks, for more apps.
+# Also make the tables of the added apps without migrations.
 MIGRATION_MODULES = {name.rpartition(".")[2]: None for name in INSTALLED_APPS}
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -35,5 +35,5 @@ TEMPLATES = [
 ]
 STATIC_URL = "static/"
 ROOT_URLCONF = "benchmarks.pages.urls"
-# The default, because the time that a hanging server adds is measured.
+# The default of the app. The benchmark measures the time that a hanging server adds, and this time depends on TIMEOUT.
 RATELIMITS["TIMEOUT"] = 0.25

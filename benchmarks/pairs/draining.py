@@ -25,8 +25,12 @@ from benchmarks.support import report, servers
 #: Seconds in one unit of /proc/<pid>/stat.
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 #: The parts, in the order of the table.
-READ, PARSE, TEXT = "read the batches from Redis", "check and sort the lines, digests", "make the rows for COPY"
-COPIES, COPY, DRAIN = "a COPY and a commit for each batch", "one COPY of all lines", "the drain"
+READ = "read the batches from Redis"
+PARSE = "check and sort the lines, digests"
+TEXT = "make the rows for COPY"
+COPIES = "a COPY and a commit for each batch"
+COPY = "one COPY of all lines"
+DRAIN = "the drain"
 
 
 @dataclass(slots=True)
@@ -109,7 +113,7 @@ def measure(rounds: int, lines: int, keys: int, redis_pid: int) -> dict[str, Par
 
 
 def _time_parts(timed: Callable[[str, Callable[[], Any]], Any], connection: Any) -> None:
-    """Time each part of a drain for the batches in Redis, and bare inserts of their lines. The batches stay there."""
+    """Time the parts of a drain, and bare inserts, with the batches that are in Redis. The batches stay in Redis."""
     from ratelimits.engine.server import current_server
     from ratelimits.models.ledger import LINES_PER_BATCH, Line
     from ratelimits.usage import apply, drain, packet
@@ -129,7 +133,7 @@ def _time_parts(timed: Callable[[str, Callable[[], Any]], Any], connection: Any)
     )
     table, columns = Line._meta.db_table, ", ".join(apply.COLUMNS)
 
-    def insert(texts: list[bytes]) -> None:
+    def insert(cursor: Any, texts: list[bytes]) -> None:
         for text in texts:
             if connection.vendor == "postgresql":
                 with cursor.copy(f"COPY bare ({columns}) FROM STDIN") as copy:
@@ -144,7 +148,7 @@ def _time_parts(timed: Callable[[str, Callable[[], Any]], Any], connection: Any)
                 cursor.execute(f"CREATE TABLE bare (LIKE {table} INCLUDING INDEXES)")
             else:
                 cursor.execute(f"CREATE TABLE bare AS SELECT {columns} FROM {table} LIMIT 0")
-            timed(name, partial(insert, copied))
+            timed(name, partial(insert, cursor, copied))
             cursor.execute("DROP TABLE bare")
 
 
@@ -156,7 +160,9 @@ def _postmaster() -> int | None:
         return None
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
-        return int(_stat(cursor.fetchone()[0])[1])
+        (backend,) = cursor.fetchone()
+    _state, parent, *_others = _stat(backend)
+    return int(parent)
 
 
 def _stat(process: int) -> list[str]:
