@@ -64,7 +64,8 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
     machine_info = report.machine(url)
     results: dict[str, dict[str, Any]] = {}
     for tasks in options.tasks:
-        # The pooled client sends the same command again and again, and the command is valid in one bin only.
+        # The pooled client sends the same command again and again, and the command is valid in one bin only. On a slow
+        # machine the rounds can take twice as long as planned.
         wait_for_bin(2 * len(WAYS) * options.rounds * (options.seconds + 1))
         measured: dict[str, list[tuple[float, float]]] = {name: [] for name, _title in WAYS}
         for _round in range(options.rounds):

@@ -10,8 +10,8 @@ total times is the median of the ratios of the rounds.
 
 This app also compares the version of the rules and counts the request as usage, in the same command. The other packages
 do neither. So the table also has the time of this app without counting, and the time to compare the version. The bare
-script (measured/bare.lua) decides one rule with as little work as possible, and counts nothing.
-So its ratios are about the smallest possible.
+script (measured/bare.lua) decides one rule with as little work as possible, and counts nothing. So its ratios are about
+the smallest possible.
 """
 
 from __future__ import annotations
