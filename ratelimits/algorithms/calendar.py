@@ -76,7 +76,7 @@ def _offset(tz: ZoneInfo, moment: int) -> int:
 def _hour(tz: ZoneInfo, now: int) -> tuple[int, int]:
     """Return start and end of the hour of local time that contains a moment.
 
-    If the offset to UTC changes by a part of an hour, the hour ends or starts at this change.
+    If the offset to UTC changes by half an hour within this hour, for example, the change divides the hour into two.
     """
     offset = _offset(tz, now)
 

@@ -52,7 +52,7 @@ class Lasting(IntEnum):
 
     NO      never
     LOST    if Redis has perhaps lost what the limit has counted in its window
-    ALWAYS  in the case of LOST, and if the limit has no state yet, such as at the first request of a key
+    ALWAYS  as LOST, and also if the limit has no state yet, such as at the first request of a key
     """
 
     NO = 0

@@ -225,7 +225,7 @@ def _unreachable_users() -> list[checks.CheckMessage]:
         return []
     rule, user = apps.get_model("ratelimits", "Rule")(), users()
     rule._state.db, user._state.db = alias, users_alias
-    # Django gives the rule as a hint. A router must not follow this hint and search users in the rule's database.
+    # Django gives the rule as a hint. A router that follows this hint would search users in the rule's database.
     hint_misleads = router.db_for_read(users) != alias and router.db_for_read(users, instance=rule) == alias
     if router.allow_relation(user, rule) and not hint_misleads:
         return []

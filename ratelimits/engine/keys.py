@@ -42,7 +42,7 @@ def shard_of(owner: str, shards: int) -> int:
 
 
 def name_id(name: str) -> int:
-    """Return the 32-bit number (crc32) that stands for a limit's name in Redis. This name is the name of its rule."""
+    """Return the 32-bit number (crc32) that stands in Redis for a limit's name, which is the name of its rule."""
     return crc32(name.encode())
 
 
@@ -92,7 +92,7 @@ def _quote(text: str) -> str:
 
 
 def own_name(letter: str, name: str) -> str:
-    """Return the part that names the limit in an own key: a Redis key that belongs to one limit alone.
+    """Return the part of an own key that names the limit. (An own key is a Redis key that belongs to one limit alone.)
 
     This part begins with the letter of the limit's algorithm. So if a rule gets another algorithm, the script does not
     read the old state, which has another format.
@@ -100,7 +100,7 @@ def own_name(letter: str, name: str) -> str:
     return f"{letter}:{name_id(name):x}"
 
 
-#: The parts of Redis keys after a shard's prefix, for the keys whose names Lua scripts also make.
+#: The parts of Redis keys after a shard's prefix, for those Redis keys whose names the Lua scripts make too.
 #: engine/assemble/scripts.py inserts these parts into the scripts.
 SHARD_KEYS = {"head": "head", "open": "open", "meta": "meta", "sealed": "sealed", "batch": "b:"}
 
@@ -156,7 +156,7 @@ class Keyspace:
         return self.prefix(shard) + SHARD_KEYS["sealed"]
 
     def prefetched(self, shard: int) -> str:
-        """Return the key of a hash: the prefetches whose requests are perhaps not all counted (see engine/spent.py)."""
+        """Return the name of a hash with the prefetches that may have uncounted requests (see engine/spent.py)."""
         return self.prefix(shard) + "prefetched"
 
     def batch(self, shard: int, batch_id: str) -> str:

@@ -3,7 +3,7 @@
 So no other connection sees the rules, and no edit is published on commit. Therefore all threads read the rules over the
 test's own connection, and an edit takes effect at the end of its atomic block. Each test has its own Redis keys.
 
-In a process that runs no tests, `possible` stays false, and then the rest of this module changes nothing.
+In a process that runs no tests, `Tests.possible` stays false. Then this module changes nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Test:
 
     def __init__(self, connection: Any, block: Any) -> None:
         self.connection, self.block = connection, block
-        #: The atomic blocks that contain edits, until `take_change` notices their end.
+        #: The atomic blocks that contain edits. `take_change` removes a block when it has ended.
         self.edit_blocks: list[Any] = []
 
     @property
@@ -100,7 +100,8 @@ class Tests:
     def connection(self, using: str) -> Iterator[bool]:
         """Let this thread use the test's connection within the block. Yield whether a test is running.
 
-        `assertNumQueries` does not count queries within the block, since outside tests they run on another connection.
+        `assertNumQueries` does not count the queries of the block. Without a test, they would run on another
+        connection.
         """
         test = self._test
         if test is None or not test.blocks:

@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 KEY_SHARDS = 64
 #: Primary key of the only row of `ConfigVersion`.
 _ROW = 1
-#: Sent in the process whose edit raised the version above the version in Redis.
+#: Sent if Redis had a newer version than the database, and an edit of this process raised the version above it.
 raised_above_redis = Signal()
-#: Sent within the transaction of an edit. `before` and `after` have the rows before and after the edit. But `save`
-#: sends this signal only for models with `tombstone_fields`.
+#: Sent within the transaction of an edit. `before` and `after` have the rows before and after the edit. The
+#: method `save` of a row sends this signal only for models with `tombstone_fields`.
 edited = Signal()
 
 

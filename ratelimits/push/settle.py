@@ -53,9 +53,9 @@ def settle(
 ) -> int:
     """Settle the deliveries of the lines with these line_ids; return how many were settled.
 
-    With AGAIN, an event that the receiver certainly does not have is made again. The new event has the same identity,
-    and the customer that CUSTOMER returns now. If the account of a delivery still has no customer, this delivery does
-    not change. `progress` gets two stages, but only with AGAIN.
+    With AGAIN, make a new event in place of each event that the receiver certainly does not have. The new event has the
+    same identity, and the customer that CUSTOMER returns now. If the account of a delivery still has no customer, this
+    delivery does not change. `progress` gets two stages, but only with AGAIN.
 
     Raise NotSettledError, and settle nothing, if a line has no delivery, or if the decision does not fit one of the
     deliveries. With AGAIN, also raise this error if no account of the deliveries has a customer.

@@ -27,7 +27,7 @@ _MAX_TRIED = 50
 
 
 class FormerName(NamedTuple):
-    """A former name of an account, with the lines that were skipped because their report has this name."""
+    """A former name of an account, with the lines that were skipped because their report still has it."""
 
     name: str
     #: The account as the admin shows it now.
@@ -91,7 +91,7 @@ def _former(rows: QuerySet[PushDelivery]) -> list[FormerName]:
     counts = {name: (lines, overage) for name, lines, overage in sums if overage}
     history: Any = Account.history
     records = history.using(conf.DATABASE).filter(identifier__in=list(counts)).order_by("version", "history_id")
-    # If several accounts had the same name, the account that had it last counts.
+    # If several accounts had the same name, take the account that had it last.
     account_pks = dict(records.values_list("identifier", "id"))
     accounts = Account.objects.using(conf.DATABASE).in_bulk(set(account_pks.values()))
     return [
@@ -133,7 +133,7 @@ def _failure(receiver: Receiver, report: Report, now: datetime) -> str:
 def _preview_row(receiver: Receiver, row: PushDelivery, now: datetime) -> tuple[PushDelivery, bool]:
     """Return a delivery with the state that `send.give_up` would give it, and whether its event would be sent."""
     label, max_age, retried_for = receiver.service.label, receiver.service.max_age, receiver.retried_for
-    # As in `give_up`, a lost answer is more important than the age: an event of any age was perhaps accepted.
+    # As in `give_up`, look for a lost answer first: then the event was perhaps accepted, however old it is.
     if retried_for is not None and row.unsure_since is not None and row.unsure_since <= now - retried_for:
         row.state, row.note = State.UNSURE, f"an answer was lost, and perhaps {label} no longer recognises the event"
     elif max_age is not None and row.happened_at < now - max_age:

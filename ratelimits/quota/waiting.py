@@ -29,7 +29,7 @@ class Waiters:
         self.clear()
 
     def clear(self) -> None:
-        """Count from 0 again, with a new lock. A forked process calls this: count and lock belong to its parent."""
+        """Count from 0 again, with a new lock. A forked process calls this, because both belong to its parent."""
         self._lock = threading.Lock()
         self._count = 0
 
@@ -68,7 +68,7 @@ def check_and_wait(
         answer = checking.check(identity, scope, method, costs, at_once=may_wait and not entered)
         if conf.RECORD_SAMPLE:
             recorder.record(identity, scope, method, costs, refused=not answer.allowed)
-        # Without a wait, an admitted request whose client has gone comes here too: it must not reach its view.
+        # An admitted request whose client has gone must not reach its view, even if it need not wait.
         if answer.wait or (answer.allowed and finishing.is_abandoned(request)):
             try:
                 _wait_unless_cancelled(answer.wait, request)

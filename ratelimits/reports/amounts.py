@@ -55,7 +55,7 @@ def prices_of(record: RecordedPrices) -> dict[str, Price]:
 
 
 def billing_period_of(report: Report, period: str) -> str:
-    """Return the billing period in which usage that was counted under `period` is priced.
+    """Return the billing period whose prices apply to usage that was counted under `period`.
 
     `period` and the result are starts of periods (s since 1970 UTC, as text). They differ only if Redis counted usage
     in periods that overlap, after the account's anchor or time zone was edited. Such periods are priced as one.
@@ -85,7 +85,7 @@ def recorded_prices(
     """Return the prices that a report version uses. The keys are starts of periods (s since 1970 UTC, as text).
 
     `periods` are the billing periods of the version's lines. A period keeps the prices of its first report, even if
-    that first report has another name of the account. `prices_at_end` are the prices at the end of the report's period.
+    the account had another name then. `prices_at_end` are the prices at the end of the report's period.
     Only the first version of the report uses `prices_at_end`, and only for the report's own period.
     """
     records: dict[str, RecordedPrices] = {}
@@ -142,7 +142,7 @@ class Totals:
         previous = _newest(self._earlier, "amounts", period)
         quantities: dict[str, BeforeAndAfter] = {}
         for meter in record["meters"]:
-            # The units after the previous version are the units before this version.
+            # Each version begins with the units at which the previous version ended.
             _before_previous, before = previous["quantities"][meter] if previous else (None, None)
             quantities[meter] = [before, (before or 0) + self._added.get((period, meter), 0)]
         return quantities
@@ -174,8 +174,8 @@ class MeterAmount:
     """The exact amount that a version adds for a meter of a billing period, before the period's price is rounded.
 
     period     the start of the period (s since 1970 UTC, as text)
-    before     units above the included quantity that earlier versions billed; None if the meter was not billed before
-    after      units above the included quantity that this version and earlier versions bill together
+    before     the overage that earlier versions billed, in units; None if the meter was not billed before
+    after      the overage that this version and the earlier versions bill together
     """
 
     period: str

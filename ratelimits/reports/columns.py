@@ -46,7 +46,7 @@ class Column:
     kind: ColumnKind
     #: What the column means, for docs and schemas.
     meaning: str
-    #: The first version of the columns that has this column.
+    #: The number of the first list of columns with this column (see VERSION in reports/rows.py).
     since: int = 1
     from_report: Callable[[Any, str], Any] | None = None
     from_line: Callable[[Any], Any] | None = None

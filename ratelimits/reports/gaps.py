@@ -13,9 +13,9 @@ from ratelimits.models import DurabilityGap
 from ratelimits.reports.periods import iso
 
 #: The word before the number of missing units in a gap's text, by kind of gap. A gap of the kind "unknown" is about
-#: requests whose replies were lost. A gap of the kind "unreported" is about prefetched permits of a process that was
-#: killed. For both the word is "at-most", because perhaps the ledger has some of these requests, or the process did not
-#: spend some of these permits. A gap of the kind "unmetered" is about requests that a failure policy admitted while
+#: requests whose replies were lost. Perhaps the ledger has some of them, so the word is "at-most". A gap of the kind
+#: "unreported" is about prefetched permits of a process that was killed. Perhaps it did not spend some of them, so the
+#: word is "at-most" too. A gap of the kind "unmetered" is about requests that a failure policy admitted while
 #: Redis did not answer. For all other kinds the word is "missing".
 _UNITS = {"unknown": "at-most", "unmetered": "unmetered", "unreported": "at-most"}
 

@@ -83,8 +83,8 @@ class Chooser:
             # not valid, so its failure policy decides.
             if kind is None and row.key_kind in COUNTED:
                 continue
-            # The last deletions of rules with this name, in this plan and in plans with a higher rank. Such a deletion
-            # can be the reason why this rule applies now, so it counts as an edit of this rule.
+            # Look for the last deletion of a rule with this name, in this plan and in plans with a higher rank. Such a
+            # deletion can be the reason why this rule applies now, so it counts as an edit of this rule.
             deleted_at = self._rows.deleted_at
             higher_plans = [plan for plan in plans[rank + 1 :] if plan]
             deletions = [deleted_at[plan, name] for plan in (row.plan, *higher_plans) if (plan, name) in deleted_at]

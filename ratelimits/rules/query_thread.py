@@ -72,7 +72,7 @@ class QueryThread:
     async def wait_async(self, future: Future[R]) -> R:
         """Do the same as `wait`, in async code."""
         answer = asyncio.wrap_future(future)
-        # asyncio logs an error that no code has read. Read the error here, because a cancelled caller does not read it.
+        # asyncio logs each error that nobody reads. Read the error here, because a cancelled caller does not read it.
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         while True:
             done, _pending = await asyncio.wait([answer], timeout=self._patience_left())

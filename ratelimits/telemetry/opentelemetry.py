@@ -54,7 +54,7 @@ def observe(observation: Observation) -> None:
     _seconds.record((observation.ended - observation.started) / 1e9, attributes)  # from nanoseconds
     for rule in observation.shadow:
         _shadow.add(1, {"ratelimits.rule": rule})
-    # The span is written when the decision is known. Spans have the time of day, so convert the monotonic times.
+    # The span is written when the decision is known. Spans need times since 1970, so convert the monotonic times.
     offset = time.time_ns() - time.perf_counter_ns()
     span = _tracer.start_span(
         "ratelimits.check",

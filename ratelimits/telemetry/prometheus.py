@@ -19,7 +19,7 @@ _BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.
 MAX_RULES = 500
 OTHER = "other"
 
-# The client's default registry is not used: a project that serves this registry too would have each metric twice.
+# Do not use the client's default registry: a project that serves both registries would have each metric twice.
 registry = CollectorRegistry()
 _decisions = Counter(
     "ratelimits_decisions", "Decisions, by the binding rule and the outcome", ["rule", "outcome"], registry=registry

@@ -22,7 +22,7 @@ class PendingBatches:
     shard: int
     #: The server's run: the time from its last start until its next restart.
     run: str
-    #: The latest moment at which the run can have started.
+    #: The run started at this moment or earlier.
     up_since: int
     #: The server's time.
     now: int
@@ -38,11 +38,11 @@ class PendingBatches:
     batches: tuple[str, ...]
     #: This machine's time after the server's reply.
     clock: int
-    #: The sealing machine's time at the last seal; 0 if this time is not known.
+    #: The time of the machine that sealed last, at this seal; 0 if this time is not known.
     sealed_clock: int
     #: The moment of the shard's first seal after the server last lost its data; 0 if this moment is not known.
     first_sealed: int
-    #: Whether a batch is open. While the shard's slot moves to another node, the server cannot tell, and this is true.
+    #: Whether a batch is open. True also if the server cannot tell, while the shard's slot moves to another node.
     is_open: bool
 
     @property

@@ -256,7 +256,7 @@ def _warnings(form: GrantForm, found: ChosenKey, rule: OfferedRule, capacities: 
     extra = form.cleaned_data["extra"]
     values = {"whom": found, "n": f"{extra:,}", "window": rule.window}
     if not rule.window:
-        # If other overrides begin or end before the end of the grant, the grant has several capacities. The warning
+        # Other overrides may begin or end during the grant. Then its capacity changes at these moments. The warning
         # names only the first capacity.
         values |= {"before": f"{capacities[0] - extra:,}", "after": f"{capacities[0]:,}"}
         if "rate" in fields_of(rule.algorithm.id):

@@ -23,7 +23,7 @@ class LimitShape(NamedTuple):
     slot       the position of the limit's cost among the costs of the call
     state_key  the position in KEYS of the Redis key with the limit's record
     own_key    the position in KEYS of the limit's first own key; 0 if the limit has no own key
-    waits      whether the limit has its own longest wait. If not, the timeout of the call is used
+    waits      whether the rule sets a longest wait. If not, the timeout of the call is used
     lasting    when the state is restored from the ledger. 0: never. 1: if Redis may have lost counts of this limit.
                2: in the same case as 1, and also if there is no state
     """
@@ -47,12 +47,12 @@ class Shape(NamedTuple):
     costs      the number of costs
     meters     the number of meters
     open_key   the position in KEYS, from 1, of the open batch. The Redis key of the receipt is at the next position. If
-               there are no meters, there is no open batch, and the receipt is at this position
+               there are no meters, there is no open batch, and `open_key` is the position of the receipt
     virtual    whether the clock is virtual (in the simulator), so that nothing expires
     at_once    whether a request that would have to wait is refused, whatever the timeouts are
     whole      whether a whole receipt is refunded
     lease      whether the call names its leases
-    announces  whether the script notes in Redis that a refused caller waits until a lease is released
+    announces  whether the script writes to Redis that a refused caller now waits for a release
     counts_refusal  whether a refusal is counted as a denied request
     slots_move  whether the server is a cluster, whose slots may move to other nodes
     general    whether the script is a general one (general.py)

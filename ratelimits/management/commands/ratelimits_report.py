@@ -141,7 +141,7 @@ def _statements_to_write(
     """Yield the statements to write. Count all statements in `counts`, by status.
 
     Count provisional statements also under _ENDED or _RUNNING. A period that ended without usage is in neither count:
-    it gets no final report, so the notice must not call it open.
+    it gets no final report, so `_notice` must not say that it waits for one.
     """
     now = time_ns() // 1000
     for statement in reports:

@@ -47,7 +47,7 @@ class LengthInput(forms.MultiWidget):
 
     def __init__(self, attrs: dict[str, Any] | None = None) -> None:
         unit = forms.Select({"aria-label": gettext_lazy("Unit of time"), "class": "ratelimits-unit"}, _UNITS)
-        # The suffix "" gives the text input the name of the field itself.
+        # Each input has the name of the field and one of these suffixes. With "", it has the name of the field itself.
         super().__init__({"": forms.TextInput(), "unit": unit}, attrs)
 
     def id_for_label(self, id_: str) -> str:

@@ -32,7 +32,7 @@ def verify_configuration(using: str, checked: Counter[str]) -> Iterator[str]:
         if newest is not None and newest > version and newest > ConfigVersion.read(using)[0]:
             yield (
                 f"the configuration has version {version}, but the history of {model._meta.verbose_name_plural} has"
-                f" an edit of version {newest}: processes do not notice edits up to version {newest}"
+                f" an edit of version {newest}: processes notice no edit until the version is above {newest}"
             )
 
 

@@ -136,7 +136,7 @@ class ReportVerifier:
         return ""
 
     def _lines(self, report: Report) -> Iterator[str]:
-        """Yield the first difference in a line, and no later differences.
+        """Yield the difference in the first line that has one, and none of later lines.
 
         The lines of a meter share one allowance. So one wrong line can make correct lines after it differ too.
         """
@@ -183,7 +183,7 @@ class ReportVerifier:
     def _adjustment_differences(self, report: Report, allowance: Allowance) -> Iterator[str]:
         """Compare the included quantity and the overage of each adjustment with the numbers that the allowance gives.
 
-        `allowance` is what the report's other lines have left of the allowance of its period.
+        `allowance` is what is left of the period's allowance after the report's other lines.
         """
         lines = ReportLine.objects.using(self._using).filter(report=report, charge_category=ADJUSTMENT)
         for line in lines.order_by("number").iterator(chunk_size=CHUNK):

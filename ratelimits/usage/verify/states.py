@@ -90,7 +90,7 @@ def _clock_was_ahead(using: str, state: ShardState) -> bool:
 
 
 def _verify_newest(using: str, state: ShardState) -> Iterator[str]:
-    """Yield an error if the newest batch that a state names is unknown, or has another running sum than the state.
+    """Yield an error if the newest batch of a state is unknown, or if its running sum is not that of the state.
 
     A batch is known if it is in the ledger, archived, quarantined or declared missing.
     """
@@ -136,7 +136,7 @@ def _verify_archived(using: str, shards: Collection[int]) -> Iterator[str]:
 def verify_archives(using: str, archive: str, names: Collection[str], checked: Counter[str]) -> Iterator[str]:
     """Compare the ledger's archived ranges with the batches in the archives.
 
-    `archive` is the alias of a database with the batches of some archives, and `names` has the names of these archives.
+    `archive` is the alias of a database into which archives were read, and `names` has the names of these archives.
     The number of compared ranges is added to `checked`.
     """
     aggregates = {"first_position": Min("first_position"), "last_position": Max("position")}
