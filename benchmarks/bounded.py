@@ -128,8 +128,9 @@ def operations(state: State) -> Iterator[tuple[str, Callable[[], object]]]:
         # `wanted` permits are free only after the entries with 1/`share` of all taken permits have ended.
         wanted = free + taken // share
         yield f"refusal, 1/{share} must end first", partial(decide, Op.TRY, wanted, last)
+    giving_back = "release" if has_leases else "refund, late"
     for number in (0, state.entries // 3, state.entries // 2, state.entries - 1):
-        yield "release" if has_leases else "refund, late", partial(give_back, number)
+        yield giving_back, partial(give_back, number)
     for number in range(min(CHARGES, state.entries)):
         yield "charge", partial(decide, Op.TRY, 1, last + number, number)
     # At the moment `half`, half of the entries have ended.

@@ -137,7 +137,7 @@ def measure(options: argparse.Namespace, stack: ExitStack, core: int) -> dict[st
     wanted = sizes(options)
     # Sizes with the same number of live keys share a server, and sizes with the same rows share a database.
     redis_servers = {keys: stack.enter_context(servers.redis_server(core)) for keys in sorted({s.keys for s in wanted})}
-    machine_info = report.machine(redis_servers[1].url)
+    machine_info = report.machine(redis_servers[1].url)  # the server for sizes with 1 live key
     databases: dict[tuple[int, int, int], str] = {}
     environments: dict[str, dict[str, str]] = {}
     for size in wanted:

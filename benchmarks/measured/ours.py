@@ -173,12 +173,12 @@ class TitledCall(NamedTuple):
 
 def calls(now: int, user: str = "42") -> dict[str, TitledCall]:
     """Return the engine's cases by name."""
-    kinds = (f"user:{user}", f"account:{user}", "global")
-    three: list[tuple[str, Algorithm]] = [("user", PER_SECOND), ("account", PER_MONTH), ("global", PER_HOUR)]
+    keys = (f"user:{user}", f"account:{user}", "global")
+    kinds: list[tuple[str, Algorithm]] = [("user", PER_SECOND), ("account", PER_MONTH), ("global", PER_HOUR)]
     return {
         "one": TitledCall("engine, one rule", call_of([("second", PER_SECOND)], now, counted=False, user=user)),
         "three": TitledCall("engine, 3 rules on one key + metering", call_of(three_limits(), now, user=user)),
-        "kinds": TitledCall("engine, user + account + global + metering", call_of(three, now, keys=kinds, user=user)),
+        "kinds": TitledCall("engine, user + account + global + metering", call_of(kinds, now, keys=keys, user=user)),
         "ten": TitledCall("engine, 10 limits + metering", call_of(ten_limits(), now, user=user)),
     }
 

@@ -136,6 +136,7 @@ def _write_lines(sizes: Sizes, now: int) -> None:
         # The numbers of the lines are in the order of time. This hour has the lines from number `first` to `end` - 1.
         first, end = (sizes.lines * edge // HOURS for edge in (hour, hour + 1))
         start = (first_hour + hour) * 3_600
+        period_start, _period_end = _month(start)
         # `batch`, `kind`, `columns` and `count` are SQL. `batch` is the id of the batch (see `_write_batches`).
         batch = f"({hour * shards + 1} + k.shard)"
         # The kind of a line: 0 if its requests are admitted, 8 if they are refused, 9 if a rule in shadow mode would
@@ -148,7 +149,7 @@ def _write_lines(sizes: Sizes, now: int) -> None:
             f"{batch} * {LINES_PER_BATCH} + ROW_NUMBER() OVER (PARTITION BY k.shard ORDER BY k.account, k.name) - 1,"
             f" {batch}, k.account, k.name, 'requests',"
             f" {first_rule} + (k.number + CASE WHEN {kind} > 0 THEN 1 ELSE 0 END) % {sizes.rules}, 1,"
-            f" {_month(start)[0]}, {start} + (n - {first}) * 4 / {max(end - first, 1)} * {BIN_SECONDS}"
+            f" {period_start}, {start} + (n - {first}) * 4 / {max(end - first, 1)} * {BIN_SECONDS}"
         )
         count = "k.number % 97 + 1"  # requests of a line: from 1 to 97
         admitted, denied, shadow = (f"CASE WHEN {kind} = {number} THEN {count} ELSE 0 END" for number in (0, 8, 9))
@@ -232,12 +233,13 @@ def _add_up(now: int) -> None:
     # SQL. The id of a batch contains its shard and its position: see `_write_batches`.
     shard, position = f"(batch_id - 1) % {conf.SHARDS}", f"(batch_id - 1) / {conf.SHARDS} + 1"
     for period in list(Line.objects.order_by().values_list("period", flat=True).distinct()):
+        _period_start, period_end = _month(period)
         with connection.cursor() as cursor:
             cursor.execute(
                 f"INSERT INTO {_table(PeriodUsage)} (account, period, meter, rule, {', '.join(sums)}, shard, position,"
                 " period_end)"
                 f" SELECT account, period, meter, rule, {', '.join(f'SUM({name})' for name in sums)}, {shard},"
-                f" MAX({position}), {_month(period)[1]}"
+                f" MAX({position}), {period_end}"
                 f" FROM {_table(Line)} WHERE period = {period} GROUP BY account, period, meter, rule, {shard}"
             )
     span_totals.rebuild(conf.DATABASE, now)

@@ -92,15 +92,20 @@ def measure(rounds: int, lines: int, keys: int, redis_pid: int) -> dict[str, Par
     fill(0, min(lines, 2_000), keys)
     drain()
 
+    def clocks() -> dict[str, float]:
+        """Return all times up to now in seconds, by the field of `Part`."""
+        return {
+            "elapsed": time.perf_counter(),
+            "own": time.process_time(),
+            "database": _processor(postmaster, children=True),
+            "redis": _processor(redis_pid),
+        }
+
     def timed(name: str, work: Callable[[], Any]) -> Any:
-        before = time.perf_counter(), time.process_time(), _processor(postmaster, children=True), _processor(redis_pid)
+        before = clocks()
         result = work()
-        after = time.perf_counter(), time.process_time(), _processor(postmaster, children=True), _processor(redis_pid)
-        # In µs for each line.
-        times = [(end - start) / lines * 1e6 for start, end in zip(before, after, strict=True)]
-        part = parts[name]
-        for earlier_rounds, micros in zip((part.elapsed, part.own, part.database, part.redis), times, strict=True):
-            earlier_rounds.append(micros)
+        for kind, after in clocks().items():
+            getattr(parts[name], kind).append((after - before[kind]) / lines * 1e6)  # µs for each line
         return result
 
     for number in range(1, rounds + 1):
