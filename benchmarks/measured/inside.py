@@ -13,8 +13,8 @@ from functools import wraps
 from statistics import median
 from typing import Any
 
-#: "module:name". The wrapper of a function replaces this name in this module, because the callers find the function
-#: there. A name that no longer exists is reported and left out.
+#: The functions to wrap, as "module:name". The callers of a function look up its name in this module, so the wrapper is
+#: stored there under this name. A name that no longer exists is reported and left out.
 FUNCTIONS = (
     "ratelimits.throttling.by_rules:QuotaThrottle.allow_request",
     "ratelimits.throttling.by_rules:costs_of",
@@ -57,7 +57,8 @@ class Watch:
     def __init__(self) -> None:
         self.own: dict[str, list[int]] = {}
         self.missing: list[str] = []
-        #: For each wrapped call that is running, the outermost first: the time of the wrapped calls that it has made.
+        #: One number for each wrapped call that is running, the outermost call first: how many ns this call has waited
+        #: for other wrapped calls.
         self._inner: list[int] = []
         #: What must be restored: the module or class, the name in it, and the original function.
         self._undo: list[tuple[Any, str, Any]] = []

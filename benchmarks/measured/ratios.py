@@ -1,10 +1,13 @@
-"""The ratios of server times that have a promise or a target, and the rows of their table."""
+"""Ratios of server times, each with its bound, and the rows of their table.
+
+A bound is the largest value that is promised or aimed at.
+"""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-#: Ratios of an algorithm's times on the server. Name -> title, and the largest value that is promised or aimed at.
+#: Ratios of the times that the server needs to run an algorithm's script. Name -> title and bound.
 ALGORITHMS = {
     "of_token_bucket": ("admitted ÷ token bucket", 1.5),
     "refused_of_admitted": ("refused ÷ admitted", 1.1),
@@ -14,10 +17,7 @@ ALGORITHMS = {
 
 
 class Ratio(NamedTuple):
-    """The time of the commands `one`, divided by the time of the commands `other`.
-
-    `bound` is the largest value that is promised or aimed at.
-    """
+    """The time of the commands `one`, divided by the time of the commands `other`."""
 
     text: str
     one: str

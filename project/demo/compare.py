@@ -69,9 +69,9 @@ def wait_for_ledger(keys: list[IssuedKey], seconds: float) -> None:
     missing.
     """
     now, microseconds = get_redis_connection(conf.CACHE_ALIAS).time()
-    # A process repeats some refusals from memory, and reports their number to Redis every INTERVAL seconds. So wait
-    # until the ledger contains all usage up to two intervals from now: by then, all numbers are reported. The variable
-    # `moment` is in µs by the clock of Redis.
+    # A process repeats some refusals from memory, and reports their number to Redis every INTERVAL seconds. Two
+    # intervals from now, all numbers are reported. So wait until each shard's watermark has reached this moment. It is
+    # in µs by the clock of Redis.
     moment = now * 1_000_000 + microseconds + int(2 * INTERVAL * 1_000_000)
     shards = {shard_of(key.account, conf.SHARDS) for key in keys}
     complete = ShardState.objects.filter(shard__in=shards, watermark__gte=moment)

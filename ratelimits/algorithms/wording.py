@@ -8,7 +8,7 @@ from decimal import Decimal
 
 
 def gettext_noop(text: str) -> str:
-    """Return the text unchanged. Django's `makemessages` finds the texts to translate by the name of this function."""
+    """Return the text unchanged. Django's `makemessages` collects the texts in calls of a function with this name."""
     return text
 
 

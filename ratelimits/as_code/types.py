@@ -53,7 +53,7 @@ _TEXT = FieldType("a text", is_text)
 _NAME = FieldType("a text that is not empty", lambda value: is_text(value) and value != "")
 _WHOLE_NUMBER = FieldType(f"a whole number from 0 to {MAX_PERMITS}", _is_whole)
 _NUMBER = FieldType(f"a number from 0 to {MAX_PERMITS}", _is_number)
-# When the type is checked, a valid typed rate has already been replaced by numbers.
+# A valid text, such as "10/5min", is replaced by numbers before the types are checked. So only numbers are accepted.
 _RATE = FieldType(f'a number from 0 to {MAX_PERMITS}, or a text such as "10/5min"', _is_number)
 _TIME = FieldType(
     f'seconds from 0 to {MAX_PERMITS}, or a text with a unit such as "1 h"',

@@ -183,7 +183,7 @@ class Migration(migrations.Migration):
                 ('id', models.UUIDField(editable=False, primary_key=True, serialize=False)),
                 ('account', models.CharField(max_length=255, verbose_name='account')),
                 ('meter', models.CharField(max_length=255, verbose_name='meter')),
-                ('rule', models.BigIntegerField(help_text="The rule whose limit is 100 percent; 0 if the plan's included quantity is 100 percent.", verbose_name='rule')),
+                ('rule', models.BigIntegerField(help_text="The threshold is a percentage of this rule's limit, or of the plan's included quantity if this is 0.", verbose_name='rule')),
                 ('rule_name', models.CharField(blank=True, max_length=40, verbose_name="rule's name")),
                 ('key', models.CharField(blank=True, help_text='The key that the rule counts; empty for the account as a whole.', max_length=255, verbose_name='key')),
                 ('period', models.BigIntegerField(verbose_name='billing period (start, in s)')),
@@ -191,7 +191,7 @@ class Migration(migrations.Migration):
                 ('threshold', models.PositiveIntegerField(help_text='In percent.', validators=[django.core.validators.MinValueValidator(1)], verbose_name='threshold')),
                 ('basis', models.CharField(choices=[('included', 'what the plan includes'), ('limit', "the rule's limit")], max_length=10, verbose_name='percentage of')),
                 ('used', models.BigIntegerField(help_text='Units used when the alert was raised.', verbose_name='used')),
-                ('quantity', models.BigIntegerField(help_text='Units that are 100 percent.', verbose_name='quantity')),
+                ('quantity', models.BigIntegerField(help_text='The number of units that counts as 100 percent.', verbose_name='quantity')),
                 ('raised_at', models.DateTimeField(auto_now_add=True, verbose_name='raised at')),
             ],
             options={
@@ -480,7 +480,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('key', models.CharField(help_text='Such as user:42, api_key:9f3c, account:7 or ip:203.0.113.9.', max_length=160, validators=[ratelimits.models.keys.validate_counted_key], verbose_name='key')),
-                ('account', models.CharField(blank=True, help_text="The account of the user or API key. Write - if there is no account. If you leave the field empty, the app uses the account of the key's latest usage.", max_length=255, verbose_name='account')),
+                ('account', models.CharField(blank=True, help_text="The account of the user or API key. If there is no account, write a hyphen (-). If you leave the field empty, the app uses the account of the key's latest usage.", max_length=255, verbose_name='account')),
                 ('rule', models.SlugField(help_text='Name of the rule.', max_length=40, verbose_name='rule')),
                 ('reason', models.CharField(max_length=200, verbose_name='reason')),
                 ('at', models.DateTimeField(auto_now_add=True, verbose_name='at')),

@@ -106,7 +106,10 @@ class Alert(models.Model):
     account = models.CharField(_("account"), max_length=255)
     meter = models.CharField(_("meter"), max_length=255)
     rule = models.BigIntegerField(
-        _("rule"), help_text=_("The rule whose limit is 100 percent; 0 if the plan's included quantity is 100 percent.")
+        _("rule"),
+        help_text=_(
+            "The threshold is a percentage of this rule's limit, or of the plan's included quantity if this is 0."
+        ),
     )
     rule_name = models.CharField(_("rule's name"), max_length=40, blank=True)
     key = models.CharField(
@@ -122,7 +125,7 @@ class Alert(models.Model):
     )
     basis = models.CharField(_("percentage of"), max_length=10, choices=Basis.choices)
     used = models.BigIntegerField(_("used"), help_text=_("Units used when the alert was raised."))
-    quantity = models.BigIntegerField(_("quantity"), help_text=_("Units that are 100 percent."))
+    quantity = models.BigIntegerField(_("quantity"), help_text=_("The number of units that counts as 100 percent."))
     raised_at = models.DateTimeField(_("raised at"), auto_now_add=True)
 
     class Meta:

@@ -1,4 +1,4 @@
-"""Count requests in this process. Reports compare these totals with the ledger, whose usage Redis has counted.
+"""Count requests in this process. Reports compare these totals with the ledger, which has the usage counted by Redis.
 
 There are six kinds of totals:
 
@@ -59,8 +59,8 @@ _totals: dict[TotalKey, list[int]] = {}
 #: Maximum number of totals that stay in memory after a write. If there are more, the process forgets all written totals
 #: and continues under a new process name.
 MAX_WRITTEN = 50_000
-#: Maximum number of totals. When it is reached, no new total is made for admitted requests. For each other kind, the
-#: requests that would need a new total share one total for each meter and bin.
+#: Maximum number of totals. When it is reached, no new total is made for admitted requests. A request of another kind
+#: that would need a new total is added to a shared total. Each kind, meter and bin has one shared total.
 MAX_UNWRITTEN = 200_000
 #: Admitted requests that are not added to the totals yet: account, costs, moment (µs since 1970 UTC).
 _new_admissions: deque[tuple[str | None, Mapping[str, int], int]] = deque()
@@ -185,7 +185,7 @@ def unanswered(account: str, key: str, costs: Mapping[str, int]) -> None:
 
 
 def unmetered(account: str, key: str, costs: Mapping[str, int]) -> None:
-    """Count a request that was let through without being counted as usage."""
+    """Count a request that a failure policy let through. Redis has not counted it as usage."""
     _count_at_once("unmetered", account, key, costs)
 
 

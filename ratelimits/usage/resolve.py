@@ -1,8 +1,8 @@
 """Resolving a quarantined batch: a person either discards it, or accepts its usage that the ledger does not have.
 
-While a batch waits for this decision, its shard's watermark does not advance. So no period is closed that perhaps needs
-the batch. Once all batches of the shard are resolved, the watermark advances again. The decision and the person's name
-are stored with the batch.
+While a batch waits for this decision, its shard's watermark does not advance. So a period that perhaps needs the batch
+is not closed. Once all batches of the shard are resolved, the watermark advances again. The decision and the person's
+name are stored with the batch.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _resolve(using: str, pk: int, decide: Callable[[QuarantinedBatch, ShardState
 
 
 def missing_lines(using: str, quarantined: QuarantinedBatch) -> list[bytes]:
-    """Return canonical lines with the usage in a quarantined batch that the ledger does not have."""
+    """Return canonical lines with the part of a quarantined batch's usage that is not in the ledger."""
     incarnation, seq, quarantined_lines = _identity_and_lines(quarantined)
     in_ledger: dict[tuple[str, ...], list[int]] = {}
     for batch in _batches_in_ledger(using, quarantined, incarnation, seq):

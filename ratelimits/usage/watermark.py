@@ -44,13 +44,18 @@ def correct(using: str, shards: Iterable[PendingBatches], states: Mapping[int, S
 
 
 def _needs_correction(state: ShardState, pending: PendingBatches) -> bool:
-    """Return whether the watermark is in the future, or `state.ahead` does not fit the server's clock."""
+    """Return whether the watermark is in the future, or `state.ahead` must change.
+
+    `state.ahead` is 0 while the clocks agree. Otherwise it says by how many µs the server's clock was ahead when this
+    was noticed.
+    """
     return (pending.lead > TOLERANCE) != bool(state.ahead) or is_ahead(state.watermark, pending.clock)
 
 
 def _correct(using: str, state: ShardState, pending: PendingBatches) -> None:
     if is_ahead(state.watermark, pending.clock):
-        # The server's clock and a worker's clock were ahead when this watermark was stored.
+        # A watermark is stored only while the server's clock and a worker's clock agree. So both clocks were ahead when
+        # this watermark was stored.
         lead, since = state.watermark - pending.clock, _sealed_before(using, state.shard, pending.clock)
         # While batches wait, usage is in the ledger only up to the moment at which the last drained batch was sealed.
         state.watermark = since if pending.count else min(pending.sealed_at, pending.clock)
@@ -126,7 +131,10 @@ def advance_idle(using: str, idle: Iterable[PendingBatches]) -> None:
 
 
 def are_current(idle: Iterable[PendingBatches], states: Mapping[int, ShardState]) -> bool:
-    """Return whether `correct` and `advance_idle` would change no watermark of these shards without pending batches."""
+    """Return whether `correct` and `advance_idle` have nothing to do for these shards.
+
+    None of the shards may have pending batches.
+    """
     idle = list(idle)
     return not any(_needs_correction(states[pending.shard], pending) for pending in idle) and all(
         states[shard].frozen or states[shard].watermark >= watermark
@@ -142,8 +150,8 @@ def _idle_watermarks(idle: Iterable[PendingBatches]) -> dict[int, list[int]]:
     shards_by_watermark: dict[int, list[int]] = {}
     for pending in idle:
         # One statement sets the watermark `oldest` for most shards. A shard that was sealed for the first time after
-        # `oldest` gets its own watermark. With `oldest`, which is before its first seal, the server would seem to have
-        # lost its data.
+        # `oldest` gets its own watermark: a watermark before the shard's first seal would look as if the server had
+        # lost the shard's data (see gaps.py).
         watermark = oldest if pending.first_sealed <= oldest else pending.sealed_at
         shards_by_watermark.setdefault(watermark, []).append(pending.shard)
     return shards_by_watermark

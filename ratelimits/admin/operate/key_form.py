@@ -25,6 +25,7 @@ class KeyForm(forms.Form):
         max_length=MAX_TEXT,
         required=False,
         help_text=gettext_lazy(
-            "Only for a user or API key with several accounts or an unknown account. Write - if the key has no account."
+            "Only for a user or API key with several accounts or an unknown account. If the key has no account, write a"
+            " hyphen (-)."
         ),
     )

@@ -16,7 +16,7 @@ _MAX_VALUES = 180
 #: Number of bytes of a record's header: the limit's name, the code of the algorithm, and the size of the
 #: payload (4 + 1 + 2).
 HEADER = 7
-#: A program ends with this number of bytes for the rule of each limit. lua/decide.lua describes these bytes.
+#: At the end of a program, each limit has this number of bytes for its rule. lua/decide.lua describes these bytes.
 RULE = 30
 #: The Lua expression of a limit's name, which is the first part of its header.
 NAME = "string.sub(l.header, 1, 4)"
@@ -81,8 +81,10 @@ class StateLines:
         Variables in these lines, for number 1:
         raw_1     the packed state as a string; false if there is none
         fits_1    whether all records of these limits were read at once
-        from_1    the position in raw_1 where the format of `common_form` fits: four bytes before these records
-        latest_1  the expiry of the packed state, if from_1 is 1. Otherwise these four bytes belong to another record
+        from_1    the position in raw_1 from which the format of `common_form` is read. The format begins with four
+                  bytes for an expiry, so from_1 is four bytes before these records
+        latest_1  the number in the four bytes at from_1. If from_1 is 1, it is the expiry of the packed state.
+                  Otherwise it has no meaning, because the four bytes belong to another record
         """
         limits, reset = self.of_state(key), self.flags["reset"]
         raw = f"raw_{number}"
@@ -149,12 +151,14 @@ class StateLines:
         Usually this Redis key does not exist, and the limits' own keys do not exist either. If this Redis key exists,
         it has another type: the state is corrupt.
         """
-        # 0: the limit has no own key. `key`: the limit has only this key, which contains its record.
+        # If `own_key` is 0, the limit has no own key. If `own_key` is `key`, the limit has only one own key, and its
+        # record is there.
         with_own_keys = [limit for limit in limits if limit.shape.own_key not in (0, key)]
         test = f"if call('EXISTS', KEYS[{key}]) == 1 then"
         if with_own_keys:
             keys = [f"KEYS[{key}]", *(name for limit in with_own_keys for name in limit.own_keys)]
-            # While a cluster moves the slot, optional keys may be on another node. Then this command fails.
+            # While a cluster moves the slot, own keys that are not in KEYS may be on another node. Then this command
+            # fails.
             yield f"if redis.pcall('EXISTS', {', '.join(keys)}) == 0 then"
             for limit in with_own_keys:
                 yield limit.bind("l.keys_absent = true")
@@ -262,7 +266,8 @@ class StateLines:
         """Yield the lines that write a packed state, `value`. `key` is the Lua expression of its Redis key.
 
         `latest_before` is the Lua name of the expiry that the packed state had before; "" if it is not known. `raw` is
-        the Lua name of the old packed state; "" if the script has already tested that the key has no other type.
+        the Lua name of the old packed state; "" if the script has already tested that the Redis key is a string or does
+        not exist.
         """
         yield f"if not value then call('UNLINK', {key})"
         lasts = "" if self.shape.virtual else ", 'PX', latest * 1000 - (now - now % 1000) / 1000"

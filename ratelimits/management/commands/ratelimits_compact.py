@@ -24,8 +24,9 @@ class Command(ExplainedCommand):
         parser.add_argument(
             "--mark",
             action="store_true",
-            help="first mark in the ledger where each report ends: a batch before a mark is never joined with a batch"
-            " after it. Use this option once if an earlier version of the app, which set no marks, has made reports",
+            help="before joining, set a mark in the ledger where each report ends: a batch before a mark is never"
+            " joined with a batch after it. Use this option once if an earlier version of the app, which set no marks,"
+            " has made reports",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -29,7 +29,7 @@ class KeyReset(models.Model):
         max_length=255,
         blank=True,
         help_text=_(
-            "The account of the user or API key. Write - if there is no account. If you leave the field"
+            "The account of the user or API key. If there is no account, write a hyphen (-). If you leave the field"
             " empty, the app uses the account of the key's latest usage."
         ),
     )

@@ -21,9 +21,10 @@ SHORTEST_MONTH = 27 * 86_400 * SECOND
 class AccountPeriods:
     """The billing periods of an account.
 
-    `counted` are the starts (µs) of further counted periods, whose usage `data` does not contain. Some methods need the
-    account's time zone. If this zone no longer exists, these methods raise ValueError. But if `lenient` is true, all of
-    them except `next` use UTC.
+    `counted` are the starts (µs) of more counted periods with usage. Their usage can be missing in `data`.
+
+    Some methods need the account's time zone. If this zone no longer exists, these methods raise ValueError. But if
+    `lenient` is true, all of them except `next` use UTC.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class AccountPeriods:
     def open_by_member(self) -> dict[int, tuple[BillingPeriod, Period]]:
         """Return the billing periods without a report, by the starts (µs) of their counted periods.
 
-        Each value is a billing period, and the same billing period as a `Period`, which has a time zone.
+        Each value is a pair: a billing period, and the `Period` that the method `period` makes from it.
         """
         by_member: dict[int, tuple[BillingPeriod, Period]] = {}
         for billing_period in self.open():
@@ -67,8 +68,9 @@ class AccountPeriods:
     def period(self, billing_period: BillingPeriod) -> Period:
         """Return a billing period as a `Period`, which has a time zone.
 
-        Perhaps the account's time zone was edited. Take the time zone in which a billing month starts at the start of
-        the last counted period. If none fits, take the time zone at the end of the billing period.
+        Perhaps the account's time zone was edited. So take the account's old or new time zone: the one in which a
+        billing month starts when the last counted period starts. If there is none, take the time zone that the account
+        had at the end of the billing period.
         """
         return Period(
             billing_period.start,
@@ -87,7 +89,10 @@ class AccountPeriods:
         return [adjustment for adjustment in adjustments if _belongs_to(start_of(adjustment), billing_period)]
 
     def of_adjustment(self, start: int) -> BillingPeriod | None:
-        """Return the billing period of an adjustment for the period that starts at `start` (µs); None if not found."""
+        """Return the billing period to which an adjustment belongs; None if it is not found.
+
+        `start` is the start (µs) of the period that the adjustment names. This period can be a counted period.
+        """
         return next((period for period in self.billing_periods if _belongs_to(start, period)), None)
 
     def oldest_open_start(self) -> int:
@@ -116,7 +121,10 @@ class AccountPeriods:
             raise
 
     def _last_used(self, starts: Collection[int]) -> dict[int, int]:
-        """Return the newest bin (s) with usage of each of these counted periods, by the period's start (µs)."""
+        """Map the start of each of these counted periods to the newest bin with usage of the period.
+
+        Starts are in µs, and bins are in seconds.
+        """
         lines = Line.objects.using(self._data.using).filter(account=self._account)
         lines = lines.filter(period__in=[start // SECOND for start in starts])
         bins = lines.values_list("period").order_by().annotate(Max("bin"))
