@@ -1,4 +1,4 @@
-"""The quantities that are 100 percent for an alert: the plan's included quantity, and the monthly limit of a rule."""
+"""The quantities that count as 100 percent for alerts: a plan's included quantity, and a rule's monthly limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_KEYS = 100
 
 @dataclass(frozen=True, slots=True)
 class UsedQuota:
-    """A quantity that is 100 percent for an alert, and how many of its units were used.
+    """A quantity that counts as 100 percent for alerts, and how many of its units were used.
 
     `key` is the key that the limit belongs to. `key` is "" if the quantity belongs to the whole account or to its plan.
     """

@@ -97,7 +97,7 @@ class Alert(models.Model):
     """
 
     class Basis(models.TextChoices):
-        """Whether 100 percent is the quantity that the plan includes, or the limit of a rule."""
+        """Whether the threshold is a percentage of what the plan includes, or of a rule's limit."""
 
         INCLUDED = "included", _("what the plan includes")
         LIMIT = "limit", _("the rule's limit")

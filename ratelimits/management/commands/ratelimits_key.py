@@ -67,7 +67,9 @@ class Command(ExplainedCommand):
                 help="such as user:42, api_key:9f3c, account:acme or ip:203.0.113.9; or a name that only one key has",
             )
             command.add_argument(
-                "--account", default="", help="the account of the user or API key; write - if there is none"
+                "--account",
+                default="",
+                help="the account of the user or API key; if there is no account, write a hyphen (-)",
             )
             if name != "show":
                 command.add_argument("rule", help="name of the rule")
