@@ -41,7 +41,7 @@ BOUND = 2.0
 #: Maximum number of measured calls for each operation that charges. A sliding log stores its times in blocks of 64
 #: charges, so these calls fill several blocks.
 CHARGES = 300
-#: Kind of a state -> the fields of its rule, and a function: number of an entry -> cost of the entry.
+#: By kind of state: the fields of its rule, and a function that takes the number of an entry and returns its cost.
 KINDS: dict[str, tuple[dict[str, Any], Callable[[int], int]]] = {
     "sliding_log": ({"algorithm": "sliding_log", "period": LIFE}, lambda number: 1),
     "concurrency": ({"algorithm": "concurrency", "lease_ttl": LIFE}, lambda number: 1),

@@ -1,10 +1,10 @@
-"""Measure each algorithm on the server: requests that are admitted, refused, the first of a key, or in shadow mode.
+"""Measure four kinds of requests for each algorithm on the server: admitted, refused, in shadow mode, first of a key.
 
     python -m benchmarks.measured.algorithms [--server valkey redis7 redis6] [--rounds 60] [--out DIR]
 
 Also measure whole requests on the server, with the work to read commands and to write replies. Decisions are compared
-with the bare script, and refusals of 1,000 keys with admitted requests. This command prints each ratio of server times
-for which docs/performance.md has a target.
+with the bare script. Refusals of 1,000 keys are compared with admitted requests of 1,000 other keys. This command
+prints each ratio of server times for which docs/performance.md has a target.
 
 All cases of all servers take turns. The time of an algorithm is the time that the server reports for EVALSHA (INFO
 commandstats). The smallest time of all rounds is used, because other processes can only make a call slower. The
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 #: A million permits per second: a limit with this rate admits every request of the benchmark.
 _FAST_RATE = {"rate": 1_000_000, "period": 1}
-#: Algorithm -> numbers with which it admits all requests, and numbers with which it refuses nearly all requests.
+#: By algorithm: numbers with which it admits all requests, and numbers with which it refuses nearly all requests.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "token_bucket": (_FAST_RATE, {"rate": 1, "period": 3600, "capacity": 1}),
     "gcra": (_FAST_RATE, {"rate": 1, "period": 3600, "capacity": 1}),
@@ -59,7 +59,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--calls", type=int, default=192, help="calls of each case in each round")
     parser.add_argument("--core-rounds", type=int, default=6, help="rounds that whole requests take part in")
     parser.add_argument("--seconds", type=float, default=0.3, help="length of each measurement of whole requests")
-    parser.add_argument("--users", type=int, default=1_000, help="keys that are refused or admitted in turn")
+    parser.add_argument("--users", type=int, default=1_000, help="number of keys in each case of whole requests")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
     return parser.parse_args(argv)
 

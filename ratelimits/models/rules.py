@@ -142,7 +142,10 @@ class Rule(Coverage, Refusal, Start, Versioned):
     )
     max_burst_seconds = seconds_field(
         _("max burst seconds"),
-        _("Longest time without requests for which permits are saved. Leave it empty for 1 second."),
+        _(
+            "While no requests come, permits are saved: at most as many as the rate adds in this time. Leave it empty"
+            " for 1 second."
+        ),
     )
     warm_up = seconds_field(_("warm-up"), _("Time until the full rate is reached. Leave it empty for 1 second."))
     cold_factor = decimal_field(
@@ -170,8 +173,9 @@ class Rule(Coverage, Refusal, Start, Versioned):
         default=False,
         help_text=_(
             "In the ledger and in reports, the usage that this rule admits has the name of this rule. This does not"
-            " switch billing on: without this option, usage is counted in the same way and costs the same. For each"
-            " kind of key and each meter, only one rule of a plan, and only one default rule, can have this option."
+            " switch billing on: without this option, usage is counted in the same way and costs the same. A plan can"
+            " have only one rule with this option for each kind of key and each meter. The same is true of the default"
+            " rules."
         ),
     )
     on_failure = models.CharField(
@@ -189,9 +193,9 @@ class Rule(Coverage, Refusal, Start, Versioned):
         help_text=_(
             "Maximum number of requests whose permits a process takes in advance in one call. The process"
             " then spends these permits without asking Redis. These requests are counted as usage at most a"
-            " second later. If the process is killed, some of these requests are not counted, always fewer"
-            " than the number in this field. The report then shows a gap. Leave it empty to let Redis decide and"
-            " count every request."
+            " second later. If the process is killed, some of these requests are not counted. For each key"
+            " and kind of request, these are fewer than the number in this field. The report then shows a gap."
+            " Leave it empty to let Redis decide and count every request."
         ),
     )
 

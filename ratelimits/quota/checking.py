@@ -88,9 +88,9 @@ def check(
     costs     the cost of the request in each meter
     at_once   true if the request must not wait. If it would have to wait, it is refused and not charged
 
-    If all rules that apply allow prefetching, the request can spend prefetched permits. Then it is counted up to a
-    second after its decision. If Redis cannot be asked, the rules' failure policies answer. Raise WrongCost for costs
-    that are not valid. If ENABLED is False, every request passes.
+    If prefetching is on for all rules of the request, the request can spend prefetched permits. Then it is counted up
+    to a second after its decision. If Redis cannot be asked, the rules' failure policies answer. Raise WrongCost for
+    costs that are not valid. If ENABLED is False, every request passes.
     """
     if not conf.ENABLED:
         return PASSED
@@ -124,7 +124,8 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
                     return chosen
                 ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
             prepared, _costs, fetch, permits, zero_refusal, _decides = ready
-            # Redis is not asked before this refusal. So first read the rules again if this process has edited rules.
+            # Redis is not asked before this refusal, so it cannot say that the rules are too old. If this process has
+            # edited rules, first read them again.
             if zero_refusal is not None and (commands.includes_own_edits or not from_memory.reread(commands)):
                 return from_memory.refused_by_zero(zero_refusal, prepared)
             if permits is not None:
@@ -193,7 +194,8 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
                     return chosen
                 ready = commands.add(cache_key, RequestShape(identity, scope, method, costs, at_once), chosen)
             prepared, _costs, fetch, permits, zero_refusal, _decides = ready
-            # Redis is not asked before this refusal. So first read the rules again if this process has edited rules.
+            # Redis is not asked before this refusal, so it cannot say that the rules are too old. If this process has
+            # edited rules, first read them again.
             if zero_refusal is not None and (commands.includes_own_edits or not await from_memory.areread(commands)):
                 return from_memory.refused_by_zero(zero_refusal, prepared)
             if permits is not None:

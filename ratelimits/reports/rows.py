@@ -159,8 +159,9 @@ class Row(NamedTuple):
     limit: Annotated[
         str,
         decimal(
-            "The capacity (or the rate) of the rule, or of the key's override, in the version rule_version. "
-            "Empty if there is no rule, if the number is not known, or if it changed within the time of the line.",
+            "The capacity (or the rate) of the rule, or of the key's override, in the version that the column "
+            "rule_version gives. Empty if there is no rule, if the number is not known, or if it changed within the "
+            "time of the line.",
             schema={"type": "string", "pattern": "^([0-9]+(\\.[0-9]{1,6})?)?$"},
         ),
     ]
@@ -201,9 +202,9 @@ class Row(NamedTuple):
 class Charge(NamedTuple):
     """A row and its amount.
 
-    `parts` has one part for each unit price of the row's units. `total` is the amount of the report's versions up
-    to the row's version. If the row's meter has no price, `amount` is None. If no meter of the row's billing period has
-    a price, `currency` and `total` are "".
+    `parts` has one part for each unit price of the row's units. `total` is the sum of all amounts, in this
+    currency, of the row's version and of the report's earlier versions. If the row's meter has no price, `amount` is
+    None. If no meter of the row's billing period has a price, `currency` and `total` are "".
     """
 
     row: Row

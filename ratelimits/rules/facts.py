@@ -9,8 +9,8 @@ from ratelimits.algorithms.billing_periods import Span
 from ratelimits.rules.keyed import NEVER, AccountRow, KeyRows, OverrideRow
 
 #: After a change of a key's plan or overrides, the stored states of its limits are converted to the new parameters. For
-#: this, the limits need the moment of the change. If the change is older than RECENT µs, its moment is left out. Then
-#: the key again shares a Selection with other keys on its plan.
+#: this, the limits need the moment of the change. But keys share a Selection only if they have the same moment. So a
+#: moment that is older than RECENT µs is left out.
 RECENT = 3_600_000_000
 
 
@@ -32,7 +32,7 @@ class KeyFacts(NamedTuple):
 class Facts:
     """The KeyFacts of the keys of one shard, valid from `now` until `until` (µs since 1970 UTC).
 
-    Here a shard is a part of all keys. The rows about the keys of one shard are read together.
+    Here a shard is a group of keys whose rows are read together. (It is not a shard in Redis.)
     """
 
     __slots__ = ("_facts_by_key", "_now", "_rows", "until")

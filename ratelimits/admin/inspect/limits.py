@@ -111,11 +111,11 @@ class _Table:
             self._account_url = next((pages.account.format(pk) for pk in accounts.values_list("pk", flat=True)), "")
         # Translate once for all rows, because looking up a translation takes time.
         self._default, self._full, self._admits = _html(_("default rule")), _html(_("full")), _html(_("admits"))
-        # A text before the answer of each rule, if a block or allow decides before the rules.
-        self._decided_before = ""
+        # If a block or allow decides before any rule, the answer of each rule begins with this text.
+        self._answer_prefix = ""
         if access is not None:
-            self._decided_before = _html(_("the block refuses") if access.blocks else _("the allow admits")) + "; "
-            self._decided_before += _html(_("this rule alone:")) + " "
+            self._answer_prefix = _html(_("the block refuses") if access.blocks else _("the allow admits")) + "; "
+            self._answer_prefix += _html(_("this rule alone:")) + " "
         self._shadow = format_html("<br><em>{}</em>", _("shadow: refuses nobody"))
         self._reset, self._grant = _html(_("Reset")), _html(_("Give more"))
         self._rule_url, self._reset_url, self._grant_url = _html(pages.rule), _html(pages.reset), _html(pages.grant)
@@ -151,7 +151,7 @@ class _Table:
             self._key_links.get(key) or self._key_link(key),
             permits_left,
             full_again_in,
-            SafeString(self._decided_before + (self._admits if admits else _html(_next_request(limit)))),
+            SafeString(self._answer_prefix + (self._admits if admits else _html(_next_request(limit)))),
             reset,
             grant,
         )
@@ -207,7 +207,7 @@ def _html(text: str) -> SafeString:
 
 
 def _action(text: SafeString, rule: SafeString, begin: str) -> SafeString:
-    """Return a link to an action under a rule.
+    """Return a link to an action on a rule: Reset or Give more.
 
     The links of all rows have the same text. So the name for screen readers also contains the rule.
 
@@ -221,7 +221,10 @@ def _linked(text: str, url: str) -> SafeString:
 
 
 def _memberships(keys: Sequence[str]) -> Iterable[tuple[int, int]]:
-    """Return, for each membership of these keys that is in force, its plan and the membership, as primary keys."""
+    """Return the memberships that are in force now for these keys.
+
+    Each membership is a pair: the primary key of its plan, and its own primary key.
+    """
     now = timezone.now()
     rows = PlanMembership.objects.using(conf.DATABASE).filter(key__in=keys)
     rows = rows.filter(Q(valid_from=None) | Q(valid_from__lte=now))

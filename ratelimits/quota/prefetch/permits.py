@@ -341,7 +341,7 @@ class PrefetchedPermits:
         return counted, lost
 
     def fail_sending(self, counts: UnsentCounts, *, sent: bool) -> None:
-        """End the sending without a reply. The counts are sent again later, and the new prefetch cannot be spent.
+        """End the sending without a reply. The counts are sent again later, and the new prefetch is never spent.
 
         `sent` is false if the counts were certainly not sent.
         """

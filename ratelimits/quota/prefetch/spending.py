@@ -38,7 +38,8 @@ MAX_PER_COMMAND = 500
 def send(permits: PrefetchedPermits, prefetch: Prefetch | None) -> None:
     """Count the requests that spent earlier prefetches, and record the new `prefetch`, so that it can be spent.
 
-    If Redis does not answer, the background thread tries again, and the new prefetch is not spent.
+    If this fails, the background thread sends the counts later. The new prefetch is never spent: the thread gives back
+    its permits.
     """
     counts = _begin(permits, prefetch)
     if counts is None:

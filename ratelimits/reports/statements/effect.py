@@ -78,13 +78,13 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """The state of a billing period, before the adjustments that are not on a report yet are applied.
+    """The state of a billing period without the adjustments that are on no report yet.
 
     used, version           as in `Effect`
     allowance               the included units, and the overage, that are used so far
     prices                  the period's prices
-    overage_of_other_names  by meter: the overage under the account's other names; the price depends on the overage of
-                            all names together
+    overage_of_other_names  by meter: the overage under the other names that the account had in the period. It had
+                            several names if it was renamed. The price depends on the overage of all names together
     has_usage_or_report     whether the period has usage or a report
     """
 
