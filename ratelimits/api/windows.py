@@ -190,7 +190,10 @@ def _with_spans(using: str, query: WindowQuery, page: list[dict[str, Any]]) -> I
 
 
 def _period_ends(using: str, page: list[dict[str, Any]]) -> dict[tuple[str, int], int]:
-    """Return the ends of the rows' billing periods (µs since 1970 UTC), by account and start of the period (s)."""
+    """Return the ends of the rows' billing periods, in µs since 1970 UTC.
+
+    Each key is an account and the start of a billing period, in seconds since 1970 UTC.
+    """
     names, windows = {row["account"] for row in page}, {row["window"] for row in page}
     rows = PeriodUsage.objects.using(using).filter(account__in=names, period__in=windows).order_by()
     stored = {

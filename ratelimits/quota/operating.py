@@ -78,7 +78,7 @@ def _account_of(key: str) -> str:
     if not accounts:
         text = _(
             "The account of %(key)s is not known: this key has no usage in the last days."
-            " Name the account. If the key has no account, write %(none)s."
+            " Name the account. If the key has no account, write a hyphen (%(none)s)."
         )
         raise UnknownAccountError(text % {"key": key, "none": NO_ACCOUNT})
     if len(accounts) > 1:

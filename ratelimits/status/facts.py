@@ -233,7 +233,7 @@ def _worker_hint() -> str:
 def _level_of_age(age: float, interval: float) -> Level:
     """Return the level of a task that succeeded `age` seconds ago, or of a watermark of this age.
 
-    `interval` is the interval (s) of the task, or of the task that advances the watermark.
+    `interval` is the interval of the task, or of the task that advances the watermark, in seconds.
     """
     interval = max(interval, _MIN_INTERVAL)
     if age <= _AMBER_INTERVALS * interval:
@@ -331,7 +331,7 @@ def _tasks(using: str, has_billing_rule: bool) -> Iterator[Fact]:
 
 
 def _is_not_due(seal: TaskRun | None, interval: float, now: datetime) -> bool:
-    """Return whether it is too early for the first run of a task with this interval (s).
+    """Return whether it is too early for the first run of a task with this interval, in seconds.
 
     It is too early if a worker seals regularly, and its first seal was less than `interval` ago.
     """

@@ -106,7 +106,9 @@ class TestShowAndReset:
     def test_the_account_of_a_key_is_the_one_that_it_was_seen_with(self, settings: Any) -> None:
         settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": "tests.quota.test_operating.nobody"}
         assert identity_of("user:1", "-") == Identity("user:1")
-        with pytest.raises(NothingDoneError, match=r"Name the account\. If the key has no account, write -\."):
+        with pytest.raises(
+            NothingDoneError, match=r"Name the account\. If the key has no account, write a hyphen \(-\)\."
+        ):
             identity_of("user:1")
         used_by("user:1", "acme")
         assert identity_of("user:1").account == "account:acme"

@@ -146,8 +146,8 @@ class _Account:
         self._chains: dict[str, dict[str, int]] = {}
         #: An error for each report that does not begin where the report before it ends.
         self._discontinuities: list[str] = []
-        #: By billing period (its start in s): its end (s) on its report, and the starts (s) of the report's counted
-        #: periods.
+        #: For each billing period, by its start: its end on its report, and the starts of the report's counted periods.
+        #: All of these moments are in seconds since 1970 UTC.
         self._ends: dict[int, tuple[int, set[int]]] = {}
 
     def add_lines(self, row: dict[str, Any]) -> None:
