@@ -1,4 +1,4 @@
-"""The numbers of one size of benchmarks.growth."""
+"""The sizes of a project for which benchmarks.growth measures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The numbers of one size.
+    """One size of a project: how many rules, overrides and so on it has.
 
     rules      number of rules in the database
     overrides  number of overrides in the database

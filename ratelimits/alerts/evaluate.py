@@ -173,7 +173,7 @@ def _raise_for(
 ) -> Iterator[Alert]:
     """Raise and yield the alerts of one account, billing period and meter. `usages` has the usage under each rule.
 
-    Of the quotas of a rule, only the quota with the largest used share raises alerts.
+    Of the quotas of a rule, only the one that is used up the most, in percent, raises alerts.
     """
     total = sum(usage.used for usage in usages)
     for usage in usages:

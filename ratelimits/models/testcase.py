@@ -100,8 +100,8 @@ class Tests:
     def connection(self, using: str) -> Iterator[bool]:
         """Let this thread use the test's connection within the block. Yield whether a test is running.
 
-        `assertNumQueries` does not count the queries of the block. Without a test, they would run on another
-        connection.
+        `assertNumQueries` does not count the queries of the block, because in production they run on a connection of
+        their own.
         """
         test = self._test
         if test is None or not test.blocks:

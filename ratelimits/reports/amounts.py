@@ -69,8 +69,8 @@ def reports_that_share_prices(
 ) -> list[Report]:
     """Return the earlier reports on which the price of a version depends, oldest first.
 
-    These are `reports_of_account`, and some reports of the account's other names: those that store `account` as a name
-    that shares their prices.
+    These are `reports_of_account`, and some reports of the account's other names: those whose prices took the usage of
+    `account` into account, so that they store this name.
     """
     if not other_names:
         return list(reports_of_account)

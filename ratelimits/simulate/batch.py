@@ -26,8 +26,8 @@ Reply = tuple[int, ...]
 _NONCE, _RUN = b"0", "virtual"
 #: The lease in the command from which a template is made. Each other command has its own lease in this place.
 _LEASE = "."
-#: The arguments of a command between its Redis keys and the bytes that describe the request: the nonce, and a text with
-#: the version of the rules (0: the script does not compare it) and the run.
+#: Two arguments of a command: the nonce, and the text "<version of the rules> <run>". With version 0, the script does
+#: not compare the version. These arguments stand between the Redis keys and the argument that describes the request.
 _NONCE_AND_RUN = bulks(_NONCE, f"0 {_RUN}".encode())
 # Each request has its own times and its own cost. In the argument that describes the request (ARGV[3] of
 # lua/decide.lua), the times (now and timeout) are at the start, and the cost is at the end. All of them are doubles.

@@ -13,7 +13,7 @@ _FIELD = re.compile(r"\bl\.([a-z_][a-z_0-9]*)", re.IGNORECASE)
 
 
 class LimitText:
-    """One limit of a call, in the text of a script. It replaces the fields `l.x` in this text."""
+    """Makes the text of a script for one limit of a call: replaces the fields `l.x` by variables of this limit."""
 
     def __init__(self, number: int, shape: LimitShape, call: Shape, *, in_table: bool) -> None:
         self.number, self.shape = number, shape

@@ -88,7 +88,7 @@ def run_named(info: Mapping[str, Any]) -> str:
     "<run_id>:<replication id>". The replication id is left out if the server was not promoted, because then this id can
     change although no data is lost.
     """
-    # This id has only zeros if the server was never promoted.
+    # `master_replid2` has only zeros if the server was never promoted.
     promoted = str(info.get("master_replid2", "")).strip("0")
     return f"{info.get('run_id', '?')}:{info.get('master_replid', '') if promoted else ''}"
 

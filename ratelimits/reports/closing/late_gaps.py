@@ -67,7 +67,7 @@ class LateGaps:
                 self._accounts[gap.pk].add(report.account)
 
     def forget(self, done: Collection[str]) -> None:
-        """Delete the changes (GapChange) of each gap whose accounts were all closed. `done` are the closed accounts."""
+        """Delete the changes (GapChange) of each gap whose accounts are all in `done`: their periods were closed."""
         reported = [pk for pk, accounts in self._accounts.items() if accounts <= set(done)]
         for pks in _in_chunks(reported):
             self._changes().filter(gap__in=pks).delete()
@@ -76,8 +76,8 @@ class LateGaps:
 def _await_closings(using: str) -> None:
     """Wait until the closings that are running now have ended: take the lock of each shard once.
 
-    Perhaps a running closing read the gaps before the new gaps were declared, and has not written its reports yet. Then
-    the caller would not find these reports. (For a gap of a whole shard this wait is not needed: the gap was declared
+    A closing that is running now may have read the gaps before the new gaps were declared. Until it has written its
+    reports, the caller would not find them. (For a gap of a whole shard this wait is not needed: the gap was declared
     under the shard's lock, which a closing holds until its reports are written.)
     """
     for shard in ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True):

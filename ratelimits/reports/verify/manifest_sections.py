@@ -36,7 +36,7 @@ from ratelimits.usage.retention.archive import day_of
 
 #: Columns of report lines whose sums a manifest lists.
 _TOTALS = ("consumed_quantity", "included_quantity", "overage_quantity", "refunded_quantity")
-#: Columns of a delivery from which manifests of format 3 make its digest: its line, customer, event and outcome.
+#: The columns that the digest of a delivery covers in manifests of format 3: line, customer, event and outcome.
 OUTCOME = (
     *("line_id", "customer", "meter", "overage", "event", "happened_at", "state", "unsure_since", "settled_at"),
     "note",
@@ -254,7 +254,7 @@ def process_totals(using: str, start: int, end: int, progress: Progress | None =
 
 
 def process_names(using: str, start: int, end: int, progress: Progress | None = None) -> Iterator[tuple[str, str]]:
-    """Yield, for each kind and day, a digest of what the process totals are about and of their processes' names.
+    """Yield a digest of the process totals for each kind and day, with their process names but without their counts.
 
     Leave out a kind and day if its totals will later be summed over all processes. The sums have no process names.
     """
@@ -275,8 +275,8 @@ def process_names(using: str, start: int, end: int, progress: Progress | None = 
 def was_dropped(using: str, name: str) -> bool:
     """Return whether the totals of a kind and day were deleted because the ledger's lines of that day were archived.
 
-    Restoring an archive brings back the lines, but not the totals. So if all lines of the day were restored from
-    archives, the totals were deleted.
+    This is so if the ledger has no line of that day that was never archived. (Restoring an archive brings back the
+    lines, but not the totals.)
     """
     kind, _space, day = name.partition(" ")
     if kind != "admitted":  # Totals of other kinds are not deleted when lines are archived.
