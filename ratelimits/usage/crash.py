@@ -1,4 +1,4 @@
-"""Names of the steps of draining, closing and pushing. Tests end a process at each step, to show that no usage is lost.
+"""Names of the steps from sealing to pushing. Tests end a process at each step, to show that no usage is lost.
 
 At each step, the code calls `reached` with the step's name. The function does nothing, but tests replace it.
 """

@@ -181,7 +181,8 @@ def _declare_losses(
                 continue
             if not _has_new_run_or_loss(using, state, pending):
                 continue
-            # If Redis does not name the incarnation, only waiting batches can show a loss. Then `apply` declares it.
+            # If batches wait and Redis does not name the incarnation, only these batches can show a loss. Then `apply`
+            # declares it.
             only_batches_show_loss = pending.count and not pending.incarnation
             if not only_batches_show_loss:
                 gaps.declare_loss(using, state, pending, fsync=result.fsync)
