@@ -43,7 +43,7 @@
 --   expiry       the moment until which Redis keeps the state, in seconds
 --   keys_absent  true if it is known that none of the limit's own keys exists
 --   slots_move   true if the server is a cluster, whose slots may move to other nodes
---   lost         true if Redis has perhaps lost the state of a lasting limit
+--   lost         true if the state of a lasting limit must be restored from the ledger
 --
 -- KEYS     1. the heads of all shards of this request, the account's shard first
 --          2. the packed states
@@ -169,7 +169,7 @@ if l.cost > 0 then
     l.written = true
   elseif not l.last then
     -- A limit begins at its first request, even if this request is refused: from this moment on, a bucket without
-    -- permits fills. If this limit or another one refuses the request for ever, nothing is stored.
+    -- permits fills. If this limit or an enforced one refuses the request for ever, nothing is stored.
     l.written = not never and l.retry ~= NEVER
   else
     l.must_keep = l.shift > 0

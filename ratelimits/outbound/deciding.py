@@ -100,7 +100,7 @@ class Turn(NamedTuple):
     algorithm    the algorithm of this limit, or None
     retry_after  seconds after which the caller may ask again; None if the permits can never be granted
     decision     the engine's decision; None if Redis was not asked or did not answer
-    unavailable  true if there was no decision, and the failure policy `deny` refused the call
+    unavailable  true if there was no decision, and a failure policy refused the call without counting it
     """
 
     allowed: bool

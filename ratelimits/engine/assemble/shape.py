@@ -23,7 +23,7 @@ class LimitShape(NamedTuple):
     slot       the position of the limit's cost among the costs of the call
     state_key  the position in KEYS of the Redis key with the limit's record
     own_key    the position in KEYS of the limit's first own key; 0 if the limit has no own key
-    waits      whether the rule sets a longest wait. If not, the timeout of the call is used
+    waits      whether the limit has a longest wait of its own. If not, the timeout of the call is used
     lasting    when the state is restored from the ledger. 0: never. 1: if Redis may have lost counts of this limit.
                2: in the same case as 1, and also if there is no state
     """

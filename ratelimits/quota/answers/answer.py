@@ -23,7 +23,7 @@ class Answer(NamedTuple):
     prepared     the rules that apply; None if they were not needed (for a block or an allow) or could not be read
     retry_after  seconds until the same request would be admitted; None if it would never be admitted
     wait         seconds that the caller must wait before the request proceeds
-    unavailable  true if there was no decision, and the failure policy `deny` refused the request
+    unavailable  true if there was no decision, and a failure policy refused the request without counting it
     access       the block that refused the request, or the allow that exempted it; None if rules decided
     """
 

@@ -20,7 +20,7 @@ class RequestOutcome(StrEnum):
     BLOCKED      a block refused it
     EXEMPT       an allow exempted it from all rules
     UNMETERED    there was no decision, and a failure policy let it pass
-    UNAVAILABLE  there was no decision, and the failure policy `deny` refused it
+    UNAVAILABLE  there was no decision, and a failure policy refused it without counting it
     """
 
     ADMITTED = "admitted"

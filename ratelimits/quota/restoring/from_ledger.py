@@ -48,7 +48,9 @@ class _Count(NamedTuple):
 
 
 def restore(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapshot) -> None:
-    """Raise the counts of this call's lasting limits to the usage in the ledger. Higher counts do not change.
+    """Raise each count of this call that must be restored (see lua/lasting.lua) to the usage in the ledger.
+
+    Higher counts do not change.
 
     Raise RulesUnavailable if the ledger cannot be read, and NotSent or Unavailable if Redis cannot be asked.
     """
