@@ -59,7 +59,7 @@ class FixedWindow(Bounded):
 
     @property
     def can_be_undone(self) -> bool:
-        # With `first_hit`, a request that is refunded has opened a window, which stays open.
+        # With `first_hit`, a request that is refunded can have opened a window, which stays open.
         return self.window_start == "epoch"
 
     def record_form(self, params: Params) -> str:

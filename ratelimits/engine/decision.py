@@ -76,7 +76,7 @@ class Decision:
                  request is admitted
     reset_after  seconds until all permits of the limits have come back
     wait         seconds that the caller must wait before the request proceeds
-    receipt      a record of the taken permits. With it the request can be refunded or settled. None if none were taken
+    receipt      a record of the taken permits. With it the request can be refunded or settled. None if not admitted
     """
 
     __slots__ = ("_nonce", "call", "reply")

@@ -20,7 +20,7 @@ class Answer(NamedTuple):
 
     allowed      whether the request may proceed
     decision     the engine's decision; None if a failure policy, a block or an allow answered
-    prepared     the rules that apply; None if they were not needed (for a block or an allow) or could not be read
+    prepared     the rules that apply; None if they were not needed (such as for a block) or could not be read
     retry_after  seconds until the same request would be admitted; None if it would never be admitted
     wait         seconds that the caller must wait before the request proceeds
     unavailable  true if there was no decision, and a failure policy refused the request without counting it
