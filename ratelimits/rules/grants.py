@@ -40,7 +40,7 @@ def planned(key: str, rule: str, extra: int, until: datetime, *, account: str = 
     for row in existing:
         edges |= {edge for edge in (row.valid_from, row.valid_until) if edge is not None and now < edge < until}
     granted = []
-    # One override for each part of the time in which no existing override begins or ends.
+    # The edges divide the time into parts. Make one override for each part.
     for start, end in pairwise(sorted(edges)):
         in_force = next((row for row in existing if _is_in_force(row, start)), None)
         override = KeyOverride(key=key, rule=rule) if in_force is None else _copy(in_force)

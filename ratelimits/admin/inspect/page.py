@@ -148,7 +148,7 @@ class _Page:
             )
             return {"problem": problem, "blocks_url": blocks}
         result = known_keys(text, self._searched_tables())
-        failure = _("RATELIMITS['KEY_SEARCH'] failed, so names that only this function finds are missing.")
+        failure = _("The function in RATELIMITS['KEY_SEARCH'] failed, so names that only it finds are missing.")
         more = _("There are more keys: at most %s are listed. Write more of the key or name.") % MAX_KEYS
         failed = {"search_failed": failure if result.failed else ""}
         if len(result.keys) == 1:

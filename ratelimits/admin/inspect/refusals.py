@@ -90,8 +90,8 @@ class Refusals(NamedTuple):
     span_notes       sentences that say why this span is longer than a minute, and what is known about the minute
     in_asked_span    the refusals of this span, one for each rule
     newest           the newest refusals of 24 hours, one for each rule and quarter of an hour
-    recorded         recorded requests that were refused, as pairs of the moment in UTC and the scope: the requests of
-                     the minute for which the user asks, or otherwise the newest requests
+    recorded         recorded requests that were refused: those of the minute for which the user asks, or otherwise the
+                     newest ones. Each is a pair: its moment in UTC, and its scope
     lately           the refusals of 24 hours, by quarter of an hour and meter
     by_day           the refusals of 30 days, by day
     has_more         whether there are more refusals than these lists have
@@ -154,7 +154,8 @@ def _refusals_by_blocks(identity: Identity, now: float, pages: tuple[str, str], 
     blocked = blocked_lately(targets_of(identity), now)
     why_unknown = _(
         "Usage without an account is counted in one sum, so refusals by rules are not known for a single address or"
-        " key. Refusals by blocks are known. For the block of a network they are one sum for all its addresses."
+        " key. Refusals by blocks are known. If a network is blocked, the number is the sum for all addresses of the"
+        " network."
     )
     histories = RuleHistories(set())
     in_span = [row for row in blocked if at is not None and row.start == at // QUARTER * QUARTER]

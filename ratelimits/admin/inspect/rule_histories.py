@@ -50,8 +50,8 @@ class _Record(NamedTuple):
 class RuleHistories:
     """The histories of some rules. They are read with four queries, for any number of rules.
 
-    `spans` has a pair for each later call of `at`: the rule, and the start of a span in s since 1970 UTC. A rule is
-    given by its primary key. 0 means that there is no rule: a block refused the requests.
+    The method `at` can be called only for the pairs in `spans`: a rule, and the start of a span in s since 1970 UTC. A
+    rule is given by its primary key. 0 means that there is no rule: a block refused the requests.
 
     current_names  the names of the rules that still exist, by primary key of the rule
     """

@@ -1,4 +1,4 @@
-"""Compute again the allowances that divided the lines of a finalised report into included units and overage."""
+"""Compute again the allowances of a finalised report, by which its lines have included units and overage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ratelimits.reports.periods import SECOND
 
 
 class ReportAllowances:
-    """The allowances before a report, for each billing period with usage on the report.
+    """The allowances with which a report begins, for each billing period with usage on the report.
 
     They say how many of the included units the lines of earlier reports have used.
 
@@ -43,7 +43,7 @@ class ReportAllowances:
         return {period * SECOND: end * SECOND for period, end in ends if end is not None}
 
     def _before_report(self, billing_start: int, all_starts: dict[int, int]) -> Allowance:
-        """Return the allowance of a billing period before the report."""
+        """Return the allowance that earlier reports have left of a billing period."""
         report = self._report
         if billing_start == report.period_start:
             if report.version == 1:
