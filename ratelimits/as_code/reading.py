@@ -162,7 +162,7 @@ def _rule_problems(entry: Any) -> Iterator[str]:
         yield from (f"a rule has no field {printable(field)}" for field in sorted(checked.keys() - RULE.keys()))
         del checked["algorithm"]
         if isinstance(checked.get("rate"), str) and typed_rates.is_rate(checked["rate"]):
-            del checked["rate"]  # This rate is valid, but without an algorithm it was not replaced by numbers.
+            del checked["rate"]  # Without an algorithm, a typed rate was neither checked nor replaced.
     yield from rule_type_problems(checked)
 
 

@@ -46,7 +46,7 @@ def overviews(using: str, reports: Sequence[Report]) -> dict[int, Overview]:
     line_counts: dict[int, int] = {}
     for report in reports:
         up_to_version = [row for row in versions[report.account, report.period_start] if row.version <= report.version]
-        # Leave out a report if all reports together would have more than `MAX_ADDED` lines.
+        # Leave out a report if, with its lines, more than `MAX_ADDED` lines would be added up.
         more_lines = {row.pk: row.line_count for row in up_to_version if row.pk not in line_counts}
         if sum(line_counts.values()) + sum(more_lines.values()) <= MAX_ADDED:
             line_counts |= more_lines
