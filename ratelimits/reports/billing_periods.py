@@ -88,6 +88,7 @@ def billing_periods(
     Counted periods that overlap each other are joined to one billing period. It starts with the first of these counted
     periods, and ends with the counted period that was used last. If a counted period would make this billing period
     longer than MAX_LENGTH, the part of the counted period after this billing period becomes the next billing period.
+    If this part is too short, the counted period belongs to this billing period, which keeps its end.
     """
     closed = {period.start: period for period in reported}
     open_: list[BillingPeriod] = []
