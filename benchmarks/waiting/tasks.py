@@ -127,15 +127,21 @@ def _kill(workers: list[subprocess.Popen[bytes]], options: argparse.Namespace, t
         while results.llen(RUNS) < ran:
             time.sleep(0.05)
         number = draw.randrange(len(workers))
-        _stop_when_noted(workers, task_ids)
+        broker = redis.Redis.from_url(f"{os.environ['BENCHMARK_REDIS_URL']}/3")
+        _stop_when_noted(workers, task_ids, broker)
+        # While the killed worker's connection is open, the server can still give it a message, which would be lost. So
+        # the other workers send nothing until this connection is closed.
+        killed = _processes([workers[number]])
         os.killpg(workers[number].pid, signal.SIGKILL)
-        _signal(workers, signal.SIGCONT)
+        _await(killed, psutil.STATUS_ZOMBIE)
         workers[number].wait()
+        _await_turns(broker)
+        _signal([worker for worker in workers if worker is not workers[number]], signal.SIGCONT)
         time.sleep(options.away)
         workers[number] = _start(number, options.concurrency)
 
 
-def _stop_when_noted(workers: list[subprocess.Popen[bytes]], task_ids: set[str]) -> None:
+def _stop_when_noted(workers: list[subprocess.Popen[bytes]], task_ids: set[str], broker: redis.Redis) -> None:
     """Stop all workers (SIGSTOP) at a moment at which Celery has noted every message that it has taken from the queue.
 
     With Redis as its broker, Celery takes a message from the queue in one step, and notes the message in Redis in a
@@ -145,7 +151,6 @@ def _stop_when_noted(workers: list[subprocess.Popen[bytes]], task_ids: set[str])
     """
     from benchmarks.waiting.worker import FINISHED, results
 
-    broker = redis.Redis.from_url(f"{os.environ['BENCHMARK_REDIS_URL']}/3")
     deadline = time.monotonic() + STALL_SECONDS
     while time.monotonic() < deadline:
         _stop(workers, broker)
@@ -164,13 +169,27 @@ def _stop_when_noted(workers: list[subprocess.Popen[bytes]], task_ids: set[str])
 def _stop(workers: list[subprocess.Popen[bytes]], broker: redis.Redis) -> None:
     """Stop all workers (SIGSTOP), and wait until the server has carried out everything that they had sent."""
     _signal(workers, signal.SIGSTOP)
+    _await(_processes(workers), psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    _await_turns(broker)
+
+
+def _processes(workers: list[subprocess.Popen[bytes]]) -> list[psutil.Process]:
+    """Return the processes of the workers, and all their child processes."""
     parents = [psutil.Process(worker.pid) for worker in workers]
-    for process in [*parents, *(child for parent in parents for child in parent.children(recursive=True))]:
+    return [*parents, *(child for parent in parents for child in parent.children(recursive=True))]
+
+
+def _await(processes: list[psutil.Process], *statuses: str) -> None:
+    """Wait until each process has one of these statuses, or is gone."""
+    for process in processes:
         with suppress(psutil.NoSuchProcess):
-            while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
-                time.sleep(0.001)  # no event says that a process has stopped
-    # In each turn of its loop, the server reads the commands that connections sent before the turn. Each ping takes at
-    # least one turn.
+            while process.status() not in statuses:
+                time.sleep(0.001)  # no event says that a process has stopped or ended
+
+
+def _await_turns(broker: redis.Redis) -> None:
+    """Wait until the server has read all that connections sent before, and has noticed which of them were closed."""
+    # In each turn of its loop, the server reads what was sent before the turn. Each ping takes at least one turn.
     for _turn in range(3):
         broker.ping()
 
