@@ -3,7 +3,8 @@
     python -m benchmarks.pages [--lines 5000000] [--rules 1000] [--overrides 100000] [--keep FOLDER] [--out DIR]
 
 The ledger contains 30 days. All rules apply to every key. Each rule has its own scope. Django's test client requests
-the pages. Then it requests some pages again, in turns with Redis and with a server that never answers.
+the pages. Then it requests some pages again, in turns: once with Redis, and once with a
+server that never answers.
 
 It takes minutes to fill a database. With `--keep`, the databases stay in a folder, and the next run with this folder
 uses them again. The ledger of a database ends at the moment when the database was filled, and the tables fit the models

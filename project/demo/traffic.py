@@ -26,7 +26,7 @@ class ClientCounts:
 
 @dataclass(frozen=True)
 class Client:
-    """A client and its API key: the name of the key in limits (`key`), and its secret."""
+    """A client and its API key: the name under which limits count the key (`key`), and its secret."""
 
     key: str
     secret: str

@@ -88,7 +88,7 @@ class MonthlyLimits:
     def _quotas_of(self, identity: Identity, usage: AccountUsage, used: int, key: str) -> Iterator[UsedQuota]:
         """Yield the quota of an identity under the rule of `usage`. `used` is the usage of this identity alone."""
         row = self._snapshot.rows.rules[usage.rule]
-        # If the rule limits only some HTTP methods, it is found with any of these methods.
+        # If the rule limits only some HTTP methods, any one of them finds the rule.
         applied = self._snapshot.applicable(row.scope, min(row.methods, default=""), identity)
         for rule in applied:
             if rule.rule != usage.rule or rule.mode is not Mode.ENFORCE:

@@ -2,8 +2,8 @@
 -- params hold, and the text "rule|version". The bytes of limit `number` (from 1) begin at rules_at + 30 * number.
 -- engine/assemble sets `rules_at`.
 
--- Returns the moment from which the params of limit `number` hold. If this moment is before the last charge (`last`),
--- returns `last`. If it is 0, or after the moment of the decision (`at`), returns `at`.
+-- Returns the moment from which the params of limit `number` hold. If it is 0, or after the moment of the decision
+-- (`at`), returns `at`. If it is any other moment before the last charge (`last`), returns `last`.
 --@rarely
 local function moment_of_change(number, last, at)
   local holds_from = struct.unpack('<d', ARGV[4], rules_at + 30 * number)

@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 CLAIM = timedelta(minutes=5)
 #: Pause after the first failure of a receiver. Each further failure doubles the pause, up to `MAX_PAUSE`.
 FIRST_PAUSE, MAX_PAUSE = timedelta(seconds=30), timedelta(hours=1)
-#: Maximum number of times that a pause is doubled. Far fewer doublings reach `MAX_PAUSE`. Without this limit, the
-#: computation could exceed the longest timedelta.
+#: Maximum number of times that a pause is doubled. The pause reaches `MAX_PAUSE` long before. Without this limit,
+#: the computation could exceed the longest timedelta.
 _MAX_DOUBLINGS = 20
 #: Seconds between two calls of `give_up` while `send` runs; much less than `receivers.MARGIN`.
 _GIVE_UP_INTERVAL = 300
@@ -177,7 +177,7 @@ def _exchange(receiver: Receiver, claimed: ClaimedDeliveries) -> PushOutcome:
             crash.reached("push:connected")
             # If this process was stopped for a long time, perhaps its claim has ended and another process has sent the
             # events. If the receiver has already forgotten these events, the receiver would accept them a second time.
-            # So send nothing in the second half of the claim: the request itself takes time.
+            # So send nothing in the second half of the claim, because the request must end before the claim ends.
             if not 0 <= time() - claimed.claimed_at < CLAIM.total_seconds() / 2:
                 raise NoneAccepted("connecting took too long", suspect=False)
             answer = connection.post(content, fields)
@@ -187,7 +187,7 @@ def _exchange(receiver: Receiver, claimed: ClaimedDeliveries) -> PushOutcome:
 
 
 def _record(receiver: Receiver, claimed: ClaimedDeliveries, outcome: PushOutcome, now: datetime) -> Counter[str]:
-    """Write the outcome of a request to the delivery ledger.
+    """Write the outcome of a request to its deliveries.
 
     Return how many deliveries changed to each state.
     """
@@ -207,8 +207,8 @@ def _record(receiver: Receiver, claimed: ClaimedDeliveries, outcome: PushOutcome
         claimed_rows = rows.filter(claim=claimed.token)
         for note, line_ids in _by_note(outcome.refused):
             refused = claimed_rows.filter(pk__in=[pks[line_id] for line_id in line_ids])
-            # If an earlier answer was lost, the event was perhaps accepted then. Only the other events are known to be
-            # refused.
+            # An event whose earlier answer was lost was perhaps accepted at that time. Only events without a lost
+            # answer are certainly refused.
             surely_refused = claimed.surely_new & {pks[line_id] for line_id in line_ids}
             changed[State.REFUSED] += refused.filter(pk__in=surely_refused).update(
                 state=State.REFUSED, note=note[:MAX_NOTE], claim=None, unsure_since=None

@@ -1,4 +1,4 @@
-"""Limit requests in the memory of this process. If Redis fails, this limiter decides for the policy "local"."""
+"""Limit requests by counts in the memory of this process. If Redis fails, this decides for the policy "local"."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LocalLimiter:
         """Forget the spent permits, and make a new lock. A forked process calls this method."""
         self._lock = threading.Lock()
         #: For each key and name of a limit: the number of spent permits at a moment, and this moment in seconds of the
-        #: clock. After this moment, permits come back.
+        #: clock. Since this moment, permits come back one after another.
         self._spent: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
 
     def charge(self, limits: list[tuple[str, str, Algorithm, int]]) -> float | None:

@@ -52,7 +52,8 @@ class Prepared:
     quoted       the name of each rule, with quotation marks, as headers show it
     has_own_refusals  whether a rule has its own status or text for refusals
     shows_shadow whether the headers show shadow rules, as if these were enforced
-    unreadable   rules with wrong values. The failure policy of such a rule decides, and `local` refuses like `deny`
+    unreadable   rules with wrong values. The failure policy of such a rule decides. `local` refuses then, like `deny`:
+                 the fallback has no valid limit to decide by
     undecidable  the reason why the rules cannot be decided together; "" if they can be decided. With a reason, the
                  failure policies of the rules decide
     """
@@ -175,7 +176,7 @@ class PreparedCommands:
         self.by_key: dict[tuple[object, ...], PreparedCommand] = {}
         #: The answers of blocks and allows, by the row's id. Answers that depend on the time are not here.
         self.row_answers: dict[int, Answer] = {}
-        #: The number of versions that this process had published when the snapshot was read.
+        #: How many versions of the rules this process had published when the snapshot was read.
         self.publications = publications()
 
     @property

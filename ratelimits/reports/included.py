@@ -130,7 +130,7 @@ class IncludedBook:
             plan = terms.plan or slug
             for meter, quantity in included.items():
                 sums[meter] += Fraction(quantity * (span.until - span.since), month)
-        # `int` cuts the fraction off, so adding 1/2 first rounds half up.
+        # `int` cuts the fraction off. With 1/2 added before, halves are rounded up.
         shares = {meter: int(total + Fraction(1, 2)) for meter, total in sums.items()}
         # Each name of the account has its own shares, so the names share nothing: `shared` is empty.
         return Included(plan, shares, unprorated.names, price_source=unprorated.price_source)

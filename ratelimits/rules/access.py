@@ -173,7 +173,7 @@ class AccessIndex:
             return None
         number = int.from_bytes(packed, "big")
         for bits, by_prefix in networks.items():
-            # Do the same as `_in_force` without calling it: an attack can come from very many addresses of a network.
+            # Do the same as `_in_force`, but without a call, which takes longer: this runs for each request.
             for row in by_prefix.get(number >> bits, ()):
                 if row.valid_from <= now < row.valid_until:
                     return row

@@ -105,7 +105,7 @@ def is_loss(using: str, state: ShardState, pending: PendingBatches) -> bool:
 def _is_wiped(state: ShardState, pending: PendingBatches) -> bool:
     if state.incarnation:
         return not pending.incarnation and not pending.count
-    # Without a batch in the ledger, only the time of the first seal shows that the server's data is new.
+    # Without a batch in the ledger, only the time of the first seal shows that the server has lost its data.
     return 0 < state.watermark < pending.first_sealed
 
 
@@ -116,7 +116,8 @@ def _is_rolled_back(state: ShardState, pending: PendingBatches) -> bool:
 def _first_lost(using: str, state: ShardState, pending: PendingBatches) -> int:
     """Return the number of the first batch that is neither in Redis nor in the ledger; 0 if no batch is lost.
 
-    Return 0 also while a batch waits or is open: when this batch is applied, the missing batches are declared.
+    Return 0 also while a batch waits or is open: the missing batches are declared when this batch is written to the
+    ledger.
     """
     if pending.count or pending.is_open or not pending.incarnation:
         return 0
@@ -174,8 +175,8 @@ def declare_gaps_before(
     to another node.
     """
     if state.run and packet.sealed_run != state.run and state.run not in live_runs:
-        # If `packet` was opened in the run in which it was sealed, the restart was before it was opened. Otherwise the
-        # server restarted while the batch was open.
+        # If one run opened and sealed the batch, the server had restarted before. Otherwise the server restarted while
+        # the batch was open.
         until = packet.opened_at if packet.run == packet.sealed_run else packet.sealed_at
         declare_restart(using, state, packet.sealed_run, until=until, fsync=fsync)
     span: dict[str, Any] = {

@@ -143,8 +143,8 @@ class GrantView:
             return self._form_page(request, form, found, offered, back)
         (rule,) = (one for one in offered if one.name == form.cleaned_data["rule"])
         if not is_confirmed(request):
-            # Put the full date and time into the page that the user confirms. If the user confirmed a typed "23:00"
-            # after midnight, this time would mean another day.
+            # Put the full date and time into the page that the user confirms. Otherwise a typed "23:00" would mean
+            # another day if the user confirms it only after midnight.
             values: Any = request.POST.copy()
             for name, value in moment_inputs("until", form.cleaned_data["until"]).items():
                 values[name] = value

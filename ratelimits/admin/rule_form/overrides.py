@@ -87,7 +87,7 @@ class KeyOverrideAdmin(EndsRows, KeySuggestions, InspectedAdmin, RowFiles, Audit
         return row.key, ""
 
     def may_end(self, request: HttpRequest, row: KeyOverride) -> bool:
-        """Return whether the user may end an override. To end an override that has not begun yet is to delete it."""
+        """Return whether the user may end an override. An override that has not begun yet is deleted."""
         begins_later = row.valid_from is not None and row.valid_from > timezone.now()
         return super().may_end(request, row) and (not begins_later or self.has_delete_permission(request, row))
 

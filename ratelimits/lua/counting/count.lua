@@ -6,10 +6,10 @@
 -- ARGV[3]  '<dddd': four moments (µs): the starts of the previous, the current and the next billing period,
 --          and a moment that this script does not use. Then the kind of the counters: "d" for denied requests, "s" for
 --          admitted requests that a shadow rule would have refused
--- ARGV[4…] three arguments for each counter: the part of its name after "kind|bin|period|" and without the ending (see
+-- ARGV[4…] three arguments for each counter: its name without "kind|bin|period|" and without the ending (see
 --          usage.lua), the units of one request, the number of requests
--- Returns the version of the rules in force. So a process that asks for no decisions, because it refuses all requests
--- from memory, also notices an edit.
+-- Returns the version of the rules in force. A process that refuses all requests from its memory asks for no decisions.
+-- By this version it notices an edit.
 local time = redis.call('TIME')
 local now = time[1] * 1e6 + time[2]
 local version, run = shard_run(KEYS[1], KEYS[2], ARGV[1], ARGV[2], now)

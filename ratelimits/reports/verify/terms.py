@@ -161,7 +161,7 @@ def _candidates(terms: AccountTerms, name: str, start: int, end: int) -> Iterato
 def _matches(using: str, report: Report, expected: Included, start: int, end: int) -> bool:
     """Return whether a report has the expected plan and the expected quantities.
 
-    From the expected quantities, first subtract the units that earlier reports gave to the account's other names.
+    The expected quantities are compared without the units that earlier reports of the account's other names include.
     """
     if report.plan != expected.plan:
         return False
@@ -177,7 +177,7 @@ def _matches(using: str, report: Report, expected: Included, start: int, end: in
 def _is_known(using: str, report: Report, expected: Included, end: int) -> bool:
     """Return whether the history has the account, the report's plan and the expected plan at the period's end.
 
-    A row that has never existed counts as known, because no history of it can be missing.
+    If a row has never existed, return True for it: it cannot have lost its history.
     """
     accounts: Any = Account.history
     records = accounts.using(using).filter(identifier=report.account)
@@ -230,8 +230,8 @@ def _described(plan: str, included: Any) -> str:
 def _verify_kept(using: str) -> Iterator[str]:
     """Yield an error for each kept billing period that has no usage or a wrong shard.
 
-    If an account's terms change, its present billing period is kept, but only if it has usage. The shard is the one
-    that `key_shard` gives for the account, and not a shard of usage.
+    If an account's terms change, its present billing period is kept, but only if it has usage. The shard is
+    that of `key_shard`, by which rows are read. It is not the shard in which usage is counted.
     """
     for row in KeptPeriod.objects.using(using).order_by("account").iterator(_CHUNK):
         names = _related(using, {row.account})[row.account]
