@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from typing import Any
 
 import django
 import redis
 from celery import Celery
-from celery.signals import after_task_publish
+from celery.signals import after_task_publish, before_task_publish
 
 django.setup()
 
@@ -21,6 +22,8 @@ URL = os.environ["BENCHMARK_REDIS_URL"]
 RUNS = "runs"
 #: The number of messages to the broker.
 MESSAGES = "messages"
+#: A hash with a field for each task's id: the identity of the newest message of the task.
+NEWEST = "newest"
 #: The set of the ids of the tasks that have run.
 FINISHED = "finished"
 results = redis.Redis.from_url(f"{URL}/4")
@@ -30,6 +33,13 @@ app.conf.task_ignore_result = True
 app.conf.worker_hijack_root_logger = False
 app.conf.broker_connection_retry_on_startup = True
 app.conf.broker_transport_options = {"visibility_timeout": float(os.environ["BENCHMARK_VISIBILITY"])}
+
+
+@before_task_publish.connect
+def give_identity(headers: dict[str, Any], **kwargs: object) -> None:
+    """Give a message that this process will send an identity. A task that is sent again has several messages."""
+    headers["message"] = uuid.uuid4().hex
+    results.hset(NEWEST, headers["id"], headers["message"])
 
 
 @after_task_publish.connect
