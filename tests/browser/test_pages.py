@@ -1,6 +1,6 @@
 """Test every page of the admin in a real browser: its width on a phone, and what axe-core says of it, light and dark.
 
-With `--screenshots DIR`, also write a picture of each page in each look.
+With `--screenshots DIR`, also write a picture of each page in each look, and the smaller pictures of README.md.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import pytest
 
-from tests.browser.conftest import OpenPage
+from tests.browser.conftest import OpenPage, staff
 from tests.browser.filled import Filled, fill
+from tests.support.reports.invoices import close, spend
+from tests.support.reports.priced import priced
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -33,6 +35,8 @@ class ViewportSize(TypedDict):
 
 
 SCREEN, PHONE = ViewportSize(width=1280, height=800), ViewportSize(width=390, height=844)
+#: GitHub does not shrink a picture of this width, so people can read its text.
+README_WIDTH = 800
 LOOKS: Mapping[str, tuple[ViewportSize, Literal["light", "dark"]]] = {
     "light": (SCREEN, "light"),
     "phone": (PHONE, "light"),
@@ -254,6 +258,36 @@ def test_every_page_speaks_the_browser_s_language(open_page: OpenPage, screensho
         assert page.locator("html").get_attribute("lang") == "zh-hans", name
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
         _picture(page, screenshots, name, "zh-hans")
+
+
+def test_a_rule_a_refusal_and_a_report_as_readme_shows_them(open_page: OpenPage, screenshots: Path | None) -> None:
+    page = open_page(staff(), viewport=ViewportSize(width=README_WIDTH, height=800))
+    page.goto(f"{_APP}/rule/add/?name=burst&algorithm=token_bucket&capacity=3&rate=3&period=60")
+    page.locator("#toggle-nav-sidebar").click()
+    page.get_by_text("3 requests per minute, bursts to 3, per key.").wait_for()
+    _picture_for_readme(page, screenshots, "new-rule", ".breadcrumbs", 500)
+    page.locator("[name=_save]").click()
+    page.locator(".success").wait_for()
+
+    answers = [page.goto("/api/time/?zone=Europe/Paris") for _request in range(4)]
+    assert [answer and answer.status for answer in answers] == [200, 200, 200, 429]
+    shown = page.locator(".response-info").inner_text()
+    for text in ("HTTP 429 Too Many Requests", "Retry-After: ", 'RateLimit-Policy: "burst";q=3;w=60', "RateLimit: "):
+        assert text in shown
+    _picture_for_readme(page, screenshots, "refused", "body", 440)
+
+    spend(priced(included=1_000, unit_price="0.002"), "2026-01-15", 1_250)
+    (report,) = close("2026-02-03")
+    page.goto(f"{_APP}/report/{report.pk}/change/")
+    page.get_by_text("owed for this report up to this version: 0.50 EUR").wait_for()
+    _picture_for_readme(page, screenshots, "report", ".form-row", 620)
+
+
+def _picture_for_readme(page: Page, folder: Path | None, name: str, top: str, height: int) -> None:
+    """Write a picture of the page from the top of a part of it on."""
+    page.set_viewport_size(ViewportSize(width=README_WIDTH, height=height))
+    page.locator(top).first.evaluate("part => part.scrollIntoView()")
+    _picture(page, folder, name, "readme")
 
 
 def _picture(page: Page, folder: Path | None, name: str, look: str) -> None:
