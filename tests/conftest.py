@@ -106,7 +106,7 @@ SLOW = (
     "test_alike.py",
     "test_benchmarks.py",
     "test_installing.py",
-    "test_readme.py",
+    "test_quickstart.py",
     "testing/test_projects.py",
     "usage/test_celery.py",
     "usage/test_clocks.py",

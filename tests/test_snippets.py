@@ -36,6 +36,7 @@ from tests.support.snippets import ROOT, snippet, snippets
 #: Pages whose code blocks are all run by one test module.
 WHOLE_PAGES = {
     "README.md": "tests/test_readme.py",
+    "docs/quickstart.md": "tests/test_quickstart.py",
     "docs/billing/*.md": "tests/reports/test_billing_pages.py",
     "docs/moving.md": "tests/moving/test_guide.py",
     "docs/rules-as-code.md": "tests/as_code/test_page.py",
