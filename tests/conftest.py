@@ -4,7 +4,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import django
@@ -39,89 +38,10 @@ hypothesis_settings.register_profile("any machine", deadline=None, suppress_heal
 hypothesis_settings.load_profile("any machine")
 
 #: Fixtures that several directories use. They are modules, because they need models.
-pytest_plugins = ["tests.support.usage.quarantine"]
-
-#: Folders and modules that `-m "not slow"` leaves out: they start or kill processes and servers, cut the power,
-#: measure, write very large reports, judge very many cases, or take many seconds of processor time.
-SLOW = (
-    "admin/changes/test_changes.py",
-    "admin/changes/test_undoing.py",
-    "admin/inspect/test_page.py",
-    "admin/rule_form/test_form.py",
-    "admin/test_access.py",
-    "admin/test_adjustments.py",
-    "admin/test_form_values.py",
-    "admin/test_forms.py",
-    "admin/test_lists.py",
-    "admin/test_open_periods.py",
-    "admin/test_operate.py",
-    "admin/test_reports.py",
-    "admin/test_rules.py",
-    "admin/test_two_databases.py",
-    "admin/test_usage.py",
-    "alerts/test_crashes.py",
-    "alerts/test_evaluate.py",
-    "algorithms/test_new.py",
-    "api/test_nonsense.py",
-    "as_code/test_nonsense.py",
-    "as_code/test_page.py",
-    "background/test_threads.py",
-    "chaos",
-    "embedded/test_shared.py",
-    "end_to_end",
-    "engine/test_agreement.py",
-    "engine/test_assemble.py",
-    "engine/test_bounded.py",
-    "engine/test_together.py",
-    "models/raw/test_adoption.py",
-    "models/test_migrations.py",
-    "models/test_replicas.py",
-    "models/test_testcase.py",
-    "moving/test_guide.py",
-    "outbound/test_celery.py",
-    "outbound/test_processes.py",
-    "push/test_push.py",
-    "quota/restoring/test_from_ledger.py",
-    "reference/test_properties.py",
-    "reports/closing/test_any_terms.py",
-    "reports/closing/test_close.py",
-    "reports/exports/test_streaming.py",
-    "reports/test_amounts.py",
-    "reports/test_billing_pages.py",
-    "reports/test_included.py",
-    "reports/test_kept_database.py",
-    "reports/test_new_column.py",
-    "reports/test_push_crashes.py",
-    "reports/test_same_bytes.py",
-    "reports/verify/test_attacks.py",
-    "reports/verify/test_beside.py",
-    "reports/verify/test_conditional.py",
-    "reports/verify/test_manifest.py",
-    "reports/verify/test_report.py",
-    "reports/verify/test_tampering.py",
-    "rules/test_commands.py",
-    "rules/test_validity.py",
-    "runtimes",
-    "simulate/test_command.py",
-    "test_alike.py",
-    "test_benchmarks.py",
-    "test_installing.py",
-    "test_quickstart.py",
-    "testing/test_projects.py",
-    "usage/test_celery.py",
-    "usage/test_clocks.py",
-    "usage/test_crashes.py",
-    "usage/test_fence.py",
-    "usage/test_gaps.py",
-    "usage/test_power_cuts.py",
-    "usage/test_runs.py",
-)
-_TESTS = Path(__file__).parent
-_SLOW = {_TESTS / place for place in SLOW}
+pytest_plugins = ["tests.support.selection", "tests.support.usage.quarantine"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="run the long suites in full")
     parser.addoption("--screenshots", metavar="DIR", help="write pictures of the admin's pages into this folder")
     parser.addoption("--reliability", metavar="FILE", help="write the table of tests/chaos into this page")
     parser.addoption("--runtimes", metavar="FILE", help="write the table of tests/runtimes into this page")
@@ -144,26 +64,6 @@ def pytest_report_header() -> str:
         info = client.info("server")
     version = info.get("valkey_version") or info["redis_version"]
     return f"server: {_SERVERS.redis_kind} {version}; database: {_SERVERS.database_kind}"
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what SLOW names. System tests too: a `-m` on the command line replaces the one that leaves them out."""
-    if not _SLOW.isdisjoint((item.path, *item.path.parents)) or item.get_closest_marker("system"):
-        item.add_marker("slow")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the long tests out (deselected, never skipped) unless they were asked for; begin with the slow ones.
-
-    A worker that came to one of these last would work on alone. They also wait most, while the others compute.
-    """
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    if config.option.long:
-        return
-    long = [item for item in items if item.get_closest_marker("long")]
-    if long:
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
 def pytest_collection_finish() -> None:

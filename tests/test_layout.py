@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.conftest import SLOW
+from tests.support.selection import SLOW
 
 ROOT = Path(__file__).resolve().parent.parent
 APP = ROOT / "ratelimits"

@@ -1,0 +1,225 @@
+"""Choose the tests of a run, and say at its end which tests were left out and how to run them.
+
+Without options, a run that names no tests is quick: it has the fast tests and a few of each kind of slow test.
+`--complete` runs all tests that need only Python packages, and `--rest` those of them that a quick run leaves out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+#: Folders and modules that `-m "not slow"` leaves out: they start or kill processes and servers, cut the power,
+#: measure, write very large reports, judge very many cases, or take many seconds of processor time.
+SLOW = (
+    "admin/changes/test_changes.py",
+    "admin/changes/test_undoing.py",
+    "admin/inspect/test_page.py",
+    "admin/rule_form/test_form.py",
+    "admin/test_access.py",
+    "admin/test_adjustments.py",
+    "admin/test_form_values.py",
+    "admin/test_forms.py",
+    "admin/test_lists.py",
+    "admin/test_open_periods.py",
+    "admin/test_operate.py",
+    "admin/test_reports.py",
+    "admin/test_rules.py",
+    "admin/test_two_databases.py",
+    "admin/test_usage.py",
+    "alerts/test_crashes.py",
+    "alerts/test_evaluate.py",
+    "algorithms/test_new.py",
+    "api/test_nonsense.py",
+    "as_code/test_nonsense.py",
+    "as_code/test_page.py",
+    "background/test_threads.py",
+    "chaos",
+    "embedded/test_shared.py",
+    "end_to_end",
+    "engine/test_agreement.py",
+    "engine/test_assemble.py",
+    "engine/test_bounded.py",
+    "engine/test_together.py",
+    "models/raw/test_adoption.py",
+    "models/test_migrations.py",
+    "models/test_replicas.py",
+    "models/test_testcase.py",
+    "moving/test_guide.py",
+    "outbound/test_celery.py",
+    "outbound/test_processes.py",
+    "push/test_push.py",
+    "quota/restoring/test_from_ledger.py",
+    "reference/test_properties.py",
+    "reports/closing/test_any_terms.py",
+    "reports/closing/test_close.py",
+    "reports/exports/test_streaming.py",
+    "reports/test_amounts.py",
+    "reports/test_billing_pages.py",
+    "reports/test_included.py",
+    "reports/test_kept_database.py",
+    "reports/test_new_column.py",
+    "reports/test_push_crashes.py",
+    "reports/test_same_bytes.py",
+    "reports/verify/test_attacks.py",
+    "reports/verify/test_beside.py",
+    "reports/verify/test_conditional.py",
+    "reports/verify/test_manifest.py",
+    "reports/verify/test_report.py",
+    "reports/verify/test_tampering.py",
+    "rules/test_commands.py",
+    "rules/test_validity.py",
+    "runtimes",
+    "simulate/test_command.py",
+    "test_alike.py",
+    "test_benchmarks.py",
+    "test_installing.py",
+    "test_oldest_servers.py",
+    "test_quickstart.py",
+    "testing/test_projects.py",
+    "usage/test_celery.py",
+    "usage/test_clocks.py",
+    "usage/test_crashes.py",
+    "usage/test_fence.py",
+    "usage/test_gaps.py",
+    "usage/test_power_cuts.py",
+    "usage/test_runs.py",
+)
+#: The slow tests that a quick run has too: a few of each kind. Without brackets, all cases of a test.
+SAMPLE = (
+    "chaos/test_faults.py::test_a_fault_breaks_no_promise[killed]",
+    "end_to_end/test_cluster.py::test_a_decision_over_three_nodes_says_what_one_server_would",
+    "end_to_end/test_cluster.py::test_the_async_functions_do_the_same",
+    "end_to_end/test_cluster.py::test_usage_of_accounts_on_every_node_is_sealed_and_drained_once",
+    "end_to_end/test_live.py::test_what_the_clients_counted_is_what_the_ledger_says_and_a_lost_line_is_noticed",
+    "end_to_end/test_topologies.py::test_over_a_unix_socket",
+    "test_oldest_servers.py::test_a_few_tests_pass_on_redis_6_2_and_postgresql",
+    "usage/test_crashes.py::test_workers_and_drainers_that_race_and_die_between_any_two_steps_lose_and_double_nothing",
+)
+_TESTS = Path(__file__).resolve().parents[1]
+_SLOW = {_TESTS / place for place in SLOW}
+#: What a run leaves out -> how to run it.
+_HOW = {
+    "slow": "python -m pytest -n auto --complete",
+    "quick": "python -m pytest -n auto",
+    "system": "-m system; they need Debian packages, see .ci/run",
+    "long": "--long",
+}
+_SELECTION = pytest.StashKey[str]()
+_LEFT_OUT = pytest.StashKey[Counter[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--complete", action="store_true", help="run all tests that need only Python packages")
+    parser.addoption("--rest", action="store_true", help="run only the tests that a run without options leaves out")
+    parser.addoption("--long", action="store_true", help="run all tests, and the long suites in full")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Decide which tests the run has. The processes of pytest-xdist are told by the first process."""
+    told: dict[str, Any] | None = getattr(config, "workerinput", None)
+    config.stash[_SELECTION] = _selection(config) if told is None else told["selection"]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a process of pytest-xdist which tests the run has."""
+    node.workerinput["selection"] = node.config.stash[_SELECTION]
+
+
+def _selection(config: pytest.Config) -> str:
+    if config.option.long or config.option.complete:
+        return "all"
+    if config.option.rest:
+        return "rest"
+    named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+    marked = any(argument.startswith("-m") for argument in config.invocation_params.args)
+    return "all" if named or marked or config.option.keyword else "quick"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one process more than there are cores: many tests wait for other processes."""
+    return (os.cpu_count() or 1) + 1
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what SLOW names. System tests too: a `-m` on the command line replaces the one that leaves them out."""
+    if not _SLOW.isdisjoint((item.path, *item.path.parents)) or item.get_closest_marker("system"):
+        item.add_marker("slow")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out (deselect, never skip) what does not belong to the run; begin with the slow tests.
+
+    A process that came to one of these last would work on alone. They also wait most, while the others compute.
+    """
+    selection, system = config.stash[_SELECTION], config.option.markexpr == "not system"
+    if selection != "all":
+        _check_sample(items)
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    chosen, left_out = [], []
+    counts = config.stash[_LEFT_OUT] = Counter()
+    for item in items:
+        kind = _kind(item)
+        if (
+            (kind == "long" and not config.option.long)
+            or (kind == "slow" and selection == "quick")
+            or (kind == "quick" and selection == "rest")
+        ):
+            left_out.append(item)
+            counts[kind] += 1
+        else:
+            chosen.append(item)
+            counts["system"] += kind == "system" and system  # pytest itself leaves these out
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = chosen
+
+
+def _kind(item: pytest.Item) -> str:
+    if item.get_closest_marker("long"):
+        return "long"
+    if item.get_closest_marker("system"):
+        return "system"
+    return "slow" if item.get_closest_marker("slow") and not _is_sample(item.nodeid) else "quick"
+
+
+def _is_sample(nodeid: str) -> bool:
+    name = nodeid.removeprefix("tests/")
+    return name in SAMPLE or name.partition("[")[0] in SAMPLE
+
+
+def _check_sample(items: Collection[pytest.Item]) -> None:
+    """Raise UsageError if a test of SAMPLE does not exist, so that no change of a name takes a test from quick runs."""
+    names = {item.nodeid.removeprefix("tests/") for item in items}
+    names |= {name.partition("[")[0] for name in names}
+    if lost := set(SAMPLE) - names:
+        raise pytest.UsageError(f"SAMPLE in {__name__} names tests that do not exist: {', '.join(sorted(lost))}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the first process of pytest-xdist what this process left out."""
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["left_out"] = dict(session.config.stash.get(_LEFT_OUT, Counter()))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take what a process of pytest-xdist left out. Each of them has collected all tests."""
+    node.config.stash[_LEFT_OUT] = Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say which tests the run left out, and how to run them."""
+    left_out = config.stash.get(_LEFT_OUT, Counter())
+    said = [f"{left_out[kind]:,} {kind} ({how})" for kind, how in _HOW.items() if left_out[kind]]
+    if said:
+        terminalreporter.write_line(f"Left out: {'; '.join(said)}.")
