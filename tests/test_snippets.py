@@ -56,7 +56,10 @@ RUN_BY = {
         "tests/reports/exports/test_billing.py::test_the_documented_sender_sends_each_event_once"
     ),
     "owed = Counter()": "tests/reports/exports/test_focus.py::test_the_snippet_of_the_page_adds_up_what_accounts_owe",
-    "python manage.py demo\n": "tests/end_to_end/test_demo.py::test_however_the_demo_is_ended_it_leaves_no_process",
+    "python manage.py demo\n": (
+        "tests/end_to_end/test_demo.py"
+        "::test_the_demo_keeps_running_with_no_difference_and_fails_when_the_ledger_lost_a_line"
+    ),
     "python -m benchmarks.decide": (
         "tests/test_benchmarks.py::test_a_benchmark_runs_prints_its_table_and_writes_its_json"
     ),

@@ -7,51 +7,43 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from django.conf import settings
 from django.core.management import call_command
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from project.demo import compare, processes, seed
+from project.demo.opening import STAFF, Opening, Options
+from project.demo.progress import step
 from project.demo.traffic import Client, ClientCounts, Traffic
 
 #: Maximum time until the worker has written all usage to the ledger.
 LEDGER_SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of the command `demo`."""
-
-    once: bool
-    requests: int
-    clients: int
-    port: int
-
-
-def run_demo(options: Options) -> int:
+def run_demo(console: Console, options: Options, opening: Opening) -> int:
     """Run the demo on the servers of REDIS_URL and DATABASE_URL. Return the exit status."""
-    console = Console()
     started = time.monotonic()
-    call_command("migrate", verbosity=0)
-    password = seed.seed_staff()
-    seed.seed_rules()
-    keys = seed.seed_keys()
+    with step(console, "Making the tables"):
+        call_command("migrate", verbosity=0)
+    with step(console, "Writing the rules, the plans and the API keys"):
+        seed.seed_staff(opening.password)
+        seed.seed_rules()
+        keys = seed.seed_keys()
     with ExitStack() as stack:
-        web, port = _start_web_server(stack, options.port)
-        worker = _start_worker(stack)
+        console.print(f"The web server and the worker use {settings.REDIS_URL}", soft_wrap=True)
+        with step(console, "Starting a web server and a Celery worker with beat"):
+            web = _start_web_server(stack, opening)
+            worker = _start_worker(stack)
         # The stack leaves this context first, because it is entered last. After this, no signal can interrupt the stack
         # while it stops the processes.
         stack.enter_context(_ignore_signals_at_the_end())
-        address = f"http://127.0.0.1:{port}"
-        console.print(f"Started a web server at {address} and a Celery worker with beat. Both use {settings.REDIS_URL}")
-        client_counts = _send(console, port, keys, options)
-        with console.status("Waiting until the worker has written the usage to the ledger"):
+        client_counts = _send(console, opening, keys, options)
+        with step(console, "Waiting until the worker has written the usage to the ledger"):
             compare.wait_for_ledger(keys, LEDGER_SECONDS)
-        rows = compare.compare(keys, client_counts)
+        with step(console, "Comparing the counts of the clients with the ledger"):
+            rows = compare.compare(keys, client_counts)
         console.print(compare.table(rows))
         difference = sum(row.difference for row in rows)
         console.rule("Usage report")
@@ -61,7 +53,7 @@ def run_demo(options: Options) -> int:
         console.print(f"[bold]Difference over all keys: {difference}[/] (after {seconds:.0f} s)")
         if options.once:
             return 1 if difference else 0
-        _print_addresses(console, address, password, keys)
+        _print_addresses(console, opening, keys)
         return _stay_up(console, {"web server": web, "Celery worker": worker})
 
 
@@ -74,15 +66,14 @@ def _ignore_signals_at_the_end() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _start_web_server(stack: ExitStack, port: int) -> tuple[subprocess.Popen[bytes], int]:
-    listener = stack.enter_context(processes.listening_socket(port))
-    port = listener.getsockname()[1]
+def _start_web_server(stack: ExitStack, opening: Opening) -> subprocess.Popen[bytes]:
+    listener = stack.enter_context(opening.listener)
     log = settings.DATA_DIR / "gunicorn.log"
     web = stack.enter_context(
         processes.running(processes.gunicorn_arguments(listener), log, pass_fds=(listener.fileno(),))
     )
-    processes.wait_until_up(f"http://127.0.0.1:{port}/", web, log)
-    return web, port
+    processes.wait_until_up(f"{opening.address}/", web, log)
+    return web
 
 
 def _start_worker(stack: ExitStack) -> subprocess.Popen[bytes]:
@@ -94,17 +85,19 @@ def _start_worker(stack: ExitStack) -> subprocess.Popen[bytes]:
     )
 
 
-def _send(console: Console, port: int, keys: list[seed.IssuedKey], options: Options) -> dict[str, ClientCounts]:
+def _send(console: Console, opening: Opening, keys: list[seed.IssuedKey], options: Options) -> dict[str, ClientCounts]:
     clients = [Client(key.key, key.secret) for key in keys]
+    port = opening.listener.getsockname()[1]
     traffic = Traffic(port, clients, options.requests, threads=options.clients)
-    columns = (TextColumn("Sending requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("requests", total=options.requests)
-        return traffic.run(lambda: progress.advance(bar))
+    with step(console, "Sending requests", options.requests) as advance:
+        return traffic.run(advance)
 
 
-def _print_addresses(console: Console, address: str, password: str, keys: list[seed.IssuedKey]) -> None:
-    console.print(f"Admin:  {address}/admin/  (user [bold]{seed.STAFF}[/], password [bold]{password}[/])")
+def _print_addresses(console: Console, opening: Opening, keys: list[seed.IssuedKey]) -> None:
+    address = opening.address
+    console.print(
+        f"Admin:  {address}/admin/  (user [bold]{STAFF}[/], password [bold]{opening.password}[/])", soft_wrap=True
+    )
     console.print("Send a request with one of the API keys, and see how much of the quota is left:")
     for key in keys:
         console.print(f"  {_curl(key)} -i {address}/api/time/  # {key.name} ({key.plan})", soft_wrap=True)

@@ -9,10 +9,9 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.db import transaction
 
+from project.demo.opening import STAFF
 from project.models import ApiKey
 from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, Rule
-
-STAFF = "admin"
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,11 @@ class IssuedKey:
     plan: str
 
 
-def seed_staff() -> str:
-    """Make the staff user with a new password, and return the password."""
-    password = secrets.token_urlsafe(9)
+def seed_staff(password: str) -> None:
+    """Make the staff user with this password."""
     user, _ = get_user_model().objects.get_or_create(username=STAFF, defaults={"is_staff": True, "is_superuser": True})
     user.set_password(password)
     user.save()
-    return password
 
 
 @transaction.atomic

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from argparse import ArgumentParser
@@ -11,9 +12,12 @@ from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
+from rich.console import Console
 
+from project.demo.opening import Opening, Options, announced, inherited, take_turn, variables
 from project.demo.processes import DemoError, only_demo_in
-from project.demo.run import Options, run_demo
+from project.demo.progress import step
+from project.demo.run import run_demo
 from ratelimits.embedded import EmbeddedServer, ServerStartError, die_with_parent
 
 
@@ -41,14 +45,23 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         signal.signal(signal.SIGTERM, _interrupt)
+        console = Console()
+        chosen = Options(**{name: options[name] for name in ("once", "requests", "clients")})
         try:
-            if "REDIS_URL" in os.environ:
+            if (handed := inherited()) is not None:
+                opening, turn = handed
                 self.check()
-                chosen = Options(**{name: options[name] for name in ("once", "requests", "clients", "port")})
-                status = run_demo(chosen)
+                take_turn(turn)
+                status = run_demo(console, chosen, opening)
+            elif "REDIS_URL" in os.environ:
+                opening = announced(console, chosen, options["port"])
+                with step(console, "Checking the settings"):
+                    self.check()
+                status = run_demo(console, chosen, opening)
             else:
                 with only_demo_in(settings.DATA_DIR):
-                    status = self._run_on_embedded_server(options["redis_port"])
+                    opening = announced(console, chosen, options["port"])
+                    status = _run_on_embedded_server(console, opening, options["redis_port"])
         except (DemoError, ServerStartError) as error:
             raise CommandError(str(error)) from error
         except KeyboardInterrupt:
@@ -56,25 +69,33 @@ class Command(BaseCommand):
         if status:
             sys.exit(status)
 
-    def _run_on_embedded_server(self, port: int) -> int:
-        """Start Valkey. Run this command again in another process, with Valkey's address. Stop Valkey at the end."""
-        with ExitStack() as stack:
+
+def _run_on_embedded_server(console: Console, opening: Opening, port: int) -> int:
+    """Start Valkey. Run this command again in another process, with Valkey's address. Stop Valkey at the end."""
+    with ExitStack() as stack:
+        with step(console, "Starting Valkey"):
             server = EmbeddedServer(settings.DATA_DIR / "valkey", port=port, aof=True)
             stack.callback(server.stop)
-            child = subprocess.Popen(
-                [sys.executable, *sys.argv],
-                # The recorder records all requests, so that rules can be tried on them.
-                env={"RATELIMITS_RECORD_SAMPLE": "1", **os.environ, "REDIS_URL": server.url},
-                preexec_fn=die_with_parent,
-            )
-            try:
-                return child.wait()
-            except KeyboardInterrupt:
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                # Ctrl-C also reaches the child process, but SIGTERM reaches only this process.
-                child.terminate()
-                return child.wait()
+        own, turn = socket.socketpair()
+        child = subprocess.Popen(
+            [sys.executable, *sys.argv],
+            # The recorder records all requests, so that rules can be tried on them.
+            env={"RATELIMITS_RECORD_SAMPLE": "1", **os.environ, "REDIS_URL": server.url, **variables(opening, turn)},
+            pass_fds=(opening.listener.fileno(), turn.fileno()),
+            preexec_fn=die_with_parent,
+        )
+        try:
+            turn.close()
+            opening.listener.close()
+            with own, step(console, "Loading the project"):
+                own.recv(1)  # Returns when the child is ready to print (see take_turn), or has ended.
+            return child.wait()
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            # Ctrl-C also reaches the child process, but SIGTERM reaches only this process.
+            child.terminate()
+            return child.wait()
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
