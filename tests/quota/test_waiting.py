@@ -116,7 +116,7 @@ class TestCrowds:
         await arule("queue", "leaky_bucket_queue", capacity=100, rate="0.001", max_wait=100_000)
         assert (await acheck_and_wait(WHO, "*", "GET", ONE)).allowed
         held = asyncio.ensure_future(acheck_and_wait(WHO, "*", "GET", ONE))
-        while waiters._count == 0:
+        for _waiting in iter(lambda: waiters._count, 1):  # until it waits
             await asyncio.sleep(0)
         other = Identity("user:2", None, "account:acme", None)
         assert (await acheck_and_wait(other, "*", "GET", ONE)).allowed
