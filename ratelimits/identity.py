@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import ipaddress
-import logging
-from collections.abc import Mapping
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
-from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
-from django.core.signals import setting_changed
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db.models import Model
 from django.http import HttpRequest
 
-from ratelimits.conf import conf, shown
-from ratelimits.conf.setting_rules import UNIX, complaint
+from ratelimits.addresses.proxies import address_of, trusts_no_proxy, unknown
+from ratelimits.addresses.reading import LONGEST_ADDRESS, address_key
+from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
-from ratelimits.models.keys import UNKNOWN_ADDRESS
-
-logger = logging.getLogger(__name__)
-
-#: Maximum characters of a text that can be an address. The longest is an IPv6 address with a zone and a port.
-_MAX_LENGTH = 100
-#: Maximum number of entries that are read from the end of a header, if no setting says how many proxies there are.
-_MAX_PROXIES = 32
-_warned = False
 
 
 class Identity(NamedTuple):
@@ -75,141 +62,6 @@ def api_key_of(auth: Any) -> str | None:
     return None
 
 
-@cache
-def proxies() -> int | None:
-    """Return the number of trusted proxies: RATELIMITS["NUM_PROXIES"], or else DRF's NUM_PROXIES.
-
-    Return None if both are None. Raise ImproperlyConfigured if DRF's setting is not valid. The result is cached until
-    the settings change.
-    """
-    configured: int | None = conf.NUM_PROXIES
-    if configured is None:
-        # Read DRF's setting without DRF: a project perhaps uses only the middleware and the decorator.
-        configured = (getattr(settings, "REST_FRAMEWORK", None) or {}).get("NUM_PROXIES")
-        if configured is not None and (hint := complaint("NUM_PROXIES", configured)):
-            raise ImproperlyConfigured(f"REST_FRAMEWORK['NUM_PROXIES'] is {shown(configured)}. {hint}")
-    return configured
-
-
-@cache
-def _trusts_no_proxy() -> bool:
-    """Return whether no proxy is trusted, so that REMOTE_ADDR is the client's address. The result is cached."""
-    return not conf.TRUSTED_PROXIES and not proxies()
-
-
-def _forget_proxies(*, setting: str, **kwargs: object) -> None:
-    if setting in ("RATELIMITS", "REST_FRAMEWORK"):
-        proxies.cache_clear()
-        _trusts_no_proxy.cache_clear()
-
-
-setting_changed.connect(_forget_proxies)
-
-
-def address_of(request: HttpRequest) -> str:
-    """Return the client's address as a key: an IPv4 address, or the /64 network of an IPv6 address.
-
-    Clients can write X-Forwarded-For. So the entry that a trusted proxy has written is used: the last entry if there is
-    one trusted proxy, the second-last entry if there are two. With TRUSTED_PROXIES, the header is used only if one of
-    these proxies sends the request. All requests without a readable address share the key UNKNOWN_ADDRESS. Without a
-    key, no limit by address would apply to them.
-    """
-    meta = request.META
-    remote: str | None = meta.get("REMOTE_ADDR")
-    address = None
-    if conf.TRUSTED_PROXIES:
-        address = _from_trusted_proxy(meta, remote or "", tuple(conf.TRUSTED_PROXIES))
-    elif (trusted := proxies()) and (forwarded := meta.get("HTTP_X_FORWARDED_FOR")):
-        # The text can be long, since clients write it. So do not split all of it.
-        last_entries = forwarded.rsplit(",", trusted)
-        from_end = min(trusted, len(last_entries))  # if there are fewer entries than proxies, take the first entry
-        address = address_key(last_entries[-from_end].strip())
-    if address is None and remote:
-        address = address_key(remote)
-    return address or _unknown(remote)
-
-
-def _from_trusted_proxy(meta: Mapping[str, Any], remote: str, trusted_proxies: tuple[str, ...]) -> str | None:
-    """Return the client's address in ADDRESS_HEADER.
-
-    Return None if the header has no address, or if the request does not come from a trusted proxy.
-
-    Each proxy adds the address of its client at the end. So the last entry that is not a trusted proxy is the client.
-    """
-    header = meta.get(f"HTTP_{conf.ADDRESS_HEADER.upper().replace('-', '_')}")
-    if not header or not _is_trusted(remote[:_MAX_LENGTH], trusted_proxies):
-        return None
-    address = None
-    # The text can be long, since clients write it. So do not split all of it.
-    last_entries = header.rsplit(",", _MAX_PROXIES)[-_MAX_PROXIES:]  # without the rest, which was not split
-    for entry in reversed(last_entries):
-        address = address_key(entry.strip())
-        if address is None or not _is_trusted(entry.strip(), trusted_proxies):
-            break
-    return address
-
-
-@lru_cache(maxsize=8192)
-def _is_trusted(text: str, trusted_proxies: tuple[str, ...]) -> bool:
-    """Return whether an address belongs to a trusted proxy. A text without an address stands for a unix socket."""
-    address = _address(text)
-    if address is None:
-        return UNIX in trusted_proxies
-    networks = (ipaddress.ip_network(proxy, strict=False) for proxy in trusted_proxies if proxy != UNIX)
-    return any(address in network for network in networks)
-
-
-def _unknown(remote: str | None) -> str:
-    """Return UNKNOWN_ADDRESS. The first time in this process, log how to configure the proxies."""
-    global _warned
-    if not _warned:
-        _warned = True
-        logger.warning(
-            "A request came without a client address that can be read (REMOTE_ADDR is %.100r). All such requests are"
-            " counted together, as %s. This happens, for instance, if a proxy connects through a unix socket. Then let"
-            " your proxies send X-Forwarded-For, and set RATELIMITS['NUM_PROXIES'] to their number or name them in"
-            " RATELIMITS['TRUSTED_PROXIES'].",
-            remote,
-            UNKNOWN_ADDRESS,
-        )
-    return UNKNOWN_ADDRESS
-
-
-#: The bits of an IPv6 address that name its /64 network.
-_NETWORK_BITS = ~((1 << 64) - 1)
-
-
-def address_key(text: str) -> str | None:
-    """Return the key of the address in a text. The text can also have a port.
-
-    Return None for any other text, such as the path of a unix socket.
-    """
-    # A longer text is not an address. Clients write this text, so do not fill the cache with long texts.
-    return _address_key(text) if len(text) <= _MAX_LENGTH else None
-
-
-@lru_cache(maxsize=8192)
-def _address_key(text: str) -> str | None:
-    address = _address(text)
-    if isinstance(address, ipaddress.IPv6Address):
-        return f"ip:{ipaddress.IPv6Address(int(address) & _NETWORK_BITS)}/64"
-    return None if address is None else f"ip:{address}"
-
-
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address in a text such as "10.0.0.1" or "10.0.0.1:80"; None for any other text."""
-    host, colon, port = text.partition(":")
-    if text.startswith("["):
-        text = text[1:].partition("]")[0]
-    elif colon and ":" not in port:
-        text = host
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return None
-    return getattr(address, "ipv4_mapped", None) or address
-
-
 async def aidentify(request: HttpRequest) -> Identity:
     """Do the same as `identify`, in async code. The user is loaded first, and usually no other query is needed.
 
@@ -235,8 +87,8 @@ def identify(request: Any) -> Identity:
     django_request = getattr(request, "_request", request)
     # The usual case: the user is the account. Identities of this kind are cached.
     if conf.ACCOUNT is None and (user_id is None or (type(user_id) is int and 0 <= user_id < 2**63)):
-        remote = django_request.META.get("REMOTE_ADDR") if _trusts_no_proxy() else None
-        if remote and len(remote) <= _MAX_LENGTH:
+        remote = django_request.META.get("REMOTE_ADDR") if trusts_no_proxy() else None
+        if remote and len(remote) <= LONGEST_ADDRESS:
             return _identity_at(user_id, api_key, remote)
         return _identity(user_id, api_key, address_of(django_request))
     address = address_of(django_request)
@@ -263,4 +115,4 @@ def _identity(user_id: int | None, api_key: str | None, address: str) -> Identit
 @lru_cache(maxsize=8192)
 def _identity_at(user_id: int | None, api_key: str | None, remote: str) -> Identity:
     """Do the same as `_identity`. `remote` is a REMOTE_ADDR that is the client's address."""
-    return _identity(user_id, api_key, address_key(remote) or _unknown(remote))
+    return _identity(user_id, api_key, address_key(remote) or unknown(remote))

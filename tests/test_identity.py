@@ -9,7 +9,6 @@ from uuid import UUID
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
-from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.http import HttpRequest
 from django.test import AsyncRequestFactory, RequestFactory
@@ -18,9 +17,9 @@ from rest_framework.request import Request
 
 from project.models import ApiKey
 from ratelimits import identity
+from ratelimits.addresses.reading import UNKNOWN_ADDRESS
 from ratelimits.engine.keys import ledger_name
-from ratelimits.identity import Identity, address_key, address_of, aidentify, api_key_of, identify
-from ratelimits.models.keys import UNKNOWN_ADDRESS
+from ratelimits.identity import Identity, aidentify, api_key_of, identify
 from ratelimits.quota import checking
 from tests.support.entry_points import begin_afresh
 
@@ -81,143 +80,6 @@ class TestApiKeys:
     )
     def test_whatever_authenticates_is_an_id_or_a_digest_or_none(self, auth: object, key: str | None) -> None:
         assert api_key_of(auth) == key
-
-
-class TestAddresses:
-    @pytest.mark.parametrize(
-        ("text", "key"),
-        [
-            ("203.0.113.9", "ip:203.0.113.9"),
-            ("2001:db8:1:2:3:4:5:6", "ip:2001:db8:1:2::/64"),
-            ("2001:db8:1:2::ffff", "ip:2001:db8:1:2::/64"),
-            ("2001:db8:1:3::1", "ip:2001:db8:1:3::/64"),
-            ("::1", "ip:::/64"),
-            ("::ffff:203.0.113.9", "ip:203.0.113.9"),
-            ("fe80::1%eth0", "ip:fe80::/64"),
-            ("[2001:db8::1]", "ip:2001:db8::/64"),
-            ("[2001:db8::1]:443", "ip:2001:db8::/64"),
-            ("203.0.113.9:51234", "ip:203.0.113.9"),
-            ("", None),
-            ("unknown", None),
-            ("203.0.113.999", None),
-            ("203.0.113.9:80:90", None),
-            ("/run/gunicorn.sock", None),
-            ("203.0.113.9\r\nX-Evil: 1", None),
-            ("9" * 1_000_000, None),
-        ],
-    )
-    def test_an_address_is_a_network(self, text: str, key: str | None) -> None:
-        assert address_key(text) == key
-
-    @pytest.mark.parametrize(
-        ("proxies", "forwarded", "address"),
-        [
-            # No proxy is configured: any client can write that header, so it is not trusted.
-            (0, "192.0.2.1", "ip:198.51.100.7"),
-            (0, None, "ip:198.51.100.7"),
-            (1, None, "ip:198.51.100.7"),
-            (1, "192.0.2.1", "ip:192.0.2.1"),
-            (1, "10.0.0.1, 192.0.2.1", "ip:192.0.2.1"),
-            (2, "10.0.0.1, 192.0.2.1, 192.0.2.2", "ip:192.0.2.1"),
-            (2, "192.0.2.1", "ip:192.0.2.1"),
-            (1, "192.0.2.1:5000", "ip:192.0.2.1"),
-            (1, "[2001:db8::1]:5000", "ip:2001:db8::/64"),
-            # Text that is not an address is not trusted either.
-            (1, "192.0.2.1, unknown", "ip:198.51.100.7"),
-            (1, "", "ip:198.51.100.7"),
-            (1, ",", "ip:198.51.100.7"),
-            (1, "192.0.2.1\0", "ip:198.51.100.7"),
-            (1, "\ud800", "ip:198.51.100.7"),
-            (1, "9" * 100_000, "ip:198.51.100.7"),
-            (1, "," * 100_000, "ip:198.51.100.7"),
-            (1, "10.0.0.1," * 11_000 + "192.0.2.1", "ip:192.0.2.1"),
-            (3, "10.0.0.1," * 11_000 + "192.0.2.1, 192.0.2.2, 192.0.2.3", "ip:192.0.2.1"),
-            (100, "192.0.2.1, 192.0.2.2", "ip:192.0.2.1"),
-        ],
-    )
-    def test_as_many_proxies_are_believed_as_there_are(
-        self, settings: Any, proxies: int, forwarded: str | None, address: str
-    ) -> None:
-        settings.RATELIMITS = {**settings.RATELIMITS, "NUM_PROXIES": proxies}
-        assert address_of(request(forwarded=forwarded)) == address
-
-    @pytest.mark.parametrize(
-        ("configured", "address"), [(None, "ip:198.51.100.7"), (0, "ip:198.51.100.7"), (1, "ip:192.0.2.1")]
-    )
-    def test_drfs_own_setting_holds_where_ours_is_not_set(
-        self, settings: Any, configured: int | None, address: str
-    ) -> None:
-        settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "NUM_PROXIES": configured}
-        assert address_of(request(forwarded="192.0.2.1")) == address
-
-    @pytest.mark.parametrize(
-        ("remote", "header", "address"),
-        [
-            ("10.0.0.1", "192.0.2.1", "ip:192.0.2.1"),
-            ("10.0.0.1:8080", "192.0.2.1", "ip:192.0.2.1"),
-            ("2001:db8:9::1", "2001:db8:1:2::3", "ip:2001:db8:1:2::/64"),
-            ("::ffff:10.0.0.1", "192.0.2.1", "ip:192.0.2.1"),
-            # The last entry that is no trusted proxy counts. A client may have written the entries before it.
-            ("10.0.0.1", "203.0.113.1, 192.0.2.1, 10.0.0.2", "ip:192.0.2.1"),
-            ("10.0.0.1", "10.0.0.3, 10.0.0.2", "ip:10.0.0.3"),
-            ("10.0.0.1", "10.0.0.2," * 11_000 + "10.0.0.3", "ip:10.0.0.2"),
-            # Anybody else may have written the header.
-            ("198.51.100.7", "192.0.2.1", "ip:198.51.100.7"),
-            ("11.0.0.1", "192.0.2.1", "ip:11.0.0.1"),
-            # Without a readable address, the request is counted under the proxy's address.
-            ("10.0.0.1", None, "ip:10.0.0.1"),
-            ("10.0.0.1", "192.0.2.1, unknown", "ip:10.0.0.1"),
-            ("10.0.0.1", "9" * 100_000, "ip:10.0.0.1"),
-            # A unix socket is trusted only if the setting says so.
-            ("", "192.0.2.1", "ip:unknown"),
-        ],
-    )
-    @pytest.mark.parametrize("name", ["X-Forwarded-For", "CF-Connecting-IP"])
-    def test_a_header_counts_if_a_trusted_proxy_sends_it(
-        self, settings: Any, name: str, remote: str, header: str | None, address: str
-    ) -> None:
-        trusted = ["10.0.0.0/8", "2001:db8:9::/48"]
-        settings.RATELIMITS = {**settings.RATELIMITS, "TRUSTED_PROXIES": trusted, "ADDRESS_HEADER": name}
-        headers = {} if header is None else {name: header}
-        asked = RequestFactory().get("/", headers=headers, REMOTE_ADDR=remote)
-        assert address_of(asked) == address
-
-    @pytest.mark.parametrize(("header", "address"), [("192.0.2.1", "ip:192.0.2.1"), ("a, ?", "ip:unknown")])
-    def test_a_unix_socket_can_be_trusted(self, settings: Any, header: str, address: str) -> None:
-        settings.RATELIMITS = {**settings.RATELIMITS, "TRUSTED_PROXIES": ["unix"]}
-        assert address_of(request("", header)) == address
-
-    @pytest.mark.parametrize("wrong", ["1", -1, True])
-    def test_a_number_of_proxies_that_is_none_says_what_to_write(self, settings: Any, wrong: Any) -> None:
-        settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "NUM_PROXIES": wrong}
-        with pytest.raises(ImproperlyConfigured, match=r"^REST_FRAMEWORK\['NUM_PROXIES'\] is .*Write a whole number"):
-            address_of(request(forwarded="192.0.2.1, 192.0.2.2"))
-
-    @pytest.mark.parametrize(
-        "remote", [None, "", "unix:", "unknown", "203.0.113.999", "ip:unknown", "\ud800", "٣.٣.٣.٣"]
-    )
-    @pytest.mark.parametrize(("trusted", "forwarded"), [(0, "192.0.2.1"), (1, None), (1, "unknown"), (2, ",")])
-    def test_requests_without_an_address_that_can_be_read_have_one_key(
-        self, settings: Any, remote: str | None, trusted: int, forwarded: str | None
-    ) -> None:
-        settings.RATELIMITS = {**settings.RATELIMITS, "NUM_PROXIES": trusted}
-        assert address_of(request(remote, forwarded)) == UNKNOWN_ADDRESS == "ip:unknown"
-
-    def test_the_log_says_once_what_to_set(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        monkeypatch.setattr(identity, "_warned", False)
-        for _ in range(3):
-            address_of(request("unix:"))
-        (said,) = caplog.messages
-        assert "REMOTE_ADDR is 'unix:'" in said
-        assert "RATELIMITS['NUM_PROXIES']" in said
-
-    def test_what_is_remembered_of_texts_that_clients_choose_is_small(self) -> None:
-        before = identity._address_key.cache_info().currsize
-        for number in range(10):
-            assert address_key(f"{number}" * 8000) is None
-        assert identity._address_key.cache_info().currsize == before
 
 
 class TestIdentities:

@@ -14,12 +14,12 @@ from django.db import DatabaseError, router
 from redis import ConnectionPool
 from redis.exceptions import RedisError
 
+from ratelimits.addresses.proxies import proxies
 from ratelimits.conf import A_DICT, DEFAULTS, conf, embedded, shown
 from ratelimits.conf.setting_rules import complaint
 from ratelimits.embedded import ServerStartError, valkey_binary
 from ratelimits.engine import Unavailable
 from ratelimits.engine.publish import version_in_force
-from ratelimits.identity import proxies
 from ratelimits.models import ConfigVersion
 
 

@@ -12,6 +12,7 @@ from django.core.exceptions import ValidationError
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.addresses.reading import UNKNOWN_ADDRESS
 from ratelimits.models.fields.rule_fields import IPV6_PREFIX
 from ratelimits.models.versions import KEY_SHARDS
 
@@ -28,8 +29,6 @@ class KeyKind(models.TextChoices):
     VIEW_KEY = "view_key", _("key that the view gives")
 
 
-#: The key of all requests whose address cannot be read.
-UNKNOWN_ADDRESS = "ip:unknown"
 #: By kind of key: the kind itself, and the kinds of keys that belong to a key of this kind. For example, the API keys
 #: of a user belong to the user.
 COVERS: dict[str, frozenset[str]] = {

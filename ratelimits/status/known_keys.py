@@ -15,8 +15,8 @@ from django.core.exceptions import ValidationError
 from django.db.models import Model, Q
 from django.utils.translation import gettext as _
 
+from ratelimits.addresses.reading import address_key
 from ratelimits.conf import conf
-from ratelimits.identity import address_key
 from ratelimits.models import Access, Account, KeyOverride, KeyTotal, PlanMembership
 from ratelimits.models.access.targets import canonical
 from ratelimits.models.keys import validate_key

@@ -18,12 +18,12 @@ from rest_framework import throttling
 from rest_framework.request import Request
 from rest_framework.settings import api_settings
 
+from ratelimits.addresses.proxies import address_of
 from ratelimits.algorithms import typed_rates
 from ratelimits.algorithms.limits import Limit, SlidingLog
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf, shown
 from ratelimits.engine.keys import ledger_name
-from ratelimits.identity import address_of
 from ratelimits.quota import headers
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.throttling.by_rules import raise_refusal

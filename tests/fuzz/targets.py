@@ -19,11 +19,11 @@ from django.test import override_settings
 from rest_framework.exceptions import ValidationError as RefusedValue
 
 from ratelimits import as_code
+from ratelimits.addresses.proxies import address_of
 from ratelimits.algorithms import typed_rates
 from ratelimits.algorithms.calendar import parse_anchor
 from ratelimits.api.serializers import UsageQuery, cursor
 from ratelimits.api.windows import PagePosition
-from ratelimits.identity import address_of
 from ratelimits.models import Account, KeyOverride, PlanMembership
 from ratelimits.models.access import targets
 from ratelimits.models.fields.scopes import names_in

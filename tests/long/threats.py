@@ -43,19 +43,19 @@ class Defence(NamedTuple):
 DEFENCES = (
     Defence(
         "tests/throttling/test_by_rules.py::TestWho::test_a_forged_header_opens_no_door",
-        "ratelimits.identity:address_of",
+        "ratelimits.addresses.proxies:address_of",
         "trusted := proxies()",
         "trusted := proxies() or 1",
     ),
     Defence(
-        "tests/test_identity.py::TestAddresses::test_a_header_counts_if_a_trusted_proxy_sends_it",
-        "ratelimits.identity:_from_trusted_proxy",
-        " or not _is_trusted(remote[:_MAX_LENGTH], trusted_proxies)",
+        "tests/addresses/test_proxies.py::test_a_header_counts_if_a_trusted_proxy_sends_it",
+        "ratelimits.addresses.proxies:_from_trusted_proxy",
+        " or not _is_trusted(remote[:LONGEST_ADDRESS], trusted_proxies)",
         "",
     ),
     Defence(
-        "tests/test_identity.py::TestAddresses::test_an_address_is_a_network",
-        "ratelimits.identity:_address_key",
+        "tests/addresses/test_reading.py::test_an_address_is_a_network",
+        "ratelimits.addresses.reading:_address_key",
         "int(address) & _NETWORK_BITS",
         "int(address)",
     ),
@@ -84,9 +84,9 @@ DEFENCES = (
         "pass",
     ),
     Defence(
-        "tests/test_identity.py::TestAddresses::test_what_is_remembered_of_texts_that_clients_choose_is_small",
-        "ratelimits.identity:address_key",
-        " if len(text) <= _MAX_LENGTH else None",
+        "tests/addresses/test_reading.py::test_what_is_remembered_of_texts_that_clients_choose_is_small",
+        "ratelimits.addresses.reading:address_key",
+        " if len(text) <= LONGEST_ADDRESS else None",
         "",
     ),
     Defence(

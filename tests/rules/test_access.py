@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ratelimits.identity import Identity, address_key
+from ratelimits.addresses.reading import address_key
+from ratelimits.identity import Identity
 from ratelimits.models.access.targets import canonical
 from ratelimits.rules.access import AccessIndex, AccessRow
 from ratelimits.rules.keyed import NEVER

@@ -7,7 +7,8 @@ from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_netw
 from django.core.exceptions import ValidationError
 from django.utils.translation import gettext_lazy as _
 
-from ratelimits.models.keys import UNKNOWN_ADDRESS, validate_key
+from ratelimits.addresses.reading import UNKNOWN_ADDRESS
+from ratelimits.models.keys import validate_key
 
 #: IPv6 addresses are counted by their /64 network, so a smaller network cannot be a target.
 NARROWEST_V6 = 64
