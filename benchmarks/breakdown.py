@@ -122,10 +122,11 @@ def steps() -> list[Case]:
     from benchmarks.measured import in_place, ours
     from benchmarks.support.pipelines import run_of
     from ratelimits import rules
+    from ratelimits.addresses.proxies import address_of
     from ratelimits.engine.call import new_nonce
     from ratelimits.engine.command import Command
     from ratelimits.engine.server import current_server
-    from ratelimits.identity import Identity, address_of, identify
+    from ratelimits.identity import Identity, identify
     from ratelimits.quota import checking, costs, headers
     from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
     from ratelimits.quota.answers.responses import costs_of

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import http.client
 import io
-import ipaddress
 import socket
 import ssl
 import time
 from dataclasses import dataclass
 from email.message import Message
 from email.utils import parsedate_to_datetime
+from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 from urllib.parse import urlsplit
+
+from ratelimits.addresses.reading import ipv4_in
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
-#: IPv6 addresses that a network translates to IPv4 addresses (RFC 6052).
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+#: All IPv6 addresses that were ever assigned to the public internet (RFC 4291, IANA).
+_GLOBAL_UNICAST = IPv6Network("2000::/3")
 #: Maximum number of bytes of an answer's body that are read.
 MAX_BODY = 1_048_576
 
@@ -169,15 +171,13 @@ def is_public(text: str) -> bool:
 
     If the address stands for an IPv4 address, return whether this IPv4 address belongs to the public internet.
     """
-    address = ipaddress.ip_address(text.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address):
-        # Some IPv6 addresses contain the IPv4 address to which they lead.
-        _teredo_server, teredo_client = address.teredo or (None, None)
-        inner = address.ipv4_mapped or address.sixtofour or teredo_client
-        if inner is None and address in _NAT64:
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)  # the last 32 bits
+    address = ip_address(text.partition("%")[0])
+    if isinstance(address, IPv6Address):
+        inner = ipv4_in(address)
         if inner is not None:
             return is_public(str(inner))
+        if address not in _GLOBAL_UNICAST:
+            return False  # also site-local addresses and NAT64 networks of an operator, which lead to any address
     return address.is_global and not address.is_multicast
 
 

@@ -16,11 +16,12 @@ from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from django.views.generic import View
 
+from ratelimits.addresses.proxies import address_of
 from ratelimits.algorithms import typed_rates
 from ratelimits.checks.settings import check_cache
 from ratelimits.decorators import limited
 from ratelimits.embedded import free_port
-from ratelimits.identity import address_of, identify
+from ratelimits.identity import identify
 from ratelimits.quota.standings import live_limits
 from tests.support.entry_points import away, begin_afresh
 from tests.support.rows import rule

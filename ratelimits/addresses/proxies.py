@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from collections.abc import Mapping
 from functools import cache, lru_cache
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any
 
 from django.conf import settings
@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.http import HttpRequest
 
-from ratelimits.addresses.reading import LONGEST_ADDRESS, UNKNOWN_ADDRESS, address_key, read_address
+from ratelimits.addresses.reading import LONGEST_ADDRESS, UNKNOWN_ADDRESS, address_key, ipv4_network_in, read_address
 from ratelimits.conf import conf, shown
 from ratelimits.conf.setting_rules import UNIX, complaint
 
@@ -101,11 +101,33 @@ def _from_trusted_proxy(meta: Mapping[str, Any], remote: str, trusted_proxies: t
 @lru_cache(maxsize=8192)
 def _is_trusted(text: str, trusted_proxies: tuple[str, ...]) -> bool:
     """Return whether an address belongs to a trusted proxy. A text without an address stands for a unix socket."""
-    address = read_address(text)
+    # Who makes a tunnel can write any IPv4 address into its own address, so this address opens nothing.
+    address = read_address(text, tunnels=False)
     if address is None:
         return UNIX in trusted_proxies
-    networks = (ipaddress.ip_network(proxy, strict=False) for proxy in trusted_proxies if proxy != UNIX)
-    return any(address in network for network in networks)
+    return any(address in network for network in proxy_networks(trusted_proxies))
+
+
+@cache
+def proxy_networks(trusted_proxies: tuple[str, ...]) -> list[IPv4Network | IPv6Network]:
+    """Return the networks in TRUSTED_PROXIES, read as addresses are read.
+
+    Raise ImproperlyConfigured for an IPv6 network that stands for all IPv4 addresses: it would trust every client.
+    """
+    networks = []
+    for proxy in trusted_proxies:
+        if proxy == UNIX:
+            continue
+        network = ip_network(proxy, strict=False)
+        try:
+            inner = ipv4_network_in(network, tunnels=False) if isinstance(network, IPv6Network) else None
+        except ValueError as error:
+            raise ImproperlyConfigured(
+                f"RATELIMITS['TRUSTED_PROXIES'] has the network {shown(proxy)}, which stands for all IPv4 addresses."
+                " Write IPv4 networks, such as '10.0.0.0/8'."
+            ) from error
+        networks.append(inner or network)
+    return networks
 
 
 def unknown(remote: str | None) -> str:

@@ -14,7 +14,7 @@ from django.db import DatabaseError, router
 from redis import ConnectionPool
 from redis.exceptions import RedisError
 
-from ratelimits.addresses.proxies import proxies
+from ratelimits.addresses.proxies import proxies, proxy_networks
 from ratelimits.conf import A_DICT, DEFAULTS, conf, embedded, shown
 from ratelimits.conf.setting_rules import complaint
 from ratelimits.embedded import ServerStartError, valkey_binary
@@ -146,6 +146,7 @@ def check_proxies(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
         ]
     proxy_settings = [name for name in ("SECURE_PROXY_SSL_HEADER", "USE_X_FORWARDED_HOST") if getattr(settings, name)]
     try:
+        proxy_networks(tuple(conf.TRUSTED_PROXIES))
         if proxies() is not None or conf.TRUSTED_PROXIES or not proxy_settings:
             return []
     except ImproperlyConfigured as error:

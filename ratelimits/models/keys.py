@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from ipaddress import IPv6Address, ip_address, ip_network
+from contextlib import suppress
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any
 from zlib import crc32
 
@@ -12,7 +13,7 @@ from django.core.exceptions import ValidationError
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ratelimits.addresses.reading import UNKNOWN_ADDRESS
+from ratelimits.addresses.reading import UNKNOWN_ADDRESS, ipv4_network_in
 from ratelimits.models.fields.rule_fields import IPV6_PREFIX
 from ratelimits.models.versions import KEY_SHARDS
 
@@ -132,7 +133,41 @@ def validate_key(key: str) -> None:
 
 def validate_counted_key(key: str) -> None:
     """Do the same as `validate_key`, but also accept a network, because some rules count addresses by network."""
+    kind, _colon, name = key.partition(":")
+    if kind == "ip" and "/" in name:
+        with suppress(ValueError):  # `validate_key` reports a text that is not a network
+            network = ip_network(name)
+            inner = ipv4_counted(network) if isinstance(network, IPv6Network) else None
+            if inner is not None:
+                raise _counted_as(name, inner)
     validate_key(address_in(key))
+
+
+def ipv4_counted(network: IPv6Network) -> IPv4Network | None:
+    """Return the IPv4 network as which an IPv6 network is counted (see `ipv4_network_in`).
+
+    Raise ValidationError if its addresses are counted as IPv4 addresses, but as those of no network.
+    """
+    try:
+        return ipv4_network_in(network)
+    except ValueError as error:
+        raise ValidationError(
+            _(
+                "The addresses in %(name)s are counted as IPv4 addresses, since each of them contains one: write an"
+                " IPv4 address or network, such as 203.0.113.9."
+            ),
+            code="key",
+            params={"name": network},
+        ) from error
+
+
+def _counted_as(name: str, inner: IPv4Network) -> ValidationError:
+    """Return the error for an IPv6 address or network that is counted as an IPv4 address or network."""
+    return ValidationError(
+        _("Write ip:%(wanted)s: %(name)s is counted as the IPv4 address in it."),
+        code="key",
+        params={"name": name, "wanted": inner.network_address if inner.prefixlen == 32 else inner},
+    )
 
 
 def _validate_address(name: str) -> None:
@@ -145,11 +180,12 @@ def _validate_address(name: str) -> None:
             code="key",
             params={"name": name},
         ) from error
-    address = network.network_address
-    wanted = str(address)
-    if isinstance(address, IPv6Address):
-        # An address such as ::ffff:203.0.113.9 is counted as the IPv4 address in it.
-        wanted = str(address.ipv4_mapped or ip_network((address, IPV6_PREFIX), strict=False))
+    wanted = str(network.network_address)
+    if isinstance(network, IPv6Network):
+        inner = ipv4_counted(network)
+        if inner is not None:
+            raise _counted_as(name, IPv4Network(inner.network_address))
+        wanted = str(ip_network((network.network_address, IPV6_PREFIX), strict=False))
     if name != wanted:
         raise ValidationError(
             _(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django.db.models import Q
 from django.utils import timezone
 
+from ratelimits.addresses.reading import are_read_as_ipv4
 from ratelimits.algorithms.calendar import instant
 from ratelimits.models.access.rows import Access
 from ratelimits.rules.keyed import NEVER
@@ -118,6 +119,8 @@ class AccessIndex:
         """Return the dictionary that contains the rows of a target, and the target's key in it."""
         kind, _colon, name = target.partition(":")
         text, slash, length = name.partition("/")
+        if kind == "ip" and slash and ":" in text and are_read_as_ipv4(inet_pton(AF_INET6, text), int(length)):
+            raise ValueError("its addresses are counted as IPv4 addresses, so write the IPv4 network")
         # An IPv6 network of the length 64 is found as a key: `Identity.address` is such a network.
         if kind != "ip" or not slash or (":" in text and length == "64"):
             return self._keys, target

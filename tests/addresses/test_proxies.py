@@ -12,6 +12,7 @@ from django.test import RequestFactory
 from ratelimits.addresses import proxies
 from ratelimits.addresses.proxies import address_of
 from ratelimits.addresses.reading import UNKNOWN_ADDRESS
+from ratelimits.checks.settings import check_proxies
 
 
 def request(remote: str | None = "198.51.100.7", forwarded: str | None = None) -> HttpRequest:
@@ -72,6 +73,13 @@ def test_drfs_own_setting_holds_where_ours_is_not_set(settings: Any, configured:
         ("10.0.0.1:8080", "192.0.2.1", "ip:192.0.2.1"),
         ("2001:db8:9::1", "2001:db8:1:2::3", "ip:2001:db8:1:2::/64"),
         ("::ffff:10.0.0.1", "192.0.2.1", "ip:192.0.2.1"),
+        ("64:ff9b::10.0.0.1", "192.0.2.1", "ip:192.0.2.1"),
+        ("::ffff:0:10.0.0.1", "192.0.2.1", "ip:192.0.2.1"),
+        ("10.0.0.1", "203.0.113.1, 64:ff9b::192.0.2.1, 64:ff9b::10.0.0.2", "ip:192.0.2.1"),
+        # A tunnel's address says itself which IPv4 address it has. So it is trusted as this IPv4 address by nobody.
+        ("2002:a00:1::1", "192.0.2.1", "ip:10.0.0.1"),
+        ("2001:0:4136:e378:8000:63bf:f5ff:fffe", "192.0.2.1", "ip:10.0.0.1"),
+        ("10.0.0.1", "192.0.2.1, 2002:a00:1::1", "ip:10.0.0.1"),
         # The last entry that is no trusted proxy counts. A client may have written the entries before it.
         ("10.0.0.1", "203.0.113.1, 192.0.2.1, 10.0.0.2", "ip:192.0.2.1"),
         ("10.0.0.1", "10.0.0.3, 10.0.0.2", "ip:10.0.0.3"),
@@ -96,6 +104,33 @@ def test_a_header_counts_if_a_trusted_proxy_sends_it(
     headers = {} if header is None else {name: header}
     asked = RequestFactory().get("/", headers=headers, REMOTE_ADDR=remote)
     assert address_of(asked) == address
+
+
+@pytest.mark.parametrize("remote", ["10.0.0.1", "::ffff:10.0.0.1", "64:ff9b::10.0.0.1"])
+@pytest.mark.parametrize(
+    "network", ["::ffff:10.0.0.0/104", "64:ff9b::10.0.0.0/104", "::ffff:0:10.0.0.0/104", "10.0.0.1"]
+)
+def test_the_networks_of_proxies_are_read_as_addresses_are(settings: Any, network: str, remote: str) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "TRUSTED_PROXIES": ["2001:db8:9::/48", network]}
+    assert address_of(request(remote, "192.0.2.1")) == "ip:192.0.2.1"
+    assert address_of(request("11.0.0.1", "192.0.2.1")) == "ip:11.0.0.1"
+    assert address_of(request("2002:a00:1::1", "192.0.2.1")) == "ip:10.0.0.1"
+
+
+def test_a_tunnel_is_trusted_if_it_is_named(settings: Any) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "TRUSTED_PROXIES": ["2002:cb00:7109::/48"]}
+    assert address_of(request("2002:cb00:7109::1", "192.0.2.1")) == "ip:192.0.2.1"
+    assert address_of(request("203.0.113.9", "192.0.2.1")) == "ip:203.0.113.9"
+
+
+@pytest.mark.parametrize("network", ["::ffff:0:0/96", "64:ff9b::/96", "64:ff9b::/64", "::ffff:0:0:0/96"])
+def test_all_ipv4_addresses_are_no_proxy(settings: Any, network: str) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "TRUSTED_PROXIES": [network]}
+    with pytest.raises(ImproperlyConfigured, match=r"^RATELIMITS\['TRUSTED_PROXIES'\] has .*Write IPv4 networks"):
+        address_of(request("10.0.0.1", "192.0.2.1"))
+    (found,) = check_proxies(None)
+    assert found.id == "ratelimits.E007"
+    assert network in found.msg
 
 
 @pytest.mark.parametrize(("header", "address"), [("192.0.2.1", "ip:192.0.2.1"), ("a, ?", "ip:unknown")])

@@ -60,6 +60,18 @@ DEFENCES = (
         "int(address)",
     ),
     Defence(
+        "tests/rules/test_access.py::test_a_block_finds_its_address_in_each_form",
+        "ratelimits.addresses.reading:read_address",
+        "ipv4_in(address, tunnels=tunnels) or address",
+        "address",
+    ),
+    Defence(
+        "tests/addresses/test_proxies.py::test_the_networks_of_proxies_are_read_as_addresses_are",
+        "ratelimits.addresses.proxies:_is_trusted",
+        "read_address(text, tunnels=False)",
+        "read_address(text)",
+    ),
+    Defence(
         "tests/engine/test_keys.py::test_a_text_in_a_usage_field_holds_no_separator",
         "ratelimits.engine.keys:_quote",
         'quote(ledger_name(text), safe=":@.-_~")',

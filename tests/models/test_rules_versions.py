@@ -20,7 +20,7 @@ from ratelimits.embedded.shared import own_url
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.transport import wire
 from ratelimits.models import Account, ConfigVersion, KeyOverride, Plan, PlanInclusion, PlanMembership, Rule, Tombstone
-from ratelimits.models.keys import key_shard
+from ratelimits.models.keys import key_shard, validate_counted_key
 from ratelimits.models.versions import editing
 from tests.support.rows import rule, unsaved
 
@@ -347,6 +347,14 @@ def test_fixtures_take_a_version(tmp_path: Path) -> None:
         ("ip:2001:db8::/32", "Write ip:2001:db8::/64"),
         ("ip:2001:db8::/48", "Write ip:2001:db8::/64"),
         ("ip:::ffff:203.0.113.9", "Write ip:203.0.113.9"),
+        ("ip:64:ff9b::203.0.113.9", "Write ip:203.0.113.9"),
+        ("ip:::ffff:0:203.0.113.9", "Write ip:203.0.113.9"),
+        ("ip:2002:cb00:7109:5::/64", "Write ip:203.0.113.9"),
+        ("ip:2002:cb00:7109::/48", "Write ip:203.0.113.9"),
+        ("ip:2001:0:4136:e378:8000:63bf:34ff:8ef6", "Write ip:203.0.113.9"),
+        ("ip:64:ff9b::/64", "counted as IPv4"),
+        ("ip:2001:0:4136:e378::/64", "counted as IPv4"),
+        ("ip:2002::/16", "counted as IPv4"),
     ],
 )
 def test_text_that_is_no_key_is_refused(key: str, advice: str) -> None:
@@ -354,6 +362,24 @@ def test_text_that_is_no_key_is_refused(key: str, advice: str) -> None:
         PlanMembership(key=key, plan=Plan.objects.create(name="Pro", slug="pro")).full_clean()
 
 
-@pytest.mark.parametrize("key", ["user:42", "api_key:9f3c", "ip:203.0.113.9", "ip:2001:db8::/64"])
+@pytest.mark.parametrize(
+    ("key", "advice"),
+    [
+        ("ip:2002:cb00:7100::/40", "Write ip:203.0.113.0/24"),
+        ("ip:64:ff9b::203.0.113.0/120", "Write ip:203.0.113.0/24"),
+        ("ip:::ffff:203.0.113.9/128", "Write ip:203.0.113.9:"),
+        ("ip:2002::/16", "counted as IPv4"),
+        ("ip:64:ff9b::/64", "counted as IPv4"),
+        ("ip:2001:db8::1/32", "Write ip:2001:db8::/64"),
+    ],
+)
+def test_a_network_that_no_rule_counts_is_refused(key: str, advice: str) -> None:
+    with pytest.raises(ValidationError, match=advice):
+        validate_counted_key(key)
+
+
+@pytest.mark.parametrize(
+    "key", ["user:42", "api_key:9f3c", "ip:203.0.113.9", "ip:2001:db8::/64", "ip:::/64", "ip:64:ff9b:1::/64"]
+)
 def test_the_keys_of_identities_are_accepted(key: str) -> None:
     PlanMembership(key=key, plan=Plan.objects.create(name="Pro", slug="pro")).full_clean()

@@ -78,6 +78,35 @@ def test_an_address_that_cannot_be_read_is_in_no_network() -> None:
     assert found(*everyone, row(3, "ip:unknown"), who=unknown) == 3
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "203.0.113.9",
+        "::ffff:203.0.113.9",
+        "::ffff:0:203.0.113.9",
+        "64:ff9b::203.0.113.9",
+        "2002:cb00:7109:5::1",
+        "2001:0:4136:e378:8000:63bf:34ff:8ef6",
+    ],
+)
+def test_a_block_finds_its_address_in_each_form(address: str) -> None:
+    who = Identity(address=address_key(address))
+    for target in ("ip:203.0.113.9", "ip:203.0.113.0/24", canonical(address)):
+        assert found(row(1, target), who=who) == 1
+    for target in ("ip:203.0.113.8", "ip:198.51.100.0/24", "ip:::/0", "ip:2000::/3"):
+        assert found(row(1, target), who=who) is None
+
+
+@pytest.mark.parametrize(
+    "target", ["ip:64:ff9b::/96", "ip:64:ff9b::/64", "ip:2002::/16", "ip:2002:cb00:7109:5::/64", "ip:2001:0:1:2::/64"]
+)
+def test_a_network_under_which_nobody_is_counted_is_named_in_the_log(
+    target: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert found(row(1, target), row(2, "user:1")) == 2
+    assert target in caplog.text
+
+
 def test_the_narrowest_network_is_found_as_the_standard_library_finds_it() -> None:
     draw = random.Random(20261)
     for _ in range(300):

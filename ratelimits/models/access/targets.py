@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from django.core.exceptions import ValidationError
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.addresses.reading import UNKNOWN_ADDRESS
-from ratelimits.models.keys import validate_key
+from ratelimits.models.keys import ipv4_counted, validate_key
 
 #: IPv6 addresses are counted by their /64 network, so a smaller network cannot be a target.
 NARROWEST_V6 = 64
-#: An IPv6 address in this network stands for an IPv4 address, and is counted as that IPv4 address.
-_IPV4_MAPPED = IPv6Network("::ffff:0:0/96")
 
 
 def canonical(text: str) -> str:
@@ -60,14 +58,14 @@ def address_count(target: str) -> int | None:
 def _network_target(name: str) -> str:
     """Return the target for an address or a network. Raise ValueError if the text is neither.
 
+    For an IPv6 network whose addresses contain IPv4 addresses, return the IPv4 network.
+
     Raise ValidationError for an IPv6 address or an IPv6 network smaller than /64. Raise it also for a network that is
     written with another address than its first.
     """
-    network = ip_network(name, strict=False)
-    if isinstance(network, IPv6Network) and network.subnet_of(_IPV4_MAPPED):
-        # The IPv4 address is the last 32 of the 128 bits. So the IPv4 prefix is 96 bits shorter.
-        name = f"{IPv6Address(_address_before_slash(name)).ipv4_mapped}/{network.prefixlen - 96}"
-        network = IPv4Network(name, strict=False)
+    network = typed = ip_network(name, strict=False)
+    if isinstance(typed, IPv6Network):
+        network = ipv4_counted(typed) or typed
     if isinstance(network, IPv6Network) and network.prefixlen > NARROWEST_V6:
         raise ValidationError(
             _(
@@ -77,7 +75,7 @@ def _network_target(name: str) -> str:
             code="target",
             params={"wanted": network.supernet(new_prefix=NARROWEST_V6)},
         )
-    if "/" in name and str(network.network_address) != _address_before_slash(name):
+    if "/" in name and typed.network_address != ip_address(name.partition("/")[0]):
         raise ValidationError(
             _("The address in %(name)s is not the first address of this network: write %(network)s for the network."),
             code="target",
@@ -85,7 +83,3 @@ def _network_target(name: str) -> str:
         )
     is_one_address = isinstance(network, IPv4Network) and network.prefixlen == 32
     return f"ip:{network.network_address if is_one_address else network}"
-
-
-def _address_before_slash(name: str) -> str:
-    return str(ip_address(name.partition("/")[0]))
