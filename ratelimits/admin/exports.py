@@ -19,8 +19,8 @@ from django.utils.timezone import now
 
 from ratelimits.models import Report
 from ratelimits.reports.exports import Format, installed
-from ratelimits.reports.exports.download import ReportDownload
-from ratelimits.reports.rows import FINAL, report_id
+from ratelimits.reports.exports.download import ReportDownload, file_stem
+from ratelimits.reports.rows import FINAL
 from ratelimits.reports.statements import columns_of, newest_columns, statement, statements, versions
 from ratelimits.reports.statements.charges import lines_for
 
@@ -69,7 +69,7 @@ class ReportDownloads(_Base):
             raise PermissionDenied
         if report is None:
             raise Http404(f"there is no report {pk}")
-        name = f"{report_id(report.account, report.period_start)}.v{report.version}"
+        name = file_stem(report.account, report.period_start, report.version)
         file_format = _format(request)
         return ReportDownload(
             file_format, lines_for(file_format, [statement(report)]), newest_columns(versions(report)), name

@@ -25,6 +25,8 @@ LONGEST = 96
 #: Maximum number of characters in the name of an account, a key or a meter in the ledger. The ledger's columns have
 #: this length.
 LONGEST_NAME = 255
+#: Maximum number of characters of a key such as "account:acme", in which the account's name follows its kind.
+LONGEST_KEY = len("account:") + LONGEST_NAME
 #: The name under which reports show usage without an account. No account can have this name.
 ANONYMOUS = "~anonymous"
 #: Names that `quoted` does not change.

@@ -11,6 +11,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.algorithms import calendar
+from ratelimits.engine.keys import LONGEST_KEY, LONGEST_NAME
 from ratelimits.models.fields.validity import END_NOT_AFTER_START, overlapping, validate_period
 from ratelimits.models.history import History
 from ratelimits.models.keys import derived_shard, validate_key
@@ -80,7 +81,7 @@ class PlanInclusion(Versioned):
     """The units of a meter that a plan includes in each billing period. Further units are overage."""
 
     plan = models.ForeignKey(Plan, models.CASCADE, related_name="inclusions", verbose_name=_("plan"))
-    meter = models.SlugField(_("meter"), max_length=40, default="requests", db_index=False)
+    meter = models.SlugField(_("meter"), max_length=LONGEST_NAME, default="requests", db_index=False)
     quantity = models.PositiveBigIntegerField(
         _("quantity"), help_text=_("Units of the meter that are included in each billing period.")
     )
@@ -110,7 +111,7 @@ class Account(Versioned):
 
     identifier = models.CharField(
         _("identifier"),
-        max_length=64,
+        max_length=LONGEST_NAME,
         unique=True,
         help_text=_(
             "The value that RATELIMITS['ACCOUNT'] returns for the account's requests; by default the user's primary"
@@ -183,7 +184,7 @@ class PlanMembership(Versioned):
 
     key = models.CharField(
         _("key"),
-        max_length=160,
+        max_length=LONGEST_KEY,
         validators=[validate_key],
         help_text=_("A key such as api_key:9f3c or user:42."),
     )

@@ -13,6 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.algorithms.billing_periods import periods_around
 from ratelimits.algorithms.parsing import MAX_PERMITS
 from ratelimits.conf import conf
+from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models import users
 from ratelimits.models.accounts import Account
 from ratelimits.models.kept import kept_periods
@@ -45,7 +46,7 @@ class Adjustment(models.Model):
     reference = models.UUIDField(_("reference"), default=uuid.uuid4, unique=True, editable=False)
     account = models.CharField(
         _("account"),
-        max_length=255,
+        max_length=LONGEST_NAME,
         blank=True,
         help_text=_("Leave it empty for anonymous usage, which has no account."),
     )
@@ -56,9 +57,9 @@ class Adjustment(models.Model):
             " version of the period's report."
         ),
     )
-    meter = models.CharField(_("meter"), max_length=255, default="requests")
+    meter = models.CharField(_("meter"), max_length=LONGEST_NAME, default="requests")
     key = models.CharField(
-        _("key"), max_length=255, blank=True, help_text=_("Leave it empty for the account as a whole.")
+        _("key"), max_length=LONGEST_NAME, blank=True, help_text=_("Leave it empty for the account as a whole.")
     )
     quantity = models.BigIntegerField(_("quantity"), help_text=_("Units to add. A number below 0 subtracts units."))
     corrects_line_id = models.CharField(_("corrects line"), max_length=32, blank=True)

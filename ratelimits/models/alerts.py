@@ -17,6 +17,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.accounts import Account
 from ratelimits.models.ledger import moment
 
@@ -103,8 +104,8 @@ class Alert(models.Model):
         LIMIT = "limit", _("the rule's limit")
 
     id = models.UUIDField(primary_key=True, editable=False)
-    account = models.CharField(_("account"), max_length=255)
-    meter = models.CharField(_("meter"), max_length=255)
+    account = models.CharField(_("account"), max_length=LONGEST_NAME)
+    meter = models.CharField(_("meter"), max_length=LONGEST_NAME)
     rule = models.BigIntegerField(
         _("rule"),
         help_text=_(
@@ -114,7 +115,7 @@ class Alert(models.Model):
     rule_name = models.CharField(_("rule's name"), max_length=40, blank=True)
     key = models.CharField(
         _("key"),
-        max_length=255,
+        max_length=LONGEST_NAME,
         blank=True,
         help_text=_("The key that the rule counts; empty for the account as a whole."),
     )

@@ -20,6 +20,7 @@ from django.dispatch import receiver
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.algorithms.billing_periods import Span, periods_around
+from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.accounts import Account
 from ratelimits.models.keys import key_shard
 from ratelimits.models.ledger import moment
@@ -42,7 +43,7 @@ class KeptPeriod(models.Model):
     Moments are in µs since 1970 UTC.
     """
 
-    account = models.CharField(_("account"), max_length=255, unique=True)
+    account = models.CharField(_("account"), max_length=LONGEST_NAME, unique=True)
     shard = models.SmallIntegerField(_("shard"), db_index=True)
     start = models.BigIntegerField(_("start (µs)"))
     end = models.BigIntegerField(_("end (µs)"))

@@ -14,6 +14,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.addresses.reading import UNKNOWN_ADDRESS, ipv4_network_in
+from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.fields.rule_fields import IPV6_PREFIX
 from ratelimits.models.versions import KEY_SHARDS
 
@@ -126,6 +127,15 @@ def validate_key(key: str) -> None:
             _("%(key)s is not a key: write a kind, a colon and an id, such as user:42, %(others)s."),
             code="key",
             params={"key": key, "others": "api_key:4, account:7, ip:203.0.113.9"},
+        )
+    # An account is counted under its name without its kind, and any other key under the whole key. A longer name is
+    # counted under its digest, so a row for the name itself would never apply.
+    longest = LONGEST_NAME if kind == "account" else LONGEST_NAME - len(f"{kind}:")
+    if len(name) > longest:
+        raise ValidationError(
+            _("The key is too long: write at most %(longest)d characters after %(kind)s."),
+            code="key",
+            params={"longest": longest, "kind": f"{kind}:"},
         )
     if kind == "ip" and key != UNKNOWN_ADDRESS:
         _validate_address(name)

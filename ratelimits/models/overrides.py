@@ -9,6 +9,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.engine.keys import LONGEST_KEY
 from ratelimits.models.fields.rule_fields import decimal_field, seconds_field
 from ratelimits.models.fields.validity import END_NOT_AFTER_START, validate_period
 from ratelimits.models.history import History, end_now
@@ -27,7 +28,7 @@ class KeyOverride(Versioned):
 
     key = models.CharField(
         _("key"),
-        max_length=160,
+        max_length=LONGEST_KEY,
         validators=[validate_key],
         help_text=_("Such as api_key:9f3c, user:42, ip:203.0.113.9, or account:7 for all keys of an account."),
     )

@@ -10,6 +10,7 @@ from django.core.validators import MinValueValidator
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.accounts import Plan
 from ratelimits.models.history import History
 from ratelimits.models.versioned import Versioned
@@ -29,7 +30,7 @@ class PlanPrice(Versioned):
         VOLUME = VOLUME, _("volume: all units have the price of the tier that their total is in")
 
     plan = models.ForeignKey(Plan, models.CASCADE, related_name="prices", verbose_name=_("plan"))
-    meter = models.SlugField(_("meter"), max_length=40, default="requests", db_index=False)
+    meter = models.SlugField(_("meter"), max_length=LONGEST_NAME, default="requests", db_index=False)
     pricing = models.CharField(_("pricing"), max_length=10, choices=Pricing.choices, default=Pricing.PER_UNIT)
     # SQLite stores no more than 15 digits exactly.
     unit_price = models.DecimalField(

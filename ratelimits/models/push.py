@@ -10,6 +10,7 @@ from __future__ import annotations
 from django.db import connections, models
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.reports import Report
 
 
@@ -90,8 +91,8 @@ class PushDelivery(models.Model):
     line_id = models.CharField(
         _("line"), max_length=32, help_text=_("The billing system recognises the event by this id.")
     )
-    customer = models.CharField(_("customer"), max_length=255, blank=True)
-    meter = models.CharField(_("meter"), max_length=255)
+    customer = models.CharField(_("customer"), max_length=LONGEST_NAME, blank=True)
+    meter = models.CharField(_("meter"), max_length=LONGEST_NAME)
     overage = models.BigIntegerField(_("overage"), help_text=_("Units beyond the included quantity."))
     event = models.TextField(_("event"), blank=True, help_text=_("The text that is sent; it is the same each time."))
     happened_at = models.DateTimeField(

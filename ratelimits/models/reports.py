@@ -11,6 +11,7 @@ from typing import Any
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.ledger import moment
 
 
@@ -30,11 +31,11 @@ class PeriodUsage(models.Model):
     report.
     """
 
-    account = models.CharField(_("account"), max_length=255, blank=True)
+    account = models.CharField(_("account"), max_length=LONGEST_NAME, blank=True)
     period = models.BigIntegerField(_("billing period (start, in s)"))
     #: Empty in rows that are older than this column.
     period_end = models.BigIntegerField(_("end of the period (in s)"), null=True, blank=True)
-    meter = models.CharField(_("meter"), max_length=255)
+    meter = models.CharField(_("meter"), max_length=LONGEST_NAME)
     rule = models.BigIntegerField(_("rule"))
     shard = models.PositiveIntegerField(_("shard"))
     admitted_requests = models.BigIntegerField(_("admitted requests"), default=0)
@@ -67,7 +68,7 @@ class Report(models.Model):
     text. "By shard" means: by the shard, as text.
     """
 
-    account = models.CharField(_("account"), max_length=255, blank=True)
+    account = models.CharField(_("account"), max_length=LONGEST_NAME, blank=True)
     period_start = models.BigIntegerField(_("period start (µs)"))
     period_end = models.BigIntegerField(_("period end (µs)"))
     timezone = models.CharField(_("time zone"), max_length=64)
@@ -113,9 +114,9 @@ class ReportLine(models.Model):
     report = models.ForeignKey(Report, models.PROTECT, related_name="lines", verbose_name=_("report"))
     number = models.PositiveIntegerField(_("number"))
     line_id = models.CharField(_("line"), max_length=32, db_index=True)
-    key = models.CharField(_("key"), max_length=255)
-    meter = models.CharField(_("meter"), max_length=255)
-    unit = models.CharField(_("unit"), max_length=255)
+    key = models.CharField(_("key"), max_length=LONGEST_NAME)
+    meter = models.CharField(_("meter"), max_length=LONGEST_NAME)
+    unit = models.CharField(_("unit"), max_length=LONGEST_NAME)
     charge_category = models.CharField(_("category"), max_length=16)
     charge_class = models.CharField(_("class"), max_length=16, blank=True)
     corrects_line_id = models.CharField(_("corrects line"), max_length=32, blank=True)

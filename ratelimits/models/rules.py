@@ -14,6 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.algorithms.calendar import UNITS
 from ratelimits.algorithms.limits import ALGORITHMS, DEFAULT_ALGORITHM, Algorithm, algorithm_from_json, fields_of
 from ratelimits.conf import conf
+from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.accounts import Plan, plan_name
 from ratelimits.models.fields import sentences
 from ratelimits.models.fields.conditions import constraint, has_required_fields, may_prefetch
@@ -78,7 +79,7 @@ class Rule(Coverage, Refusal, Start, Versioned):
     )
     meter = models.SlugField(
         _("meter"),
-        max_length=40,
+        max_length=LONGEST_NAME,
         default="requests",
         db_index=False,
         help_text=_("What the rule counts: requests, or another meter for which views give a cost."),

@@ -22,6 +22,7 @@ from redis.exceptions import RedisError
 
 from ratelimits.conf import conf
 from ratelimits.embedded import ServerStartError
+from ratelimits.engine.keys import LONGEST_KEY
 from ratelimits.engine.publish import publish_version
 from ratelimits.models.testcase import django_tests
 from ratelimits.signals import rules_changed
@@ -100,7 +101,7 @@ class Tombstone(models.Model):
     kind = models.CharField(_("kind"), max_length=20)
     row = models.BigIntegerField(_("row"))
     shard = models.SmallIntegerField(_("shard"), null=True)
-    key = models.CharField(_("key"), max_length=200, blank=True)
+    key = models.CharField(_("key"), max_length=LONGEST_KEY, blank=True)
     rule = models.CharField(_("rule"), max_length=40, blank=True)
     plan = models.BigIntegerField(_("plan"), null=True)
     version = models.BigIntegerField(_("version"), db_index=True)

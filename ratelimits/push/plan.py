@@ -19,6 +19,7 @@ from django.db.models import Exists, OuterRef, QuerySet
 from django.utils import timezone
 
 from ratelimits.conf import conf
+from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models import PushDelivery, PushedReport, PushReceiver, Report
 from ratelimits.progress import Progress
 from ratelimits.push.receivers import Receiver
@@ -34,9 +35,6 @@ logger = logging.getLogger(__name__)
 _MAX_REPORTS = 100
 #: Maximum number of deliveries that one statement writes.
 _CHUNK = 1000
-
-#: Maximum length of a customer's name.
-_MAX_CUSTOMER = 255
 
 State = PushDelivery.State
 
@@ -109,9 +107,9 @@ def rendered(receiver: Receiver, row: Row) -> tuple[str, str]:
     that CUSTOMER raises are not caught.
     """
     customer: object = (receiver.customer(row.account) or "") if row.account else ""
-    if not isinstance(customer, str) or len(customer) > _MAX_CUSTOMER:
+    if not isinstance(customer, str) or len(customer) > LONGEST_NAME:
         raise ValueError(
-            f"CUSTOMER returns {customer!r:.80} for {row.account!r}: it must return a text of at most {_MAX_CUSTOMER}"
+            f"CUSTOMER returns {customer!r:.80} for {row.account!r}: it must return a text of at most {LONGEST_NAME}"
             " characters, or None"
         )
     return customer, receiver.service.event(row, customer)

@@ -20,6 +20,7 @@ from django.db import models, router, transaction
 from django.db.models.signals import m2m_changed, post_delete, post_save
 
 from ratelimits.conf import conf
+from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.rules import Rule
 from ratelimits.models.versions import Tombstone, editing
 
@@ -29,8 +30,6 @@ Groups = dict[str, frozenset[str]]
 MAX_USERS = 100_000
 #: Maximum number of tombstones for one change. A change of more users makes processes read the groups of all users.
 _MAX_TOMBSTONES = 100
-#: Maximum number of characters of a tombstone's key.
-_MAX_KEY = 200
 #: Maximum number of users that one query names.
 _CHUNK = 500
 
@@ -152,7 +151,7 @@ def _write_tombstones(users: Collection[Any]) -> None:
     if not has_rules_outside_database and not Rule.objects.using(conf.DATABASE).exclude(group="").exists():
         return
     keys = [f"user:{pk}" for pk in users]
-    if not keys or len(keys) > _MAX_TOMBSTONES or max(map(len, keys)) > _MAX_KEY:
+    if not keys or len(keys) > _MAX_TOMBSTONES or max(map(len, keys)) > LONGEST_NAME:
         keys = [""]
     with editing(conf.DATABASE) as edit:
         Tombstone.objects.using(conf.DATABASE).bulk_create(

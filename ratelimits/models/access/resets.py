@@ -8,6 +8,7 @@ from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.engine.keys import LONGEST_KEY, LONGEST_NAME
 from ratelimits.models import users
 from ratelimits.models.keys import validate_counted_key
 
@@ -20,13 +21,13 @@ class KeyReset(models.Model):
 
     key = models.CharField(
         _("key"),
-        max_length=160,
+        max_length=LONGEST_KEY,
         validators=[validate_counted_key],
         help_text=_("Such as user:42, api_key:9f3c, account:7 or ip:203.0.113.9."),
     )
     account = models.CharField(
         _("account"),
-        max_length=255,
+        max_length=LONGEST_NAME,
         blank=True,
         help_text=_(
             "The account of the user or API key. If there is no account, write a hyphen (-). If you leave the field"

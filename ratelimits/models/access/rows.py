@@ -12,6 +12,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.engine.keys import LONGEST_KEY
 from ratelimits.models.access.targets import canonical, validate_target
 from ratelimits.models.fields.validity import END_NOT_AFTER_START, overlapping, validate_period
 from ratelimits.models.history import History, end_now
@@ -46,7 +47,7 @@ class Access(Versioned):
     )
     target = models.CharField(
         _("key or network"),
-        max_length=160,
+        max_length=LONGEST_KEY,
         validators=[validate_target],
         help_text=_(
             "Such as api_key:9f3c, user:42, account:7 for all keys of an account, 203.0.113.9 for an address, or a"

@@ -15,6 +15,8 @@ from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.backends.ddl_references import Statement
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.engine.keys import LONGEST_NAME
+
 #: The primary key of a line is its batch's primary key times this number, plus the line's number in the batch (from
 #: 0). So the primary key identifies the batch too, and no second index is needed. A batch has at most this number of
 #: lines.
@@ -203,9 +205,11 @@ class Line(models.Model):
     # This column needs no constraint and no index, because a line is written in one transaction with its batch, and is
     # read by its primary key.
     batch = models.ForeignKey(Batch, models.DO_NOTHING, db_constraint=False, db_index=False, verbose_name=_("batch"))
-    account = models.CharField(_("account"), max_length=255, blank=True, help_text=_("Empty for anonymous usage."))
-    key = models.CharField(_("key"), max_length=255)
-    meter = models.CharField(_("meter"), max_length=255)
+    account = models.CharField(
+        _("account"), max_length=LONGEST_NAME, blank=True, help_text=_("Empty for anonymous usage.")
+    )
+    key = models.CharField(_("key"), max_length=LONGEST_NAME)
+    meter = models.CharField(_("meter"), max_length=LONGEST_NAME)
     rule = models.BigIntegerField(
         _("rule"), help_text=_("The rule that bills this usage, or that refused the requests; 0 if there is none.")
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.ledger import moment
 
 
@@ -37,7 +38,7 @@ class DurabilityGap(models.Model):
     kind = models.CharField(_("kind"), max_length=16, choices=GapKind.choices)
     shard = models.PositiveIntegerField(_("shard"), null=True, blank=True, help_text=_("Empty for all shards."))
     account = models.CharField(
-        _("account"), max_length=255, blank=True, help_text=_("Empty for all accounts of the shard.")
+        _("account"), max_length=LONGEST_NAME, blank=True, help_text=_("Empty for all accounts of the shard.")
     )
     incarnation = models.CharField(_("incarnation"), max_length=64, blank=True)
     first_seq = models.BigIntegerField(_("first batch"), null=True, blank=True)
@@ -83,9 +84,9 @@ class ProcessTotal(models.Model):
     process = models.CharField(_("process"), max_length=64)
     #: What happened to the requests: "admitted", "blocked", "exempt", "unmetered", "unanswered" or "unreported".
     kind = models.CharField(_("kind"), max_length=16)
-    account = models.CharField(_("account"), max_length=255, blank=True)
-    key = models.CharField(_("key"), max_length=255)
-    meter = models.CharField(_("meter"), max_length=255)
+    account = models.CharField(_("account"), max_length=LONGEST_NAME, blank=True)
+    key = models.CharField(_("key"), max_length=LONGEST_NAME)
+    meter = models.CharField(_("meter"), max_length=LONGEST_NAME)
     bin = models.BigIntegerField(_("bin (start, in s)"))
     requests = models.BigIntegerField(_("requests"))
     units = models.BigIntegerField(_("units"))

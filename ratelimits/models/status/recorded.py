@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.engine.keys import LONGEST_KEY, LONGEST_NAME
 from ratelimits.models.ledger import moment
 
 
@@ -17,11 +18,11 @@ class RecordedRequest(models.Model):
     """
 
     at = models.BigIntegerField(_("time (µs)"))
-    user = models.CharField(_("user"), max_length=300, blank=True)
-    api_key = models.CharField(_("API key"), max_length=300, blank=True)
-    account = models.CharField(_("account"), max_length=300, blank=True)
-    address = models.CharField(_("address"), max_length=300, blank=True)
-    scope = models.CharField(_("scope"), max_length=300)
+    user = models.CharField(_("user"), max_length=LONGEST_KEY, blank=True)
+    api_key = models.CharField(_("API key"), max_length=LONGEST_KEY, blank=True)
+    account = models.CharField(_("account"), max_length=LONGEST_KEY, blank=True)
+    address = models.CharField(_("address"), max_length=LONGEST_KEY, blank=True)
+    scope = models.CharField(_("scope"), max_length=LONGEST_NAME)
     method = models.CharField(_("method"), max_length=20, blank=True)
     costs = models.JSONField(_("costs"))
     refused = models.BooleanField(_("refused"), default=False)

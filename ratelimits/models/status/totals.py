@@ -10,6 +10,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.ledger import moment
 
 #: Lengths of spans in seconds. The totals of rules have only spans of a quarter of an hour or a day.
@@ -34,7 +35,7 @@ class SpanTotal(models.Model):
     rule = models.BigIntegerField(
         _("rule"), help_text=_("The rule that bills this usage, or that refused the requests; 0 if there is none.")
     )
-    meter = models.CharField(_("meter"), max_length=255)
+    meter = models.CharField(_("meter"), max_length=LONGEST_NAME)
     admitted_requests = models.BigIntegerField(_("admitted requests"))
     denied_requests = models.BigIntegerField(_("denied requests"))
     shadow_requests = models.BigIntegerField(_("shadow-refused requests"))
@@ -61,8 +62,8 @@ class KeyTotal(SpanTotal):
     For a quarter of an hour, only refusals are added up.
     """
 
-    account = models.CharField(_("account"), max_length=255, blank=True)
-    key = models.CharField(_("key"), max_length=255)
+    account = models.CharField(_("account"), max_length=LONGEST_NAME, blank=True)
+    key = models.CharField(_("key"), max_length=LONGEST_NAME)
 
     class Meta:
         verbose_name = _("total of a key")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
+from hashlib import blake2b
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -10,6 +11,22 @@ from django.http import StreamingHttpResponse
 from django.utils.http import content_disposition_header
 
 from ratelimits.reports.exports import Format
+from ratelimits.reports.rows import report_id
+
+#: Maximum number of characters of an account's name in the name of a file. No common file system stores more than 255
+#: bytes, and the quoted name of an account can be longer.
+_MAX_ACCOUNT = 120
+
+
+def file_stem(account: str, start: int, version: int) -> str:
+    """Return the name of the file, without its suffix, of a report of the period from `start` (µs since 1970 UTC).
+
+    The name of the report is in it. If the account has a long name, a digest stands for the rest of its name.
+    """
+    quoted, _dot, moment = report_id(account, start).rpartition(".")
+    if len(quoted) > _MAX_ACCOUNT:
+        quoted = f"{quoted[:_MAX_ACCOUNT]}~{blake2b(quoted.encode(), digest_size=8).hexdigest()}"
+    return f"{quoted}.{moment}.v{version}"
 
 
 class FileDownload(StreamingHttpResponse):
