@@ -1,5 +1,7 @@
 """Measure the longest call of the script on a sliding log or a set of leases with a million entries.
 
+Also measure the largest calls of the scripts that count usage (measured/counting.py).
+
     python -m benchmarks.bounded [--entries 1000000] [--rounds 2] [--binary redis-server] [--out DIR]
 
 A call is measured in two ways: the duration that the server reports, and the processor time of the server's main
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
+from benchmarks.measured import counting
 from benchmarks.support import report, servers
 
 if TYPE_CHECKING:
@@ -41,6 +44,8 @@ BOUND = 2.0
 #: Maximum number of measured calls for each operation that charges. A sliding log stores its times in blocks of 64
 #: charges, so these calls fill several blocks.
 CHARGES = 300
+#: Rounds of the calls that count usage. They need no state that takes long to fill.
+COUNTING_ROUNDS = 5
 #: By kind of state: the fields of its rule, and a function that takes the number of an entry and returns its cost.
 KINDS: dict[str, tuple[dict[str, Any], Callable[[int], int]]] = {
     "sliding_log": ({"algorithm": "sliding_log", "period": LIFE}, lambda number: 1),
@@ -164,11 +169,13 @@ class Processor:
         return before / 1_000_000
 
 
-def measured(client: redis.Redis, processor: Processor, state: State) -> list[tuple[str, float]]:
-    """Make all calls on a state. Return, for each call, its operation and its time on the server in ms."""
+def measured(
+    client: redis.Redis, processor: Processor, calls: Iterator[tuple[str, Callable[[], object]]]
+) -> list[tuple[str, float]]:
+    """Make all calls. Return, for each call, its operation and its time on the server in ms."""
     out = []
     client.config_set("slowlog-log-slower-than", 0)  # the slow log lists all commands
-    for name, call in operations(state):
+    for name, call in calls:
         while client.info("memory")["lazyfree_pending_objects"]:
             time.sleep(0.01)
         client.slowlog_reset()
@@ -213,27 +220,46 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for round_number in range(options.rounds):
                     server = Server(wire, Keyspace(f"bounded-{kind_number}-{round_number}", 1))
                     state = fill(server, rule, options.entries, costs, began)
-                    rounds.append(measured(client, processor, state))
-                kinds[kind] = {
-                    name: {"longest_ms": max(times), "median_ms": median(times), "calls": len(times)}
-                    for name, times in least(rounds).items()
-                }
-                for name, found in kinds[kind].items():
-                    print(
-                        f"{kind:28} {name:34} {found['longest_ms']:8.3f} ms at most, {found['median_ms']:8.3f} median"
-                        f" of {found['calls']}",
-                        flush=True,
-                    )
+                    rounds.append(measured(client, processor, operations(state)))
+                kinds[kind] = summary(kind, rounds)
+            rounds = []
+            for round_number in range(COUNTING_ROUNDS):
+                server = Server(wire, Keyspace(f"bounded-usage-{round_number}", 1))
+                rounds.append(measured(client, processor, counting.operations(server)))
+            usage = summary("usage", rounds)
     longest = max(found["longest_ms"] for kind in kinds.values() for found in kind.values())
-    promised = report.Claim(f"one call on a state of {options.entries:,} entries, in ms", BOUND, longest)
-    print(f"the longest call took {longest:.3f} ms")
+    longest_count = max(found["longest_ms"] for found in usage.values())
+    promised = [
+        report.Claim(f"one call on a state of {options.entries:,} entries, in ms", BOUND, longest),
+        report.Claim("one call that counts refusals or prefetched permits, in ms", BOUND, longest_count),
+    ]
+    print(f"the longest call took {max(longest, longest_count):.3f} ms")
     report.write(
         report.run_json(
-            "bounded", machine_info, {"entries": options.entries, "rounds": options.rounds}, [promised], kinds=kinds
+            "bounded",
+            machine_info,
+            {"entries": options.entries, "rounds": options.rounds},
+            promised,
+            kinds={**kinds, "usage": usage},
         ),
         options.out,
     )
     return 0
+
+
+def summary(kind: str, rounds: Sequence[list[tuple[str, float]]]) -> dict[str, dict[str, float]]:
+    """Return, for each operation, the longest and the median time of its calls in ms. Print both."""
+    out: dict[str, dict[str, float]] = {
+        name: {"longest_ms": max(times), "median_ms": median(times), "calls": len(times)}
+        for name, times in least(rounds).items()
+    }
+    for name, found in out.items():
+        print(
+            f"{kind:28} {name:34} {found['longest_ms']:8.3f} ms at most, {found['median_ms']:8.3f} median"
+            f" of {found['calls']}",
+            flush=True,
+        )
+    return out
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ from ratelimits.models import Access, Rule
 from ratelimits.models.versions import editing
 from ratelimits.quota import checking as quota
 from ratelimits.quota import from_memory
-from ratelimits.quota.deny_cache import DenyCache
 from ratelimits.quota.prefetch import spending
 from ratelimits.quota.prefetch.permits import PrefetchedPermits
+from ratelimits.quota.refusals.deny_cache import DenyCache
 from ratelimits.rules import Selection
 
 PER_SECOND = TokenBucket(capacity=1_000_000, rate=Decimal(100_000), period=Decimal(1))

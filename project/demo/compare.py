@@ -16,7 +16,7 @@ from project.demo.traffic import ClientCounts
 from ratelimits.conf import conf
 from ratelimits.engine.keys import shard_of
 from ratelimits.models import Line, ShardState
-from ratelimits.quota.deny_cache import INTERVAL
+from ratelimits.quota.refusals.deny_cache import INTERVAL
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ open batch of the account's shard: the hash in Redis in which the usage of this 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,10 @@ from ratelimits.engine.assemble import scripts
 from ratelimits.engine.call import Usage
 from ratelimits.engine.keys import quoted
 from ratelimits.engine.resp import resp
+
+#: Maximum number of counters of one command. There is a maximum, because the server does nothing else while it executes
+#: the command. `python -m benchmarks.bounded` measures a command with this number of counters.
+MAX_COUNTERS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +36,22 @@ class RefusalCount:
     requests: int
 
 
+def in_bounds(counted: Iterable[RefusalCount]) -> Iterator[list[RefusalCount]]:
+    """Yield the counts in groups for one command each, so that no group has more than MAX_COUNTERS counters."""
+    group: list[RefusalCount] = []
+    counters = 0
+    for one in counted:
+        if group and counters + len(one.costs) > MAX_COUNTERS:
+            yield group
+            group, counters = [], 0
+        group.append(one)
+        counters += len(one.costs)
+    if group:
+        yield group
+
+
 class Count:
-    """The command that counts refusals in one shard.
+    """The command that counts refusals in one shard. Give it at most MAX_COUNTERS counters (see `in_bounds`).
 
     `usage.periods` are the starts of four billing periods. The script counts in the period that contains the server's
     time.

@@ -21,6 +21,10 @@ from ratelimits.engine.command import counters_of
 from ratelimits.engine.keys import Keyspace, ledger_name
 from ratelimits.engine.resp import resp
 
+#: Maximum number of counters that the prefetches of one command have together. There is a maximum, because the server
+#: does nothing else while it executes the command. `python -m benchmarks.bounded` measures such a command.
+MAX_COUNTERS = 50
+
 
 class Spent(NamedTuple):
     """How many requests have spent permits of one prefetch. `is_all` is true if no request will spend more of them."""
@@ -77,6 +81,8 @@ def uncounted(text: bytes) -> list[Uncounted]:
 
 class CountSpent:
     """The command that counts the requests of prefetches in one shard, and records a new prefetch.
+
+    Give it prefetches that have at most MAX_COUNTERS counters together. A prefetch has one counter for each meter.
 
     new  nonce and record of the new prefetch; None if there is no new prefetch
     """

@@ -30,7 +30,7 @@
 -- Arguments of the functions: `prefix`, `run` (see run.lua) and `nonce` are strings. `nonce` is a unique name, which a
 -- new incarnation gets. `now` is a number (µs).
 -- A script calls batch_open after it has written the first counter of an empty `open`. It calls batch_seal when `open`
--- has 5,000 fields, or when the server's run has changed. A periodic task also seals the open batch (seal.lua).
+-- has 1,000 fields, or when the server's run has changed. A periodic task also seals the open batch (seal.lua).
 
 -- Writes the identity of a new open batch. Begins a new incarnation if the run has changed or `meta` is lost.
 local function batch_open(prefix, nonce, run, now)
@@ -58,11 +58,13 @@ local function batch_seal(prefix, nonce, run, now)
     identity = redis.call('HMGET', open, '#i', '#s', '#p')
   end
   local cum = tonumber(identity[3])
-  local fields = redis.call('HGETALL', open)
+  local fields, byte = redis.call('HGETALL', open), string.byte
   for i = 1, #fields, 2 do
-    if string.byte(fields[i]) ~= 35 then -- the name does not begin with '#'
-      local count = tonumber(string.sub(fields[i + 1], -15)) -- modulo 10^15
-      if string.byte(fields[i], -1) == 49 then count = 2 * count end -- the name ends with '1'
+    local name, count = fields[i], fields[i + 1]
+    if byte(name) ~= 35 then -- the name does not begin with '#'
+      if #count > 15 then count = string.sub(count, -15) end -- modulo 10^15
+      count = tonumber(count)
+      if byte(name, -1) == 49 then count = 2 * count end -- the name ends with '1'
       cum = (cum + count) % 1e15
     end
   end

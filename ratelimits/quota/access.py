@@ -26,6 +26,8 @@ from ratelimits.rules.keyed import NEVER
 
 #: Maximum length of `_decided`. When this length is reached, its items are added to the counters.
 _MAX_DECIDED = 10_000
+#: Maximum number of subjects of each counter. Clients can choose costs, so there can be many subjects.
+MAX_SUBJECTS = 10_000
 #: A block with this HTTP status tells the client when the block ends.
 TOO_MANY = 429
 #: The account, key and costs that stand for all exempted requests in `take`. These requests are not counted as denied.
@@ -73,12 +75,23 @@ def seconds_left(row: AccessRow) -> float | None:
 
 def _add_up() -> None:
     """Move the requests from `_decided` to the two counters."""
+    no_room: Counter[_Subject] = Counter()
     with _lock:
         length = len(_decided)
         counted = Counter(_decided[:length])
         del _decided[:length]
-        _unsent.update(counted)
         _untotalled.update(counted)
+        for subject, requests in counted.items():
+            has_room = subject in _unsent or len(_unsent) < MAX_SUBJECTS
+            (_unsent if has_room else no_room)[subject] += requests
+    for (_target, blocked, account, key, costs), requests in no_room.items():
+        if blocked:
+            # Do not look for the billing periods of the account. It can need a query, and this thread serves requests.
+            owner, counted_key = (account or "").removeprefix("account:"), (key if account else None) or ANONYMOUS_KEY
+            process_totals.add("uncounted", owner, counted_key, dict(costs), requests)
+            process_totals.start(at_once=True)
+    if len(_untotalled) >= MAX_SUBJECTS:
+        _total()
 
 
 def take() -> list[RefusalCount]:
@@ -100,17 +113,13 @@ def take() -> list[RefusalCount]:
             refused[_EXEMPTED] += requests
     if len(refused) > 1:  # the reply to the other counts contains the version, too
         refused.pop(_EXEMPTED, None)
+    return [_refusal_count(account, key, costs, requests) for (account, key, costs), requests in refused.items()]
+
+
+def _refusal_count(account: str | None, key: str | None, costs: Costs, requests: int) -> RefusalCount:
     no_rule, no_version = 0, 0
-    return [
-        RefusalCount(
-            _usage(account, key or ANONYMOUS_KEY, costs),
-            tuple(cost for _meter, cost in costs),
-            no_rule,
-            no_version,
-            requests,
-        )
-        for (account, key, costs), requests in refused.items()
-    ]
+    usage = _usage(account, (key if account else None) or ANONYMOUS_KEY, costs)
+    return RefusalCount(usage, tuple(cost for _meter, cost in costs), no_rule, no_version, requests)
 
 
 def _usage(account: str | None, key: str, costs: Costs) -> Usage:
@@ -127,6 +136,11 @@ def _usage(account: str | None, key: str, costs: Costs) -> Usage:
 
 def _add_totals() -> None:
     _add_up()
+    _total()
+
+
+def _total() -> None:
+    """Move the requests from `_untotalled` to the process totals."""
     with _lock:
         untotalled = dict(_untotalled)
         _untotalled.clear()

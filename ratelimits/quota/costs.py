@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ratelimits.conf import shown
+from ratelimits.engine.keys import LONGEST_NAME
 
 #: Maximum cost of a request in one meter.
 MAX_COST = 2**40
 #: Maximum number of meters that count one request.
-MAX_METERS = 100
+MAX_METERS = 16
 
 
 class WrongCost(ValueError):
@@ -28,6 +29,11 @@ def valid_costs(costs: Mapping[str, int]) -> Mapping[str, int]:
         name: object = meter  # a view can give any value, whatever the annotation says
         if not isinstance(name, str) or not name:
             raise WrongCost(f"a meter must be a text such as 'requests', not {shown(name)}")
+        # A digest that stands for a long name begins with "~" (see engine/keys.py).
+        if len(name) > LONGEST_NAME or name[0] == "~":
+            raise WrongCost(
+                f"a meter has at most {LONGEST_NAME} characters and does not begin with '~': {shown(name)} is wrong"
+            )
         if not _is_cost(cost):
             raise WrongCost(f"the cost in {shown(meter)} must be a whole number from 0 to 2**40, not {shown(cost)}")
         if type(cost) is not int:

@@ -19,8 +19,8 @@ from ratelimits.identity import Identity
 from ratelimits.logs import bounded
 from ratelimits.quota import access, process_totals
 from ratelimits.quota.answers.answer import ONE_ITEM, ONE_REQUEST, Answer
-from ratelimits.quota.deny_cache import DenyCache, Sender, StoredRefusal
 from ratelimits.quota.prepared import Prepared, PreparedCommands, commands_by
+from ratelimits.quota.refusals.deny_cache import DenyCache, Sender, StoredRefusal
 from ratelimits.rules import AccessRow, RulesUnavailable
 
 logger = bounded(__name__)

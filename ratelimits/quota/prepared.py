@@ -28,11 +28,12 @@ from ratelimits.rules.selection import key_of
 if TYPE_CHECKING:
     from ratelimits.quota.answers.answer import Answer
 
-#: Maximum number of prepared commands in a process. When this number is reached, the cache is emptied.
+#: Maximum number of meters of all prepared commands of a process together. (Most commands have one meter. A command
+#: with many meters needs more memory.) When this number is reached, the cache is emptied.
 MAX_COMMANDS = 8192
 #: Maximum number of Prepared objects in the cache of a selection: one for each combination of meters. A view can take
-#: the names of meters from its clients, so there can be many combinations. When this number is reached, the cache is
-#: emptied.
+#: the names of meters from its clients, and so many combinations of the known meters. When this number is reached, the
+#: cache is emptied.
 MAX_METER_COMBINATIONS = 64
 #: The key under which usage without an account is counted.
 ANONYMOUS_KEY = "anonymous"
@@ -174,6 +175,8 @@ class PreparedCommands:
         self.waits = snapshot is None or snapshot.waits
         #: The commands by cache key.
         self.by_key: dict[tuple[object, ...], PreparedCommand] = {}
+        #: How many meters these commands have together. Threads can add to it at the same time: it need not be exact.
+        self._meters = 0
         #: The answers of blocks and allows, by the row's id. Answers that depend on the time are not here.
         self.row_answers: dict[int, Answer] = {}
         #: How many versions of the rules this process had published when the snapshot was read.
@@ -186,8 +189,10 @@ class PreparedCommands:
 
     def add(self, cache_key: tuple[object, ...], shape: RequestShape, selection: Selection) -> PreparedCommand:
         """Prepare and store the command for requests of this shape. `selection` has the rules for these requests."""
-        if len(self.by_key) >= MAX_COMMANDS:
+        self._meters += len(shape.costs)
+        if self._meters > MAX_COMMANDS:
             self.by_key.clear()
+            self._meters = len(shape.costs)
         prepared = prepare(selection, tuple(shape.costs))
         assert self.snapshot is not None
         server, call = current_server(), _call(self.snapshot, selection.version, prepared, shape)

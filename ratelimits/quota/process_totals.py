@@ -1,17 +1,18 @@
 """Count requests in this process. Reports compare these totals with the ledger, which has the usage counted by Redis.
 
-There are six kinds of totals:
+There are seven kinds of totals:
 
 admitted    requests that Redis admitted, by account. The ledger must contain at least these requests
 unanswered  requests whose reply was lost, by key. It is not known whether the ledger contains them
 unmetered   requests that a failure policy let through, by key. The ledger does not contain them
 unreported  requests that spent prefetched permits, but are perhaps not counted, by key
+uncounted   refused requests that are perhaps not counted as denied, by key (see refusals/counts.py)
 blocked     requests that a block refused, by the key or network of the block
 exempt      requests that an allow exempted, by the key or network of the allow
 
 A thread writes to the database, every PROCESS_TOTALS_INTERVAL seconds and when the process ends. It writes only the
-totals that have grown. It writes unanswered, unmetered and unreported requests at once, so that every report can state
-them.
+totals that have grown. It writes unanswered, unmetered, unreported and uncounted requests at once, so that every report
+can state them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ratelimits.engine.call import new_nonce
 from ratelimits.engine.keys import BIN_SECONDS, ledger_name
 from ratelimits.models.testcase import django_tests
 
-Kind = Literal["admitted", "unanswered", "unmetered", "unreported", "blocked", "exempt"]
+Kind = Literal["admitted", "unanswered", "unmetered", "unreported", "uncounted", "blocked", "exempt"]
 Totals = dict["TotalKey", tuple[int, int]]
 
 #: Each bin (15 minutes) has its own totals. These totals stay in memory for this number of seconds after the

@@ -15,9 +15,10 @@ from ratelimits.reports.periods import iso
 #: The word before the number of missing units in a gap's text, by kind of gap. A gap of the kind "unknown" is about
 #: requests whose replies were lost. Perhaps the ledger has some of them, so the word is "at-most". A gap of the kind
 #: "unreported" is about prefetched permits of a process that was killed. Perhaps it did not spend some of them, so the
-#: word is "at-most" too. A gap of the kind "unmetered" is about requests that a failure policy admitted while
-#: Redis did not answer. For all other kinds the word is "missing".
-_UNITS = {"unknown": "at-most", "unmetered": "unmetered", "unreported": "at-most"}
+#: word is "at-most" too. A gap of the kind "uncounted" is about refused requests, of which some are perhaps counted. A
+#: gap of the kind "unmetered" is about requests that a failure policy admitted while Redis did not answer. For all
+#: other kinds the word is "missing".
+_UNITS = {"unknown": "at-most", "unmetered": "unmetered", "unreported": "at-most", "uncounted": "at-most"}
 
 
 #: The shard of a gap (None if the gap is about all shards), and its account ("" if it is about all accounts; ANONYMOUS

@@ -43,7 +43,12 @@ _FOLD_AGE = 86_400
 #: The kinds of totals that are added up over all processes.
 FOLDED = ("admitted", "blocked", "exempt")
 #: The kinds of requests that may be missing from the ledger, each with the kind of gap that is declared.
-_GAPS = {"unanswered": GapKind.UNKNOWN, "unmetered": GapKind.UNMETERED, "unreported": GapKind.UNREPORTED}
+_GAPS = {
+    "unanswered": GapKind.UNKNOWN,
+    "unmetered": GapKind.UNMETERED,
+    "unreported": GapKind.UNREPORTED,
+    "uncounted": GapKind.UNCOUNTED,
+}
 #: Errors that the database or its driver raises if a value cannot be stored.
 _STORE_ERRORS = (DataError, ValueError, OverflowError)
 #: Within a second after the permits of a prefetch expire, the process sends how many it spent, and the record of the
@@ -55,7 +60,7 @@ logger = logging.getLogger(__name__)
 
 
 def write(process: str, totals: Totals) -> None:
-    """Write a process's totals, and declare gaps for its unanswered, unmetered and unreported requests."""
+    """Write a process's totals, and declare gaps for its unanswered, unmetered, unreported and uncounted requests."""
     using = conf.DATABASE
     rows = [
         ProcessTotal(

@@ -14,7 +14,7 @@ from ratelimits.engine.assemble import scripts
 from ratelimits.engine.server import current_server, on_each
 from ratelimits.usage import crash
 
-#: How many shards are sealed in one round trip. The server needs 7 ms to seal a full batch, and the replies for all
+#: How many shards are sealed in one round trip. The server needs a few ms to seal a full batch, and the replies for all
 #: these shards must come within RATELIMITS["TIMEOUT"].
 _SHARDS_PER_TRIP = 8
 

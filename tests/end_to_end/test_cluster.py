@@ -42,8 +42,8 @@ from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch
 from ratelimits.models.ledger.gaps import GapKind
 from ratelimits.outbound import WaitTooLong, permits
 from ratelimits.quota import checking
-from ratelimits.quota.deny_cache import DenyCache, send
 from ratelimits.quota.prefetch import spending
+from ratelimits.quota.refusals.deny_cache import DenyCache, send
 from ratelimits.simulate.trial import try_rule
 from ratelimits.throttling import UserRateThrottle
 from ratelimits.usage import process_totals

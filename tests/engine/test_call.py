@@ -393,20 +393,20 @@ class TestRuns:
         assert redis_client.hget(KEYS.meta(shard), "incarnation") == opened[b"#i"]
 
     @pytest.mark.parametrize("usual", [True, False])
-    def test_a_batch_of_5000_fields_is_sealed_by_the_call_that_fills_it(
+    def test_a_batch_of_1000_fields_is_sealed_by_the_call_that_fills_it(
         self, redis_client: RawRedis, usual: bool
     ) -> None:
         shard = home("acme")
         one = limit("token_bucket" if usual else "sliding_log", capacity=10**6, rate=10**6)
         for _ in range(2):
             ask(one, account="acme", usage=usage("requests", "tokens", key="user:first"))
-        redis_client.hset(KEYS.open(shard), mapping={f"a|0|0|m|0|0|acme|user:{n}|1": 1 for n in range(4990)})
-        assert redis_client.hlen(KEYS.open(shard)) == 4998
+        redis_client.hset(KEYS.open(shard), mapping={f"a|0|0|m|0|0|acme|user:{n}|1": 1 for n in range(990)})
+        assert redis_client.hlen(KEYS.open(shard)) == 998
         ask(one, account="acme", usage=usage("requests", "tokens", key="user:last"))
         (sealed,) = redis_client.lrange(KEYS.sealed(shard), 0, -1)
         batch = redis_client.hgetall(KEYS.batch(shard, sealed.decode()))
-        assert len(batch) == 5000 + 3
-        assert batch[b"#c"] == b"%d" % (2 * (4990 + 6))
+        assert len(batch) == 1000 + 3
+        assert batch[b"#c"] == b"%d" % (2 * (990 + 6))
         assert not redis_client.exists(KEYS.open(shard))
         ask(one, account="acme", usage=usage("requests", "tokens", key="user:next"))
         opened = redis_client.hgetall(KEYS.open(shard))

@@ -96,9 +96,15 @@ DEFENCES = (
         "pass",
     ),
     Defence(
-        "tests/addresses/test_reading.py::test_what_is_remembered_of_texts_that_clients_choose_is_small",
-        "ratelimits.addresses.reading:address_key",
-        " if len(text) <= LONGEST_ADDRESS else None",
+        "tests/engine/test_script_bounds.py::test_a_thousand_waiting_counts_are_sent_in_bounded_commands",
+        "ratelimits.engine.counting:in_bounds",
+        "> MAX_COUNTERS",
+        "> 10**9",
+    ),
+    Defence(
+        "tests/test_identity.py::TestAddresses::test_what_is_remembered_of_texts_that_clients_choose_is_small",
+        "ratelimits.identity:address_key",
+        " if len(text) <= _MAX_LENGTH else None",
         "",
     ),
     Defence(

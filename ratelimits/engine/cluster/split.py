@@ -24,7 +24,7 @@ from ratelimits.algorithms.limits import Mode
 from ratelimits.engine.call import Call, Op, Receipt, Usage, new_nonce, shard, shard_of_usage
 from ratelimits.engine.clock import clock
 from ratelimits.engine.command import Command
-from ratelimits.engine.counting import Count, RefusalCount
+from ratelimits.engine.counting import Count, RefusalCount, in_bounds
 from ratelimits.engine.decision import DECIDED, HEAD, NOT_VALID_NOW, PER_LIMIT, RECEIPT_USED, read
 from ratelimits.engine.keys import Keyspace, shard_of
 from ratelimits.engine.program import Term, program
@@ -320,13 +320,14 @@ def _count(
     whole_command: Command, usage: Usage, kind: Literal["d", "s"], counted: list[RefusalCount]
 ) -> Generator[Sent, bytes, None]:
     shard_id = shard_of_usage(whole_command.keyspace, usage)
-    command = Count(whole_command.keyspace.head(shard_id), whole_command.keyspace.open(shard_id), usage, kind)
-    for item in counted:
-        command.add(item)
-    try:
-        yield slot_of(whole_command.keyspace, shard_id), command
-    except (Unavailable, RedisError) as error:
-        logger.error("A refusal or shadow refusal by another shard than the account's was not counted: %s", error)
+    for group in in_bounds(counted):
+        command = Count(whole_command.keyspace.head(shard_id), whole_command.keyspace.open(shard_id), usage, kind)
+        for item in group:
+            command.add(item)
+        try:
+            yield slot_of(whole_command.keyspace, shard_id), command
+        except (Unavailable, RedisError) as error:
+            logger.error("A refusal or shadow refusal by another shard than the account's was not counted: %s", error)
 
 
 def _order_of_refusal(retry_and_limit: tuple[int, int]) -> tuple[bool, int, int]:

@@ -25,6 +25,7 @@ class GapKind(models.TextChoices):
     UNKNOWN = "unknown", _("replies were lost")
     UNMETERED = "unmetered", _("requests were admitted unmetered")
     UNREPORTED = "unreported", _("a process ended before it counted all requests")
+    UNCOUNTED = "uncounted", _("refused requests were not counted as denied")
     FORCED = "forced", _("a period was closed before its usage was complete")
     CLOCK = "clock", _("the server's clock was ahead")
 
@@ -82,7 +83,8 @@ class ProcessTotal(models.Model):
     """
 
     process = models.CharField(_("process"), max_length=64)
-    #: What happened to the requests: "admitted", "blocked", "exempt", "unmetered", "unanswered" or "unreported".
+    #: What happened to the requests: "admitted", "blocked", "exempt", "unmetered", "unanswered", "unreported" or
+    #: "uncounted".
     kind = models.CharField(_("kind"), max_length=16)
     account = models.CharField(_("account"), max_length=LONGEST_NAME, blank=True)
     key = models.CharField(_("key"), max_length=LONGEST_NAME)

@@ -26,7 +26,7 @@ from ratelimits.engine.decide import receipt_call
 from ratelimits.engine.decision import Decision
 from ratelimits.engine.program import program
 from ratelimits.engine.server import Server
-from ratelimits.engine.spent import Spent, record
+from ratelimits.engine.spent import MAX_COUNTERS, Spent, record
 
 #: The clocks of this machine and of Redis differ. So prefetched permits end before their window ends: MARGIN seconds
 #: earlier, plus the fraction DRIFT of the time that the window has left.
@@ -146,12 +146,19 @@ class PrefetchedDecision(Decision):
 class UnsentCounts(NamedTuple):
     """Counts that must be sent to Redis: for each prefetch of `permits`, how many requests have spent its permits.
 
-    If `new` is not None, Redis must also record this new prefetch.
+    If `new` is not None, Redis must also record this new prefetch. If `are_all` is false, there was no room for the
+    counts of further prefetches.
     """
 
     permits: PrefetchedPermits
     new: Prefetch | None
     items: tuple[tuple[Prefetch, Spent], ...]
+    are_all: bool = True
+
+    @property
+    def counters(self) -> int:
+        """Return the number of counters in Redis that these counts are added to."""
+        return len(self.items) * self.permits.meters
 
     @property
     def receipt(self) -> Receipt:
@@ -177,6 +184,8 @@ class PrefetchedPermits:
     ) -> None:
         self.server = server
         self.call = call
+        #: The number of meters that count one request.
+        self.meters = max(len(call.usage.meters), 1) if call.usage is not None else 1
         self.clock = clock
         self._maximum = maximum
         self._seconds = seconds
@@ -290,7 +299,8 @@ class PrefetchedPermits:
     def begin_sending(self, *, everything: bool = False) -> UnsentCounts | None:
         """Return the counts to send to Redis; None if there are none, or if counts are being sent.
 
-        If `everything` is true, all permits end. Afterwards call `end_sending` or `fail_sending`.
+        If `everything` is true, all permits end. Afterwards call `end_sending` or `fail_sending`. If the result is not
+        all, then call this method again. A new prefetch is recorded with the last counts.
         """
         with self._lock:
             if self._sending:
@@ -300,8 +310,12 @@ class PrefetchedPermits:
                 # Redis need not record permits that nobody will spend.
                 new.until = _ENDED
                 new = None
-            now, items = self.clock(), []
+            items: list[tuple[Prefetch, Spent]] = []
+            now, are_all = self.clock(), True
             for prefetch in self._recorded:
+                if items and (len(items) + 1) * self.meters > MAX_COUNTERS:
+                    new, self._new, are_all = None, new, False
+                    break
                 # Whether no more requests will spend permits of this prefetch.
                 is_all = everything or not prefetch.unspent or now >= prefetch.until
                 if is_all:
@@ -311,7 +325,7 @@ class PrefetchedPermits:
             if new is None and not items:
                 return None
             self._sending = True
-        return UnsentCounts(self, new, tuple(items))
+        return UnsentCounts(self, new, tuple(items), are_all)
 
     def end_sending(
         self, counts: UnsentCounts, found: Sequence[int]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from redis.exceptions import ResponseError
 
@@ -18,7 +18,7 @@ from ratelimits.engine.call import new_nonce
 from ratelimits.engine.decide import decide_call, refund_cancelled
 from ratelimits.engine.decision import AlreadySettled, Decision, Stale
 from ratelimits.engine.server import Server
-from ratelimits.engine.spent import CountSpent, shard_of_receipt
+from ratelimits.engine.spent import MAX_COUNTERS, CountSpent, shard_of_receipt
 from ratelimits.engine.transport.breaker import NodeUnavailable
 from ratelimits.engine.transport.connection import NotSent, Unavailable
 from ratelimits.logs import bounded
@@ -30,9 +30,6 @@ logger = bounded(__name__)
 
 #: Seconds between two calls of `send_and_give_back` by the thread.
 INTERVAL = 1.0
-#: One command sends the counts of at most this number of `PrefetchedPermits`. There is a maximum, because the server
-#: does nothing else while it executes the command.
-MAX_PER_COMMAND = 500
 
 
 def send(permits: PrefetchedPermits, prefetch: Prefetch | None) -> None:
@@ -42,16 +39,16 @@ def send(permits: PrefetchedPermits, prefetch: Prefetch | None) -> None:
     its permits.
     """
     counts = _begin(permits, prefetch)
-    if counts is None:
-        return
-    try:
-        found = permits.server.wire.call(_command([counts]), new_nonce())
-    except BaseException as error:
-        _fail([counts], error)
-        if not isinstance(error, (Unavailable, ResponseError)):
-            raise
-    else:
+    while counts is not None:
+        try:
+            found = permits.server.wire.call(_command([counts]), new_nonce())
+        except BaseException as error:
+            _fail([counts], error)
+            if not isinstance(error, (Unavailable, ResponseError)):
+                raise
+            return
         _end([counts], found)
+        counts = None if counts.are_all else permits.begin_sending()
 
 
 async def asend(permits: PrefetchedPermits, prefetch: Prefetch | None, decision: Decision) -> None:
@@ -65,14 +62,16 @@ async def asend(permits: PrefetchedPermits, prefetch: Prefetch | None, decision:
     task = asyncio.current_task()
     assert task is not None
     cancellations_before = task.cancelling()
-    try:
-        found = await permits.server.wire.acall(_command([counts]), new_nonce())
-    except BaseException as error:
-        _fail([counts], error)
-        if task.cancelling() == cancellations_before and not isinstance(error, (Unavailable, ResponseError)):
-            raise
-    else:
+    while counts is not None:
+        try:
+            found = await permits.server.wire.acall(_command([counts]), new_nonce())
+        except BaseException as error:
+            _fail([counts], error)
+            if task.cancelling() == cancellations_before and not isinstance(error, (Unavailable, ResponseError)):
+                raise
+            break
         _end([counts], found)
+        counts = None if counts.are_all else permits.begin_sending()
     if task.cancelling() > cancellations_before:
         await refund_cancelled(permits.server, decision)
 
@@ -155,8 +154,18 @@ def _send_and_give_back(*, everything: bool) -> None:
 
 def _send_all(unfinished: Sequence[Prefetch], *, everything: bool) -> bool:
     """Send the counts of all these prefetches. Return whether Redis answers."""
+    sending = list(dict.fromkeys(prefetch.permits for prefetch in unfinished))
+    answers = True
+    while sending and answers:
+        sending, answers = _send_in_bounds(sending, everything=everything)
+    return answers
+
+
+def _send_in_bounds(sending: Iterable[PrefetchedPermits], *, everything: bool) -> tuple[list[PrefetchedPermits], bool]:
+    """Send counts. Return the permits that have further counts to send, and whether Redis answers."""
     groups: dict[tuple[Server, int, int], list[UnsentCounts]] = {}
-    for permits in dict.fromkeys(prefetch.permits for prefetch in unfinished):
+    further: list[PrefetchedPermits] = []
+    for permits in sending:
         counts = permits.begin_sending(everything=everything)
         if counts is not None:
             shard = shard_of_receipt(permits.server.keyspace, counts.receipt)
@@ -164,8 +173,7 @@ def _send_all(unfinished: Sequence[Prefetch], *, everything: bool) -> bool:
             groups.setdefault((permits.server, shard, id(counts) if counts.new else 0), []).append(counts)
     answers = True
     for (server, _shard, _id), group in groups.items():
-        for start in range(0, len(group), MAX_PER_COMMAND):
-            unsent = group[start : start + MAX_PER_COMMAND]
+        for unsent in _in_bounds(group):
             try:
                 if not answers:  # do not ask it again
                     raise NotSent("the server has not answered just now")
@@ -176,7 +184,20 @@ def _send_all(unfinished: Sequence[Prefetch], *, everything: bool) -> bool:
                 answers = answers and isinstance(error, (ResponseError, NodeUnavailable))
             else:
                 _end(unsent, found)
-    return answers
+                further += [counts.permits for counts in unsent if not counts.are_all]
+    return further, answers
+
+
+def _in_bounds(group: Sequence[UnsentCounts]) -> Iterator[list[UnsentCounts]]:
+    """Yield the counts in lists for one command each, so that no list has more than MAX_COUNTERS counters."""
+    unsent: list[UnsentCounts] = []
+    for counts in group:
+        if unsent and sum(one.counters for one in unsent) + counts.counters > MAX_COUNTERS:
+            yield unsent
+            unsent = []
+        unsent.append(counts)
+    if unsent:
+        yield unsent
 
 
 def _give_back(prefetch: Prefetch) -> bool:

@@ -4,7 +4,8 @@ A refusal is repeated until its retry_after has passed, but for at most DENY_CAC
 refund takes effect after DENY_CACHE_SECONDS at the latest.
 
 Redis is not asked about requests that get a repeated refusal, or that a limit with capacity 0 refuses. So this module
-counts these requests, and sends the counts to Redis every second and when the process ends.
+counts these requests, and sends the counts to Redis every second and when the process ends. Everything that waits here
+is bounded (see also counts.py).
 """
 
 from __future__ import annotations
@@ -20,19 +21,26 @@ from redis.exceptions import ResponseError
 
 from ratelimits.background import Background
 from ratelimits.engine.call import Usage, new_nonce, shard_of_usage
-from ratelimits.engine.counting import Count, RefusalCount
+from ratelimits.engine.counting import Count, RefusalCount, in_bounds
 from ratelimits.engine.decision import Decision
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.breaker import NodeUnavailable
 from ratelimits.engine.transport.connection import NotSent, Unavailable
 from ratelimits.logs import bounded
+from ratelimits.quota.refusals.counts import RefusalCounts, declare
 
 logger = bounded(__name__)
 
-#: Maximum number of stored refusals. When this number is reached, all refusals are forgotten, but not their counts.
+#: Maximum number of meters of all stored refusals together. (Most requests have one meter. A refusal with many meters
+#: needs more memory.) When this number is reached, all refusals are forgotten, but not their counts.
 MAX_REFUSALS = 50_000
+#: Maximum number of refusals that were decided without Redis, and that wait to be added up.
+_MAX_DECIDED = 10_000
 #: Seconds between two sendings of the counts.
 INTERVAL = 1.0
+#: Seconds after which a sending ends. The counts that are left wait for the next sending. So the newest counts, which
+#: need more memory, are added up in time, even if each reply is slow.
+LONGEST_SENDING = 5.0
 
 
 class StoredRefusal:
@@ -68,16 +76,21 @@ class DenyCache:
         self._lock = threading.Lock()
         #: The stored refusals by cache key. Some of them have perhaps ended.
         self.refusals: dict[Hashable, StoredRefusal] = {}
+        #: How many meters these refusals have together.
+        self._meters = 0
         #: Refusals that are not repeated any more, but whose last repetitions are perhaps not counted yet.
         self._ended: list[StoredRefusal] = []
-        #: Counts that were taken but could not be sent.
-        self._unsent: list[RefusalCount] = []
+        #: Counts that were added up already, such as counts that could not be sent.
+        self._waiting = RefusalCounts()
         #: The refusals that `count` was called with, one item for each call.
         self._decided: deque[Decision] = deque()
 
     def count(self, decision: Decision) -> None:
         """Count a refusal that was decided without Redis. Call this for each refused request."""
         self._decided.append(decision)
+        if len(self._decided) >= _MAX_DECIDED:
+            with self._lock:
+                self._add_up()
 
     def repeat(self, cache_key: Hashable) -> StoredRefusal | None:
         """Return the refusal that this request gets again, and count the repetition.
@@ -102,49 +115,67 @@ class DenyCache:
             return
         now, retry_after = self.clock(), decision.retry_after
         until = now + (seconds if retry_after is None else min(retry_after, seconds))
+        meters = len(decision.call.costs) or 1
         with self._lock:
-            if len(self.refusals) >= MAX_REFUSALS:
-                self._ended += self.refusals.values()
-                self.refusals.clear()
-            replaced = self.refusals.get(cache_key)
-            if replaced is not None:
-                self._ended.append(replaced)
+            if self._meters + meters > MAX_REFUSALS:
+                for ended in list(self.refusals):
+                    self._end(ended, now)
+            self._end(cache_key, now)
+            if len(self._ended) >= MAX_REFUSALS:
+                self._add_up()
             self.refusals[cache_key] = StoredRefusal(decision, payload, now, until)
+            self._meters += meters
+
+    def _end(self, cache_key: Hashable, now: float) -> None:
+        """Do not repeat this refusal any more. The caller must hold the lock."""
+        denied = self.refusals.pop(cache_key, None)
+        if denied is not None:
+            self._meters -= len(denied.decision.call.costs) or 1
+            denied.until = min(denied.until, now)
+            self._ended.append(denied)
 
     def take(self) -> list[RefusalCount]:
         """Return all counts since the last call, and forget refusals that have ended."""
+        with self._lock:
+            waiting = self._waiting.take()
+            return waiting + self._newest()
+
+    def _add_up(self) -> None:
+        """Add up all counts, so that they need less memory until the next `take`. The caller must hold the lock."""
+        for counted in self._newest():
+            self._waiting.add(counted)
+
+    def _newest(self) -> list[RefusalCount]:
+        """Return the counts since the last call, and forget refusals that have ended. The caller must hold the lock."""
+        now = self.clock()
         # Forget a refusal only some time after its end. Another thread that found the refusal before its end can still
         # count a repetition.
-        forget_before = self.clock() - INTERVAL
-        with self._lock:
-            unsent, self._unsent = self._unsent, []
-            all_refusals = [*self._ended, *self.refusals.values()]
-            self._ended = [denied for denied in self._ended if denied.until > forget_before]
-            for cache_key, denied in list(self.refusals.items()):
-                if denied.until <= forget_before:
-                    self.refusals.pop(cache_key, None)
+        forget_before = now - INTERVAL
+        for cache_key, denied in list(self.refusals.items()):
+            if denied.until <= forget_before:
+                self._end(cache_key, now)
         counts = Counter(self._decided.popleft() for _ in range(len(self._decided)))
-        for denied in all_refusals:
+        for denied in (*self._ended, *self.refusals.values()):
             counts[denied.decision] += denied.take_count()
+        self._ended = [denied for denied in self._ended if denied.until > forget_before]
         refused = [(decision, count, decision.call.usage) for decision, count in counts.items()]
-        return unsent + [
+        return [
             _refusal_count(decision, usage, count) for decision, count, usage in refused if count and usage is not None
         ]
 
     def put_back(self, unsent: list[RefusalCount]) -> None:
-        """Store counts that were not sent. The next `take` returns them. Above MAX_REFUSALS, drop the oldest counts."""
+        """Store counts that were not sent. The next `take` returns them. Declare those that there is no room for."""
         with self._lock:
-            self._unsent += unsent
-            if len(self._unsent) > MAX_REFUSALS:
-                logger.error("Too many refusals wait to be counted as denied: the oldest are dropped.")
-                del self._unsent[:-MAX_REFUSALS]
+            for counted in unsent:
+                self._waiting.add(counted)
 
     def clear(self) -> None:
         """Forget all refusals and counts. A forked process calls this method, because its parent sends these counts."""
         self._lock = threading.Lock()
         self.refusals.clear()
+        self._meters = 0
         self._ended.clear()
-        self._unsent.clear()
+        self._waiting.clear()
         self._decided.clear()
 
 
@@ -160,9 +191,9 @@ def send(
 ) -> list[RefusalCount]:
     """Count refusals in the open batches in Redis. Return the counts that were certainly not sent.
 
-    If the server does not answer, do not send the other counts. If a reply was lost, log an error, and do not return
-    the counts of this command, because the server has perhaps counted them. Call `on_version` with the version of the
-    rules in Redis.
+    If the server does not answer, or after LONGEST_SENDING, do not send the other counts. If a reply was lost, declare
+    the counts of this command, and do not return them, because the server has perhaps counted them. Call `on_version`
+    with the version of the rules in Redis.
     """
     version = 0
     # All counts of one command must have the same shard and the same billing periods.
@@ -170,9 +201,10 @@ def send(
     for item in counted:
         groups.setdefault((shard_of_usage(server.keyspace, item.usage), item.usage.periods), []).append(item)
     unsent: list[RefusalCount] = []
-    no_answer = False
-    for (shard, _periods), group in groups.items():
-        if no_answer:
+    no_answer, ends = False, time.monotonic() + LONGEST_SENDING
+    commands = [(shard, part) for (shard, _periods), group in groups.items() for part in in_bounds(group)]
+    for shard, group in commands:
+        if no_answer or time.monotonic() > ends:
             unsent += group
             continue
         command = Count(server.keyspace.head(shard), server.keyspace.open(shard), group[0].usage)
@@ -187,6 +219,8 @@ def send(
                 unsent += group
             else:
                 logger.error("It is not known whether some refusals of this process were counted as denied: %s", error)
+                for item in group:
+                    declare(item)
     if version and on_version is not None:
         on_version(version)
     return unsent
@@ -223,5 +257,9 @@ class Sender:
     def _send_last(self) -> None:
         # The process ends, so it does not need newer rules.
         counted = self._cache.take() + self._more()
-        if counted:
-            self._cache.put_back(send(self._server(), counted))
+        unsent = send(self._server(), counted) if counted else []
+        if unsent:
+            logger.error(
+                "The process ends, and %s refusals were not counted as denied", sum(i.requests for i in unsent)
+            )
+            self._cache.put_back(unsent)

@@ -1,0 +1,79 @@
+"""The largest calls of the scripts that count usage which a process has kept: refusals, and prefetched permits.
+
+Each call has the maximum number of counters, and no counter is in the open batch yet. Among the calls are some that
+fill the batch, so that the same call also seals it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ratelimits.engine.call import Usage
+    from ratelimits.engine.server import Server
+
+#: Calls of each operation. Together they fill several batches.
+CALLS = 60
+#: The cost of each request. Requests with another cost than 1 have two counters in a batch.
+COST = 7
+#: The shard that counts everything.
+SHARD = 0
+
+
+def operations(server: Server) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield each call, with the name of its operation."""
+    from ratelimits.engine import counting, spent
+
+    usages = _usages()
+    for _ in range(CALLS):
+        yield f"count, {counting.MAX_COUNTERS} entries", _refusals(server, islice(usages, counting.MAX_COUNTERS))
+    for _ in range(CALLS):
+        all_usages = list(islice(usages, spent.MAX_COUNTERS))
+        _record(server, all_usages)
+        yield f"count prefetches, {spent.MAX_COUNTERS} entries", _spent(server, all_usages)
+
+
+def _usages() -> Iterator[Usage]:
+    """Yield usage of one meter, each of another account and key."""
+    from ratelimits.algorithms.calendar import boundaries
+    from ratelimits.engine.call import Meter, Usage
+
+    periods = boundaries("month", "UTC", None, time.time_ns() // 1000)
+    for number in count():
+        yield Usage(f"account-{number}", f"api_key:{number}", (Meter("tokens", 12, 3456),), periods)
+
+
+def _refusals(server: Server, usages: Iterator[Usage]) -> Callable[[], object]:
+    from ratelimits.engine.call import new_nonce
+    from ratelimits.engine.counting import Count, RefusalCount
+
+    counted = [RefusalCount(usage, (COST,), 12, 3456, 5) for usage in usages]
+    keyspace = server.keyspace
+    command = Count(keyspace.head(SHARD), keyspace.open(SHARD), counted[0].usage)
+    for one in counted:
+        command.add(one)
+    return lambda: server.wire.call(command, new_nonce())
+
+
+def _record(server: Server, usages: list[Usage]) -> None:
+    """Record a prefetch for each usage."""
+    from ratelimits.engine.command import counters_of
+
+    moment = time.time_ns() // 1000
+    records: dict[Any, bytes] = {
+        usage.account: b"0 %d %d %b %d" % (100, moment, counters_of(usage, moment // 10**6, moment // 10**6)[0], COST)
+        for usage in usages
+    }
+    server.wire.client_of(server.keyspace, SHARD).hset(server.keyspace.prefetched(SHARD), mapping=records)
+
+
+def _spent(server: Server, usages: list[Usage]) -> Callable[[], object]:
+    from ratelimits.engine.call import new_nonce
+    from ratelimits.engine.spent import CountSpent, Spent
+
+    spent = [Spent(usage.account, 50, is_all=False) for usage in usages]
+    command = CountSpent(server.keyspace, SHARD, spent)
+    return lambda: server.wire.call(command, new_nonce())

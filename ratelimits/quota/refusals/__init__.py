@@ -1,0 +1,3 @@
+"""Refusals that this process repeats or makes without asking Redis, and their counts."""
+
+from __future__ import annotations
