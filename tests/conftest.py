@@ -134,11 +134,12 @@ def _empty_server(_steward: redis.Redis) -> None:
     """Give every test an empty server, and a process that has nothing left to send."""
     from ratelimits import logs
     from ratelimits.engine.server import isolate
-    from ratelimits.quota import checking, from_memory
+    from ratelimits.quota import checking, from_memory, meters
 
     isolate("")  # a test that was rolled back had its own keys
     logs.forget()
     checking.breaker.succeeded()
+    meters.forget()
     from_memory.denials.clear()
     from_memory.sender.flush()  # after what its thread was just sending
     _steward.flushall()

@@ -35,6 +35,7 @@ from ratelimits.middleware import QuotaMiddleware
 from ratelimits.models import Access, Line
 from ratelimits.quota import receipts
 from ratelimits.quota.answers.answer import Answer
+from ratelimits.quota.costs import WrongCost
 from ratelimits.throttling import QuotaThrottle
 from tests.support.entry_points import away, begin_afresh
 from tests.support.rows import rule
@@ -394,3 +395,13 @@ def test_a_rule_may_start_from_the_ledger(ask: Ask, settings: Any) -> None:
     Line.objects.create(account=str(ann.pk), key=f"user:{ann.pk}", meter="requests", **row | {"admitted_units": 4})
     rule("monthly", "calendar_window", capacity=5, start_from_ledger=True)
     assert [ask(user=ann).status_code for _ in range(2)] == [200, 429]
+
+
+def test_a_meter_that_is_not_known_is_an_error_that_names_the_view_and_the_setting(ask: Ask, settings: Any) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "METERS": ["tokens"]}
+    assert ask(cost=lambda request: {"tokens": 1}).status_code == 200
+    with pytest.raises(WrongCost) as error:
+        ask(cost=lambda request: {"typo": 1})
+    view, _colon, said = str(error.value).partition(": ")
+    assert view.startswith("tests.test_alike.")
+    assert said == "the meter 'typo' is not known: add it to RATELIMITS['METERS'], or make a rule for it"

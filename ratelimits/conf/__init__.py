@@ -41,6 +41,7 @@ DEFAULTS: dict[str, Any] = {
     "DENY_CACHE_SECONDS": 1.0,  # maximum seconds for which a process repeats a refusal without asking Redis
     "PREFETCH_SECONDS": 1.0,  # maximum seconds for which a process spends permits that it took in advance
     "RECEIPT_TTL": 86_400,  # seconds for which a receipt can be refunded or settled
+    "METERS": None,  # the meters in which views give a cost, beside those of rules; None: a process learns a few more
     "OUTBOUND_SCOPES": [],  # scopes of outbound calls and Celery tasks; the admin does not warn that no view has them
     "PATHS": [],  # path prefixes of views that the middleware limits: a list, or a dict prefix -> options
     "REFUSAL_RESPONSE": None,  # callable or path: takes a request and its answer, returns a response or None
@@ -118,6 +119,7 @@ class Conf:
     DENY_CACHE_SECONDS: float
     PREFETCH_SECONDS: float
     RECEIPT_TTL: int
+    METERS: list[str] | None
     OUTBOUND_SCOPES: list[str]
     PATHS: list[str] | dict[str, dict[str, Any]]
     REFUSAL_RESPONSE: Callable[[HttpRequest, Any], HttpResponseBase | None] | None

@@ -17,8 +17,10 @@ LONGEST_CALL = 3600
 #: Maximum seconds for a request to a webhook or a billing system. It must be well below 300 s: after 300 s, another
 #: worker can send the same request again.
 LONGEST_POST = 100
-#: Maximum characters of a text in a report's column.
+#: Maximum characters of a text in a report's column, such as the name of a meter or a unit.
 LONGEST_UNIT = 255
+#: Maximum number of names in METERS.
+MOST_METERS = 1_000
 #: In TRUSTED_PROXIES: a proxy that connects by a unix socket, and so has no address.
 UNIX = "unix"
 #: The name of a header field.
@@ -112,6 +114,18 @@ _SCOPES = SettingRule(
     'a list of scopes, such as ["mailer-api"].',
     lambda value: isinstance(value, list | tuple) and all(_is_text(scope) and scope for scope in value),
 )
+_METERS = SettingRule(
+    f'a list of at most {MOST_METERS:_} names of meters, such as ["requests", "tokens"]; or None. A name has 1 to'
+    f' {LONGEST_UNIT} characters, and does not begin with "~".',
+    lambda value: (
+        value is None
+        or (
+            isinstance(value, list | tuple)
+            and len(value) <= MOST_METERS
+            and all(_is_text(name) and 0 < len(name) <= LONGEST_UNIT and name[0] != "~" for name in value)
+        )
+    ),
+)
 _UNITS = SettingRule(
     f'a dict of meters and their units, each of 1 to {LONGEST_UNIT} characters, such as {{"traffic": "MB"}}.',
     lambda value: (
@@ -193,6 +207,7 @@ RULES: dict[str, SettingRule] = {
     "DENY_CACHE_SECONDS": _seconds(may_be_zero=True),
     "PREFETCH_SECONDS": _seconds(may_be_zero=True),
     "RECEIPT_TTL": _seconds(),
+    "METERS": _METERS,
     "OUTBOUND_SCOPES": _SCOPES,
     "PATHS": _PATHS,
     "REFUSAL_RESPONSE": _CALLABLE,

@@ -26,12 +26,13 @@ from ratelimits.engine.transport.breaker import NodeUnavailable
 from ratelimits.engine.transport.connection import Interrupted
 from ratelimits.identity import Identity
 from ratelimits.logs import bounded
-from ratelimits.quota import checking, without_decision
+from ratelimits.quota import checking, meters, without_decision
 from ratelimits.quota.answers import observing
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.checking import RELOADS
+from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.prepared import Prepared, prepare
-from ratelimits.rules import RulesUnavailable
+from ratelimits.rules import RulesUnavailable, in_memory
 from ratelimits.rules.selection import key_of
 
 logger = bounded(__name__)
@@ -77,12 +78,14 @@ def _restored(message: str, name: str, limit: str, retry_after: float | None) ->
 class SelectRules(NamedTuple):
     """An instruction: return the Selection of this scope and identity.
 
-    If `newer` is not None, first read the rules with this version or a newer one.
+    If `newer` is not None, first read the rules with this version or a newer one. If `again` is true, first read the
+    rules again.
     """
 
     scope: str
     identity: Identity
     newer: int | None = None
+    again: bool = False
 
 
 class DecideCall(NamedTuple):
@@ -164,6 +167,10 @@ class Outbound:
             for attempt in range(2 + RELOADS):
                 if self.algorithm is None:
                     selection = yield SelectRules(self.name, self.identity, newer)
+                    snapshot = in_memory()
+                    if snapshot is not None and meters.need_newer_rules(self.costs, snapshot):
+                        selection = yield SelectRules(self.name, self.identity, again=True)
+                    self._check_meters()
                     prepared = prepare(selection, tuple(self.costs))
                     # The last attempt names no version, so Redis accepts these rules even if there are newer rules.
                     version = selection.version if attempt <= RELOADS else None
@@ -202,11 +209,20 @@ class Outbound:
         account = self.identity.account_id
         return Call(limits, keys, costs, account, timeout=timeout, version=version)
 
+    def _check_meters(self) -> None:
+        """Raise WrongCost, with the name of the call, if its cost names a meter that is not known."""
+        try:
+            meters.check(self.costs, in_memory())
+        except WrongCost as error:
+            raise WrongCost(f"{self.name}: {error}") from None
+
     def _by_policies(self, prepared: Prepared | None) -> Turn:
         """Return the answer of the failure policies."""
         if self.algorithm is not None:
             allowed = conf.FAILURE_POLICY == "allow"
             return Turn(allowed, retry_after=PAUSE, unavailable=not allowed)
+        if prepared is None:
+            self._check_meters()
         answer = without_decision.answer(
             prepared, self.identity, scope=self.name, method="", costs=self.costs, metered=False
         )

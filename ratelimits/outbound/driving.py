@@ -37,8 +37,8 @@ class AwaitRelease(NamedTuple):
 
 def _do(instruction: Any) -> Any:
     match instruction:
-        case SelectRules(scope, identity, newer_version):
-            snapshot = rules.current() if newer_version is None else rules.reload(newer_version)
+        case SelectRules(scope, identity, newer_version, again):
+            snapshot = rules.reload(newer_version) if again or newer_version is not None else rules.current()
             return snapshot.select_exact(scope, identity)
         case DecideCall(call):
             return decide_call(current_server(), call)
@@ -52,8 +52,9 @@ def _do(instruction: Any) -> Any:
 
 async def _ado(instruction: Any) -> Any:
     match instruction:
-        case SelectRules(scope, identity, newer_version):
-            snapshot = await rules.acurrent() if newer_version is None else await rules.areload(newer_version)
+        case SelectRules(scope, identity, newer_version, again):
+            read_again = again or newer_version is not None
+            snapshot = await (rules.areload(newer_version) if read_again else rules.acurrent())
             return await rules.aselect_exact(snapshot, scope, identity)
         case DecideCall(call):
             return await adecide_call(current_server(), call)

@@ -23,7 +23,7 @@ from ratelimits.engine.transport.connection import Interrupted
 from ratelimits.identity import Identity
 from ratelimits.logs import bounded
 from ratelimits.models import testcase
-from ratelimits.quota import access, from_memory, process_totals, without_decision
+from ratelimits.quota import access, from_memory, meters, process_totals, without_decision
 from ratelimits.quota.answers import observing
 from ratelimits.quota.answers.answer import ONE_REQUEST, PASSED, Answer
 from ratelimits.quota.costs import valid_costs
@@ -65,6 +65,7 @@ def _begin_test(**kwargs: object) -> None:
     spending.clear()
     access.clear()
     breaker.succeeded()
+    meters.forget()
     without_decision.local.clear()
 
 
@@ -90,7 +91,8 @@ def check(
 
     If prefetching is on for all rules of the request, the request can spend prefetched permits. Then it is counted up
     to a second after its decision. If Redis cannot be asked, the rules' failure policies answer. Raise WrongCost for
-    costs that are not valid. If ENABLED is False, every request passes.
+    costs that are not valid, or name a meter that is not known (see `quota.meters`). If ENABLED is False, every request
+    passes.
     """
     if not conf.ENABLED:
         return PASSED
@@ -253,7 +255,14 @@ def _choose(
     identity: Identity,
     costs: Mapping[str, int],
 ) -> Answer | Selection:
-    """Return the answer of a request's block or allow. If the request has neither, return the rules that apply."""
+    """Return the answer of a request's block or allow. If the request has neither, return the rules that apply.
+
+    Raise WrongCost if the request names a meter that is not known.
+    """
+    if meters.need_newer_rules(costs, snapshot):
+        snapshot = rules.reload()
+        commands = commands_by(snapshot)
+    meters.check(costs, snapshot)
     answer = from_memory.by_row(commands, identity, costs)
     if answer is not None:
         return answer
@@ -270,6 +279,10 @@ async def _achoose(
     costs: Mapping[str, int],
 ) -> Answer | Selection:
     """Do the same as `_choose`, in async code."""
+    if meters.need_newer_rules(costs, snapshot):
+        snapshot = await rules.areload()
+        commands = commands_by(snapshot)
+    meters.check(costs, snapshot)
     answer = await from_memory.aby_row(commands, identity, costs)
     if answer is not None:
         return answer

@@ -12,7 +12,7 @@ from ratelimits import rules
 from ratelimits.conf import conf
 from ratelimits.engine import Mode
 from ratelimits.identity import Identity
-from ratelimits.quota import process_totals
+from ratelimits.quota import meters, process_totals
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.fallback import LocalLimiter
 from ratelimits.quota.prepared import Prepared, usage_key
@@ -33,11 +33,13 @@ def answer(
 
     `prepared` has the rules that apply. If it is None, the rules or the rows about the request's key could not be
     read. Then the strictest policy of all rules in memory that can apply decides. If there is no such rule, the setting
-    FAILURE_POLICY decides. `metered` is true if Redis would have counted the request as usage.
+    FAILURE_POLICY decides. `metered` is true if Redis would have counted the request as usage. Raise WrongCost if
+    `prepared` is None and `costs` name a meter that is not known.
     """
     if prepared is not None:
         return by_policies(prepared, identity, costs, metered)
     snapshot = rules.in_memory()
+    meters.check(costs, snapshot)
     possible = snapshot.possible(scope, method, identity) if snapshot is not None else []
     of_these_meters = [rule for rule in possible if rule.meter in costs]
     applied = [rule for rule in of_these_meters if isinstance(rule, AppliedRule)]

@@ -16,9 +16,10 @@ from typing import Any
 from django.db.models import Max
 
 from ratelimits.algorithms.limits import Algorithm, Lasting, algorithm_from_json, fields_of
-from ratelimits.models.accounts import Plan
+from ratelimits.models.accounts import Plan, PlanInclusion
 from ratelimits.models.fields.rule_fields import IPV4_PREFIX, IPV6_PREFIX
 from ratelimits.models.fields.scopes import names_in, split_scope
+from ratelimits.models.prices import PlanPrice
 from ratelimits.models.rules import Rule
 from ratelimits.models.versions import KEY_SHARDS, ConfigVersion, Tombstone
 from ratelimits.rules import access, groups, keyed
@@ -97,6 +98,7 @@ class Rows:
 
     rules       rules by id
     plans       slugs of plans by id
+    plan_meters  the meters of which a plan includes a quantity or has a price
     deleted_at  the last deletions of rules
     access      blocks and allows
     shards      the rows about keys, by shard; None for a shard that was not read yet
@@ -111,6 +113,7 @@ class Rows:
     access: AccessIndex = NO_ACCESS
     shards: list[KeyRows | None] = field(default_factory=lambda: [None] * KEY_SHARDS)
     groups: groups.Groups = field(default_factory=dict)
+    plan_meters: frozenset[str] = frozenset()
     logged: set[str] = field(default_factory=set, compare=False, repr=False)
 
 
@@ -187,7 +190,16 @@ def _read_all(using: str, version: int) -> Rows:
             for plan, name, version_of_deletion, moment in tombstones.annotate(Max("version"), Max("since"))
         },
         AccessIndex(access.read(using)),
+        plan_meters=_plan_meters(using),
     )
+
+
+def _plan_meters(using: str) -> frozenset[str]:
+    included, priced = (
+        model._default_manager.using(using).order_by().values_list("meter", flat=True)
+        for model in (PlanInclusion, PlanPrice)
+    )
+    return frozenset(included.union(priced))
 
 
 def _read_changes(using: str, current: Rows, version: int) -> Rows:
@@ -209,4 +221,13 @@ def _read_changes(using: str, current: Rows, version: int) -> Rows:
         keyed.merge(shards, keyed.read(using, loaded, above=current.version), tombstones)
     deleted = [tombstone.row for tombstone in tombstones if tombstone.kind == "access"]
     index = current.access.changed(access.read(using, above=current.version), deleted)
-    return Rows(version, rules, plans, deleted_at, index, shards, groups.unchanged(current.groups, tombstones))
+    return Rows(
+        version,
+        rules,
+        plans,
+        deleted_at,
+        index,
+        shards,
+        groups.unchanged(current.groups, tombstones),
+        plan_meters=_plan_meters(using),
+    )

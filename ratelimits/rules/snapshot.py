@@ -111,6 +111,7 @@ class Snapshot:
         "_selections",
         "good_until",
         "rows",
+        "rule_meters",
         "seen_at",
         "version",
         "versioned",
@@ -144,6 +145,8 @@ class Snapshot:
         self._scopes = {scope for row in rows.rules.values() for scope in (row.scope, *row.except_scopes)}
         self._groups = frozenset(row.group for row in rows.rules.values() if row.group)
         self._methods = {method for row in rows.rules.values() for method in row.methods}
+        #: The meters that rules name, also rules that are off.
+        self.rule_meters = frozenset(row.meter for row in rows.rules.values())
         #: Whether a rule can let a request wait.
         self.waits = any(row.max_wait > 0 for row in rows.rules.values())
 

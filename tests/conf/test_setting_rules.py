@@ -37,6 +37,10 @@ WRONG: dict[str, list[Any]] = {
     "DENY_CACHE_SECONDS": [-0.1, *NUMBERS],
     "PREFETCH_SECONDS": [-0.1, *NUMBERS],
     "RECEIPT_TTL": [0, *NUMBERS],
+    "METERS": [
+        *("tokens", {"tokens"}, {"tokens": 1}, [7], [None], [""], ["~tokens"], ["x" * 256], ["a\0"], ["\ud800"]),
+        *(["tokens"] * 1001, 7, False),
+    ],
     "OUTBOUND_SCOPES": ["mailer-api", None, [""], [7], {"mailer-api": 1}],
     "PATHS": [
         "/files/",

@@ -96,6 +96,12 @@ DEFENCES = (
         "pass",
     ),
     Defence(
+        "tests/quota/test_meters.py::TestMemory::test_thousands_of_names_are_refused_and_kept_nowhere",
+        "ratelimits.quota.meters:_refused",
+        "return new[0]",
+        "return None",
+    ),
+    Defence(
         "tests/engine/test_script_bounds.py::test_a_thousand_waiting_counts_are_sent_in_bounded_commands",
         "ratelimits.engine.counting:in_bounds",
         "> MAX_COUNTERS",
