@@ -63,7 +63,8 @@ def in_rule(scope: str, meter: str, except_scopes: str = "") -> Iterator[str]:
     for method in sorted(methods - _METHODS):
         text = _("HTTP has no method “%(method)s”. Methods: %(known)s.")
         yield text % {"method": method, "known": ", ".join(sorted(_METHODS))}
-    if in_views.meters is not None and meter not in in_views.meters | conf.UNITS.keys():
+    declared = {*conf.UNITS, *(conf.METERS or ())}
+    if in_views.meters is not None and meter not in in_views.meters | declared:
         text = _("No view has a cost in “%(meter)s”, so this meter counts nothing yet. Meters of views: %(known)s.")
         yield text % {"meter": meter, "known": ", ".join(sorted(in_views.meters))}
 

@@ -15,6 +15,7 @@ from ninja import NinjaAPI, Schema
 from ninja.security import APIKeyHeader
 
 from ratelimits.ninja import limited
+from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.receipts import settle
 from ratelimits.unknown_names.urlconf import named_by_views
 from tests.support.entry_points import begin_afresh, counted
@@ -122,6 +123,12 @@ def test_a_cost_a_key_and_a_true_cost_work_as_for_other_views(redis_client: RawR
     assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 200]
     assert "RateLimit" in answers[0]
     assert "number" not in api.get_openapi_schema()["paths"]["/api/notes"]["post"].get("parameters", [])
+
+
+def test_a_meter_that_is_not_known_is_an_error_that_names_the_operation(settings: Any) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "METERS": ["pages"]}
+    with pytest.raises(WrongCost, match=r"^tests\.ninja\.test_operations\.plain: the meter 'tokens' is not known"):
+        Client().get("/api/plain/1")
 
 
 def test_a_server_error_is_refunded() -> None:

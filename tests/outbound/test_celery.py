@@ -18,6 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ratelimits.outbound import WaitTooLong
 from ratelimits.outbound.celery import HEADER, QuotaTask
+from ratelimits.quota.costs import WrongCost
 from tests.support.entry_points import begin_afresh
 from tests.support.rows import rule
 
@@ -177,6 +178,12 @@ class TestSteps:
         rule("crm", "concurrency", scope="crm-sync", capacity=1)
         with pytest.raises(ImproperlyConfigured, match="the worker's concurrency"):
             self.receive(self.task(app))
+
+    def test_a_meter_that_is_not_known_is_an_error(self, app: Celery, settings: Any) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "METERS": ["tokens"]}
+        rule("crm", scope="crm-sync")
+        with pytest.raises(WrongCost, match=r"^crm-sync: the meter 'typo' is not known: add it to "):
+            self.receive(self.task(app, quota_cost={"tokens": 5, "typo": 1}))
 
     def test_a_task_without_a_quota_is_an_error(self, app: Celery) -> None:
         with pytest.raises(ImproperlyConfigured, match="name the quota"):
