@@ -158,7 +158,7 @@ def _memory(client: redis.Redis, url: str, name: str, keys: int) -> dict[str, An
     pipeline.close()
     grown = client.info("memory")["used_memory"] - before
     call = ours.uncounted(now, name, str(FIRST_ID))
-    key = state_keys(server.keyspace, call, [shard(server.keyspace, call.keys[0], call.account)])[0]
+    key = state_keys(server.keyspace, call, [shard(server.keyspace, call.keys[0], call.account, call.in_account)])[0]
     return {
         "title": ours.calls(now)[name].title,
         "keys": count,

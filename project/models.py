@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from django.conf import settings
 from django.db import models
 
+from ratelimits.identity import api_key_of
+
 if TYPE_CHECKING:
     from django.contrib.auth.models import User
 
@@ -56,4 +58,4 @@ class ApiKey(models.Model):
     @property
     def limit_key(self) -> str:
         """Return the name of this API key in limits and in the ledger."""
-        return f"api_key:{self.pk}"
+        return str(api_key_of(self))

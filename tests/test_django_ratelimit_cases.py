@@ -108,7 +108,7 @@ class TestKeys:
         assert [asked(), asked(), asked(address="10.1.1.2")] == [200, 429, 200]
 
     def test_user_or_ip(self) -> None:
-        fixed("one", 1, key_kind="key")
+        fixed("one", 1, key_kind="caller")
         assert [asked(), asked(), asked(user=User(pk=1)), asked(user=User(pk=1))] == [200, 429, 200, 429]
 
     @pytest.mark.parametrize(

@@ -106,11 +106,11 @@ class TestInDjango:
         ada = User.objects.create(username="ada")
         key, _secret = ApiKey.objects.issue(name="Ada's phone", user=ada)
         search = run("def search(text)", ApiKey=ApiKey)["search"]
-        expected = [(f"api_key:{key.pk}", "Ada's phone")]
+        expected = [(key.limit_key, "Ada's phone")]
         assert list(search("phone")) == list(search(str(key.pk))) == expected
         with override_settings(RATELIMITS={**settings.RATELIMITS, "KEY_SEARCH": search}):
             page = admin_client.get("/admin/ratelimits/inspect/", {"q": "phone"}, follow=True)
-        assert f"The account of api_key:{key.pk} is not known" in page.content.decode()
+        assert f"The account of {key.limit_key} is not known" in page.content.decode()
 
     def test_the_admin_speaks_the_language_of_the_browser(self, admin_client: Client) -> None:
         names = run("LocaleMiddleware", MIDDLEWARE=[])

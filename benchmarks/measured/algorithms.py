@@ -102,7 +102,7 @@ def _commands(algorithm: str, numbers: dict[str, Any], shadow: bool = False) -> 
     limit = algorithm_from_json({"algorithm": algorithm, "capacity": 1_000_000, **numbers})
     mode = Mode.SHADOW if shadow else Mode.ENFORCE
     terms, keyspace = program((Term(limit, "limit", key=0, slot=0, mode=mode),)), Keyspace("engine", 64)
-    return lambda user: Command(keyspace, Call(terms, (f"user:{user}",), (1,), "account"))
+    return lambda user: Command(keyspace, Call(terms, (f"user:{user}",), (1,), "account", in_account=("user:",)))
 
 
 def _send(client: redis.Redis, run: str, commands: Sequence[Command], allowed: bool | None) -> float:

@@ -94,7 +94,7 @@ def make_keys(size: Size) -> None:
     first = f"{FIRST_ID}"
     with redis.Redis.from_url(url) as client:
         # Look only for a key in the namespace of this size, because several sizes share a server.
-        if client.exists(keyspace.state(shard(keyspace, f"user:{first}", first), f"user:{first}")):
+        if client.exists(keyspace.state(shard(keyspace, f"user:{first}", first, ("user:",)), f"user:{first}")):
             return
         selection = ours.selected("*", ours.someone("42"))
         terms = tuple(
@@ -104,7 +104,7 @@ def make_keys(size: Size) -> None:
         limits = program(terms)
 
         def call_of(user: str) -> Call:
-            return Call(limits, (f"user:{user}",), (1,), user, version=selection.version)
+            return Call(limits, (f"user:{user}",), (1,), user, version=selection.version, in_account=("user:",))
 
         client.script_load(Command(keyspace, call_of(first)).script.text)
 

@@ -150,7 +150,7 @@ def call_of(
         Term(algorithm, name, different.index(owner), 0, rule=3, version=7)
         for (name, algorithm), owner in zip(limits, owners, strict=True)
     )
-    return Call(program(terms), different, (1,), user, usage(now, user) if counted else None)
+    return Call(program(terms), different, (1,), user, usage(now, user) if counted else None, in_account=("user:",))
 
 
 def engine_server() -> Server:

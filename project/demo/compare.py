@@ -14,7 +14,7 @@ from rich.table import Table
 from project.demo.seed import IssuedKey
 from project.demo.traffic import ClientCounts
 from ratelimits.conf import conf
-from ratelimits.engine.keys import shard_of
+from ratelimits.engine.keys import account_shard
 from ratelimits.models import Line, ShardState
 from ratelimits.quota.refusals.deny_cache import INTERVAL
 
@@ -73,7 +73,7 @@ def wait_for_ledger(keys: list[IssuedKey], seconds: float) -> None:
     # intervals from now, all numbers are reported. So wait until each shard's watermark has reached this moment. It is
     # in µs by the clock of Redis.
     moment = now * 1_000_000 + microseconds + int(2 * INTERVAL * 1_000_000)
-    shards = {shard_of(key.account, conf.SHARDS) for key in keys}
+    shards = {account_shard(key.account, conf.SHARDS) for key in keys}
     complete = ShardState.objects.filter(shard__in=shards, watermark__gte=moment)
     drained = ShardState.objects.filter(shard__lt=conf.SHARDS, watermark__gt=0)
     deadline = time.monotonic() + seconds

@@ -17,7 +17,8 @@ from ratelimits.rules import Snapshot
 #: A rule's window and a billing period are the same month if their starts and their ends differ by at most this (µs).
 #: A difference is allowed, because the time zones of the rule and of the account can differ.
 _MAX_DIFFERENCE = 86_400 * SECOND
-#: If a rule counts per key, at most this number of an account's keys can get alerts: the keys with the most usage.
+#: If a rule does not count per account, at most this number of the account's keys can get alerts: those with the most
+#: usage.
 _MAX_KEYS = 100
 
 
@@ -78,7 +79,7 @@ class MonthlyLimits:
             return
         if row.key_kind == "account":
             yield from self._quotas_of(Identity(account=f"account:{usage.account}"), usage, usage.used, key="")
-        elif row.key_kind in ("key", "api_key", "user"):
+        elif row.key_kind in ("caller", "api_key", "user"):
             capacity, _length = row.algorithm.quota
             smallest_limit = min(capacity, self._smallest_override(row.name) or capacity)
             if usage.used * 100 >= smallest_limit * lowest_percent:

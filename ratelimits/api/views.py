@@ -190,7 +190,7 @@ def _instant(name: str, value: datetime, timezone: str) -> int:
 
 
 def _complete_until(account: str) -> datetime | None:
-    until = complete_until(conf.DATABASE, f"account:{account}" if account else "")
+    until = complete_until(conf.DATABASE, account)
     return moment(until) if until else None
 
 

@@ -26,7 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "except_scopes": "",
     "callers": "everyone",
     "group": "",
-    "key_kind": "key",
+    "key_kind": "caller",
     "ipv4_prefix": None,
     "ipv6_prefix": None,
     "meter": "requests",

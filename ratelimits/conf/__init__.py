@@ -29,7 +29,11 @@ DEFAULTS: dict[str, Any] = {
     "SHARDS": 64,  # number of parts into which accounts are divided; a change moves accounts to other parts
     "DATABASE": "default",  # the database alias of the rules and the ledger
     # The caller of a request
-    "ACCOUNT": None,  # callable or path: takes a request, returns an account or None; default: the user is the account
+    "USER": None,  # callable or path: takes a request, returns its user or None; default: request.user
+    "API_KEY": None,  # callable or path: takes a request, returns its API key or None; default: request.auth
+    "ACCOUNT": None,  # callable or path: takes a request, returns an account or None; default: the user, or the API key
+    "ACCOUNT_MODEL": None,  # the model of the accounts, such as "shop.Tenant"; names of its rows do not contain it
+    "ONE_ACCOUNT_PER_KEY": False,  # True: each user and API key has one account for ever; this saves calls in a cluster
     "NUM_PROXIES": None,  # number of trusted proxies that write X-Forwarded-For; by default DRF's setting is used
     "TRUSTED_PROXIES": [],  # networks of trusted proxies, such as "10.0.0.0/8"; "unix": proxies at a unix socket
     "ADDRESS_HEADER": "X-Forwarded-For",  # the header in which TRUSTED_PROXIES send the client's address
@@ -81,7 +85,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 #: Settings whose value is a callable or its dotted path. (In the comments above, "path" means such a dotted path.)
-CALLABLES = {"ACCOUNT", "BILLING_CUSTOMER", "KEY_SEARCH", "REFUSAL_RESPONSE"}
+CALLABLES = {"ACCOUNT", "API_KEY", "BILLING_CUSTOMER", "KEY_SEARCH", "REFUSAL_RESPONSE", "USER"}
 #: The hint if RATELIMITS itself is not a dict.
 A_DICT = 'Write a dict such as {"CACHE_ALIAS": "ratelimits"}.'
 #: Settings that contain secrets. No message shows their values.
@@ -108,7 +112,11 @@ class Conf:
     NAMESPACE: str
     SHARDS: int
     DATABASE: str
-    ACCOUNT: Callable[[HttpRequest], str | None] | None
+    USER: Callable[[HttpRequest], Any] | None
+    API_KEY: Callable[[HttpRequest], Any] | None
+    ACCOUNT: Callable[[HttpRequest], Any] | None
+    ACCOUNT_MODEL: str | None
+    ONE_ACCOUNT_PER_KEY: bool
     NUM_PROXIES: int | None
     TRUSTED_PROXIES: list[str]
     ADDRESS_HEADER: str

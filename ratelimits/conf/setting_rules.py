@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from inspect import isasyncgenfunction, isgeneratorfunction
 from ipaddress import ip_network
 from typing import Any, NamedTuple
 
+from django.apps import apps
 from django.conf import settings
 from django.utils.module_loading import import_string
 
@@ -71,7 +73,25 @@ def _is_callable(value: Any) -> bool:
     return value is None or callable(import_string(value) if isinstance(value, str) else value)
 
 
+def _is_hook(value: Any) -> bool:
+    """Return whether a value can be asked who makes a request. A generator would be another object at each call."""
+    hook = import_string(value) if isinstance(value, str) else value
+    return hook is None or (callable(hook) and not isgeneratorfunction(hook) and not isasyncgenfunction(hook))
+
+
+def _is_model(label: str) -> bool:
+    try:
+        return apps.get_model(label) is not None
+    except LookupError:
+        return False
+
+
 _CALLABLE = SettingRule("a callable, the dotted path of a callable, or None.", _is_callable)
+_HOOK = SettingRule(
+    "a callable, sync or async, that takes a request and returns a row, a text, a whole number, a UUID or None; the"
+    " dotted path of such a callable; or None.",
+    _is_hook,
+)
 _FLAG = SettingRule("True or False.", lambda value: isinstance(value, bool))
 #: The options of a path, each with a function that returns whether a value is valid. Only the scope "*" has a star, and
 #: no scope has a space, a colon or a comma.
@@ -191,7 +211,14 @@ RULES: dict[str, SettingRule] = {
     "DATABASE": SettingRule(
         "the name of an alias in DATABASES.", lambda value: isinstance(value, str) and value in settings.DATABASES
     ),
-    "ACCOUNT": _CALLABLE,
+    "USER": _HOOK,
+    "API_KEY": _HOOK,
+    "ACCOUNT": _HOOK,
+    "ACCOUNT_MODEL": SettingRule(
+        'the model of an installed app, such as "shop.Tenant", or None.',
+        lambda value: value is None or (isinstance(value, str) and _is_model(value)),
+    ),
+    "ONE_ACCOUNT_PER_KEY": _FLAG,
     "NUM_PROXIES": SettingRule(
         "a whole number from 0 to 100, or None.", lambda value: value is None or _is_whole(0, 100)(value)
     ),

@@ -15,15 +15,13 @@ from typing import NamedTuple
 
 from ratelimits.algorithms.billing_periods import Span, periods_around
 from ratelimits.algorithms.parsing import MICROSECONDS
-from ratelimits.engine.keys import BIN_SECONDS, Keyspace, shard_of
+from ratelimits.engine.keys import BIN_SECONDS, Keyspace, account_shard, shard_of
 from ratelimits.engine.program import Program
 
 #: The timeout of a call that accepts any wait.
 ANY = float("inf")
 #: Length of a bin of usage (15 minutes), in µs.
 _BIN = BIN_SECONDS * MICROSECONDS
-#: The beginnings of the keys that can belong to an account. A key that belongs to an account is in the account's shard.
-_KINDS_IN_ACCOUNTS = ("user:", "api_key:", "account:")
 
 
 class Op(IntEnum):
@@ -96,7 +94,7 @@ class Receipt:
 
     nonce    the name of the call that took the permits
     program  the limits that were charged
-    keys, costs, account, usage  have the same meaning as in `Call`
+    keys, costs, account, usage, in_account  have the same meaning as in `Call`
     at       the moment of the decision, in µs since 1970 UTC
     bin      start of the bin (15 minutes) in which the request was counted, in seconds since 1970 UTC
     period   start of the billing period in which the request was counted, in seconds since 1970 UTC
@@ -115,13 +113,16 @@ class Receipt:
     period: int
     lease: str | None = None
     moments: tuple[int, ...] = ()
+    in_account: tuple[str, ...] = ()
 
 
 class Call(NamedTuple):
     """One call of the script: a program (compiled limits), the limited keys and the costs of a request.
 
-    keys         the limited keys, such as "user:42". If there is an `account`, the keys of its users, its API keys and
-                 the account itself are in the account's shard. The shard of any other key depends only on this key
+    keys         the limited keys, such as "user:42". The shard of a key depends only on the key, except for the keys of
+                 `in_account`
+    in_account   the beginnings of the keys that are in the shard of `account`, such as ("user:",). These keys have only
+                 this account: otherwise they would have a counter for each of their accounts
     costs        one cost for each meter. Further costs of limits can follow. The `slot` of a term is a position in this
                  tuple. If a receipt is settled and less was used than charged, a cost is negative
     usage        where the request is counted. If it is None, the request is not counted
@@ -157,6 +158,7 @@ class Call(NamedTuple):
     receipt_ttl: float = 86_400
     announces: bool = False
     counts_refusal: bool = True
+    in_account: tuple[str, ...] = ()
 
 
 #: A random name of this process, and a counter of its calls. A nonce consists of this name and the call's number.
@@ -179,14 +181,18 @@ def new_nonce() -> bytes:
     return b"%b%x" % (_process_name, next(_call_numbers))
 
 
-def shard(keyspace: Keyspace, key: str, account: str) -> int:
-    """Return the shard of a key: the account's shard if the key belongs to an account, otherwise its own shard."""
-    return shard_of(f"account:{account}" if account and key.startswith(_KINDS_IN_ACCOUNTS) else key, keyspace.shards)
+def shard(keyspace: Keyspace, key: str, account: str = "", in_account: tuple[str, ...] = ()) -> int:
+    """Return the shard of a key: the shard of `account` for a key of `in_account`, otherwise the key's own shard."""
+    if key.startswith("account:"):
+        return account_shard(key.removeprefix("account:"), keyspace.shards)
+    if account and key.startswith(in_account):
+        return account_shard(account, keyspace.shards)
+    return shard_of(key, keyspace.shards)
 
 
 def shard_of_usage(keyspace: Keyspace, usage: Usage) -> int:
     """Return the shard that counts a request: the account's shard, or the key's shard if there is no account."""
-    return shard_of(f"account:{usage.account}" if usage.account else usage.key, keyspace.shards)
+    return account_shard(usage.account, keyspace.shards) if usage.account else shard_of(usage.key, keyspace.shards)
 
 
 def bin_and_period(usage: Usage, now: int) -> tuple[int, int, int]:

@@ -74,7 +74,7 @@ class Command:
         #: was not decided yet in this run of the server.
         self.is_first = program.lasts and call.op is Op.TRY
         self._cached = _NEVER_VALID
-        shards = [shard(keyspace, key, call.account) for key in call.keys]
+        shards = [shard(keyspace, key, call.account, call.in_account) for key in call.keys]
         compared = _shards_to_compare(keyspace, call, shards)
         states, packed_count = state_keys(keyspace, call, shards), program.packed_states
         keys = [*map(keyspace.head, compared), *states[:packed_count]]

@@ -170,7 +170,19 @@ def call_for(
     costs = (*(limits[0].cost,) * meter_count, *(limit.cost for limit in limits))
     # If no limit comes from a rule, all have the version 0. Then use None, so that no edit makes the call stale.
     version = max(limit.version for limit in limits) or None
-    return Call(program(terms), keys, costs, account, usage, timeout, version, now=now, op=op, lease=lease)
+    return Call(
+        program(terms),
+        keys,
+        costs,
+        account,
+        usage,
+        timeout,
+        version,
+        now=now,
+        op=op,
+        lease=lease,
+        in_account=("user:", "api_key:") if account else (),
+    )
 
 
 def receipt_call(receipt: Receipt, costs: Sequence[int], receipt_ttl: float, *, whole: bool = False) -> Call:
@@ -194,12 +206,21 @@ def receipt_call(receipt: Receipt, costs: Sequence[int], receipt_ttl: float, *, 
         receipt=receipt,
         whole=whole,
         receipt_ttl=receipt_ttl,
+        in_account=receipt.in_account,
     )
 
 
 def release_call(receipt: Receipt) -> Call:
     """Return the call that ends the leases of a receipt."""
-    return Call(receipt.program, receipt.keys, receipt.costs, receipt.account, op=Op.RELEASE, lease=_lease(receipt))
+    return Call(
+        receipt.program,
+        receipt.keys,
+        receipt.costs,
+        receipt.account,
+        op=Op.RELEASE,
+        lease=_lease(receipt),
+        in_account=receipt.in_account,
+    )
 
 
 def _lease(receipt: Receipt) -> str:

@@ -122,6 +122,7 @@ class Decision:
             keys=call.keys,
             costs=call.costs,
             account=call.account,
+            in_account=call.in_account,
             usage=call.usage,
             at=self.at,
             bin=bin_start,

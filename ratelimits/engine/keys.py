@@ -43,6 +43,15 @@ def shard_of(owner: str, shards: int) -> int:
     return crc32(owner.encode()) % shards
 
 
+def account_shard(account: str, shards: int) -> int:
+    """Return the shard of an account: of its limits and its usage.
+
+    If the account is itself a key, such as "api_key:shop.device:3", this is the shard of that key. So the limits of
+    the key and the usage of the account are in one shard.
+    """
+    return shard_of(account if account.startswith(("user:", "api_key:")) else f"account:{account}", shards)
+
+
 def name_id(name: str) -> int:
     """Return the 32-bit number (crc32) that stands in Redis for a limit's name, which is the name of its rule."""
     return crc32(name.encode())
@@ -62,21 +71,21 @@ def bounded(text: str) -> str:
 def _digest(text: str) -> str:
     """Return a text's kind and its digest. The kind is the part before a colon in the first 16 characters."""
     kind, colon, _rest = text[:16].partition(":")
-    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
     return f"{kind}:~{digest}" if colon else f"~{digest}"
 
 
 def ledger_name(text: str) -> str:
     """Return the name of an account, a key or a meter in Redis, the ledger and the reports.
 
-    Usually this is the text itself. For a text that has more than LONGEST_NAME characters, and for ANONYMOUS, return
-    the kind and a digest. Replace each character that some databases cannot store with U+FFFD. If this function is
-    called with its own result, it returns the same name again.
+    Usually this is the text itself. For a text that has more than LONGEST_NAME characters or a character that some
+    databases cannot store, and for ANONYMOUS, return the kind and a digest. If this function is called with its own
+    result, it returns the same name again. (So a text that looks like a digest must not come here from outside: see
+    `naming`.)
     """
-    if len(text) <= LONGEST_NAME and text.isascii() and "\0" not in text and text != ANONYMOUS:
-        return text
-    storable = _UNSTORABLE.sub("\ufffd", text)
-    return _digest(storable) if len(storable) > LONGEST_NAME or storable == ANONYMOUS else storable
+    if len(text) <= LONGEST_NAME and text != ANONYMOUS and (text.isascii() or not _UNSTORABLE.search(text)):
+        return text if "\0" not in text else _digest(text)
+    return _digest(text)
 
 
 def quoted(text: str) -> str:

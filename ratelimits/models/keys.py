@@ -22,12 +22,12 @@ from ratelimits.models.versions import KEY_SHARDS
 class KeyKind(models.TextChoices):
     """The kind of key that a rule counts."""
 
+    CALLER = "caller", _("caller (user, else API key, else address)")
     USER = "user", _("user")
     API_KEY = "api_key", _("API key")
     ACCOUNT = "account", _("account")
     IP = "ip", _("address")
     GLOBAL = "global", _("everyone together")
-    KEY = "key", _("key (API key, else user, else address)")
     VIEW_KEY = "view_key", _("key that the view gives")
 
 
@@ -42,7 +42,7 @@ COVERS: dict[str, frozenset[str]] = {
 #: By the `key_kind` of a rule: the kinds of keys that the rule can count.
 COUNTED: dict[str, frozenset[str]] = {
     **{kind: frozenset({kind}) for kind in ("user", "api_key", "account", "ip", "global", "view_key")},
-    "key": frozenset({"api_key", "user", "ip"}),
+    "caller": frozenset({"api_key", "user", "ip"}),
 }
 
 

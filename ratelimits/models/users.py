@@ -6,10 +6,12 @@ handlers of this module search the database of the app's tables.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
+from django.apps import apps
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.db import models, router
@@ -44,15 +46,27 @@ def _rows(field: Any, rows: Any, using: str) -> Any:
 
 
 def existing_users(names: Iterable[str]) -> set[str]:
-    """Return the names that are primary keys of users."""
-    users: Any = get_user_model()
-    pks = {}
+    """Return the names that are primary keys of users, or names of existing rows such as "shop.customer:42"."""
+    pks_of: dict[Any, dict[Any, str]] = defaultdict(dict)
     for name in names:
+        users, text = _model_and_pk(name)
         with suppress(ValidationError):
-            pk = users._meta.pk.to_python(name)
+            pk = users._meta.pk.to_python(text)
             users._meta.pk.run_validators(pk)  # A number can be too large for the database.
             # Requests of user 7 have the key user:7. No request has a key with another spelling, such as user:07.
-            if str(pk) == name:
-                pks[pk] = name
-    rows = users._base_manager.filter(pk__in=list(pks)) if pks else users._base_manager.none()
-    return {pks[pk] for pk in rows.values_list("pk", flat=True)}
+            if str(pk) == text:
+                pks_of[users][pk] = name
+    return {
+        pks[pk]
+        for users, pks in pks_of.items()
+        for pk in users._base_manager.filter(pk__in=list(pks)).values_list("pk", flat=True)
+    }
+
+
+def _model_and_pk(name: str) -> tuple[Any, str]:
+    """Return the model that a user's name contains, or else the user model, and the primary key as a text."""
+    label, colon, pk = name.partition(":")
+    if colon and label.count(".") == 1:
+        with suppress(LookupError):
+            return apps.get_model(label), pk
+    return get_user_model(), name.removeprefix("=")

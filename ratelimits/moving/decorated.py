@@ -17,7 +17,7 @@ from ratelimits.moving.views import FoundView
 #: The module of django-ratelimit's decorator. Before its version 4 the package was called `ratelimit`.
 _MODULES = {"django_ratelimit.decorators", "ratelimit.decorators"}
 #: The rule's kind of key, for each key of django-ratelimit that a rule can count without the help of the view.
-_KINDS = {"ip": "ip", "user": "user", "user_or_ip": "key"}
+_KINDS = {"ip": "ip", "user": "user", "user_or_ip": "caller"}
 #: The sources from which django-ratelimit takes a key, each with its name in the argument `key` of `limited`.
 _SOURCES = {"header": "header", "get": "query", "post": "field"}
 #: A rate whose time has no unit, such as "5/60" or "5/".

@@ -18,11 +18,6 @@ from ratelimits.moving.views import FoundView
 #: written one of the methods itself.
 _METHODS = ("allow_request", "get_cache_key", "get_ident", "get_rate")
 _MODULES = {"rest_framework.throttling", "ratelimits.throttling.by_rates"}
-_PER_KEY = (
-    "Counted per API key. If there is no API key: per user. If there is no user: per address. So a user with a token"
-    " and a session has two counts; Django REST framework has one. To count them together, let the rule count per user,"
-    " and add a rule per address for anonymous callers: a rule per user does not limit requests without a user."
-)
 
 
 def of_throttles(views: Iterable[FoundView]) -> Iterator[Finding]:
@@ -67,8 +62,7 @@ def _unscoped(
         return finding
     if issubclass(throttle, throttling.AnonRateThrottle):
         per_address = {"key_kind": "ip", "callers": "anonymous"}
-        # The first note is `_PER_KEY`. It is not true for a rule that counts per address.
-        finding = replace(finding, rule={**(finding.rule or {}), **per_address}, notes=finding.notes[1:])
+        finding = replace(finding, rule={**finding.rule, **per_address})
     if everywhere:
         return _for_all(finding, throttled, [view for view in api_views if view not in throttled])
     scopes = {view.option("throttle_scope") for view in throttled}
@@ -145,7 +139,7 @@ def _with_rate(throttle: type[Any], scope: str, where: tuple[str, ...]) -> Findi
         "capacity": capacity,
         "period": int(period) if not period % 1 else period,
     }
-    return Finding(found, where, rule, (_PER_KEY, *_read_otherwise(rate, capacity, period)))
+    return Finding(found, where, rule, _read_otherwise(rate, capacity, period))
 
 
 def _read_otherwise(rate: str, capacity: int, period: float) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from ratelimits.engine.decision import handed_over
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.transport.breaker import NodeUnavailable
 from ratelimits.engine.transport.connection import Interrupted
-from ratelimits.identity import Identity
+from ratelimits.identity import Identity, kinds_in_account
 from ratelimits.logs import bounded
 from ratelimits.quota import checking, meters, without_decision
 from ratelimits.quota.answers import observing
@@ -40,8 +40,8 @@ logger = bounded(__name__)
 #: Seconds after which a caller asks again if Redis did not answer. The failure policies of rules can give another
 #: number.
 PAUSE = 1.0
-#: The identity of an outbound call if none is given: one caller for the whole project. A rule that is counted
-#: per key or per address then counts all these calls together.
+#: The identity of an outbound call if none is given: one caller for the whole project. A rule that counts per
+#: caller or per address then counts all these calls together.
 PROJECT = Identity(address="outbound")
 #: Maximum number of permits that can wait under a rate given in code.
 _MAX_PLACES = 1_000_000
@@ -207,7 +207,9 @@ class Outbound:
         limits = program(tuple(replace(term, max_wait=-1) for term in prepared.program.terms))
         keys = tuple([key_of(self.identity, kind) for kind in prepared.key_kinds])
         account = self.identity.account_id
-        return Call(limits, keys, costs, account, timeout=timeout, version=version)
+        return Call(
+            limits, keys, costs, account, timeout=timeout, version=version, in_account=kinds_in_account(self.identity)
+        )
 
     def _check_meters(self) -> None:
         """Raise WrongCost, with the name of the call, if its cost names a meter that is not known."""

@@ -196,7 +196,7 @@ def _released(turn: Turn, seconds: float) -> Generator[Any, Any, bytes | None]:
     term = turn.decision.program.terms[turn.decision.binding]
     key = call.keys[term.key]
     keyspace = current_server().keyspace
-    shard_id = shard(keyspace, key, call.account)
+    shard_id = shard(keyspace, key, call.account, call.in_account)
     storage = term.algorithm.storage
     # The list to which the script adds the leases that it makes for waiting callers.
     freed = keyspace.own(shard_id, own_name(storage.own, term.name), key) + storage.optional["freed"]
@@ -209,7 +209,17 @@ def _released(turn: Turn, seconds: float) -> Generator[Any, Any, bytes | None]:
             return lease
         # The lease is one permit of one limit. This call has more limits, or needs more permits. So end the lease: then
         # the script gives the permit to another call.
-        yield DecideCall(Call(call.program, call.keys, call.costs, call.account, op=Op.RELEASE, lease=lease.decode()))
+        yield DecideCall(
+            Call(
+                call.program,
+                call.keys,
+                call.costs,
+                call.account,
+                op=Op.RELEASE,
+                lease=lease.decode(),
+                in_account=call.in_account,
+            )
+        )
     except Unavailable:
         # After this pause, the caller asks again, and so finds out whether Redis answers.
         yield Sleep(min(seconds, PAUSE))

@@ -96,6 +96,8 @@ def check(
     """
     if not conf.ENABLED:
         return PASSED
+    if identity.unreadable:
+        process_totals.unreadable(identity.unreadable[0])
     if observing.observers:
         started = perf_counter_ns()
         answer = _decide(identity, scope, method, costs, at_once)
@@ -166,6 +168,8 @@ async def acheck(
     """Do the same as `check`, in async code. If the caller is cancelled, the request is not charged."""
     if not conf.ENABLED:
         return PASSED
+    if identity.unreadable:
+        process_totals.unreadable(identity.unreadable[0])
     if observing.observers:
         started = perf_counter_ns()
         answer = await _adecide(identity, scope, method, costs, at_once)

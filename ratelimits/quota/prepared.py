@@ -19,7 +19,7 @@ from ratelimits.engine.decision import Decision, refusal_by_zero_capacity
 from ratelimits.engine.program import Program, Term, program
 from ratelimits.engine.publish import publications
 from ratelimits.engine.server import current_server
-from ratelimits.identity import Identity
+from ratelimits.identity import Identity, kinds_in_account
 from ratelimits.quota import headers
 from ratelimits.quota.prefetch.permits import Fetch, PrefetchedPermits
 from ratelimits.rules import AppliedRule, Selection, Snapshot, UnreadableRule
@@ -253,7 +253,16 @@ def _call(snapshot: Snapshot, version: int | None, prepared: Prepared, shape: Re
     keys = tuple([key_of(identity, kind) for kind in prepared.key_kinds])
     account = identity.account_id
     usage = Usage(account, usage_key(identity), prepared.meters, periods, timezone, anchor, kept)
-    return Call(prepared.program, keys, costs, account, usage, version=version, at_once=shape.at_once)
+    return Call(
+        prepared.program,
+        keys,
+        costs,
+        account,
+        usage,
+        version=version,
+        at_once=shape.at_once,
+        in_account=kinds_in_account(identity),
+    )
 
 
 def usage_key(identity: Identity) -> str:

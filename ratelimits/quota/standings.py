@@ -20,7 +20,7 @@ from ratelimits.engine.call import Call, Op
 from ratelimits.engine.decide import decide_call
 from ratelimits.engine.program import program
 from ratelimits.engine.server import current_server
-from ratelimits.identity import Identity
+from ratelimits.identity import Identity, kinds_in_account
 from ratelimits.quota.checking import RELOADS
 from ratelimits.quota.prepared import Prepared, prepare
 from ratelimits.quota.restoring import from_ledger
@@ -92,7 +92,16 @@ def _call(prepared: Prepared, identity: Identity, version: int | None, op: Op, *
     """Return a call that has the cost 1 in each meter and does not count usage."""
     keys = tuple(key_of(identity, kind) for kind in prepared.key_kinds)
     costs = (1,) * len(prepared.meters)
-    return Call(prepared.program, keys, costs, identity.account_id, version=version, op=op, at_once=at_once)
+    return Call(
+        prepared.program,
+        keys,
+        costs,
+        identity.account_id,
+        version=version,
+        op=op,
+        at_once=at_once,
+        in_account=kinds_in_account(identity),
+    )
 
 
 class LiveLimit(NamedTuple):

@@ -59,7 +59,7 @@ def compare_all(
     ledger = {account: _requests(rows, start, end) for account, rows in usage.items()}
     rows = ProcessTotal.objects.using(using).filter(account__in=accounts, bin__gte=start, bin__lt=end)
     # Requests of these kinds were not admitted by a limit, so the admitted requests in the ledger do not contain them.
-    rows = rows.exclude(kind__in=("blocked", "exempt", "uncounted"))
+    rows = rows.exclude(kind__in=("blocked", "exempt", "uncounted", "unreadable"))
     # The bins that begin in the first quarter of an hour of the period, and the bins that end in its last quarter of an
     # hour or later.
     at_edge = Q(bin__lt=start + BIN_SECONDS) | Q(bin__gt=end - 2 * BIN_SECONDS)

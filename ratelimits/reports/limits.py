@@ -97,7 +97,7 @@ class Limits:
             return ""
         kind = group["key"].partition(":")[0]
         # The kind of the keys by which the rule counted the requests of this group.
-        counted_kind = kind if rule.key_kind == "key" else rule.key_kind
+        counted_kind = kind if rule.key_kind == "caller" else rule.key_kind
 
         # An override for a key also applies to the keys that belong to this key (see COVERS). For example, an override
         # for an account applies to the account's API keys too.
@@ -147,7 +147,7 @@ def _unnamed_kinds(kind: str, counted_kind: str) -> tuple[str, ...]:
     The line names a key of the kind `kind`. The rule counts by keys of the kind `counted_kind`.
     """
     if kind not in _KEY_KINDS:  # The key is ANONYMOUS_KEY: the line joins requests of many keys.
-        # If the rule counts per key, `counted_kind` is `kind`.
+        # If the rule counts per caller, `counted_kind` is `kind`.
         return _KEY_KINDS if counted_kind in (*_KEY_KINDS, kind) else ()
     later = _KEY_KINDS[_KEY_KINDS.index(kind) + 1 :]
     return tuple(later_kind for later_kind in later if counted_kind in COVERS[later_kind])

@@ -148,7 +148,7 @@ class AccessIndex:
         """
         keys = self._keys
         caller_row = None
-        user, api_key, account, address, _view_key = identity
+        user, api_key, account, address = identity[:4]
         for key in (api_key, user, account):
             if key in keys:
                 caller_row = _in_force(keys[key], now)

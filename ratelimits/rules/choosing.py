@@ -8,7 +8,7 @@ from ratelimits.algorithms.limits import Mode
 from ratelimits.conf import conf
 from ratelimits.models.keys import COUNTED
 from ratelimits.rules.keyed import OverrideRow
-from ratelimits.rules.narrowing import USER, applies_to_caller, counted_kind, covers, overridden
+from ratelimits.rules.narrowing import USER, applies_to_caller, counted_kind, covers, needs_unreadable, overridden
 from ratelimits.rules.rows import Rows, RuleRow
 from ratelimits.rules.selection import GLOBAL_KEY, AppliedRule, UnreadableRule
 
@@ -46,12 +46,17 @@ class Chooser:
 
         `present` has a bit for each kind of key that the request has.
         """
-        found = []
+        found: list[AppliedRule | UnreadableRule] = []
         for row in self._rows.rules.values():
             kind = counted_kind(row, present)
             # The groups of the user are not known here. So assume that the user is in the group of the rule.
             groups = frozenset({row.group}) if present & USER else _NO_GROUPS
-            if row.mode != "enforce" or not covers(row, scope, method) or not applies_to_caller(row, present, groups):
+            if row.mode != "enforce" or not covers(row, scope, method):
+                continue
+            if needs_unreadable(row, present):
+                found.append(UnreadableRule(row.name, row.pk, row.meter, row.on_failure or conf.FAILURE_POLICY))
+                continue
+            if not applies_to_caller(row, present, groups):
                 continue
             if kind is None and row.key_kind in COUNTED:  # See `chosen`.
                 continue
@@ -76,7 +81,15 @@ class Chooser:
                 chosen.update({name: (rank, row) for name, row in self._plans.get(plan, {}).items()})
         for name in sorted(chosen):
             rank, row = chosen[name]
-            if not wanted(row) or not applies_to_caller(row, present, groups):
+            if not wanted(row):
+                continue
+            of_rule = [override for override in overrides if override.rule == name]
+            if needs_unreadable(row, present):
+                if _mode(row, of_rule) == "enforce":
+                    on_failure = row.on_failure or conf.FAILURE_POLICY
+                    yield rank, row, UnreadableRule(row.name, row.pk, row.meter, on_failure), of_rule
+                continue
+            if not applies_to_caller(row, present, groups):
                 continue
             kind = counted_kind(row, present)
             # Do not leave out a rule with an unknown kind of key: it is perhaps meant for this request. Such a rule is
@@ -88,7 +101,6 @@ class Chooser:
             deleted_at = self._rows.deleted_at
             higher_plans = [plan for plan in plans[rank + 1 :] if plan]
             deletions = [deleted_at[plan, name] for plan in (row.plan, *higher_plans) if (plan, name) in deleted_at]
-            of_rule = [override for override in overrides if override.rule == name]
             yield rank, row, self._apply(row, kind or GLOBAL_KEY, of_rule, deletions, changed_at), of_rule
 
     def _apply(
@@ -99,7 +111,7 @@ class Chooser:
         If the rule is not valid, return an UnreadableRule, or None if the rule is in shadow mode. `deletions` has a
         version and a moment for each deletion.
         """
-        mode = next((override.mode for override in overrides if override.mode), row.mode)
+        mode = _mode(row, overrides)
         if mode == "off":
             return None
         on_failure = row.on_failure or conf.FAILURE_POLICY
@@ -144,3 +156,8 @@ class Chooser:
             since=max(moments),
             plan=self._rows.plans.get(row.plan, ""),
         )
+
+
+def _mode(row: RuleRow, overrides: list[OverrideRow]) -> str:
+    """Return the mode of the first override that has one; otherwise the mode of the rule."""
+    return next((override.mode for override in overrides if override.mode), row.mode)

@@ -13,8 +13,10 @@ from ratelimits.rules.selection import GLOBAL_KEY, AppliedRule
 
 #: Bits for the kinds of keys that an identity has.
 API_KEY, USER, ADDRESS, ACCOUNT, VIEW_KEY = 1, 2, 4, 8, 16
-#: The kinds of keys that stand for a caller, each with its attribute of Identity. The narrowest kind is the first.
-_NARROWEST_FIRST = ((API_KEY, "api_key"), (USER, "user"), (ADDRESS, "address"))
+#: Bits for the kinds of keys that an identity has but that cannot be read, by their attribute of Identity.
+UNREADABLE = {"user": 32, "api_key": 64, "account": 128}
+#: The kinds of keys that stand for a caller, each with its attribute of Identity, in the order in which they are taken.
+_CALLER = ((USER, "user"), (API_KEY, "api_key"), (ADDRESS, "address"))
 
 
 def covers(row: RuleRow, scope: str, method: str) -> bool:
@@ -60,6 +62,22 @@ def applies_to_caller(row: RuleRow, present: int, groups: frozenset[str]) -> boo
     return row.callers == "everyone" or (row.callers == "authenticated") == is_authenticated
 
 
+def needs_unreadable(row: RuleRow, present: int) -> bool:
+    """Return whether the rule needs a key that the identity has but that cannot be read.
+
+    `present` has a bit for each kind of key that the identity has, and for each that cannot be read.
+    """
+    user, api_key = present & UNREADABLE["user"], present & UNREADABLE["api_key"]
+    if row.key_kind in UNREADABLE and present & UNREADABLE[row.key_kind]:
+        return True
+    if row.key_kind == "caller" and (user or (api_key and not present & USER)):
+        return True
+    if row.group:
+        return bool(user)
+    # Whoever has one of the two is authenticated, whatever the other one is.
+    return row.callers != "everyone" and bool(user or api_key) and not present & (USER | API_KEY)
+
+
 def counted_kind(row: RuleRow, present: int) -> str | None:
     """Return the kind of key under which a rule counts an identity (see `AppliedRule.key_kind`).
 
@@ -75,14 +93,14 @@ def _counted_attribute(key_kind: str, present: int) -> str | None:
     """Return the attribute of Identity that contains the counted key, or "global"; None if there is no such key."""
     if key_kind == GLOBAL_KEY:
         return GLOBAL_KEY
-    if key_kind == "key":
-        return next((name for bit, name in _NARROWEST_FIRST if present & bit), None)
+    if key_kind == "caller":
+        return next((name for bit, name in _CALLER if present & bit), None)
     if key_kind == "view_key":
         return "view_key" if present & VIEW_KEY else None
     if key_kind == "account":
         return "account" if present & ACCOUNT else None
     field = "address" if key_kind == "ip" else key_kind
-    return next((name for bit, name in _NARROWEST_FIRST if name == field and present & bit), None)
+    return next((name for bit, name in _CALLER if name == field and present & bit), None)
 
 
 def overridden(row: RuleRow, kind: str, overrides: list[OverrideRow]) -> Algorithm:

@@ -26,6 +26,7 @@ from ratelimits.rules.narrowing import (
     ACCOUNT,
     ADDRESS,
     API_KEY,
+    UNREADABLE,
     USER,
     VIEW_KEY,
     belongs_to_key,
@@ -182,6 +183,8 @@ class Snapshot:
         """Return the properties on which the identity's rules depend; None if rows about its keys are missing."""
         key_plan = account_plan = changed_at = 0
         present = 0 if identity.view_key is None else VIEW_KEY
+        for kind in identity.unreadable:
+            present |= UNREADABLE[kind]
         overrides: tuple[OverrideRow, ...] = ()
         facts = self._facts
         for bit, key in _keys_of(identity):
@@ -334,6 +337,7 @@ class Snapshot:
         present = sum(bit for bit, key in _keys_of(identity) if key is not None)
         if identity.view_key is not None:
             present += VIEW_KEY
+        present += sum(UNREADABLE[kind] for kind in identity.unreadable)
         return self._chooser.possible(scope, method, present)
 
     def log_once(self, message: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from django.db.models import Count, Max, Min, Q, QuerySet
+from django.db.models import Count, Max, Min, Q, QuerySet, Sum
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -17,6 +17,7 @@ from ratelimits.models import (
     AlertDelivery,
     ConfigVersion,
     DurabilityGap,
+    ProcessTotal,
     PushDelivery,
     PushReceiver,
     QuarantinedBatch,
@@ -87,12 +88,14 @@ def facts(reading: RedisReading | None = None) -> list[Fact]:
     version, _complete = ConfigVersion.read(using)
     quarantine = _quarantine(using)
     watermark, gaps = _watermark(using, has_billing_rule, now), _gaps(using)
+    identities = _identities(using, now)
     deliveries, tasks = list(_deliveries(using)), list(_tasks(using, has_billing_rule))
     redis = reading.state()
     return [
         *_redis_facts(redis, has_billing_rule),
         _failure_policy(redis, {policy: count for policy, count, _billing in rows}),
         _configuration(version, redis),
+        identities,
         watermark,
         *_batches(redis),
         quarantine,
@@ -294,6 +297,21 @@ def _gaps(using: str) -> Fact:
     hint = _("%(count)s in 24 hours: usage may be missing, and reports say so.") % {"count": recent} if recent else ""
     level = Level.AMBER if recent else Level.GREEN
     return Fact("gaps", _("Unrecovered gaps"), level, word, hint, "durabilitygap")
+
+
+def _identities(using: str, now: float) -> Fact:
+    since = int(now - _AMBER_GAP_AGE.total_seconds())
+    rows = ProcessTotal.objects.using(using).filter(kind="unreadable", bin__gte=since).order_by()
+    counts = {kind: count for kind, count in rows.values_list("key").annotate(Sum("requests")) if count}
+    title = _("Users and API keys")
+    if not counts:
+        return Fact("identities", title, Level.GREEN, _("readable"))
+    word = _("%(count)s requests in 24 hours with one that cannot be read") % {"count": f"{sum(counts.values()):,}"}
+    hooks = " and ".join(f"RATELIMITS['{kind.upper()}']" for kind in sorted(counts))
+    hint = _("The failure policies of the rules that need it decided. Set %(hooks)s; the log says why.") % {
+        "hooks": hooks
+    }
+    return Fact("identities", title, Level.AMBER, word, hint)
 
 
 def _deliveries(using: str) -> Iterator[Fact]:

@@ -60,8 +60,8 @@ def _name_by_key_search(key: str) -> str | None:
     """Return the name that KEY_SEARCH gives to a key; None if KEY_SEARCH does not find the key."""
     if conf.KEY_SEARCH is None:
         return None
-    # Search for the whole key first, and then for the key without its kind.
-    for text in (key, key.partition(":")[2]):
+    # Search for the whole key first, then for the key without its kind, then also without its model.
+    for text in dict.fromkeys((key, key.partition(":")[2], key.rpartition(":")[2])):
         try:
             found: Iterable[tuple[object, object]] = islice(conf.KEY_SEARCH(text), MAX_KEYS + 1)
             for known_key, name in found:

@@ -8,19 +8,19 @@ from redis.exceptions import RedisError
 
 from ratelimits.conf import conf
 from ratelimits.engine import Unavailable
-from ratelimits.engine.keys import shard_of
+from ratelimits.engine.keys import account_shard
 from ratelimits.engine.server import current_server, on_each
 from ratelimits.models.ledger import ShardState, when
 
 
-def complete_until(using: str, owner: str = "") -> int | None:
+def complete_until(using: str, account: str = "") -> int | None:
     """Return the moment (µs since 1970 UTC) until which the ledger is complete; None if a shard was never drained.
 
-    If `owner` is a key such as "account:7", look only at the shard of this key.
+    If `account` is not "", look only at the shard of this account.
     """
     shards = ShardState.objects.using(using)
-    if owner:
-        shards = shards.filter(shard=shard_of(owner, conf.SHARDS))
+    if account:
+        shards = shards.filter(shard=account_shard(account, conf.SHARDS))
     oldest: int | None = shards.aggregate(oldest=Min("watermark"))["oldest"]
     return oldest or None
 

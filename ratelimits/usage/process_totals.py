@@ -41,7 +41,7 @@ _SUBJECT = ("bin", "kind", "account", "key", "meter")
 #: totals any more. To *fold* totals is to add them up.
 _FOLD_AGE = 86_400
 #: The kinds of totals that are added up over all processes.
-FOLDED = ("admitted", "blocked", "exempt")
+FOLDED = ("admitted", "blocked", "exempt", "unreadable")
 #: The kinds of requests that may be missing from the ledger, each with the kind of gap that is declared.
 _GAPS = {
     "unanswered": GapKind.UNKNOWN,

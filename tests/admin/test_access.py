@@ -121,7 +121,7 @@ def typed(model: type[models.Model]) -> dict[str, Any]:
         Rule: {
             "name": f"typed{number}",
             "scope": "*",
-            "key_kind": "key",
+            "key_kind": "caller",
             "meter": "requests",
             "mode": "enforce",
             "algorithm": "token_bucket",

@@ -170,7 +170,7 @@ def test_any_value_of_any_field_is_saved_as_a_valid_row_or_refused_with_a_messag
 def test_the_short_form_that_tries_a_limit_refuses_any_other_value(
     admin_client: Client, name: str, value: str | None
 ) -> None:
-    values = {"limit": "50 a minute", "key_kind": "key", "scope": "*", name: value}
+    values = {"limit": "50 a minute", "key_kind": "caller", "scope": "*", name: value}
     given = {name: text for name, text in values.items() if text is not None}
     assert admin_client.get(f"{BASE}/rule/yesterday/", given).status_code == 200
 

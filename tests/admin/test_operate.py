@@ -440,7 +440,7 @@ class TestGrants:
         rule("place", "fixed_window", key_kind="ip")
         rule("all", "fixed_window", key_kind="global")
         gold = rule("gold", "fixed_window", key_kind="account", plan=Plan.objects.create(name="Gold", slug="gold"))
-        late, early = (rule(name, "concurrency", key_kind="key") for name in ("x-late", "x-early"))
+        late, early = (rule(name, "concurrency", key_kind="caller") for name in ("x-late", "x-early"))
         now = int(time.time()) // QUARTER * QUARTER
         for row, start in ((late, now), (early, now - QUARTER), (gold, now)):
             KeyTotal.objects.create(
@@ -463,9 +463,9 @@ class TestGrants:
 
     def test_the_warning_fits_the_rule_and_names_each_key(self, settings: Any) -> None:
         settings.RATELIMITS = {**settings.RATELIMITS, "KEY_SEARCH": f"{__name__}.named"}
-        rule("burst", capacity=20, rate=10, period=1, key_kind="key")
+        rule("burst", capacity=20, rate=10, period=1, key_kind="caller")
         rule("places", "concurrency", capacity=3, key_kind="account")
-        rule("minute", "fixed_window", key_kind="key")
+        rule("minute", "fixed_window", key_kind="caller")
         used("api_key:7", "1")
         typed = {**TYPED[GRANT], "key": "account:1"}
         said = text(user_with("operate").post(GRANT, typed))
@@ -598,7 +598,7 @@ class TestForWhom:
 
     @pytest.mark.parametrize("url", [RESET, GRANT])
     def test_a_key_that_nobody_has_is_refused(self, url: str, settings: Any) -> None:
-        rule("day", "fixed_window", key_kind="key")
+        rule("day", "fixed_window", key_kind="caller")
         client = user_with("operate")
         values = {**TYPED[url], "rule": "day", "_confirmed": "1"}
         for key, said in (

@@ -61,8 +61,8 @@ def test_the_list_shows_sentence_plan_and_mode_with_filters(admin_client: Client
     rule("a", plan=plan, mode="shadow")
     rule("b", algorithm="sliding_log")
     page = text(admin_client.get(RULES))
-    assert "100 requests in any minute, per key b - enforce" in page
-    assert "per key a Professional shadow" in page
+    assert "100 requests in any minute, per caller b - enforce" in page
+    assert "per caller a Professional shadow" in page
     assert "By mode All enforce (1) shadow (1) off (0)" in page
     assert "100 requests" not in text(admin_client.get(RULES + "?mode__exact=shadow"))
 
@@ -260,7 +260,7 @@ class TestPlans:
         page = text(admin_client.get("/admin/ratelimits/plan/"))
         assert "Pro pro 10,000 requests 1 0 1" in page
         page = text(admin_client.get(f"/admin/ratelimits/plan/{plan.pk}/change/"))
-        assert "burst : 5 requests per second, bursts to 10, per key" in page
+        assert "burst : 5 requests per second, bursts to 10, per caller" in page
 
     def test_a_plan_that_somebody_is_on_is_not_deleted(self, admin_client: Client) -> None:
         plan = Plan.objects.create(name="Pro", slug="pro")

@@ -171,7 +171,7 @@ def test_enforcing_a_rule_that_would_refuse_everyone_warns(admin_client: Client)
 
 def test_a_rule_that_cannot_be_read_or_found(admin_client: Client) -> None:
     row = shadowed()
-    Rule.objects.filter(pk=row.pk).update(key_kind="key", initial="none")
+    Rule.objects.filter(pk=row.pk).update(key_kind="caller", initial="none")
     assert "not in force" in text(admin_client.get(f"/admin/ratelimits/rule/{row.pk}/enforce/"))
     assert "not in force" in text(admin_client.get(URL))
     for number in ("x", "99999"):

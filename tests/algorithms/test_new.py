@@ -109,7 +109,8 @@ from ratelimits import as_code
 from ratelimits.admin.rule_form.forms import RuleForm
 from ratelimits.models import Rule
 
-filled = {"name": "calm", "scope": "*", "key_kind": "key", "meter": "requests", "mode": "enforce", "algorithm": "pause"}
+filled = {"name": "calm", "scope": "*", "key_kind": "caller", "meter": "requests", "mode": "enforce"}
+filled["algorithm"] = "pause"
 form, whole = RuleForm(filled | {"capacity": "2"}), RuleForm(filled | {"capacity": "2", "period": "40", "rate": "7"})
 said = {"errors": form.errors.get_json_data(), "choice": dict(Rule._meta.get_field("algorithm").flatchoices)["pause"]}
 rule = whole.save()
@@ -171,7 +172,7 @@ def test_a_new_algorithm_takes_a_class_a_lua_file_a_line_and_a_migration(changed
     assert said["choice"] == "pause"
     assert list(said["errors"]) == ["period"]
     assert said["rate"] is None  # a field of other algorithms, which is dropped
-    assert said["sentence"] == "2 requests at once, then a pause of 40 seconds, per key"
+    assert said["sentence"] == "2 requests at once, then a pause of 40 seconds, per caller"
 
     assert said["statuses"] == [200, 429, 429]
     first, second, third = said["headers"]

@@ -90,12 +90,15 @@ def test_staff_need_the_permission_to_view_the_rows(page: str, permission: str, 
     assert client.get(page).status_code == 200
 
 
-def test_whoever_has_no_account_sees_nothing(customer: Callable[..., Client]) -> None:
-    assert customer(None).get("/usage/").status_code == 403
+@pytest.mark.usefixtures("_two_accounts")
+def test_a_user_without_a_named_account_is_an_account_itself_and_sees_no_other(customer: Callable[..., Client]) -> None:
     client = Client()
-    client.force_login(get_user_model().objects.create_user(username="visitor"))
-    assert client.get("/usage/").status_code == 403
-    assert client.get("/usage/", {"account": "acme"}).status_code == 403
+    user = get_user_model().objects.create_user(username="visitor")
+    client.force_login(user)
+    for one in (customer(None), client):
+        assert accounts(ask(one)) == []
+        assert one.get("/usage/", {"account": "acme"}).status_code == 403
+    assert ask(client)["account"] == f"user:{user.pk}"
 
 
 def test_whoever_is_not_known_is_asked_who_it_is() -> None:

@@ -51,7 +51,7 @@ def test_limits_that_bill_stand_as_they_are_now_not_as_the_ledger_has_them(custo
     found = quota(client)["limits"]
     assert [(one["rule"], one["key"], one["limit"], one["remaining"]) for one in found] == [
         ("monthly", "account:acme", 10, 6),
-        ("per-key", f"api_key:{client.api_key.pk}", 7, 4),  # type: ignore[attr-defined]
+        ("per-key", client.api_key.limit_key, 7, 4),  # type: ignore[attr-defined]
     ]
     assert all(0 < one["reset_after"] <= 31 * 86_400 for one in found)
     assert [one["remaining"] for one in quota(client)["limits"]] == [6, 4]
@@ -64,7 +64,7 @@ def test_staff_see_where_an_account_and_a_key_of_it_stand(customer: Callable[...
     call(client, 3)
     (found,) = quota(staff, account="acme")["limits"]
     assert (found["rule"], found["remaining"]) == ("monthly", 7)
-    key = f"api_key:{client.api_key.pk}"  # type: ignore[attr-defined]
+    key = client.api_key.limit_key  # type: ignore[attr-defined]
     assert [one["remaining"] for one in quota(staff, account="acme", key=key)["limits"]] == [7, 4]
 
 
@@ -72,7 +72,7 @@ def test_a_customer_that_names_another_key_sees_its_own_standing(customer: Calla
     rows.rule("per-key", "calendar_window", capacity=7, key_kind="api_key", bills=True)
     client, other = customer("acme"), customer("globex")
     call(other, 5)
-    theirs = f"api_key:{other.api_key.pk}"  # type: ignore[attr-defined]
+    theirs = other.api_key.limit_key  # type: ignore[attr-defined]
     assert [one["remaining"] for one in quota(client, key=theirs)["limits"]] == [7]
 
 

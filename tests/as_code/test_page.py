@@ -34,7 +34,7 @@ def test_the_example_loads_and_is_dumped_in_numbers(tmp_path: Path) -> None:
     assert {str(rule): rule.sentence() for rule in Rule.objects.all()} == {
         "burst": "5 requests per second, bursts to 10, per user",
         "burst (Pro)": "50 requests per second, bursts to 100, per user",
-        "search": "100 requests per minute, sliding in 10 steps, per key, on search",
+        "search": "100 requests per minute, sliding in 10 steps, per caller, on search",
         "monthly": "5,000 requests per calendar month (UTC), per account",
     }
     typed = {(rule["name"], rule.get("plan")) for rule in json.loads(EXAMPLE)["rules"]}

@@ -23,7 +23,7 @@ def test_a_rule_is_made_from_a_starting_point_and_the_next_request_obeys(admin_p
     page.locator(".model-rule").get_by_role("link", name="Add").click()
     page.get_by_role("link", name="5 per second, bursts to 10").click()
     sentence = page.locator("[data-ratelimits-preview]")
-    sentence.get_by_text("5 requests per second, bursts to 10, per key.").wait_for()
+    sentence.get_by_text("5 requests per second, bursts to 10, per caller.").wait_for()
     charts = page.locator("[data-ratelimits-trial]")
     charts.get_by_role("img").first.wait_for()
     assert not page.get_by_label("Calendar unit:").is_visible(), "the algorithm has no such field"
@@ -32,7 +32,7 @@ def test_a_rule_is_made_from_a_starting_point_and_the_next_request_obeys(admin_p
     page.get_by_label("Capacity:").fill("2")
     page.get_by_label("Period:", exact=True).fill("")
     page.get_by_label("Rate:").fill("1/h")
-    sentence.get_by_text("1 request per hour, bursts to 2, per key.").wait_for()
+    sentence.get_by_text("1 request per hour, bursts to 2, per caller.").wait_for()
     page.wait_for_function(
         "before => document.querySelector('[data-ratelimits-trial]').innerHTML !== before", arg=drawn
     )

@@ -30,7 +30,7 @@ async (url) => {
 
 
 def test_a_script_waits_as_told_and_wastes_no_request(open_page: OpenPage) -> None:
-    Rule.objects.create(name="pace", key_kind="key", scope="time", algorithm="gcra", capacity=1, rate=1, period=1)
+    Rule.objects.create(name="pace", key_kind="caller", scope="time", algorithm="gcra", capacity=1, rate=1, period=1)
     page = open_page(User.objects.create(username="ann"))
     page.goto("/")
     statuses: Any = page.evaluate(SCRIPT, "/api/time/")

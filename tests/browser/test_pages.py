@@ -180,7 +180,7 @@ PAGES: Mapping[str, Callable[[Page, Filled], None]] = {
     "reset": _at(f"{_APP}/keyreset/add/?key={{key}}&account=acme&rule=hourly"),
     "grant": _at(f"{_APP}/access/grant/?key={{key}}&account=acme&rule=burst&extra=50"),
     "for-whom": _at(f"{_APP}/access/grant/?key=acme"),
-    "quick-try": _at(f"{_APP}/rule/yesterday/?limit=50+a+minute&key_kind=key&scope=*"),
+    "quick-try": _at(f"{_APP}/rule/yesterday/?limit=50+a+minute&key_kind=caller&scope=*"),
     "overrides": _at(f"{_APP}/keyoverride/"),
     "override": _at(f"{_APP}/keyoverride/add/"),
     "import": _at(f"{_APP}/planmembership/import/"),
@@ -264,7 +264,7 @@ def test_a_rule_a_refusal_and_a_report_as_readme_shows_them(open_page: OpenPage,
     page = open_page(staff(), viewport=ViewportSize(width=README_WIDTH, height=800))
     page.goto(f"{_APP}/rule/add/?name=burst&algorithm=token_bucket&capacity=3&rate=3&period=60")
     page.locator("#toggle-nav-sidebar").click()
-    page.get_by_text("3 requests per minute, bursts to 3, per key.").wait_for()
+    page.get_by_text("3 requests per minute, bursts to 3, per caller.").wait_for()
     _picture_for_readme(page, screenshots, "new-rule", ".breadcrumbs", 500)
     page.locator("[name=_save]").click()
     page.locator(".success").wait_for()

@@ -75,7 +75,7 @@ class Case:
 
 def cases(row: Rule, batch: QuarantinedBatch, adjustment: Adjustment, blocked: Access) -> list[Case]:
     rules, pk = f"{BASE}/rule/", row.pk
-    every = {"name": row.name, "scope": "*", "key_kind": "key", "meter": "requests", "algorithm": "fixed_window"}
+    every = {"name": row.name, "scope": "*", "key_kind": "caller", "meter": "requests", "algorithm": "fixed_window"}
     saved = {**every, "mode": "enforce", "capacity": "1", "period": "60", "on_failure": ""}
     of_batch, of_adjustment = {"_selected_action": str(batch.pk)}, {"_selected_action": str(adjustment.pk)}
     grant = {"key": "account:acme", "rule": row.name, "extra": "5", "reason": "r", "_confirmed": "1"}

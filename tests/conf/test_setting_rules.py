@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import settings as sized
 from hypothesis import strategies as st
 
-from ratelimits.conf import DEFAULTS, conf
+from ratelimits.conf import CALLABLES, DEFAULTS, conf
 from ratelimits.conf.setting_rules import RULES, complaint
 from ratelimits.engine.keys import Keyspace
 
@@ -26,6 +27,10 @@ WRONG: dict[str, list[Any]] = {
     "NAMESPACE": ["my shop", "", "a:b", "{a}", "ü", "x" * 41, "a\n", None, 7, "a\0", "\ud800"],
     "SHARDS": [0, -1, 6.5, 64.0, 16_385, 10**30, "64", True, None, float("nan")],
     "DATABASE": ["nope", "", None, 7, ["default"]],
+    "USER": ["no.such.module", "nodots", "", 7, "os.sep", "tests.conf.test_setting_rules.users"],
+    "API_KEY": ["no.such.module", "nodots", "", 7, "os.sep", "tests.conf.test_setting_rules.users"],
+    "ACCOUNT_MODEL": ["", "nope", "no.Such", "auth.Nope", "a.b.c", 7, True, ["auth.User"], object()],
+    "ONE_ACCOUNT_PER_KEY": [0, 1, "yes", None],
     "ACCOUNT": ["no.such.module", "nodots", "", "a..b", ".a.b", 7, "os.sep", "x\0.y"],
     "KEY_SEARCH": ["no.such.module", "nodots", "", "a..b", ".a.b", 7, "os.sep", "x\0.y"],
     "TRUSTED_PROXIES": ["10.0.0.0/8", None, ["10.0.0.0/33"], ["0.0.0.0/0"], ["::/0"], [""], [7], [10**40], ["proxy"]],
@@ -137,8 +142,16 @@ RIGHT: dict[str, list[Any]] = {
         {"openmeter": {"SINCE": "2026-01", "URL": "http://openmeter:8888/", "REMEMBERS": None}},
         {"eu": {"FORMAT": "stripe", "KEY": "k", "SINCE": "2026-11", "CUSTOMER": "tests.conf.test_conf.account_of"}},
     ],
+    "USER": ["tests.conf.test_conf.account_of"],
+    "API_KEY": ["tests.conf.test_conf.account_of"],
     "ACCOUNT": ["tests.conf.test_conf.account_of"],
+    "ACCOUNT_MODEL": ["auth.User", "project.ApiKey"],
 }
+
+
+def users(request: object) -> Iterator[str]:
+    """Yield users: as a hook, this would be another object at each call."""
+    yield "ann"
 
 
 def test_every_setting_has_a_rule_that_its_default_holds() -> None:
@@ -168,7 +181,7 @@ def test_a_value_within_the_rule_is_used(name: str, value: Any) -> None:
     with override_settings(RATELIMITS={**settings.RATELIMITS, name: value}):
         assert checks.run_checks(tags=["ratelimits"]) == []
         used = getattr(conf, name)
-        assert callable(used) if name == "ACCOUNT" else used == value
+        assert callable(used) if name in CALLABLES else used == value
 
 
 @pytest.mark.parametrize("given", [None, 7, "NAMESPACE", [("NAMESPACE", "shop")], {"a"}])

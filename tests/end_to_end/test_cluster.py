@@ -384,7 +384,7 @@ def test_an_edit_makes_every_shard_stale_and_nothing_was_taken(cluster: Cluster)
 def test_where_a_reply_is_lost_the_other_shards_have_their_permits_back(cluster: Cluster, lost: int) -> None:
     limits = spread(cluster)
     assert engine.decide(limits, account=ACCOUNT, usage=usage()).allowed
-    node = cluster.node_of(shard(KEYS, limits[lost].key, ACCOUNT))
+    node = cluster.node_of(shard(KEYS, limits[lost].key, ACCOUNT, ("user:",)))
     with frozen(cluster, node), pytest.raises(Unanswered):
         engine.decide(limits, account=ACCOUNT, usage=usage())
     left = [one.remaining for one in engine.peek(limits, account=ACCOUNT).standings]

@@ -61,7 +61,7 @@ def test_a_capacity_below_zero_is_refused() -> None:
 
 @pytest.mark.parametrize("algorithm", [name for name, needed in NEEDED.items() if "capacity" in needed])
 def test_of_a_capacity_of_zero_nothing_passes_and_the_sentence_says_so(algorithm: str) -> None:
-    assert rule(algorithm=algorithm, capacity=0, scope="search").sentence() == "nothing passes, per key, on search"
+    assert rule(algorithm=algorithm, capacity=0, scope="search").sentence() == "nothing passes, per caller, on search"
 
 
 def test_an_unknown_time_zone_is_refused() -> None:
@@ -141,7 +141,7 @@ def test_a_scope_that_no_request_has_is_refused(scope: str) -> None:
         ({"ipv4_prefix": 33}, "ipv4_prefix", "less than or equal to 32"),
         ({"ipv6_prefix": 65}, "ipv6_prefix", "less than or equal to 64"),
         ({"ipv4_prefix": 0}, "ipv4_prefix", "greater than or equal to 1"),
-        ({"ipv4_prefix": 24, "key_kind": "user"}, "ipv4_prefix", "count per address or per key"),
+        ({"ipv4_prefix": 24, "key_kind": "user"}, "ipv4_prefix", "count per address or per caller"),
     ],
 )
 def test_what_it_covers_is_validated(fields: dict[str, Any], field: str, text: str) -> None:

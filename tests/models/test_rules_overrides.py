@@ -88,8 +88,8 @@ def test_numbers_of_a_count_that_is_shared_with_others_cannot_differ(counted: st
         ("account", "account:7"),
         ("user", "account:7"),
         ("api_key", "user:1"),
-        ("key", "account:7"),
-        ("key", "ip:203.0.113.9"),
+        ("caller", "account:7"),
+        ("caller", "ip:203.0.113.9"),
         ("ip", "ip:203.0.113.9"),
     ],
 )

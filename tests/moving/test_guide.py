@@ -271,14 +271,12 @@ class TestSnippets:
         view = run(f"from ratelimits.decorators import limited\n@{decorator}\ndef view(request): return HttpResponse()")
         assert statuses(view["view"], 2) + statuses(view["view"], 2, "free=1") == [200, 429, 200, 200]
 
-    def test_a_user_with_a_token_and_a_session_has_two_counts_per_key_and_one_per_user(self) -> None:
-        said = "a user with a token and a session has two counts"
+    def test_a_user_with_a_token_and_a_session_has_one_count(self) -> None:
+        said = "a user with a token and a session has one count, as before"
         assert said in SECTIONS["Django REST framework's throttles"]
         session, token = Identity(user="user:1"), Identity(user="user:1", api_key="api_key:9")
-        rule("key", "sliding_log", capacity=1, period=60, scope="key", key_kind="key")
-        rule("user", "sliding_log", capacity=1, period=60, scope="user", key_kind="user")
-        assert [check(one, "key").allowed for one in (session, token)] == [True, True]
-        assert [check(one, "user").allowed for one in (session, token)] == [True, False]
+        rule("burst", "sliding_log", capacity=1, period=60)
+        assert [check(one).allowed for one in (session, token)] == [True, False]
 
     def test_a_rule_per_user_does_not_limit_requests_without_a_user(self) -> None:
         rule("user", "sliding_log", capacity=0, period=60, key_kind="user")

@@ -342,7 +342,7 @@ class TestFailures:
         self, check: Check, redis_client: RawRedis, caplog: pytest.LogCaptureFixture
     ) -> None:
         slow(on_failure="deny")
-        redis_client.set(KEYS.state(shard_of("account:acme", conf.SHARDS), "api_key:9"), b"garbage of no kind at all")
+        redis_client.set(KEYS.state(shard_of("user:1", conf.SHARDS), "user:1"), b"garbage of no kind at all")
         answer = check(WHO)
         assert (answer.allowed, answer.unavailable) == (False, True)
         assert "CORRUPT the state at" in caplog.text

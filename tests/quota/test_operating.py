@@ -135,7 +135,7 @@ class TestTheKey:
         "action", [("reset", "{}", "day"), ("grant", "{}", "day", "5", "--until", "2h")], ids=["reset", "grant"]
     )
     def test_a_key_or_account_that_nobody_has_is_refused(self, action: tuple[str, ...]) -> None:
-        rule("day", "fixed_window", key_kind="key")
+        rule("day", "fixed_window", key_kind="caller")
         used_by("user:1", "1")
         for key, account, said in (
             ("user:999", "", "No user has the primary key “999”"),

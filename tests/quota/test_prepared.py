@@ -143,7 +143,7 @@ class TestPrefetch:
 
     def test_an_override_s_numbers_hold(self, check: Check) -> None:
         ahead()
-        KeyOverride.objects.create(key=str(WHO.api_key), rule="ahead", capacity=7)
+        KeyOverride.objects.create(key=str(WHO.user), rule="ahead", capacity=7)
         assert sum(check(WHO).allowed for _ in range(30)) == 7
 
     def test_each_request_can_be_refunded_once(self, check: Check, redis_client: redis.Redis) -> None:

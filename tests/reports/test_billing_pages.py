@@ -54,7 +54,7 @@ SNIPPETS = [
 @pytest.fixture
 def _october() -> None:
     """Make what the pages assume: 7 requests of an account whose plan includes 5; another one whose usage is stuck."""
-    monthly = rule("monthly", bills=True, key_kind="key")
+    monthly = rule("monthly", bills=True, key_kind="caller")
     spend(account(included=5), "2025-10-10T12:00", 7, rule=monthly.pk, version=monthly.version)
     place = TotalKey("admitted", "acme", "", "requests", at("2025-10-10T12:00") // 10**6)
     process_totals.write("p1", {place: (1, 7)})

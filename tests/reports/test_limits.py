@@ -57,7 +57,7 @@ def test_a_key_s_own_override_goes_before_its_account_s_number_by_number() -> No
 
 
 @pytest.mark.parametrize(
-    ("key_kind", "limit"), [("account", "100"), ("api_key", "500"), ("key", "500"), ("global", "100")]
+    ("key_kind", "limit"), [("account", "100"), ("api_key", "500"), ("caller", "500"), ("global", "100")]
 )
 def test_a_count_that_is_not_the_override_s_own_keeps_the_rule_s_limit(key_kind: str, limit: str) -> None:
     counted, acme = monthly(key_kind=key_kind), account()

@@ -122,8 +122,8 @@ class TestRulesAsCode:
         said = run("ratelimits_rules", "load", code(tmp_path, plans=PRO, rules=[BURST, {**BURST, "plan": "pro"}]))
         assert said.splitlines() == [
             "added plan pro",
-            "added rule “burst”: 0.9 requests per second, bursts to 10, per key",
-            "added rule “burst” of plan “pro”: 0.9 requests per second, bursts to 10, per key",
+            "added rule “burst”: 0.9 requests per second, bursts to 10, per caller",
+            "added rule “burst” of plan “pro”: 0.9 requests per second, bursts to 10, per caller",
         ]
         assert ConfigVersion.read("default")[0] == 1
         assert Rule.objects.get(plan=None).history.get().history_change_reason == "ratelimits_rules load"
@@ -132,7 +132,7 @@ class TestRulesAsCode:
         faster = {**BURST, "rate": 1}
         assert run("ratelimits_rules", "load", code(tmp_path, plans=changed, rules=[faster])).splitlines() == [
             "changed plan pro",
-            "changed rule “burst”: 1 request per second, bursts to 10, per key",
+            "changed rule “burst”: 1 request per second, bursts to 10, per caller",
         ]
 
     def test_what_it_does_not_name_stays_unless_told_to_go(self, tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ class TestRulesAsCode:
             ({"rules": ["burst"]}, "rule 1: write an object such as"),
             (
                 {"rules": [{**BURST, "bills": True}, {**BURST, "name": "b", "bills": True}]},
-                "rule “burst”: bills: “b” already bills requests per key",
+                "rule “burst”: bills: “b” already bills requests per caller",
             ),
             ({"plans": {"pro": 5}}, "plan “pro”: write"),
             ({"plans": {"pro": {"includes": {"requests": -1}}}}, "plan “pro”: quantity"),

@@ -46,8 +46,8 @@ class TestWhatApplies:
         assert loader.current().applicable("search", "GET", KEY) == (
             AppliedRule(
                 name="burst",
-                key="api_key:9",
-                key_kind="api_key",
+                key="user:1",
+                key_kind="user",
                 algorithm=TokenBucket(10, Decimal(5), Decimal(1)),
                 meter="tokens",
                 mode=Mode.ENFORCE,
@@ -74,7 +74,7 @@ class TestWhatApplies:
             ("account", [None, "account:1", "account:1"]),
             ("ip", ["ip:203.0.113.9"] * 3),
             ("global", ["global"] * 3),
-            ("key", ["ip:203.0.113.9", "user:1", "api_key:9"]),
+            ("caller", ["ip:203.0.113.9", "user:1", "user:1"]),
         ],
     )
     def test_a_rule_counts_what_the_request_has(self, loader: Loader, kind: str, keys: list[str | None]) -> None:
@@ -117,7 +117,7 @@ class TestWhatApplies:
         assert burst(loader, Identity(address=address)).key == counted
 
     def test_one_length_leaves_the_other_as_it_is(self, loader: Loader) -> None:
-        rule(key_kind="key", ipv6_prefix=48)
+        rule(key_kind="caller", ipv6_prefix=48)
         assert burst(loader, ADDRESS).key == "ip:203.0.113.9"
         assert burst(loader, Identity(address="ip:2001:db8:1:2::/64")).key == "ip:2001:db8:1::/48"
         assert burst(loader, USER).key == "user:1"
@@ -220,8 +220,15 @@ class TestPrecedence:
         assert capacity(loader) == 5
 
         KeyOverride.objects.create(key="api_key:9", rule="burst", capacity=6)
-        assert (capacity(loader), capacity(loader, USER)) == (6, 5)
+        assert capacity(loader) == 5  # the user's count has one capacity, whichever API key a request has
         assert capacity(loader, Identity(user="user:2")) == 1
+
+    def test_an_override_of_an_api_key_changes_what_is_counted_per_api_key(self, loader: Loader) -> None:
+        for name in ("caller", "api_key"):
+            rule(name, key_kind=name, capacity=1)
+            KeyOverride.objects.create(key="api_key:9", rule=name, capacity=6)
+        applied = loader.current().applicable("*", "GET", KEY)
+        assert {one.name: getattr(one.algorithm, "capacity", 0) for one in applied} == {"api_key": 6, "caller": 1}
 
     def test_the_api_keys_plan_comes_before_the_users(self, loader: Loader) -> None:
         free, pro = (Plan.objects.create(name=name, slug=name) for name in ("free", "pro"))

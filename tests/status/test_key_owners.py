@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.http import HttpRequest
 
+from project.models import ApiKey
 from ratelimits.models import Account, KeyOverride, KeyTotal
 from ratelimits.models.status.totals import DAY, SUMS, newest_days
 from ratelimits.status.key_owners import no_owner_text, searched_name
@@ -24,6 +26,10 @@ def names(text: str) -> Iterator[tuple[str, str]]:
     yield from ((key, name) for key, name in (("api_key:4", "web"), ("api_key:44", "app")) if text in (key[8:], name))
 
 
+def account_of(request: HttpRequest) -> str:
+    return "acme"
+
+
 def searched(settings: Any, search: str | None, account: str | None = None) -> None:
     settings.RATELIMITS = {**settings.RATELIMITS, "KEY_SEARCH": search, "ACCOUNT": account}
 
@@ -35,7 +41,7 @@ def used(key: str, account: str, day: int = 1) -> None:
 
 
 def test_users_and_accounts_are_known_by_their_rows_and_by_their_usage(settings: Any) -> None:
-    searched(settings, None, f"{__name__}.names")
+    searched(settings, None, f"{__name__}.account_of")
     user, account = User.objects.create(username="ann"), Account.objects.create(identifier="acme")
     used("user:900", "globex")
     used("user:901", "initech", day=5)
@@ -43,6 +49,13 @@ def test_users_and_accounts_are_known_by_their_rows_and_by_their_usage(settings:
     assert [no_owner_text(key) for key in known] == [""] * 5
     for key in ("user:901", "account:initech", f"user:0{user.pk}", "account:ACME", f"account:{user.pk}"):
         assert no_owner_text(key), key
+
+
+def test_a_user_of_another_model_is_known_by_its_row() -> None:
+    device, _secret = ApiKey.objects.issue(name="pump", user=User.objects.create(username="ann"))
+    assert no_owner_text(f"user:project.apikey:{device.pk}") == ""
+    for name in (f"project.apikey:{device.pk + 1}", f"project.apikey:0{device.pk}", "no.such:1", "project.apikey:"):
+        assert f"No user has the primary key “{name}”" in no_owner_text(f"user:{name}")
 
 
 def test_each_user_is_an_account_if_the_project_names_no_account(settings: Any) -> None:

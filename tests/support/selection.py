@@ -46,6 +46,7 @@ SLOW = (
     "engine/test_assemble.py",
     "engine/test_bounded.py",
     "engine/test_together.py",
+    "identity/test_projects.py",
     "models/raw/test_adoption.py",
     "models/test_migrations.py",
     "models/test_replicas.py",
@@ -219,7 +220,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say which tests the run left out, and how to run them."""
-    left_out = config.stash.get(_LEFT_OUT, Counter())
+    left_out = config.stash.get(_LEFT_OUT, None) or Counter[str]()
     said = [f"{left_out[kind]:,} {kind} ({how})" for kind, how in _HOW.items() if left_out[kind]]
     if said:
         terminalreporter.write_line(f"Left out: {'; '.join(said)}.")

@@ -262,7 +262,7 @@ class TestWho:
         assert client.get("/plain/", REMOTE_ADDR="2001:db8::9:9").status_code == 429
         assert client.get("/plain/", REMOTE_ADDR="2001:db8:0:1::1").status_code == 200
 
-    @pytest.mark.parametrize("kind", ["ip", "key"])
+    @pytest.mark.parametrize("kind", ["ip", "caller"])
     def test_who_has_neither_key_nor_address_is_counted_with_all_such(
         self, client: APIClient, settings: Any, kind: str
     ) -> None:

@@ -8,7 +8,7 @@ import pytest
 from django.test import RequestFactory
 
 from ratelimits.engine.keys import ledger_name
-from ratelimits.identity import identify
+from ratelimits.identity import identify, name_of
 from ratelimits.models import DurabilityGap, Line, ProcessTotal, QuarantinedBatch, ShardState
 from ratelimits.quota.process_totals import TotalKey
 from ratelimits.reports.rows import report_id
@@ -98,7 +98,7 @@ def test_a_total_that_the_database_refuses_does_not_hold_up_the_others(
 def test_a_request_has_the_name_that_the_ledger_has(name: str, settings: Any) -> None:
     settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": lambda request: name}
     who = identify(RequestFactory().get("/"))
-    assert who.account_id == ledger_name(name)
+    assert who.account_id == ledger_name(str(name_of(name)))
     assert who.account is not None
     who.account.encode()
 

@@ -130,7 +130,7 @@ def shown_refusals(
     lately, by_day = refused_lately(account, key, now), refused_by_day(account, key, now)
     in_span = [] if at is None else refused_at(account, key, at, now)
     histories = RuleHistories({(row.rule, row.start) for row in (*lately, *by_day, *in_span)})
-    until = complete_until(conf.DATABASE, f"account:{account}")
+    until = complete_until(conf.DATABASE, account)
     span = 0 if at is None else span_at(at, now)
     recorded = _recorded(identity, lately, now, at)
     return Refusals(

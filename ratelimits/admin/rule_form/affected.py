@@ -16,6 +16,7 @@ from ratelimits.algorithms.limits import Algorithm, Limit
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.engine.decide import peek
+from ratelimits.identity import Identity, kinds_in_account
 from ratelimits.models import Account, Line, PlanMembership, Rule
 from ratelimits.models.keys import COUNTED, KeyKind
 from ratelimits.models.rule_parts.coverage import Callers
@@ -183,10 +184,16 @@ def _above_in_redis(rule: Rule, algorithm: Algorithm, used_keys: list[_KeyUsage]
     try:
         for use in used_keys:
             limit = Limit(use.key, algorithm, rule.name)
-            refused += not peek([limit], timeout=float(rule.max_wait or 0), account=use.account).allowed
+            refused += not peek([limit], timeout=float(rule.max_wait or 0), account=_place(use)).allowed
     except UNAVAILABLE:
         return None
     return refused
+
+
+def _place(use: _KeyUsage) -> str:
+    """Return the account if its shard has the counters of the key; "" if they are in the shard of the key itself."""
+    identity = Identity(user=use.key, api_key=use.key, account=f"account:{use.account}" if use.account else None)
+    return use.account if use.key.startswith(kinds_in_account(identity)) else ""
 
 
 def _is_above(algorithm: Algorithm, units: dict[int, int], now: int) -> bool:

@@ -26,7 +26,7 @@ class QuickTryForm(forms.Form):
     limit = forms.CharField(
         label=_("Limit"), max_length=60, help_text=_("Such as 50 a minute, 50/m, 1000/h or 10/5min.")
     )
-    key_kind = forms.ChoiceField(label=_("Counted per"), choices=KeyKind.choices, initial=KeyKind.KEY)
+    key_kind = forms.ChoiceField(label=_("Counted per"), choices=KeyKind.choices, initial=KeyKind.CALLER)
     scope = forms.CharField(
         label=_("Scope"),
         max_length=255,

@@ -26,7 +26,7 @@ from ratelimits.engine.clock import clock
 from ratelimits.engine.command import Command
 from ratelimits.engine.counting import Count, RefusalCount, in_bounds
 from ratelimits.engine.decision import DECIDED, HEAD, NOT_VALID_NOW, PER_LIMIT, RECEIPT_USED, read
-from ratelimits.engine.keys import Keyspace, shard_of
+from ratelimits.engine.keys import Keyspace, account_shard
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.transport.connection import Unavailable
 from ratelimits.logs import bounded
@@ -95,7 +95,7 @@ def parts(command: Command) -> tuple[ShardPart, ...]:
 
 def _split(keyspace: Keyspace, call: Call) -> list[ShardPart]:
     terms = call.program.terms
-    shards = [shard(keyspace, key, call.account) for key in call.keys]
+    shards = [shard(keyspace, key, call.account, call.in_account) for key in call.keys]
     order = list(dict.fromkeys(shards[term.key] for term in terms))
     # The shard that counts the request comes last, even if it has no limit of the call. If the call is not counted, the
     # account's shard comes last, but only if it has a limit.
@@ -103,7 +103,7 @@ def _split(keyspace: Keyspace, call: Call) -> list[ShardPart]:
     if call.usage is not None:
         last_shard = shard_of_usage(keyspace, call.usage)
     elif call.account:
-        last_shard = shard_of(f"account:{call.account}", keyspace.shards)
+        last_shard = account_shard(call.account, keyspace.shards)
     if last_shard is not None and (last_shard in order or call.usage is not None):
         order = [*(shard_id for shard_id in order if shard_id != last_shard), last_shard]
     shard_parts = []
@@ -253,6 +253,7 @@ def _undo(call: Call, terms: tuple[Term, ...], at: int, nonce: str) -> Call:
         keys=call.keys,
         costs=call.costs,
         account=call.account,
+        in_account=call.in_account,
         usage=None,
         at=at,
         bin=0,  # without usage there is no bin and no period

@@ -18,12 +18,12 @@ _WORDS = Wording(_, ngettext)
 
 #: Words of the sentence, by the kind of key that a rule counts.
 COUNTED_PER: dict[str, Callable[[], str]] = {
+    "caller": lambda: _("per caller"),
     "user": lambda: _("per user"),
     "api_key": lambda: _("per API key"),
     "account": lambda: _("per account"),
     "ip": lambda: _("per address"),
     "global": lambda: _("for everyone together"),
-    "key": lambda: _("per key"),
     "view_key": lambda: _("per key that the view gives"),
 }
 #: Words of the sentence, by the callers to whom a rule applies.

@@ -83,8 +83,8 @@ class ProcessTotal(models.Model):
     """
 
     process = models.CharField(_("process"), max_length=64)
-    #: What happened to the requests: "admitted", "blocked", "exempt", "unmetered", "unanswered", "unreported" or
-    #: "uncounted".
+    #: What happened to the requests: "admitted", "blocked", "exempt", "unreadable", "unmetered", "unanswered",
+    #: "unreported" or "uncounted".
     kind = models.CharField(_("kind"), max_length=16)
     account = models.CharField(_("account"), max_length=LONGEST_NAME, blank=True)
     key = models.CharField(_("key"), max_length=LONGEST_NAME)

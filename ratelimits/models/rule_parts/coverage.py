@@ -64,7 +64,7 @@ class Coverage(models.Model):
         _("counted per"),
         max_length=10,
         choices=KeyKind.choices,
-        default=KeyKind.KEY,
+        default=KeyKind.CALLER,
         help_text=_(
             "A request without a user is not limited by a rule per user. The same is true of API keys and accounts."
         ),

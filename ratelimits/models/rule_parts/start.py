@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.algorithms.limits import ALGORITHMS, Lasting, fields_of
 
 #: The kinds of keys for which the ledger knows the usage.
-_KINDS = {"user", "api_key", "account", "key"}
+_KINDS = {"caller", "user", "api_key", "account"}
 #: The units of calendar windows for which the usage is looked up in the ledger.
 _UNITS = {"hour", "day", "week", "month"}
 #: The units of calendar windows that are restored by default.
@@ -86,7 +86,7 @@ class Start(models.Model):
         if rule.scope != "*" or rule.except_scopes:
             return _("Switch this off, or write * as the scope, without exceptions: the ledger does not know scopes.")
         if rule.key_kind not in _KINDS:
-            return _("Switch this off, or count per user, API key, account or key: the ledger knows no other keys.")
+            return _("Switch this off, or count per caller, user, API key or account: the ledger knows no other keys.")
         if rule.prefetch is not None:
             return _(
                 "Switch this off, or leave permits per prefetch empty: prefetched permits are added to the ledger too"

@@ -131,8 +131,8 @@ def _coverage_errors(rule: Rule) -> Errors:
         errors["group"] = [_("Leave this empty, or choose other callers: anonymous callers are in no group.")]
     elif rule.group and (unknown := group_problem(rule.group)):
         errors["group"] = [unknown]
-    if rule.key_kind not in ("ip", "key"):
-        message = _("Leave this empty, or count per address or per key: other rules count no addresses.")
+    if rule.key_kind not in ("ip", "caller"):
+        message = _("Leave this empty, or count per address or per caller: other rules count no addresses.")
         errors |= {name: [message] for name in ("ipv4_prefix", "ipv6_prefix") if getattr(rule, name) is not None}
     return errors
 

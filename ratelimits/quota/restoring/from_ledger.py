@@ -25,7 +25,7 @@ from ratelimits.engine.decide import adecide_call, decide_call
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import current_server
-from ratelimits.identity import Identity
+from ratelimits.identity import Identity, is_account
 from ratelimits.quota.prepared import Prepared
 from ratelimits.rules import Snapshot
 from ratelimits.rules.ledger import LedgerQuery
@@ -79,7 +79,15 @@ def _restoring_call(call: Call, counts: list[_Count], units: list[int]) -> Call:
     positions = sorted({count.term.key for count in counts})
     terms = [replace(count.term, key=positions.index(count.term.key), slot=slot) for slot, count in enumerate(counts)]
     keys = tuple(call.keys[position] for position in positions)
-    return Call(program(tuple(terms)), keys, tuple(units), call.account, version=None, op=Op.RESTORE)
+    return Call(
+        program(tuple(terms)),
+        keys,
+        tuple(units),
+        call.account,
+        version=None,
+        op=Op.RESTORE,
+        in_account=call.in_account,
+    )
 
 
 def _counts(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapshot) -> Iterator[_Count]:
@@ -96,6 +104,7 @@ def _query(rule: AppliedRule, key: str, identity: Identity, snapshot: Snapshot) 
     if rule.lasting is not Lasting.ALWAYS:
         # The ledger counts in bins. So take the whole bin in which the rule began to count.
         start = max(start, rule.counts_since - rule.counts_since % _BIN)
-    ledger_key = "" if key.startswith("account:") else key
+    # Usage with a user's API keys is in the ledger under the API keys. If the user is the account, count all its usage.
+    ledger_key = "" if key == identity.account or is_account(key, identity) else key
     previous_period, current_period, *_later = snapshot.billing(identity.account).boundaries
     return LedgerQuery(identity.account_id, ledger_key, rule.meter, (previous_period, current_period), start, end)

@@ -21,7 +21,7 @@ from django.db import InterfaceError, OperationalError, transaction
 from django.db.models import F, Q
 
 from ratelimits.conf import conf
-from ratelimits.engine.keys import shard_of
+from ratelimits.engine.keys import account_shard, shard_of
 from ratelimits.models import Account, ChainMark, PeriodUsage, Report, ShardState
 from ratelimits.progress import Progress
 from ratelimits.reports.adjusting import unreported
@@ -103,7 +103,7 @@ def ended(now: int) -> Q:
 
 def home_shard(account: str) -> int:
     """Return the shard in which an account's usage is counted."""
-    return shard_of(f"account:{account}" if account else "anonymous", conf.SHARDS)
+    return account_shard(account, conf.SHARDS) if account else shard_of("anonymous", conf.SHARDS)
 
 
 def in_chunks(names: Iterable[str]) -> Iterator[list[str]]:

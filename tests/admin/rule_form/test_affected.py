@@ -137,7 +137,7 @@ class TestInRedis:
         row = rule("daily", "fixed_window", capacity=100, period=86_400)
         used(use("user:1", 1), use("user:2", 1, account="a"))
         decide([Limit("user:1", row.to_algorithm(), "daily", 70)])
-        decide([Limit("user:2", row.to_algorithm(), "daily", 30)], account="a")
+        decide([Limit("user:2", row.to_algorithm(), "daily", 30)])
         assert found(row) == (2, 0)
         row.capacity = 50
         assert found(row) == (2, 1)
@@ -157,7 +157,7 @@ class TestInRedis:
         assert found(row) == (1, 0)
 
 
-@pytest.mark.parametrize("key_kind", ["ip", "view_key", "key"])
+@pytest.mark.parametrize("key_kind", ["ip", "view_key", "caller"])
 def test_a_closed_rule_for_a_group_does_not_refuse_everyone(key_kind: str) -> None:
     used(use("user:1", 1))
     for group, refuses_everyone in (("", True), ("staff", False)):

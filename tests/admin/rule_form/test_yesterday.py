@@ -259,24 +259,25 @@ def test_a_limit_is_tried_without_the_form_of_a_rule(admin_client: Client) -> No
     asked(2, 2, scope="search")
     page = admin_client.get(URL)
     assert "Which requests of the last 24 hours would a limit have refused?" in text(page)
-    page = admin_client.get(URL, {"limit": "3 a minute", "key_kind": "key", "scope": "*"})
+    page = admin_client.get(URL, {"limit": "3 a minute", "key_kind": "caller", "scope": "*"})
     assert "would have refused 2 requests of 1 key." in text(page)
     assert "Would a limit have refused anyone in the last 24 hours?" in text(page)
     assert "For everyone." in text(page)
     assert "plans with a rule of the same name" not in text(page)
-    assert "/rule/add/?scope=%2A&key_kind=key&meter=requests&algorithm=sliding_window&capacity=3&period=60" in unescape(
-        page.content.decode()
+    assert (
+        "/rule/add/?scope=%2A&key_kind=caller&meter=requests&algorithm=sliding_window&capacity=3&period=60"
+        in unescape(page.content.decode())
     )
     page = admin_client.get(URL, {"limit": "1 per day", "key_kind": "global", "scope": "search"})
     assert "would have refused 1 request of 1 key." in text(page)
     for values, said in (
-        ({"limit": "", "key_kind": "key", "scope": "*"}, "This field is required."),
+        ({"limit": "", "key_kind": "caller", "scope": "*"}, "This field is required."),
         *(
             (
-                {"limit": limit, "key_kind": "key", "scope": "*"},
+                {"limit": limit, "key_kind": "caller", "scope": "*"},
                 "50/s, 50/m, 50/h, 50/d, 50/week, 50/5min or 50 a minute",
             )
-            for limit in ("50", "50/mo", "50 a minute per key", "many a minute", "1000 a month")
+            for limit in ("50", "50/mo", "50 a minute per caller", "many a minute", "1000 a month")
         ),
         ({"limit": "5/s", "key_kind": "x", "scope": "*"}, "is not one of the available choices"),
     ):

@@ -330,7 +330,7 @@ class TestAfterALoss:
         assert admitted(check) == 4
 
     def test_callers_without_an_account_begin_at_zero(self, check: Check, asked: list[Any]) -> None:
-        lasting(key_kind="key")
+        lasting(key_kind="caller")
         assert admitted(check, Identity(address="ip:203.0.113.9")) == 5
         assert asked == []
 

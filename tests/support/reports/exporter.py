@@ -33,7 +33,7 @@ def use() -> None:
     from tests.support.rows import rule
     from tests.support.usage.traffic import at, flow
 
-    monthly = rule("monthly", bills=True, key_kind="key")
+    monthly = rule("monthly", bills=True, key_kind="caller")
     zones = ("UTC", "Europe/Berlin", "America/Los_Angeles")
     payers = [account(name, included=40, timezone=zones[n % 3]) for n, name in enumerate(ACCOUNTS)]
     for month in MONTHS:

@@ -16,10 +16,10 @@ from django.utils.functional import SimpleLazyObject
 from rest_framework.request import Request
 
 from project.models import ApiKey
-from ratelimits import identity
 from ratelimits.addresses.reading import UNKNOWN_ADDRESS
 from ratelimits.engine.keys import ledger_name
-from ratelimits.identity import Identity, aidentify, api_key_of, identify
+from ratelimits.identity import Identity, NotAName, aidentify, api_key_of, identify
+from ratelimits.identity import requests as identity
 from ratelimits.quota import checking
 from tests.support.entry_points import begin_afresh
 
@@ -53,12 +53,12 @@ def digest(secret: str) -> str:
 
 
 class TestApiKeys:
-    def test_a_row_is_its_number(self) -> None:
-        assert api_key_of(ApiKey(pk=7)) == "api_key:7"
+    def test_a_row_is_its_model_and_its_number(self) -> None:
+        assert api_key_of(ApiKey(pk=7)) == "api_key:project.apikey:7"
 
     def test_a_row_whose_key_is_its_secret_is_a_digest(self) -> None:
         token = Token(key="9944b09199c62bcf9418ad846dd0e4bbdfc6ee4b")
-        assert api_key_of(token) == f"api_key:{digest(token.key)}"
+        assert api_key_of(token) == f"api_key:tests.token:{digest(token.key)}"
         assert token.key not in str(api_key_of(token))
 
     @pytest.mark.parametrize(
@@ -72,14 +72,17 @@ class TestApiKeys:
             (None, None),
             ("", None),
             (b"", None),
-            (True, None),
-            ({"sub": "42", "exp": 1}, None),
-            (object(), None),
-            (ApiKey(), None),
         ],
     )
     def test_whatever_authenticates_is_an_id_or_a_digest_or_none(self, auth: object, key: str | None) -> None:
         assert api_key_of(auth) == key
+
+    @pytest.mark.parametrize(
+        "auth", [True, {"sub": "42", "exp": 1}, object(), ApiKey(), pytest.param(10**5000, id="huge")]
+    )
+    def test_what_is_no_name_is_an_error(self, auth: object) -> None:
+        with pytest.raises(NotAName):
+            api_key_of(auth)
 
 
 class TestIdentities:
@@ -118,17 +121,22 @@ class TestIdentities:
         [
             (0, "account:0"),
             (UUID(int=5), f"account:{UUID(int=5)}"),
-            (User(pk=42, username="Acme, Inc."), "account:42"),
-            (SimpleLazyObject(lambda: User(pk=42)), "account:42"),
-            (User(), None),
+            (User(pk=42, username="Acme, Inc."), "account:user:42"),
+            (SimpleLazyObject(lambda: User(pk=42)), "account:user:42"),
+            (ApiKey(pk=7), "account:project.apikey:7"),
             (AnonymousUser(), None),
-            ("nul \0", "account:nul \ufffd"),
-            ("\ud800", "account:\ufffd"),
+            ("nul \0", "account:" + ledger_name("nul \0")),
+            ("\ud800", "account:" + ledger_name("\ud800")),
+            ("user:42", "account:=user:42"),
+            ("project.apikey:7", "account:=project.apikey:7"),
+            ("~b835", "account:=~b835"),
+            ("=user:42", "account:==user:42"),
             ("é" * 250, "account:" + "é" * 250),
             ("é" * 100_000, f"account:{ledger_name('é' * 100_000)}"),
             ("anonymous", f"account:{ledger_name('anonymous')}"),
+            ("~anonymous", "account:=~anonymous"),
         ],
-        ids=["0", "uuid", "row", "lazy row", "row not saved", "nobody", "nul", "surrogate", "250", "huge", "anonymous"],
+        ids=lambda value: str(value)[:20],
     )
     @pytest.mark.django_db(transaction=True)
     def test_any_account_has_the_ledgers_name(
@@ -147,11 +155,12 @@ class TestIdentities:
         wrapped = Request(request())
         wrapped.user, wrapped.auth = User(pk=3), ApiKey(pk=9, account_id="acme")
         who = identify(wrapped)
-        assert (who.user, who.api_key, who.account) == ("user:3", "api_key:9", "account:acme")
-        assert (who.narrowest_key, who.account_id) == ("api_key:9", "acme")
+        assert (who.user, who.api_key, who.account) == ("user:3", "api_key:project.apikey:9", "account:acme")
+        assert (who.narrowest_key, who.account_id) == ("api_key:project.apikey:9", "acme")
 
-    def test_a_user_that_is_not_saved_is_nobody(self) -> None:
-        assert identify(request(user=User())).user is None
+    def test_a_user_that_is_not_saved_cannot_be_read(self) -> None:
+        who = identify(request(user=User()))
+        assert (who.user, who.account, who.unreadable) == (None, None, ("user", "account"))
 
     async def test_async_code_loads_the_user_first(self) -> None:
         made = AsyncRequestFactory().get("/")

@@ -1,0 +1,24 @@
+"""Find out who makes a request: its user, API key, account and address, each with its name in limits and ledger."""
+
+from __future__ import annotations
+
+from ratelimits.identity.naming import NotAName, name_of
+from ratelimits.identity.requests import (
+    Identity,
+    aidentify,
+    api_key_of,
+    identify,
+    is_account,
+    kinds_in_account,
+)
+
+__all__ = [
+    "Identity",
+    "NotAName",
+    "aidentify",
+    "api_key_of",
+    "identify",
+    "is_account",
+    "kinds_in_account",
+    "name_of",
+]
