@@ -17,11 +17,13 @@ from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.answers.responses import Cost, arefusal, costs_of, refusal, scope_of, with_headers, wrong_cost
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
-from ratelimits.view_keys import Key, check_key, with_view_key
+from ratelimits.view_keys import AskedView, Key, awith_view_keys, check_key, with_view_keys
 
 View = TypeVar("View", bound=Callable[..., Any])
 #: A cost, or a callable that takes the request and returns a cost. None means one request.
 AnyCost = Cost | Callable[[HttpRequest], Cost] | None
+#: Where a view's key is written, for messages.
+_PLACE = "the argument `key` of `limited`"
 
 
 def _is_async(view: Any) -> bool:
@@ -40,8 +42,8 @@ def limited(
 
     `cost` is a number of permits of the meter "requests", a mapping of meters to costs, or a callable that takes the
     request and returns one of these. `key` is the key for rules that count per "key that the view gives":
-    "header:X-Tenant", "query:team", "field:email", "arg:pk", or a callable that takes the request. The answer is set as
-    `request.quota`. Use ratelimits.quota.receipts to settle or refund the request.
+    "header:X-Tenant", "query:team", "field:email", "arg:pk", a callable that takes the request, or a list of these. The
+    answer is set as `request.quota`. Use ratelimits.quota.receipts to settle or refund the request.
     """
 
     def decorate(view: View) -> View:
@@ -69,7 +71,7 @@ def limited(
             return with_headers(response, answer)
 
         wrapped: Any = async_view if _is_async(view) else sync_view
-        wrapped.ratelimits = scope_name, cost  # tells the middleware and the admin that this view is limited
+        wrapped.ratelimits = scope_name, cost, key  # tells the middleware and the admin that this view is limited
         return cast("View", wrapped)
 
     return decorate
@@ -84,7 +86,9 @@ def decided(
     cost is not valid.
     """
     costs = costs_of(cost, request)
-    identity = with_view_key(identify(request), key, request, arguments, request)
+    identity = identify(request)
+    if key is not None:
+        identity = with_view_keys(identity, key, AskedView(request, arguments, (request,), view, _PLACE))
     try:
         answer = check_and_wait(identity, scope, request.method or "", costs, request)
     except WrongCost as error:
@@ -98,7 +102,9 @@ async def adecided(
 ) -> Answer:
     """Do the same as `decided`, in async code."""
     costs = costs_of(cost, request)
-    identity = with_view_key(await aidentify(request), key, request, arguments, request)
+    identity = await aidentify(request)
+    if key is not None:
+        identity = await awith_view_keys(identity, key, AskedView(request, arguments, (request,), view, _PLACE))
     try:
         answer = await acheck_and_wait(identity, scope, request.method or "", costs)
     except WrongCost as error:

@@ -21,7 +21,7 @@ from ratelimits.quota.answers.answer import ONE_REQUEST
 from ratelimits.quota.answers.responses import arefusal, costs_of, refusal, scope_of, with_headers, wrong_cost
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
-from ratelimits.view_keys import Key, with_view_key
+from ratelimits.view_keys import AskedView, Key, awith_view_keys, with_view_keys
 
 _NO_OPTIONS: Mapping[str, Any] = {}
 GetResponse = Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest], Awaitable[HttpResponseBase]]
@@ -33,7 +33,8 @@ class ViewLimits(NamedTuple):
     scope      the scope of the request; "*" if neither its view nor its path names one
     costs      the cost in each meter, by the meter's name
     key        the place of the limited key in the request, such as "header:X-Tenant", or a function that returns the
-               key; None for the user, API key or address of the request
+               key, or a list of these; None if the view gives no key
+    place      where this key is written, for messages
     arguments  the arguments in the URL
     view       the view of the URL; None if no view has this URL
     """
@@ -41,8 +42,13 @@ class ViewLimits(NamedTuple):
     scope: str
     costs: Mapping[str, int]
     key: Key | None
+    place: str
     arguments: Mapping[str, Any]
     view: object
+
+    def asked(self, request: HttpRequest) -> AskedView:
+        """Return the request as the keys of its view need it."""
+        return AskedView(request, self.arguments, (request,), self.view, self.place)
 
 
 def limits_of(request: HttpRequest) -> ViewLimits | None:
@@ -75,9 +81,11 @@ def limits_of(request: HttpRequest) -> ViewLimits | None:
     scope = getattr(attributes, "throttle_scope", None) or options.get("scope", "*")
     cost = getattr(attributes, "throttle_cost", None)
     cost = options.get("cost") if cost is None else cost
-    key = getattr(attributes, "throttle_key", None) or options.get("key")
+    key, place = getattr(attributes, "throttle_key", None), "throttle_key"
+    if not key:
+        key, place = options.get("key"), f"RATELIMITS['PATHS'][{prefix!r}]['key']"
     costs = ONE_REQUEST if cost is None else costs_of(cost, request)
-    return ViewLimits(scope if isinstance(scope, str) else scope_of(scope, view), costs, key, arguments, view)
+    return ViewLimits(scope if isinstance(scope, str) else scope_of(scope, view), costs, key, place, arguments, view)
 
 
 class QuotaMiddleware:
@@ -101,7 +109,9 @@ class QuotaMiddleware:
         answer = None
         limited = limits_of(request)
         if limited is not None:
-            identity = with_view_key(identify(request), limited.key, request, limited.arguments, request)
+            identity = identify(request)
+            if limited.key is not None:
+                identity = with_view_keys(identity, limited.key, limited.asked(request))
             try:
                 answer = check_and_wait(identity, limited.scope, request.method or "", limited.costs, request)
             except WrongCost as error:
@@ -121,7 +131,9 @@ class QuotaMiddleware:
         answer = None
         limited = limits_of(request)
         if limited is not None:
-            identity = with_view_key(await aidentify(request), limited.key, request, limited.arguments, request)
+            identity = await aidentify(request)
+            if limited.key is not None:
+                identity = await awith_view_keys(identity, limited.key, limited.asked(request))
             try:
                 answer = await acheck_and_wait(identity, limited.scope, request.method or "", limited.costs)
             except WrongCost as error:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlencode
 
 import pytest
 import redis
@@ -23,6 +24,7 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.test import RequestFactory
 from django.urls import path
+from django.utils.functional import SimpleLazyObject
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.test import force_authenticate
@@ -32,7 +34,7 @@ from ratelimits import rules
 from ratelimits.decorators import limited
 from ratelimits.embedded import free_port
 from ratelimits.middleware import QuotaMiddleware
-from ratelimits.models import Access, Line
+from ratelimits.models import Access, KeyOverride, Line, Plan, PlanMembership
 from ratelimits.quota import receipts
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.costs import WrongCost
@@ -310,7 +312,10 @@ def test_a_view_gives_a_key(ask: Ask, key: Any, one: dict[str, Any], other: dict
     assert [response.status_code for response in found] == [200, 429, 200, 429]
 
 
-@pytest.mark.parametrize("key", ["header:X-Tenant", "query:team", "field:email", "arg:other", lambda request: None])
+@pytest.mark.parametrize(
+    "key",
+    ["header:X-Tenant", "query:team", "field:email", "arg:other", lambda request: None, lambda request: request.user],
+)
 def test_requests_without_the_value_share_one_key(ask: Ask, key: Any) -> None:
     rule("tenant", "fixed_window", capacity=1, period=1000, key_kind="view_key")
     addresses = "203.0.113.9", "203.0.113.10"
@@ -320,6 +325,121 @@ def test_requests_without_the_value_share_one_key(ask: Ask, key: Any) -> None:
 def test_a_rule_per_key_of_the_view_limits_no_view_without_one(ask: Ask) -> None:
     rule("tenant", capacity=0, key_kind="view_key")
     assert ask().status_code == 200
+
+
+@pytest.mark.parametrize("alias", [" 7 ", "07", "+7", "\u0667", "7.0", "\uff17"])
+def test_texts_that_a_view_reads_as_one_value_have_one_count(ask: Ask, alias: str) -> None:
+    rule("tenant", "fixed_window", capacity=1, period=1000, key_kind="view_key")
+    for key, asked in (
+        ("arg:team", {"team": alias}),
+        ("query:team", {"QUERY_STRING": urlencode({"team": alias})}),
+        ("field:team", {"data": {"team": alias}}),
+    ):
+        same = {"team": "7"} if key == "arg:team" else {"data": {"team": "7"}} if "data" in asked else {}
+        same = same or {"QUERY_STRING": "team=7"}
+        assert [ask(key=key, **one).status_code for one in (asked, same)] == [200, 429]
+
+
+def test_the_last_of_several_values_counts_as_the_view_reads_it(ask: Ask) -> None:
+    rule("tenant", "fixed_window", capacity=1, period=1000, key_kind="view_key")
+    asked = [{"QUERY_STRING": text} for text in ("team=a&team=b", "team=c&team=b", "team=b", "team=a")]
+    assert [ask(key="query:team", **one).status_code for one in asked] == [200, 429, 429, 200]
+
+
+def test_upper_and_lower_case_are_one_if_the_key_says_so(ask: Ask) -> None:
+    rule("tenant", "fixed_window", capacity=1, period=1000, key_kind="view_key")
+    values = [{"data": {"email": text}} for text in ("A@x.com", "a@x.com")]
+    assert [ask(key="field:email", **one).status_code for one in values] == [200, 200]
+    assert [ask(key="field:email|lower", **one).status_code for one in values] == [200, 429]
+
+
+def _header_and_team(key: Any, team: str = "7", **asked: Any) -> dict[str, Any]:
+    return {"key": ["header:X-Tenant", "arg:team"], "HTTP_X_TENANT": key, "team": team, **asked}
+
+
+def test_each_rule_counts_the_key_that_it_names(ask: Ask) -> None:
+    window: dict[str, Any] = {"algorithm": "fixed_window", "period": 1000, "key_kind": "view_key"}
+    rule("first", capacity=3, **window)
+    rule("team", capacity=2, view_key="arg:team", **window)
+    rule("other", capacity=0, view_key="query:page", **window)
+    asked = [("a", "7"), ("a", "7"), ("b", "7"), ("a", "8"), ("a", "9")]
+    found = [ask(**_header_and_team(*one)) for one in asked]
+    assert [response.status_code for response in found] == [200, 200, 429, 200, 429]
+    assert ['"team"' in found[2].headers["RateLimit"], '"first"' in found[4].headers["RateLimit"]] == [True, True]
+
+
+def test_a_value_has_a_limit_of_its_own(ask: Ask, redis_client: redis.Redis) -> None:
+    """An override, a plan and a block of one value apply to each request with this value, and to no other."""
+    window: dict[str, Any] = {"algorithm": "fixed_window", "period": 1000, "key_kind": "view_key"}
+    rule("tenant", capacity=1, **window)
+    KeyOverride.objects.create(key="header:x-tenant= Acme ", rule="tenant", capacity=2)
+    plan = Plan.objects.create(slug="pro", name="Pro")
+    rule("tenant", capacity=3, plan=plan, **window)
+    PlanMembership.objects.create(key="header:X-Tenant=big", plan=plan)
+    Access.objects.create(target="arg:team=13", reason="abuse")
+
+    def statuses(count: int, *asked: Any) -> list[int]:
+        return [ask(**_header_and_team(*asked)).status_code for _ in range(count)]
+
+    assert statuses(3, "Acme") == [200, 200, 429]
+    assert statuses(2, "other") == [200, 429]
+    assert statuses(4, "big") == [200, 200, 200, 429]
+    assert statuses(2, "new", "0013") == [403, 403]
+    names = redis_client.keys()
+    stored = [text for name in names for text in (name, redis_client.dump(name) or b"")]
+    assert stored
+    assert not any(b"Acme" in text or b"X-Tenant" in text for text in stored)
+
+
+def test_an_allow_of_a_value_lets_its_requests_pass_but_not_blocked_ones(ask: Ask) -> None:
+    rule("none", capacity=0)
+    Access.objects.create(target="header:X-Tenant=acme", effect="allow", reason="partner")
+    assert [ask(**_header_and_team(key)).status_code for key in ("acme", "other")] == [200, 429]
+    Access.objects.create(target="203.0.113.9", reason="attack")
+    assert ask(**_header_and_team("acme", REMOTE_ADDR="203.0.113.9")).status_code == 403
+
+
+def _generator(request: Any) -> Any:
+    yield "a"
+
+
+async def _async_tenant(request: Any) -> str:
+    await asyncio.sleep(0)
+    return str(request.headers["X-Tenant"])
+
+
+@pytest.mark.parametrize("key", [_generator, lambda request: object(), lambda request: True, lambda request: 1.5])
+def test_a_function_whose_result_is_no_value_is_named(ask: Ask, key: Any) -> None:
+    with pytest.raises(ImproperlyConfigured, match=r"(?s)test_alike.*gives a value of the type .*Give a text"):
+        ask(key=key)
+
+
+def test_an_async_function_is_awaited(ask: Ask) -> None:
+    rule("tenant", "fixed_window", capacity=1, period=1000, key_kind="view_key")
+    asked = [{"HTTP_X_TENANT": tenant} for tenant in ("a", "a", "b")]
+    assert [ask(key=_async_tenant, **one).status_code for one in asked] == [200, 429, 200]
+
+
+def _group(request: Any) -> Any:
+    return Group.objects.get(name=request.headers["X-Tenant"])
+
+
+def _lazy_group(request: Any) -> Any:
+    return SimpleLazyObject(lambda: _group(request))
+
+
+@pytest.mark.parametrize("key", [_group, _lazy_group])
+def test_a_function_may_make_a_query_and_return_a_row(ask: Ask, key: Any) -> None:
+    for name in ("a", "b"):
+        Group.objects.create(name=name)
+    rule("tenant", "fixed_window", capacity=1, period=1000, key_kind="view_key")
+    asked = [{"HTTP_X_TENANT": tenant} for tenant in ("a", "a", "b")]
+    assert [ask(key=key, **one).status_code for one in asked] == [200, 429, 200]
+
+
+def test_two_keys_with_one_name_are_refused(ask: Ask) -> None:
+    with pytest.raises(ImproperlyConfigured, match="same name"):
+        ask(key=["header:X-Tenant", "header:x_tenant"])
 
 
 def test_the_value_itself_is_stored_nowhere(ask: Ask, redis_client: redis.Redis) -> None:

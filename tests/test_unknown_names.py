@@ -20,6 +20,7 @@ from rest_framework.viewsets import ViewSet
 
 from ratelimits.decorators import limited
 from ratelimits.models import Account
+from ratelimits.throttling import QuotaThrottle
 from ratelimits.unknown_names import in_key, in_keys, in_rule
 from ratelimits.unknown_names.urlconf import ViewNames, named_by_views
 
@@ -34,7 +35,19 @@ class Counted(APIView):
         return 1
 
 
+def tenant(request: HttpRequest) -> str:
+    raise NotImplementedError
+
+
+class ByTeam(QuotaThrottle):
+    throttle_key = "query:team"
+
+
 class Various(APIView):
+    @property
+    def throttle_key(self) -> str:
+        return "chosen later"
+
     @property
     def throttle_scope(self) -> str:
         return "chosen later"
@@ -42,6 +55,8 @@ class Various(APIView):
 
 class Things(ViewSet):
     throttle_scope = "things"
+    throttle_key = ("header:x-tenant", "arg:pk")
+    throttle_classes = (ByTeam,)
     throttle_cost: int | dict[str, int] = 1
 
     def list(self, request: Request) -> Response:
@@ -52,7 +67,7 @@ class Things(ViewSet):
         raise NotImplementedError
 
 
-@limited("plain", cost={"pages": 2})
+@limited("plain", cost={"pages": 2}, key=[tenant, "field:email|lower"])
 def plain(request: HttpRequest) -> HttpResponse:
     raise NotImplementedError
 
@@ -100,13 +115,25 @@ def named(settings: Any, *patterns: Any) -> ViewNames:
 def test_what_views_name_is_known_from_the_urlconf(settings: Any) -> None:
     found = named(settings)
     scopes = {"*", "search", "other", "plain", "awaited", "by class", "by method", "things", "upload"}
-    assert found == ViewNames(frozenset(scopes), frozenset({"requests", "tokens", "pages", "bytes"}))
+    keys = {"header:X-Tenant", "arg:pk", "field:email|lower", "query:team", f"call:{__name__}.tenant"}
+    assert found == ViewNames(frozenset(scopes), frozenset({"requests", "tokens", "pages", "bytes"}), frozenset(keys))
 
 
 def test_what_a_view_works_out_for_each_request_is_not_known(settings: Any) -> None:
     assert named(settings, path("counted/", Counted.as_view())).meters is None
     assert named(settings, path("various/", Various.as_view())).scopes is None
     assert named(settings, path("counted/", limited(cost=lambda request: 1)(plain))).meters is None
+    assert named(settings, path("various/", Various.as_view())).keys is None
+
+
+def test_a_key_of_no_view_is_named_with_those_that_there_are(settings: Any) -> None:
+    named(settings)
+    settings.RATELIMITS = {**settings.RATELIMITS, "PATHS": {"/files/": {"key": ["query:page", "field:email"]}}}
+    assert list(in_rule("*", "requests", view_key="arg:pk")) == []
+    (sentence,) = in_rule("*", "requests", view_key="header:X-Team")
+    assert "No view gives the key “header:X-Team” yet." in sentence
+    assert "Keys of views: arg:pk, call:tests.test_unknown_names.tenant, field:email, " in sentence
+    assert list(in_keys(["header:X-Team=a", "query:page=7", "field:email|lower=a@x.com"])) == ["header:X-Team=a"]
 
 
 def test_a_scope_of_outbound_calls_is_known(settings: Any) -> None:

@@ -10,11 +10,17 @@ from django.test import RequestFactory
 from rest_framework.parsers import JSONParser
 from rest_framework.request import Request
 
-from ratelimits.view_keys import view_key
+from ratelimits.identity import Identity
+from ratelimits.view_keys import AskedView, with_view_keys
+
+
+def keys(request: Any, key: Any, **arguments: Any) -> tuple[str, ...]:
+    return with_view_keys(Identity(), key, AskedView(request, arguments, (request,), None, "key")).view_keys
 
 
 def key(request: Any, source: Any = "field:team", **arguments: Any) -> str:
-    return view_key(source, request, arguments, request)
+    (name,) = keys(request, source, **arguments)
+    return name
 
 
 def json(text: str) -> Request:
@@ -29,7 +35,7 @@ def test_a_key_has_a_bounded_length_and_differs_by_source() -> None:
     request = RequestFactory().get("/", {"team": "a"}, headers={"Team": "a"})
     found = [key(request, "query:team"), key(request, "header:team"), key(request, "arg:team", team="a")]
     assert len(set(found)) == 3
-    assert {len(one) for one in found} == {len("view_key:") + 24}
+    assert {len(one) for one in found} == {len("view_key:") + 8 + 1 + 24}
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "7", "{}", '{"team": null}', '{"team": ""}'])
@@ -37,10 +43,16 @@ def test_a_body_without_the_field_has_the_key_of_no_value(text: str) -> None:
     assert key(json(text)) == EMPTY
 
 
-def test_a_field_of_json_may_have_any_type() -> None:
-    texts = '{"team": "a"}', '{"team": 7}', '{"team": [1]}', '{"team": {"b": 1}}', '{"team": "\\ud800"}', '{"team": 0}'
+def test_a_field_of_json_may_be_a_text_or_a_number() -> None:
+    texts = '{"team": "a"}', '{"team": 7}', '{"team": 7.5}', '{"team": "\\ud800"}', '{"team": 0}', '{"team": 1e400}'
     found = {key(json(text)) for text in texts}
     assert len(found - {EMPTY}) == len(texts)
+    assert key(json('{"team": 7}')) == key(json('{"team": 7.0}')) == key(json('{"team": "07"}'))
+
+
+@pytest.mark.parametrize("value", ["true", "[1]", '["a"]', '{"b": 1}', "[" * 90 + "]" * 90])
+def test_a_field_of_json_of_another_type_is_no_value(value: str) -> None:
+    assert key(json(f'{{"team": {value}}}')) == EMPTY
 
 
 @pytest.mark.parametrize(
@@ -60,4 +72,4 @@ def test_a_form_that_cannot_be_read_has_the_key_of_no_value(body: str, content_t
 def test_a_function_may_return_a_row() -> None:
     group = Group.objects.create(name="staff")
     request = RequestFactory().get("/")
-    assert key(request, lambda request: group) == key(request, lambda request: str(group.pk))
+    assert key(request, lambda request: group) == key(request, lambda request: f"auth.group:{group.pk}")

@@ -49,7 +49,7 @@ class RuleAdmin(RowSuggestions, AuditedAdmin):
     fieldsets = [
         (None, {"fields": ["reads"], "classes": ["ratelimits-reads"]}),
         (None, {"fields": ["starts", "name", "plan", "mode"]}),
-        (_("What it counts"), {"fields": ["scope", "except_scopes", "key_kind", "meter", "bills"]}),
+        (_("What it counts"), {"fields": ["scope", "except_scopes", "key_kind", "view_key", "meter", "bills"]}),
         (_("Whose requests it counts"), {"fields": ["callers", "group", "ipv4_prefix", "ipv6_prefix"]}),
         (_("How it counts"), {"fields": ["algorithm", *MAIN_NUMBERS]}),
         (_("Only for some algorithms"), {"fields": [name for name in PARAMETERS if name not in MAIN_NUMBERS]}),

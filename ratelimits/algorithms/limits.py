@@ -87,6 +87,7 @@ _OTHER_FORM_FIELDS = {
     "callers",
     "group",
     "key_kind",
+    "view_key",
     "ipv4_prefix",
     "ipv6_prefix",
 }

@@ -27,6 +27,7 @@ DEFAULTS: dict[str, Any] = {
     "callers": "everyone",
     "group": "",
     "key_kind": "caller",
+    "view_key": "",
     "ipv4_prefix": None,
     "ipv6_prefix": None,
     "meter": "requests",

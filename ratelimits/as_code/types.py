@@ -115,6 +115,7 @@ RULE: dict[str, FieldType] = _NULLABLE | {
     "callers": _NAME,
     "group": _TEXT,
     "key_kind": _NAME,
+    "view_key": _TEXT,
     "meter": _NAME,
     "mode": _NAME,
     "bills": _BOOLEAN,

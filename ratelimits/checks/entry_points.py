@@ -17,6 +17,7 @@ from ratelimits.conf import conf, shown
 from ratelimits.middleware import QuotaMiddleware
 from ratelimits.models import PeriodUsage, Rule
 from ratelimits.moving.views import FoundView, views
+from ratelimits.view_keys import check_key
 
 _THROTTLE = "ratelimits.throttling.QuotaThrottle"
 #: A project that imports one of these modules asks for decisions, although its settings and views do not show this.
@@ -106,6 +107,38 @@ def check_views(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
             id="ratelimits.W005",
         )
     ]
+
+
+@checks.register("ratelimits")
+def check_view_keys(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Return an error for each `throttle_key` that is not valid. Without this check, the first request would raise it.
+
+    No function is called.
+    """
+    return [
+        checks.Error(
+            f"The throttle_key of {view.name} is not valid.", hint=str(error), obj=view.name, id="ratelimits.E011"
+        )
+        for view in _views()
+        for key in _view_keys(view)
+        if (error := _key_error(key)) is not None
+    ]
+
+
+def _view_keys(view: FoundView) -> Iterator[Any]:
+    """Yield the keys that a view and its throttles give. Leave out a key that is computed for each request."""
+    key = view.option("throttle_key") if view.cls is not None else getattr(view.view, "throttle_key", None)
+    for value in (key, *(getattr(one, "throttle_key", None) for one in _throttles(view))):
+        if value is not None and not isinstance(value, property):
+            yield value
+
+
+def _key_error(key: Any) -> ImproperlyConfigured | None:
+    try:
+        check_key(key)
+    except ImproperlyConfigured as error:
+        return error
+    return None
 
 
 @checks.register("ratelimits", checks.Tags.database)

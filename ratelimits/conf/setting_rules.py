@@ -27,8 +27,9 @@ MOST_METERS = 1_000
 UNIX = "unix"
 #: The name of a header field.
 _HEADER = re.compile(r"[A-Za-z0-9-]{1,100}")
-#: The part of a request that contains the view's key: a source and a name. "header:X-Tenant" is the header X-Tenant.
-_KEY = re.compile(r"(header|query|field|arg):.+")
+#: The part of a request that contains the view's key: a source and a name. "header:X-Tenant" is the header X-Tenant. A
+#: transform can follow, as in "field:email|lower".
+_KEY = re.compile(r"(header|query|field|arg):[^\s=|]([^=|]*[^\s=|])?(\|lower)?")
 #: A namespace, or the name of a billing system.
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
@@ -99,8 +100,12 @@ _PATH_OPTIONS: dict[str, Callable[[Any], bool]] = {
     "scope": lambda value: _is_text(value) and re.fullmatch(r"\*|[^\s:,*]+", value) is not None,
     "cost": lambda value: isinstance(value, int | dict) or callable(value),
     "api_views": lambda value: isinstance(value, bool),
-    "key": lambda value: callable(value) or (isinstance(value, str) and _KEY.fullmatch(value) is not None),
+    "key": lambda value: all(map(_is_key, value)) if isinstance(value, list | tuple) else _is_key(value),
 }
+
+
+def _is_key(value: Any) -> bool:
+    return callable(value) or (isinstance(value, str) and _KEY.fullmatch(value) is not None)
 
 
 def _are_paths(value: Any) -> bool:

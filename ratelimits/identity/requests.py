@@ -39,8 +39,8 @@ class Identity(NamedTuple):
     api_key: str | None = None
     account: str | None = None
     address: str | None = None
-    #: The key that the view gives (see `view_keys`).
-    view_key: str | None = None
+    #: The names of the keys that the view gives, such as "view_key:5f2c…" (see `view_keys`).
+    view_keys: tuple[str, ...] = ()
     #: The fields that the request has but that cannot be read, such as "user". They are None.
     unreadable: tuple[str, ...] = ()
 
@@ -215,14 +215,15 @@ def _user_id(user: Any) -> int | str | None:
 
 
 def _identity_by_hooks(request: Any, user: Any, api_key: Any, account: Any) -> Identity:
-    """Return the identity of a request, from the answers of the hooks. An answer of None asks the next source."""
+    """Return the identity of a request, from the answers of the hooks. An answer of None asks the next source.
+
+    An anonymous user or an empty text says that the request has no user, or no API key.
+    """
     unreadable: list[str] = []
-    user_id = _named("USER", user, request, _user_id)
-    if user_id is None:
-        user_id = _read("user", request, _user_id, unreadable)
-    key = _named("API_KEY", api_key, request, api_key_of)
-    if key is None:
-        key = _read("api_key", request, api_key_of, unreadable)
+    user_id, key = (
+        _read(field, request, read, unreadable) if answer is None else _named(field.upper(), answer, request, read)
+        for field, answer, read in (("user", user, _user_id), ("api_key", api_key, api_key_of))
+    )
     named = _named("ACCOUNT", account, request, _account_id)
     if named is None:
         if user_id is not None:

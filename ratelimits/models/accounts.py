@@ -14,7 +14,7 @@ from ratelimits.algorithms import calendar
 from ratelimits.engine.keys import LONGEST_KEY, LONGEST_NAME
 from ratelimits.models.fields.validity import END_NOT_AFTER_START, overlapping, validate_period
 from ratelimits.models.history import History
-from ratelimits.models.keys import derived_shard, validate_key
+from ratelimits.models.keys import canonical_key, derived_key, derived_shard, validate_key
 from ratelimits.models.versioned import Versioned
 from ratelimits.models.versions import Edit, Tombstone
 from ratelimits.pricing.money import minor_digits
@@ -186,7 +186,7 @@ class PlanMembership(Versioned):
         _("key"),
         max_length=LONGEST_KEY,
         validators=[validate_key],
-        help_text=_("A key such as api_key:9f3c or user:42."),
+        help_text=_("A key such as api_key:9f3c, user:42 or header:X-Tenant=acme."),
     )
     plan = models.ForeignKey(Plan, models.PROTECT, related_name="memberships", verbose_name=_("plan"))
     valid_from = models.DateTimeField(_("valid from"), null=True, blank=True)
@@ -195,9 +195,10 @@ class PlanMembership(Versioned):
 
     history = History()
 
-    # An edit that changes the key writes a tombstone. Each save calculates the shard from the key.
+    # An edit that changes the key writes a tombstone. Each save calculates the shard from the key, and writes the key
+    # in its canonical form.
     tombstone_fields = ("key",)
-    derived_fields = ("shard",)
+    derived_fields = ("shard", "key")
 
     class Meta:
         verbose_name = _("plan membership")
@@ -236,6 +237,7 @@ class PlanMembership(Versioned):
         validate_period(self.valid_from, self.valid_until)
 
     def clean(self) -> None:
+        self.key = canonical_key(self.key)
         self.clean_values()
         other = overlapping(self, PlanMembership.objects.filter(key=self.key).select_related("plan"))
         if other is not None:
@@ -244,7 +246,7 @@ class PlanMembership(Versioned):
 
     @classmethod
     def derive(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        return derived_shard(values, "key")
+        return derived_key(values)
 
     def tombstone(self, edit: Edit) -> Tombstone:
         """Return the tombstone that records the deletion of this row, or the change of its key."""

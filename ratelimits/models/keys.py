@@ -10,11 +10,13 @@ from typing import Any
 from zlib import crc32
 
 from django.core.exceptions import ValidationError
+from django.core.validators import MaxLengthValidator
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.addresses.reading import UNKNOWN_ADDRESS, ipv4_network_in
-from ratelimits.engine.keys import LONGEST_NAME
+from ratelimits.engine.keys import LONGEST_KEY, LONGEST_NAME
+from ratelimits.models.fields import view_key_texts
 from ratelimits.models.fields.rule_fields import IPV6_PREFIX
 from ratelimits.models.versions import KEY_SHARDS
 
@@ -38,6 +40,8 @@ COVERS: dict[str, frozenset[str]] = {
     "user": frozenset({"user", "api_key"}),
     "account": frozenset({"account", "user", "api_key"}),
     "ip": frozenset({"ip"}),
+    # A key that the view gives is written with its source, such as "header:X-Tenant=acme".
+    **{source: frozenset({"view_key"}) for source in view_key_texts.SOURCES},
 }
 #: By the `key_kind` of a rule: the kinds of keys that the rule can count.
 COUNTED: dict[str, frozenset[str]] = {
@@ -83,7 +87,35 @@ def key_shard(key: str) -> int:
 
     Overrides, memberships and accounts are divided by key into KEY_SHARDS shards. These are not the shards of usage.
     """
-    return crc32(key.encode()) % KEY_SHARDS
+    return crc32(key_name(key).encode()) % KEY_SHARDS
+
+
+def key_name(key: str) -> str:
+    """Return the name of a key in memory and in Redis.
+
+    This is the key itself. But for a key that a view gives, such as "header:X-Tenant=acme", it is a name that does not
+    contain the value. All texts that mean the same key have one name.
+    """
+    if not view_key_texts.is_text(key):
+        return key
+    try:
+        return view_key_texts.name_of(*view_key_texts.read(key))
+    except ValueError:  # `validate_key` reports this text
+        return key
+
+
+def canonical_key(key: str) -> str:
+    """Return the one text that is stored for a key. Other texts can mean the same key, such as "header:x-tenant= acme".
+
+    Return a text that is not valid unchanged: `validate_key` reports it.
+    """
+    if not view_key_texts.is_text(key):
+        return key
+    try:
+        source, value = view_key_texts.read(key)
+    except ValueError:
+        return key
+    return f"{source.text}={value}"
 
 
 def derived_shard(values: Mapping[str, Any], name: str, prefix: str = "") -> dict[str, int]:
@@ -99,9 +131,15 @@ def derived_shard(values: Mapping[str, Any], name: str, prefix: str = "") -> dic
     return {"shard": key_shard(prefix + values[name])}
 
 
+def derived_key(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the shard and the canonical text of the new key in `values["key"]`, or {} if there is no new key."""
+    shard = derived_shard(values, "key")
+    return {**shard, "key": canonical_key(values["key"])} if shard else {}
+
+
 #: The separator before another key in the same text: a comma, a semicolon, a slash, a vertical bar or white space. The
 #: next key must begin with a kind and a colon.
-_NEXT_KEY = re.compile(rf"[\s,;|/]\s*(?=(?:{'|'.join(COVERS)}|global):)")
+_NEXT_KEY = re.compile(r"[\s,;|/]\s*(?=(?:api_key|user|account|ip|global):)")
 #: The spelling of ids, by the kind of key. (The characters \x00 to \x1f are control characters.) An account's id is a
 #: name that the project chose. So it can contain spaces, but not at its start or end.
 _IDS = {
@@ -113,7 +151,10 @@ _IDS = {
 
 
 def validate_key(key: str) -> None:
-    """Raise ValidationError if the text is not exactly one key. Refuse also "global" and keys that a view gives."""
+    """Raise ValidationError if the text is not exactly one key. Refuse also "global"."""
+    if view_key_texts.is_text(key):
+        _validate_view_key(key)
+        return
     keys = [part for part in _NEXT_KEY.split(key.strip()) if part]
     if len(keys) > 1:
         raise ValidationError(
@@ -178,6 +219,40 @@ def _counted_as(name: str, inner: IPv4Network) -> ValidationError:
         code="key",
         params={"name": name, "wanted": inner.network_address if inner.prefixlen == 32 else inner},
     )
+
+
+def _validate_view_key(key: str) -> None:
+    """Raise ValidationError if the text is not a source and a value, or if a form cannot show it."""
+    try:
+        view_key_texts.read(key)
+    except ValueError as error:
+        raise ValidationError(
+            _(
+                "%(key)s is not a key: write where the view finds the value, an equals sign and the value, such as"
+                " header:X-Tenant=acme, query:team=7, field:email|lower=a@example.com, arg:pk=7 or"
+                " call:shop.keys.tenant=acme."
+            ),
+            code="key",
+            params={"key": key},
+        ) from error
+    if not key.isprintable():
+        raise ValidationError(_("A key has only characters that can be shown."), code="key")
+    MaxLengthValidator(LONGEST_KEY)(canonical_key(key))  # it can be longer than the typed text
+
+
+def validate_source(text: str) -> None:
+    """Raise ValidationError if the text does not say where a view finds the value of a key."""
+    try:
+        view_key_texts.source_of(text)
+    except ValueError as error:
+        raise ValidationError(
+            _(
+                "%(text)s is not the key of a view: write a text such as header:X-Tenant, query:team, field:email,"
+                " field:email|lower, arg:pk or call:shop.keys.tenant."
+            ),
+            code="view_key",
+            params={"text": text},
+        ) from error
 
 
 def _validate_address(name: str) -> None:

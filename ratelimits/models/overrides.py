@@ -13,7 +13,7 @@ from ratelimits.engine.keys import LONGEST_KEY
 from ratelimits.models.fields.rule_fields import decimal_field, seconds_field
 from ratelimits.models.fields.validity import END_NOT_AFTER_START, validate_period
 from ratelimits.models.history import History, end_now
-from ratelimits.models.keys import derived_shard, validate_key
+from ratelimits.models.keys import canonical_key, derived_key, validate_key
 from ratelimits.models.rules import Rule
 from ratelimits.models.validation import rules as validation
 from ratelimits.models.versioned import Versioned
@@ -30,7 +30,10 @@ class KeyOverride(Versioned):
         _("key"),
         max_length=LONGEST_KEY,
         validators=[validate_key],
-        help_text=_("Such as api_key:9f3c, user:42, ip:203.0.113.9, or account:7 for all keys of an account."),
+        help_text=_(
+            "Such as api_key:9f3c, user:42, ip:203.0.113.9, header:X-Tenant=acme, or account:7 for all keys of an"
+            " account."
+        ),
     )
     rule = models.SlugField(
         _("rule"), max_length=40, help_text=_("Name of the rule. The override applies in every plan.")
@@ -49,7 +52,8 @@ class KeyOverride(Versioned):
     history = History()
 
     tombstone_fields = ("key", "rule")
-    derived_fields = ("shard",)
+    # Each save calculates the shard from the key, and writes the key in its canonical form.
+    derived_fields = ("shard", "key")
 
     class Meta:
         verbose_name = _("override")
@@ -102,7 +106,7 @@ class KeyOverride(Versioned):
 
     @classmethod
     def derive(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        return derived_shard(values, "key")
+        return derived_key(values)
 
     def tombstone(self, edit: Edit) -> Tombstone:
         tombstone = super().tombstone(edit)
@@ -120,6 +124,7 @@ class KeyOverride(Versioned):
 
     def clean(self) -> None:
         """Raise ValidationError if the values are not valid, or if another override is in force at the same time."""
+        self.key = canonical_key(self.key)
         validate_period(self.valid_from, self.valid_until)
         validation.check_override(self, KeyOverride.objects.all(), Rule.objects.all())
 

@@ -11,6 +11,7 @@ from django.conf import settings
 
 from ratelimits.algorithms import typed_rates
 from ratelimits.models.fields.rule_fields import IPV4_PREFIX, IPV6_PREFIX
+from ratelimits.models.fields.view_key_texts import source_of
 from ratelimits.moving.finding import Finding
 from ratelimits.moving.views import FoundView
 
@@ -44,13 +45,16 @@ def of_decorators(views: Iterable[FoundView]) -> Iterator[Finding]:
     for one in decorated:
         modules.setdefault(one.short_name, set()).add(one.module)
     scopes = [_scope(one, with_app=len(modules[one.short_name]) > 1) for one in decorated]
-    #: By scope: the key that the views of this scope give. The views of one scope can give only one key.
-    view_keys: dict[str, str] = {}
+    #: By scope: the keys that the views of this scope give.
+    view_keys: dict[str, list[str]] = {}
     for one, scope in zip(decorated, scopes, strict=True):
-        if view_key := _view_key(one.arguments.get("key"), scope):
-            view_keys.setdefault(scope, view_key)
+        view_key = _view_key(one.arguments.get("key"), scope)
+        keys = view_keys.setdefault(scope, [])
+        # All lambdas of a module have the same name, so only the first key of a list can be one.
+        if view_key and view_key not in keys and (not keys or _is_text(view_key)):
+            keys.append(view_key)
     for one, scope in zip(decorated, scopes, strict=True):
-        yield _finding(one, scope, view_keys.get(scope, ""))
+        yield _finding(one, scope, view_keys[scope])
 
 
 def _scope(decorated: _DecoratedFunction, *, with_app: bool) -> str:
@@ -75,6 +79,11 @@ def _view_key(key: Any, scope: str) -> str:
         return f"lambda request: {function}({scope!r}, request)"
     source, colon, name = str(key).partition(":")
     return f'"{_SOURCES[source]}:{name}"' if colon and source in _SOURCES else ""
+
+
+def _is_text(view_key: str) -> bool:
+    """Return whether the result of `_view_key` is a text such as "header:X-Tenant", not a function."""
+    return view_key.startswith('"')
 
 
 def _of_view(view: FoundView) -> Iterator[_DecoratedFunction]:
@@ -107,14 +116,17 @@ def _arguments(function: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
         function = getattr(function, "__wrapped__", None)
 
 
-def _finding(decorated: _DecoratedFunction, scope: str, view_key: str) -> Finding:
-    """Return the finding of a decorator. `view_key` is the key that the scope's views give; "" if they give none."""
+def _finding(decorated: _DecoratedFunction, scope: str, view_keys: list[str]) -> Finding:
+    """Return the finding of a decorator. `view_keys` are the keys that the scope's views give."""
     name, arguments = decorated.name, decorated.arguments
     key, rate = arguments.get("key"), arguments.get("rate")
     found = f"@ratelimit(key={_shown(key)}, rate={_shown(rate)})"
     own_key = _view_key(key, scope)
-    if own_key and own_key != view_key:
-        note = "@limited takes one key. Add a second @limited with this key and a new scope, and a rule for that scope."
+    if own_key and own_key not in view_keys:
+        note = (
+            "@limited lists keys by their names, and all lambdas have the same name. Write a function with `def` that"
+            " takes the request, add it to the list, and make a rule that counts its key (call: and its dotted path)."
+        )
         return Finding(found, (name,), None, (note,))
     if not own_key and str(key) not in _KINDS:
         return Finding(found, (name,), None, ("django-ratelimit does not know this key.",))
@@ -138,9 +150,12 @@ def _finding(decorated: _DecoratedFunction, scope: str, view_key: str) -> Findin
         "scope": f"{scope}:{','.join(methods)}" if methods else scope,
         "key_kind": "view_key" if own_key else _KINDS[str(key)],
     }
+    if len(view_keys) > 1 and own_key and _is_text(own_key):
+        rule["view_key"] = source_of(own_key.strip('"')).text
     if key == "ip":
         rule |= {field: mask for field, mask in _prefixes() if mask is not None}
-    key_argument = f", key={view_key}" if view_key else ""
+    listed = view_keys[0] if len(view_keys) == 1 else f"[{', '.join(view_keys)}]"
+    key_argument = f", key={listed}" if view_keys else ""
     notes = [f'Write @limited("{scope}"{key_argument}) instead of the decorator.']
     if key == "user":
         notes.append("The rule does not count anonymous clients. django-ratelimit counts them all together.")

@@ -61,7 +61,7 @@ def limited(
 
         wrapped: Any = async_operation if iscoroutinefunction(operation) else sync_operation
         wrapped.__signature__ = signature
-        wrapped.ratelimits = scope_name, cost  # tells the admin that this operation is limited
+        wrapped.ratelimits = scope_name, cost, key  # tells the admin that this operation is limited
         return cast("Operation", wrapped)
 
     return decorate

@@ -19,6 +19,7 @@ from ratelimits.engine.call import Meter, Usage
 from ratelimits.engine.clock import clock
 from ratelimits.engine.counting import RefusalCount
 from ratelimits.identity import Identity
+from ratelimits.models.keys import key_name
 from ratelimits.quota import process_totals
 from ratelimits.quota.prepared import ANONYMOUS_KEY
 from ratelimits.rules import AccessRow, RulesUnavailable, Snapshot
@@ -146,7 +147,7 @@ def _total() -> None:
         _untotalled.clear()
     for (target, blocked, account, _key, costs), requests in untotalled.items():
         owner = (account or "").removeprefix("account:")
-        process_totals.add("blocked" if blocked else "exempt", owner, target, dict(costs), requests)
+        process_totals.add("blocked" if blocked else "exempt", owner, key_name(target), dict(costs), requests)
 
 
 def clear() -> None:

@@ -20,7 +20,8 @@ from ratelimits.engine.call import Op
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import Identity
 from ratelimits.models import KeyReset, KeyTotal
-from ratelimits.models.keys import address_in, validate_key
+from ratelimits.models.fields import view_key_texts
+from ratelimits.models.keys import address_in, canonical_key, key_name, validate_key
 from ratelimits.models.status.totals import DAY, newest_days
 from ratelimits.quota.standings import Choice, run_uncounted, standings
 from ratelimits.rules import AppliedRule, Selection, Snapshot
@@ -50,10 +51,13 @@ def identity_of(key: str, account: str = "") -> Identity:
 
     If `account` is NO_ACCOUNT, the key has no account. Raise ValidationError if `key` is not a key. Raise
     UnknownAccountError if the latest usage of a user or API key has no account, or has several accounts. The limits of
-    a key are stored in the account's shard, so the limits cannot be found without the account.
+    a key are stored in the account's shard, so the limits cannot be found without the account. A key that a view gives
+    belongs to no account.
     """
     address = address_in(key)
     validate_key(address)
+    if view_key_texts.is_text(key):
+        return Identity(view_keys=(key_name(key),))
     kind, _colon, name = key.partition(":")
     if kind == "ip":
         return Identity(address=address)
@@ -108,7 +112,7 @@ def counted_under(key: str, rule: str, account: str = "") -> list[tuple[AppliedR
     rules.reload()
     rules_of_name = standings(identity_of(key, account), _choose_by_name(rule))
     counted = [
-        (applied, counted_key, standing) for applied, counted_key, standing in rules_of_name if counted_key == key
+        (applied, key, standing) for applied, counted_key, standing in rules_of_name if counted_key == key_name(key)
     ]
     if not counted:
         text = _("No rule “%(rule)s” counts %(key)s, so there are no permits of this key to reset.")
@@ -123,6 +127,7 @@ def reset(key: str, rule: str, reason: str, *, account: str = "", by: Any = None
     ValidationError for a wrong key or reason, NothingDoneError if the rule does not count the key, or one of the errors
     `standings.UNAVAILABLE`.
     """
+    key = canonical_key(key)
     identity = identity_of(key, account)
     row = KeyReset(key=key, account=identity.account_id, rule=rule, reason=reason, by=by)
     row.full_clean(exclude=["by"])
@@ -130,9 +135,9 @@ def reset(key: str, rule: str, reason: str, *, account: str = "", by: Any = None
 
     def choose(snapshot: Snapshot, identity: Identity) -> Iterable[Selection]:
         for selection in _choose_by_name(rule)(snapshot, identity):
-            keys = selection.keys(identity)
+            keys, name = selection.keys(identity), key_name(key)
             rules_of_key = tuple(
-                applied for applied, counted_key in zip(selection.rules, keys, strict=True) if counted_key == key
+                applied for applied, counted_key in zip(selection.rules, keys, strict=True) if counted_key == name
             )
             yield replace(selection, rules=rules_of_key)
 

@@ -21,6 +21,7 @@ from ratelimits.engine.decide import decide_call
 from ratelimits.engine.program import program
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity, kinds_in_account
+from ratelimits.models.keys import key_name
 from ratelimits.quota.checking import RELOADS
 from ratelimits.quota.prepared import Prepared, prepare
 from ratelimits.quota.restoring import from_ledger
@@ -139,6 +140,12 @@ def live_limits(identity: Identity) -> tuple[list[LiveLimit], Exception | None]:
             continue
         return query.limits(), error
     raise RulesUnavailable("the rules were edited again and again while Redis was asked")
+
+
+def with_text(limits: Sequence[LiveLimit], key: str) -> list[LiveLimit]:
+    """Return the limits. The limits of this key get it as people write it, such as "header:X-Tenant=acme"."""
+    name = key_name(key)
+    return [limit._replace(key=key) if limit.key == name else limit for limit in limits]
 
 
 class _LimitQuery:

@@ -21,7 +21,8 @@ from ratelimits.algorithms.calendar import instant
 from ratelimits.algorithms.limits import fields_of
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.models import KeyOverride, Tombstone
-from ratelimits.models.keys import COVERS, key_shard
+from ratelimits.models.fields.view_key_texts import SOURCES
+from ratelimits.models.keys import COVERS, KeyKind, key_shard
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.terms import RuleBook
 
@@ -146,6 +147,8 @@ def _unnamed_kinds(kind: str, counted_kind: str) -> tuple[str, ...]:
 
     The line names a key of the kind `kind`. The rule counts by keys of the kind `counted_kind`.
     """
+    if counted_kind == KeyKind.VIEW_KEY:  # No line names such a key.
+        return SOURCES
     if kind not in _KEY_KINDS:  # The key is ANONYMOUS_KEY: the line joins requests of many keys.
         # If the rule counts per caller, `counted_kind` is `kind`.
         return _KEY_KINDS if counted_kind in (*_KEY_KINDS, kind) else ()

@@ -16,6 +16,7 @@ from django.utils.translation import gettext as _
 from ratelimits.algorithms import typed_rates
 from ratelimits.algorithms.typed_rates import Mistyped
 from ratelimits.models.fields.durations import mistyped, seconds
+from ratelimits.models.keys import canonical_key
 from ratelimits.row_files.tables import FileTable, PlansAndRules
 
 
@@ -71,6 +72,8 @@ class Cells:
 
     def _value(self, name: str, text: str) -> Any:
         value = self._fields[name].clean(text)
+        if name == "key":
+            return canonical_key(value)
         if name != "plan":
             return value
         if not value:

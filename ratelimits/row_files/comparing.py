@@ -20,6 +20,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from ratelimits.models.fields.validity import overlaps
+from ratelimits.models.keys import canonical_key
 from ratelimits.row_files.cells import Cells
 from ratelimits.row_files.reading import Source, SourceLine
 from ratelimits.row_files.tables import FileTable, PlansAndRules, written
@@ -107,7 +108,9 @@ class _Comparison:
     def _identity(self, line: SourceLine) -> tuple[str, ...]:
         if line.problem:
             return "", str(line.number)  # No other line has this identity.
-        return tuple(line.cells[index].strip() for index in self.identity_columns)
+        cells = tuple(line.cells[index].strip() for index in self.identity_columns)
+        # Two lines can write the same key in different ways.
+        return (canonical_key(cells[0]), *cells[1:]) if self.table.identity[0] == "key" else cells
 
     def _compared_portion(self, groups: dict[tuple[str, ...], list[SourceLine]]) -> list[ComparedLine]:
         stored = self._stored_rows({name for name, *_rest in groups})

@@ -18,6 +18,7 @@ from django.utils import timezone
 from ratelimits.addresses.reading import are_read_as_ipv4
 from ratelimits.algorithms.calendar import instant
 from ratelimits.models.access.rows import Access
+from ratelimits.models.keys import key_name
 from ratelimits.rules.keyed import NEVER
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ _CHUNK = 2000
 class AccessRow(NamedTuple):
     """A block, or an allow if `blocks` is false.
 
-    `valid_from` and `valid_until` are in µs since 1970 UTC. Without a start `valid_from` is 0, and without an end
-    `valid_until` is NEVER. `status` and `message` are the status and the text of a block's response.
+    `target` is the key or network as people write it. `valid_from` and `valid_until` are in µs since 1970 UTC. Without
+    a start `valid_from` is 0, and without an end `valid_until` is NEVER. `status` and `message` are the status and the
+    text of a block's response.
     """
 
     pk: int
@@ -123,7 +125,7 @@ class AccessIndex:
             raise ValueError("its addresses are counted as IPv4 addresses, so write the IPv4 network")
         # An IPv6 network of the length 64 is found as a key: `Identity.address` is such a network.
         if kind != "ip" or not slash or (":" in text and length == "64"):
-            return self._keys, target
+            return self._keys, key_name(target)
         family, size, networks = (AF_INET6, 128, self._v6) if ":" in text else (AF_INET, 32, self._v4)
         bits = size - int(length)
         return networks.setdefault(bits, {}), int.from_bytes(inet_pton(family, text), "big") >> bits
@@ -145,10 +147,12 @@ class AccessIndex:
         First look for a row of the API key, then of the user, then of the account. The first row that is in force is
         the caller's row. In the same way look for a row of the address, then of the smallest network that contains the
         address. If one of these two rows is a block, the block decides. If both are allows, the caller's row decides.
+
+        A block of a view key decides before an allow. An allow of a view key decides only if there is no other row.
         """
         keys = self._keys
         caller_row = None
-        user, api_key, account, address = identity[:4]
+        user, api_key, account, address, view_keys = identity[:5]
         for key in (api_key, user, account):
             if key in keys:
                 caller_row = _in_force(keys[key], now)
@@ -156,12 +160,21 @@ class AccessIndex:
                     if caller_row.blocks:
                         return caller_row
                     break
+        if view_keys and (view_row := self._of_view_keys(view_keys, now)) is not None:
+            if view_row.blocks:
+                return view_row
+            return self.find(identity._replace(view_keys=()), now) or view_row
         if address is None:
             return caller_row
         address_row = _in_force(keys[address], now) if address in keys else None
         if address_row is None:
             address_row = self._of_network(address, now)
         return address_row if address_row is not None and (address_row.blocks or caller_row is None) else caller_row
+
+    def _of_view_keys(self, view_keys: tuple[str, ...], now: int) -> AccessRow | None:
+        """Return the first block in force of one of these keys, or else the first allow."""
+        rows = [row for key in view_keys if key in self._keys and (row := _in_force(self._keys[key], now)) is not None]
+        return next((row for row in rows if row.blocks), rows[0] if rows else None)
 
     def _of_network(self, address: str, now: int) -> AccessRow | None:
         """Return the row of the smallest network that contains `address`, a key such as "ip:203.0.113.9"."""

@@ -14,9 +14,9 @@ from ratelimits.rules.selection import GLOBAL_KEY, AppliedRule, UnreadableRule
 
 #: The properties of an identity on which its rules depend. The items are: a bit for each kind of key that it has; the
 #: plan of its key; the plan of its account; the moment when a row about one of its keys last changed, or 0 if this was
-#: longer ago than RECENT (in facts.py); the overrides of its keys; and the groups of its user that are named by a rule.
-#: A plan is given by its id; 0 means no plan.
-Properties = tuple[int, int, int, int, tuple[OverrideRow, ...], frozenset[str]]
+#: longer ago than RECENT (in facts.py); the overrides of its keys; the groups of its user that are named by a rule; and
+#: the digests of the sources of its view keys. A plan is given by its id; 0 means no plan.
+Properties = tuple[int, int, int, int, tuple[OverrideRow, ...], frozenset[str], tuple[str, ...]]
 _NO_GROUPS: frozenset[str] = frozenset()
 
 
@@ -41,14 +41,16 @@ class Chooser:
         for row in rows.rules.values():
             self._plans.setdefault(row.plan, {})[row.name] = row
 
-    def possible(self, scope: str, method: str, present: int) -> list[AppliedRule | UnreadableRule]:
+    def possible(
+        self, scope: str, method: str, present: int, sources: tuple[str, ...]
+    ) -> list[AppliedRule | UnreadableRule]:
         """Return every enforced rule, of every plan, that can apply to a request, without overrides.
 
-        `present` has a bit for each kind of key that the request has.
+        `present` has a bit for each kind of key that the request has. `sources` are as in `Properties`.
         """
         found: list[AppliedRule | UnreadableRule] = []
         for row in self._rows.rules.values():
-            kind = counted_kind(row, present)
+            kind = counted_kind(row, present, sources)
             # The groups of the user are not known here. So assume that the user is in the group of the rule.
             groups = frozenset({row.group}) if present & USER else _NO_GROUPS
             if row.mode != "enforce" or not covers(row, scope, method):
@@ -73,7 +75,7 @@ class Chooser:
         Yield only one rule for each name: the rule of the key's plan (rank 2). If there is none, yield the rule of the
         account's plan (rank 1). If there is none either, yield the default rule, which belongs to no plan (rank 0).
         """
-        present, key_plan, account_plan, changed_at, overrides, groups = properties
+        present, key_plan, account_plan, changed_at, overrides, groups, sources = properties
         plans = (0, account_plan, key_plan)  # by rank
         chosen: dict[str, tuple[int, RuleRow]] = {}
         for rank, plan in enumerate(plans):
@@ -91,7 +93,7 @@ class Chooser:
                 continue
             if not applies_to_caller(row, present, groups):
                 continue
-            kind = counted_kind(row, present)
+            kind = counted_kind(row, present, sources)
             # Do not leave out a rule with an unknown kind of key: it is perhaps meant for this request. Such a rule is
             # not valid, so its failure policy decides.
             if kind is None and row.key_kind in COUNTED:

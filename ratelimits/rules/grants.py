@@ -16,6 +16,7 @@ from ratelimits.algorithms.limits import fields_of
 from ratelimits.conf import conf
 from ratelimits.models import Account, KeyOverride, PlanMembership, Rule
 from ratelimits.models.history import MAX_REASON
+from ratelimits.models.keys import canonical_key
 from ratelimits.models.versions import editing
 
 
@@ -26,7 +27,7 @@ def planned(key: str, rule: str, extra: int, until: datetime, *, account: str = 
     capacity. `account` is the identifier of the key's account; "" if it is not known. Raise ValidationError if no rule
     with this name applies to the key, if the rule has no capacity, if `extra` is below 1, or if `until` is in the past.
     """
-    now = timezone.now()
+    key, now = canonical_key(key), timezone.now()
     if extra < 1:
         raise ValidationError({"extra": _("Write how many permits to add: 1 or more.")})
     if until <= now:
@@ -57,6 +58,7 @@ def grant(
 
     `by` is the user who decided this. If it is None, the history of the overrides names no user.
     """
+    key = canonical_key(key)
     with editing(conf.DATABASE):
         granted = planned(key, rule, extra, until, account=account)
         start = granted[0].valid_from

@@ -19,6 +19,7 @@ from ratelimits.algorithms.billing_periods import Span
 from ratelimits.algorithms.calendar import instant
 from ratelimits.models.accounts import Account, PlanMembership
 from ratelimits.models.kept import KeptPeriod
+from ratelimits.models.keys import key_name
 from ratelimits.models.overrides import KeyOverride
 from ratelimits.models.versions import Tombstone
 
@@ -31,6 +32,7 @@ _CHUNK = 2000
 class OverrideRow(NamedTuple):
     """An override of one key. It was last edited at `edited_at`. Moments are in µs since 1970 UTC.
 
+    `key` is the key as people write it, such as "user:42" or "header:X-Tenant=acme".
     `numbers` has the names and the values of the numbers that replace the rule's numbers. `mode` is "" if the
     override does not change the mode. Without a start `valid_from` is 0, and without an end `valid_until` is NEVER.
     """
@@ -81,7 +83,7 @@ _T = TypeVar("_T", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class KeyRows:
-    """The rows about the keys of one shard, by key ("user:42"). The newest row of a key is the first.
+    """The rows about the keys of one shard, by the key's name (see `key_name`). The newest row of a key is the first.
 
     deleted_at  the moment at which a row about the key was last deleted, in µs since 1970 UTC
     kept        the kept period of each account that has one
@@ -117,7 +119,7 @@ def read(using: str, shards: Collection[int], above: int | None = None) -> dict[
             pk, key, once(rule), numbers(capacity, rate, period), once(mode),
             _micros(begins, 0), _micros(ends, NEVER), once(version), once(edited_at),
         )  # fmt: skip
-        _put(overrides, shard, key, override)
+        _put(overrides, shard, key_name(key), override)
     memberships: dict[int, dict[str, tuple[MembershipRow, ...]]] = {}
     plan_memberships = PlanMembership.objects.using(using).filter(**wanted).order_by("version", "pk")
     for shard, key, pk, plan, begins, ends, version, edited_at in plan_memberships.values_list(
@@ -126,7 +128,7 @@ def read(using: str, shards: Collection[int], above: int | None = None) -> dict[
         membership = MembershipRow(
             pk, once(plan), _micros(begins, 0), _micros(ends, NEVER), once(version), once(edited_at)
         )
-        _put(memberships, shard, key, membership)
+        _put(memberships, shard, key_name(key), membership)
     accounts: dict[int, dict[str, tuple[AccountRow, ...]]] = {}
     payers = Account.objects.using(using).filter(**wanted).order_by("version", "pk")
     for shard, identifier, pk, plan, timezone, anchor, version, edited_at in payers.values_list(
@@ -139,7 +141,7 @@ def read(using: str, shards: Collection[int], above: int | None = None) -> dict[
         tombstones = Tombstone.objects.using(using).filter(kind__in=("keyoverride", "planmembership", "account"))
         deletions = tombstones.filter(shard__in=shards).values_list("shard", "key").annotate(Max("since"))
         for shard, key, moment in deletions:
-            deleted_at.setdefault(shard, {})[key] = moment
+            deleted_at.setdefault(shard, {})[key_name(key)] = moment
     kept: dict[int, dict[str, Span]] = {}
     spans = KeptPeriod.objects.using(using).filter(**wanted).values_list("shard", "account", "start", "end")
     for shard, identifier, start, end in spans.iterator(_CHUNK):
@@ -171,7 +173,7 @@ def merge(shards: list[KeyRows | None], changes: Mapping[int, KeyRows], tombston
         new = new or KeyRows()
         deleted_at = dict(current.deleted_at)
         for tombstone in tombstones_of_shard:
-            deleted_at[tombstone.key] = tombstone.since
+            deleted_at[key_name(tombstone.key)] = tombstone.since
 
         def deleted(kind: str, tombstones_of_shard: list[Tombstone] = tombstones_of_shard) -> set[int]:
             return {tombstone.row for tombstone in tombstones_of_shard if tombstone.kind == kind}

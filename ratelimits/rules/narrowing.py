@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from ratelimits.algorithms.limits import Algorithm, Mode
 from ratelimits.models.fields.rule_fields import IPV4_PREFIX, IPV6_PREFIX
-from ratelimits.models.keys import COVERS
+from ratelimits.models.fields.view_key_texts import is_text, source_digest, source_of
+from ratelimits.models.keys import COVERS, key_name
 from ratelimits.rules.keyed import OverrideRow
 from ratelimits.rules.rows import RuleRow
 from ratelimits.rules.selection import GLOBAL_KEY, AppliedRule
@@ -52,9 +53,10 @@ def applies_to_caller(row: RuleRow, present: int, groups: frozenset[str]) -> boo
     """Return whether the rule applies to a caller.
 
     `present` has a bit for each kind of key that the caller has. `groups` are the groups of its user. An identity that
-    has only an account stands for all callers of this account.
+    has only an account stands for all callers of this account. In the same way, an identity that has only keys from a
+    view stands for all callers with these keys.
     """
-    if present == ACCOUNT or (row.callers == "everyone" and not row.group):
+    if present in (ACCOUNT, VIEW_KEY) or (row.callers == "everyone" and not row.group):
         return True
     if row.group and row.group not in groups:
         return False
@@ -78,11 +80,17 @@ def needs_unreadable(row: RuleRow, present: int) -> bool:
     return row.callers != "everyone" and bool(user or api_key) and not present & (USER | API_KEY)
 
 
-def counted_kind(row: RuleRow, present: int) -> str | None:
+def counted_kind(row: RuleRow, present: int, sources: tuple[str, ...]) -> str | None:
     """Return the kind of key under which a rule counts an identity (see `AppliedRule.key_kind`).
 
     Return None if the identity has no such key. `present` has a bit for each kind of key that the identity has.
+    `sources` are the digests of the sources of its view keys, in their order.
     """
+    if row.key_kind == "view_key":
+        # A rule that names no source counts the first key of each view.
+        first = sources[0] if sources else ""
+        source = source_of(row.view_key).digest if row.view_key else first
+        return f"view_key/{source}" if source in sources else None
     kind = _counted_attribute(row.key_kind, present)
     if kind == "address" and (row.ipv4_prefix, row.ipv6_prefix) != (IPV4_PREFIX, IPV6_PREFIX):
         return f"address/{row.ipv4_prefix}/{row.ipv6_prefix}"
@@ -95,8 +103,6 @@ def _counted_attribute(key_kind: str, present: int) -> str | None:
         return GLOBAL_KEY
     if key_kind == "caller":
         return next((name for bit, name in _CALLER if present & bit), None)
-    if key_kind == "view_key":
-        return "view_key" if present & VIEW_KEY else None
     if key_kind == "account":
         return "account" if present & ACCOUNT else None
     field = "address" if key_kind == "ip" else key_kind
@@ -123,6 +129,8 @@ def belongs_to_key(kind: str, override: OverrideRow) -> bool:
 
     `kind` is as in `AppliedRule.key_kind`.
     """
+    if is_text(override.key):
+        return kind == f"view_key/{source_digest(key_name(override.key))}"
     kind_of_override, _colon, _name = override.key.partition(":")
     return ("ip" if kind == "address" else kind) in COVERS[kind_of_override]
 

@@ -41,6 +41,7 @@ class RuleRow:
     callers        "everyone", "anonymous" or "authenticated"
     group          the name of the group to whose members the rule applies; "" for no group
     parameters     the algorithm and its numbers, as in a rule file; {} if the row is not valid
+    view_key       which key of the view the rule counts, such as "header:X-Tenant"; "" for the first key of each view
     on_failure     the failure policy; "" for the project's FAILURE_POLICY
     lasting        in which cases a key's count is restored from the ledger (see `Lasting`)
     counts_since   the moment since which the rule exists, in µs since 1970 UTC
@@ -57,6 +58,7 @@ class RuleRow:
     callers: str
     group: str
     key_kind: str
+    view_key: str
     ipv4_prefix: int
     ipv6_prefix: int
     meter: str
@@ -135,6 +137,7 @@ def rule_row(rule: Rule) -> RuleRow:
         rule.callers,
         rule.group,
         rule.key_kind,
+        "" if unreadable else rule.canonical_view_key(),
         IPV4_PREFIX if rule.ipv4_prefix is None else rule.ipv4_prefix,
         IPV6_PREFIX if rule.ipv6_prefix is None else rule.ipv6_prefix,
         rule.meter,

@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ratelimits.algorithms.limits import Algorithm, Lasting, Mode
+from ratelimits.models.fields.view_key_texts import source_digest
 from ratelimits.models.keys import network_key
 
 if TYPE_CHECKING:
@@ -20,12 +21,14 @@ GLOBAL_KEY = "global"
 def key_of(identity: Identity, kind: str) -> str:
     """Return the key of this kind (see `AppliedRule.key_kind`) of an identity."""
     key = getattr(identity, kind, None)
-    return key if key is not None else _network_or_kind(identity, kind)
+    return key if key is not None else _other_key(identity, kind)
 
 
-def _network_or_kind(identity: Identity, kind: str) -> str:
-    """Return the network of the address. Without an address or prefix lengths, return the kind, such as "global"."""
-    _address, slash, lengths = kind.partition("/")
+def _other_key(identity: Identity, kind: str) -> str:
+    """Return a view key, or the network of the address. If the identity has no such key, return the kind ("global")."""
+    name, slash, lengths = kind.partition("/")
+    if name == "view_key":
+        return next((key for key in identity.view_keys if source_digest(key) == lengths), kind)
     if not slash or identity.address is None:
         return kind
     ipv4_prefix, _slash, ipv6_prefix = lengths.partition("/")
@@ -37,8 +40,9 @@ class AppliedRule:
     """A rule as it applies to a request.
 
     key       the counted key, such as "user:42"; "" in a Selection, because one Selection is used for many keys
-    key_kind  the attribute of Identity that contains the key; "global"; or "address/24/56" for the network of the
-              address, with the length of its IPv4 prefix and of its IPv6 prefix
+    key_kind  the attribute of Identity that contains the key; "global"; "address/24/56" for the network of the address,
+              with the length of its IPv4 prefix and of its IPv6 prefix; or "view_key/5f2c81aa" for a key that the view
+              gives, with the digest of its source
     max_wait  the longest time that a request waits for its permits, in seconds
     on_failure  the failure policy: "allow", "deny" or "local"
     prefetch  maximum number of requests for which a process takes permits in advance; 0 for none

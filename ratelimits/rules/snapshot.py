@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from ratelimits.algorithms.billing_periods import Span
+from ratelimits.models.fields.view_key_texts import source_digest
 from ratelimits.models.versions import KEY_SHARDS
 from ratelimits.rules.access import AccessRow
 from ratelimits.rules.billing import Billing, billing_around
@@ -77,14 +78,19 @@ class MissingRows(NamedTuple):
 def _keys_of(identity: Identity) -> tuple[tuple[int, str | None], ...]:
     """Return the identity's keys, each with the bit of its kind.
 
-    The account comes last. If several of the other keys are on a plan, the plan of the first one is used.
+    The account comes last. If several of the other keys are on a plan, the plan of the first one is used. A client can
+    invent the value of a view key, so the keys of the caller come before it.
     """
-    return (
-        (API_KEY, identity.api_key),
-        (USER, identity.user),
-        (ADDRESS, identity.address),
-        (ACCOUNT, identity.account),
-    )
+    account = ACCOUNT, identity.account
+    keys = (API_KEY, identity.api_key), (USER, identity.user), (ADDRESS, identity.address)
+    if not identity.view_keys:
+        return (*keys, account)
+    return (*keys, *((VIEW_KEY, name) for name in identity.view_keys), account)
+
+
+def _sources_of(identity: Identity) -> tuple[str, ...]:
+    """Return the digests of the sources of the identity's view keys."""
+    return tuple(map(source_digest, identity.view_keys)) if identity.view_keys else ()
 
 
 class Snapshot:
@@ -181,10 +187,8 @@ class Snapshot:
 
     def _properties_of(self, identity: Identity) -> Properties | None:
         """Return the properties on which the identity's rules depend; None if rows about its keys are missing."""
+        present = sum(UNREADABLE[kind] for kind in identity.unreadable) if identity.unreadable else 0
         key_plan = account_plan = changed_at = 0
-        present = 0 if identity.view_key is None else VIEW_KEY
-        for kind in identity.unreadable:
-            present |= UNREADABLE[kind]
         overrides: tuple[OverrideRow, ...] = ()
         facts = self._facts
         for bit, key in _keys_of(identity):
@@ -209,7 +213,7 @@ class Snapshot:
             if groups_of_user is None:
                 return None
             groups = groups_of_user & self._groups
-        return present, key_plan, account_plan, changed_at, overrides, groups
+        return present, key_plan, account_plan, changed_at, overrides, groups, _sources_of(identity)
 
     def select_exact(self, scope: str, identity: Identity) -> Selection:
         """Return the rules that name exactly this scope, and no HTTP method. Rules for "*" are left out.
@@ -319,11 +323,11 @@ class Snapshot:
         properties = self._properties_of(identity)
         if properties is None:
             return self.with_rows_of(identity).in_any_scope(identity)
-        present, *_others = properties
+        present, *_others, sources = properties
         plan_of_rank = ("", "account", "key")  # the ranks 0, 1 and 2 (see `Chooser.chosen`)
         found = []
         for rank, row, rule, overrides in self._chooser.chosen(properties, lambda row: True):
-            kind = counted_kind(row, present) or GLOBAL_KEY
+            kind = counted_kind(row, present, sources) or GLOBAL_KEY
             effective = tuple(item for item in overrides if item.mode or (item.numbers and belongs_to_key(kind, item)))
             if rule is not None or any(item.mode == "off" for item in effective):
                 found.append(ExplainedRule(row, rule, plan_of_rank[rank], effective))
@@ -334,11 +338,10 @@ class Snapshot:
 
         This is for failure policies while the rows about the identity's keys cannot be read. It needs no such rows.
         """
-        present = sum(bit for bit, key in _keys_of(identity) if key is not None)
-        if identity.view_key is not None:
-            present += VIEW_KEY
-        present += sum(UNREADABLE[kind] for kind in identity.unreadable)
-        return self._chooser.possible(scope, method, present)
+        present = sum(UNREADABLE[kind] for kind in identity.unreadable)
+        for bit, key in _keys_of(identity):
+            present |= bit if key is not None else 0
+        return self._chooser.possible(scope, method, present, _sources_of(identity))
 
     def log_once(self, message: str) -> None:
         """Log an error about these rows. All snapshots of the same rows together log it only once."""

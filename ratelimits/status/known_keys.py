@@ -19,7 +19,7 @@ from ratelimits.addresses.reading import address_key
 from ratelimits.conf import conf
 from ratelimits.models import Access, Account, KeyOverride, KeyTotal, PlanMembership
 from ratelimits.models.access.targets import canonical
-from ratelimits.models.keys import validate_key
+from ratelimits.models.keys import canonical_key, validate_key
 from ratelimits.models.status.totals import DAY, newest_days
 
 #: At least 20 characters of the kinds that tokens consist of, with at least one letter and one digit.
@@ -64,13 +64,14 @@ class SearchResult(NamedTuple):
 def typed_key(text: str) -> str | None:
     """Return the key that a text names; None if the text is not a key.
 
-    An address can be written without "ip:", with a port, or as a network of one address such as "203.0.113.9/32".
+    An address can be written without "ip:", with a port, or as a network of one address such as "203.0.113.9/32". A key
+    that a view gives, such as "header:x-tenant=acme", is returned in the form in which it is stored.
     """
     try:
         validate_key(text)
     except ValidationError:
         return address_key(text.removeprefix("ip:")) or _network_key(text)
-    return text
+    return canonical_key(text)
 
 
 def _network_key(text: str) -> str | None:

@@ -15,6 +15,7 @@ from django.db.models import Max, Q, Sum
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.models import KeyTotal, ProcessTotal
+from ratelimits.models.keys import key_name
 from ratelimits.models.status.totals import DAY, HOUR, QUARTER, newest_days
 
 #: Maximum number of rows of each list on a page. If there are more, a function returns one more row, as a sign.
@@ -158,9 +159,11 @@ def blocked_lately(targets: Collection[str], now: float) -> list[RefusedRequests
     """
     since = int(now) // QUARTER * QUARTER - 24 * HOUR
     rows = ProcessTotal.objects.using(conf.DATABASE).filter(kind="blocked", bin__gte=since)
-    rows = rows.filter(key__in=[ledger_name(target) for target in targets])
+    target_of = {ledger_name(key_name(target)): target for target in targets}
+    rows = rows.filter(key__in=target_of)
     largest: dict[tuple[int, str], RefusedRequests] = {}
-    for start, target, meter, requests in rows.order_by().values_list("bin", "key", "meter").annotate(Sum("requests")):
+    for start, name, meter, requests in rows.order_by().values_list("bin", "key", "meter").annotate(Sum("requests")):
+        target = target_of[name]
         before = largest.get((start, target))
         # A request can be counted in several meters. So the largest number is taken, not the sum.
         if before is None or before.denied < requests:

@@ -22,7 +22,7 @@ from ratelimits.quota.answers.responses import costs_of, own_refusal, scope_of, 
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.waiting import check_and_wait
 from ratelimits.rules import AccessRow
-from ratelimits.view_keys import Key, with_view_key
+from ratelimits.view_keys import AskedView, Key, with_view_keys
 
 if TYPE_CHECKING:
     from rest_framework.views import APIView  # Not at runtime: `views` imports the throttle classes itself.
@@ -67,7 +67,7 @@ class QuotaThrottle(BaseThrottle):
     is the answer. With the receipt in the answer's decision, the request can be refunded or settled.
 
     A view, or a subclass of this class, can have a `throttle_key` for rules that count per "key that the view gives":
-    "header:X-Tenant", "query:team", "field:email", "arg:pk", or a callable that takes (request, view).
+    "header:X-Tenant", "query:team", "field:email", "arg:pk", a callable that takes (request, view), or a list of these.
     """
 
     throttle_key: Key | None = None
@@ -96,9 +96,9 @@ class QuotaThrottle(BaseThrottle):
         identity = identify(request)
         key = getattr(view, "throttle_key", None) or self.throttle_key
         if key is not None:
-            arguments = (request,) if getattr(key, "__self__", None) is view else (request, view)
             # DRF's request reads every kind of body, Django's request only forms.
-            identity = with_view_key(identity, key, request, getattr(view, "kwargs", {}), *arguments)
+            asked = AskedView(request, getattr(view, "kwargs", {}), (request, view), view, "throttle_key")
+            identity = with_view_keys(identity, key, asked)
         try:
             answer = check_and_wait(identity, scope, django_request.method or "", costs, django_request)
         except WrongCost as error:

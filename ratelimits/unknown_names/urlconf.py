@@ -1,50 +1,60 @@
-"""Find the scopes and meters in the views of the project's URLconf."""
+"""Find the scopes, meters and keys in the views of the project's URLconf."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from ratelimits.conf import conf
+from ratelimits.view_keys import sources_of
 
 #: If a view names no cost, `QuotaThrottle` and `limited` count in this meter.
 _DEFAULT_METER = "requests"
-_ATTRIBUTES = "throttle_scope", "throttle_cost"
+_ATTRIBUTES = "throttle_scope", "throttle_cost", "throttle_key"
 
 
 @dataclass(frozen=True, slots=True)
 class ViewNames:
-    """The scopes and meters of all views.
+    """The scopes and meters of all views, and the keys that they give, such as "header:X-Tenant".
 
-    A field is None if a view computes its scope or cost for each request: then other names are possible too.
+    A field is None if a view computes its scope, its cost or its key for each request: then other names are possible
+    too.
     """
 
     scopes: frozenset[str] | None
     meters: frozenset[str] | None
+    keys: frozenset[str] | None
 
 
 @dataclass(slots=True)
 class _NamesInCode:
-    """The scopes and meters that are written in the code of views.
+    """The scopes, meters and keys that are written in the code of views.
 
     every_scope  whether the scopes of all views are written in the code
     every_meter  whether the meters of all views are written in the code
+    every_key    whether the keys of all views are written in the code
     """
 
     scopes: set[str]
     meters: set[str]
-    every_scope: bool
-    every_meter: bool
+    keys: set[str]
+    every_scope: bool = True
+    every_meter: bool = True
+    every_key: bool = True
 
 
 def named_by_views() -> ViewNames:
-    """Return the scopes and meters of all views of ROOT_URLCONF."""
+    """Return the scopes, meters and keys of all views of ROOT_URLCONF."""
     names = _names_in_code()
     return ViewNames(
-        frozenset(names.scopes) if names.every_scope else None, frozenset(names.meters) if names.every_meter else None
+        frozenset(names.scopes) if names.every_scope else None,
+        frozenset(names.meters) if names.every_meter else None,
+        frozenset(names.keys) if names.every_key else None,
     )
 
 
@@ -57,12 +67,17 @@ def written_in_views() -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(names.scopes), frozenset(names.meters)
 
 
+def keys_of_views() -> frozenset[str]:
+    """Return the keys that are written in the code of views of ROOT_URLCONF, such as "header:X-Tenant"."""
+    return frozenset(_names_in_code().keys)
+
+
 def _names_in_code() -> _NamesInCode:
-    names = _NamesInCode(set(), {_DEFAULT_METER}, every_scope=True, every_meter=True)
+    names = _NamesInCode(set(), {_DEFAULT_METER}, set())
     # The middleware limits the paths in PATHS. If PATHS is a list, it names no scopes and no costs.
     all_options = conf.PATHS.values() if isinstance(conf.PATHS, dict) else ()
-    of_paths = ((options.get("scope"), options.get("cost")) for options in all_options)
-    for scope, cost in (*_scopes_and_costs(get_resolver().url_patterns), *of_paths):
+    of_paths = ((options.get("scope"), options.get("cost"), options.get("key")) for options in all_options)
+    for scope, cost, key in (*_options_of_views(get_resolver().url_patterns), *of_paths):
         if scope is None or isinstance(scope, str):
             names.scopes.add(scope or "*")
         else:
@@ -71,26 +86,33 @@ def _names_in_code() -> _NamesInCode:
             names.meters |= {meter for meter in cost if isinstance(meter, str)}
         elif cost is not None and not isinstance(cost, int):
             names.every_meter = False
+        if isinstance(key, property):
+            names.every_key = False
+        elif key is not None:
+            with suppress(ImproperlyConfigured):  # the first request to the view raises this error
+                names.keys |= {source.text for source in sources_of(key)}
     return names
 
 
-def _scopes_and_costs(patterns: list[URLPattern | URLResolver]) -> Iterator[tuple[Any, ...]]:
-    """Yield the scope and the cost of each view. They are None for a view that does not name them.
+def _options_of_views(patterns: Iterable[URLPattern | URLResolver]) -> Iterator[tuple[Any, ...]]:
+    """Yield the scope, the cost and the key of each view. They are None for a view that does not name them.
 
-    The scope and the cost are attributes of a view of Django REST framework, or arguments of the decorator.
+    They are attributes of a view of Django REST framework or of its throttles, or arguments of the decorator.
     """
     for pattern in patterns:
         if isinstance(pattern, URLResolver):
-            yield from _scopes_and_costs(pattern.url_patterns)
+            yield from _options_of_views(pattern.url_patterns)
             continue
         view: Any = pattern.callback
-        # Functions to which the project can have applied the decorator. The decorator stores the scope and the cost in
-        # the attribute `ratelimits`.
+        # Functions to which the project can have applied the decorator. The decorator stores the scope, the cost and
+        # the key in the attribute `ratelimits`.
         decorated = [view]
         view_class = getattr(view, "cls", None) or getattr(view, "view_class", None)
         if view_class is not None:
             options = getattr(view, "initkwargs", {})
             yield tuple(options.get(name, getattr(view_class, name, None)) for name in _ATTRIBUTES)
+            throttles = options.get("throttle_classes", getattr(view_class, "throttle_classes", None)) or ()
+            yield from ((None, None, getattr(one, "throttle_key", None)) for one in throttles)
             decorated += [getattr(view_class, method, None) for method in ("dispatch", *view_class.http_method_names)]
         else:
             yield tuple(getattr(view, name, None) for name in _ATTRIBUTES)

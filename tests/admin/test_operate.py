@@ -20,8 +20,9 @@ from django.utils import timezone
 from ratelimits.embedded import free_port
 from ratelimits.identity import Identity
 from ratelimits.models import Access, Account, Alert, KeyOverride, KeyReset, KeyTotal, Plan, ProcessTotal
+from ratelimits.models.keys import key_name
 from ratelimits.models.status.totals import DAY, QUARTER, SUMS, newest_days
-from ratelimits.quota import access, checking, from_memory
+from ratelimits.quota import access, checking, from_memory, process_totals
 from tests.support.entry_points import Clock, away, begin_afresh
 from tests.support.rows import rule
 
@@ -112,6 +113,41 @@ TYPED: dict[str, dict[str, Any]] = {
         "until_1": "00:00:00",
     },
 }
+
+
+class TestViewKeys:
+    """A key that a view gives is typed as people write it, and blocked, reset and granted like any other key."""
+
+    def test_it_is_blocked_and_the_page_warns_if_no_view_gives_it(self) -> None:
+        client = user_with("operate")
+        page, _done = confirmed(client, BLOCK, typed_block(target="header:x-tenant= acme"))
+        assert "Every request of header:X-Tenant=acme is refused with 403" in text(page)
+        assert "No view gives the key “header:X-Tenant” yet." in text(page)
+        assert Access.objects.get().target == "header:X-Tenant=acme"
+        blocked = Identity(address="ip:203.0.113.9", view_keys=(key_name("header:X-Tenant=acme"),))
+        assert not checking.check(blocked).allowed
+        checking.check(blocked._replace(view_keys=()))
+        process_totals.write()
+        assert not ProcessTotal.objects.filter(key__contains="acme").exists()
+        assert "1" in re.findall(r"<td[^>]*>([^<]*)</td>", client.get(BLOCKS).content.decode())
+
+    def test_it_is_reset_and_gets_more(self) -> None:
+        rule("tenant", "fixed_window", capacity=1, period=86_400, key_kind="view_key")
+        who = Identity(address="ip:203.0.113.9", view_keys=(key_name("header:X-Tenant=acme"),))
+        client = user_with("operate", "view_inspect", "view_rule")
+
+        def spend() -> list[bool]:
+            from_memory.denials.clear()
+            return [checking.check(who).allowed for _ in range(3)]
+
+        assert spend() == [True, False, False]
+        typed = {"key": "header:x-tenant=acme", "account": "", "rule": "tenant", "reason": "asked"}
+        page, _done = confirmed(client, RESET, typed)
+        assert "header:X-Tenant=acme 0 1" in text(page)
+        assert spend() == [True, False, False]
+        confirmed(client, GRANT, {**TYPED[GRANT], **typed, "extra": "1"})
+        assert KeyOverride.objects.get().key == "header:X-Tenant=acme"
+        assert spend() == [True, False, False]
 
 
 class TestWhoMay:

@@ -50,6 +50,7 @@ def test_a_dump_loads_back_to_the_same_rules(tmp_path: Path) -> None:
         ipv6_prefix=56,
         meter="tokens",
     )
+    rule("tenant", key_kind="view_key", view_key="field:email|lower")
     rule(
         "shadow",
         mode="shadow",
@@ -68,7 +69,7 @@ def test_a_dump_loads_back_to_the_same_rules(tmp_path: Path) -> None:
         lasting=False,
     )
     before, text = rows(), as_code.to_text(as_code.dump("default"))
-    assert len(before) == len(ALGORITHMS) + 4
+    assert len(before) == len(ALGORITHMS) + 5
     load(tmp_path, '{"plans": {}, "rules": []}', "--delete")
     assert (Rule.objects.count(), Plan.objects.count()) == (0, 0)
     load(tmp_path, text)

@@ -207,3 +207,36 @@ def test_rules_that_nothing_asks_for_are_warned_of() -> None:
     use(now=None)
     flow()
     assert messages("default", ROOT_URLCONF=urls, **UNUSED) == [], "the ledger has usage"
+
+
+class Keyed(APIView):
+    throttle_key: Any = ["header:X-Tenant", "field:email|lower", without_the_middleware]
+
+
+class Mistyped(Keyed):
+    throttle_key = "X-Tenant"
+
+
+class Twice(Keyed):
+    throttle_key = ["arg:pk", "arg:pk"]
+
+
+class KeyedThrottle(QuotaThrottle):
+    throttle_key = "cookie:session"
+
+
+class ByThrottle(APIView):
+    throttle_classes = (KeyedThrottle,)
+
+
+def test_a_key_of_a_view_that_is_not_valid_is_an_error() -> None:
+    patterns = [path(f"{one.__name__}/", one.as_view()) for one in (Keyed, Mistyped, Twice, ByThrottle)]
+    found = messages(ROOT_URLCONF=urlconf(*patterns))
+    errors = {one.msg: str(one.hint) for one in found if one.id == "ratelimits.E011"}
+    assert [name.rpartition(".")[2] for name in (msg.split(" ")[3] for msg in errors)] == [
+        "ByThrottle",
+        "Mistyped",
+        "Twice",
+    ]
+    assert "such as 'header:X-Tenant'" in errors[f"The throttle_key of {__name__}.Mistyped is not valid."]
+    assert "Two keys of a view have the same name" in errors[f"The throttle_key of {__name__}.Twice is not valid."]

@@ -41,7 +41,7 @@ def test_without_the_setting_a_few_meters_of_views_are_no_message() -> None:
 
 def test_views_that_name_more_meters_than_a_process_accepts_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = {f"m{number}": 1 for number in range(MAX_FURTHER + 1)}
-    monkeypatch.setattr(view, "ratelimits", ("*", costs))
+    monkeypatch.setattr(view, "ratelimits", ("*", costs, None))
     (error,) = found()
     assert (error.id, error.level) == ("ratelimits.E024", checks.ERROR)
     assert error.msg == (

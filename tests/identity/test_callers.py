@@ -196,6 +196,11 @@ def test_none_asks_the_next_source(hooks: Hooks) -> None:
     assert (who.user, who.api_key, who.account) == ("user:1", "api_key:tests.device:2", "account:user:1")
 
 
+def test_a_hook_says_that_a_request_has_no_user_or_no_api_key(hooks: Hooks) -> None:
+    hooks(USER=lambda request: AnonymousUser(), API_KEY=lambda request: "")
+    assert identify(request(User(pk=1), {"sub": 1})) == Identity(address="ip:198.51.100.7")
+
+
 def generator(request: HttpRequest) -> Iterator[str]:
     yield "acme"
 

@@ -94,9 +94,10 @@ def model(project: Project, asked: Asked) -> dict[str, Any]:
     """Return the name of each kind, None if the request has none, Unreadable if it cannot be read."""
     found: dict[str, Any] = {}
     for kind, read, own in (("user", model_user, "user"), ("api_key", model_key, "auth")):
-        value = read(asked.answers.get(kind.upper()))  # a hook's wrong answer is an error
+        answer = asked.answers.get(kind.upper())
+        value = read(answer)  # a hook's wrong answer is an error
         try:
-            found[kind] = read(getattr(asked.request, own)) if value is None else value
+            found[kind] = read(getattr(asked.request, own)) if answer is None else value
         except Unreadable:
             found[kind] = Unreadable
     user, key, account = found["user"], found["api_key"], asked.answers.get("ACCOUNT")

@@ -72,6 +72,12 @@ DEFENCES = (
         "read_address(text)",
     ),
     Defence(
+        "tests/test_alike.py::test_texts_that_a_view_reads_as_one_value_have_one_count",
+        "ratelimits.models.fields.view_key_texts:normal_value",
+        "_normal(text)",
+        "text",
+    ),
+    Defence(
         "tests/engine/test_keys.py::test_a_text_in_a_usage_field_holds_no_separator",
         "ratelimits.engine.keys:_quote",
         'quote(ledger_name(text), safe=":@.-_~")',
@@ -85,9 +91,9 @@ DEFENCES = (
     ),
     Defence(
         "tests/test_alike.py::test_the_value_itself_is_stored_nowhere",
-        "ratelimits.view_keys:view_key",
-        'f"view_key:{digest}"',
-        'f"view_key:{value}"',
+        "ratelimits.models.fields.view_key_texts:name_of",
+        """{_digest(f'{source.text}={value}', 12)}""",
+        "{value}",
     ),
     Defence(
         "tests/quota/test_checking.py::TestHotPath::test_what_is_remembered_of_requests_is_bounded",

@@ -142,6 +142,13 @@ def test_a_scope_that_no_request_has_is_refused(scope: str) -> None:
         ({"ipv6_prefix": 65}, "ipv6_prefix", "less than or equal to 64"),
         ({"ipv4_prefix": 0}, "ipv4_prefix", "greater than or equal to 1"),
         ({"ipv4_prefix": 24, "key_kind": "user"}, "ipv4_prefix", "count per address or per caller"),
+        ({"view_key": "arg:pk", "key_kind": "user"}, "view_key", "count per key that the view gives"),
+        (
+            {"view_key": "header", "key_kind": "view_key"},
+            "view_key",
+            "header is not the key of a view: write a text such",
+        ),
+        ({"view_key": "arg:pk=7", "key_kind": "view_key"}, "view_key", "arg:pk=7 is not the key of a view"),
     ],
 )
 def test_what_it_covers_is_validated(fields: dict[str, Any], field: str, text: str) -> None:
@@ -321,6 +328,11 @@ def test_the_database_refuses_a_second_billing_rule() -> None:
                 "10 requests at once, each for up to 1 minute, per API key, for authenticated callers, except on"
                 " health, webhooks"
             ),
+        ),
+        (
+            "concurrency",
+            {"key_kind": "view_key", "view_key": "header:x_tenant"},
+            "10 requests at once, each for up to 1 minute, per header:X-Tenant",
         ),
         (
             "concurrency",

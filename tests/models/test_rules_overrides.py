@@ -54,6 +54,26 @@ def test_a_number_that_the_algorithm_has_not_is_refused() -> None:
     assert refused(rate=5) == {"rate": ["rate cannot be changed, because burst is a fixed window, which has no rate."]}
 
 
+def test_numbers_of_a_key_that_a_view_gives_are_only_for_rules_that_count_this_key() -> None:
+    rule("tenant", key_kind="view_key", view_key="header:X-Tenant")
+    rule("first", key_kind="view_key")
+    rule("user", key_kind="user")
+    for name in ("tenant", "first"):
+        assert override("header:x-tenant= acme", name, capacity=1).key == "header:X-Tenant=acme"
+    override("arg:pk=7", "user", mode="off")
+    for name, words in (("tenant", "tenant counts per header:X-Tenant"), ("user", "user counts per user")):
+        assert words in refused("arg:pk=7", name, capacity=1)["__all__"][0]
+
+
+def test_two_spellings_of_one_key_cannot_have_two_overrides() -> None:
+    rule("tenant", key_kind="view_key")
+    override("arg:pk=7", "tenant", capacity=1)
+    assert "is in force for the same key" in refused("arg:pk=+07", "tenant", capacity=2)["key"][0]
+    KeyOverride.objects.filter(key="arg:pk=7").update(key="header:x_tenant=acme")
+    with pytest.raises(IntegrityError), transaction.atomic():
+        KeyOverride.objects.bulk_create([KeyOverride(key="header:X-TENANT=acme", rule="tenant", capacity=1)])
+
+
 def test_a_number_that_makes_no_sense_is_refused() -> None:
     rule()
     assert refused(rate=0) == {"rate": ["rate must be above 0, not 0."]}

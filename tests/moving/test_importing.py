@@ -137,6 +137,7 @@ def reports(request: HttpRequest) -> HttpResponse:
 @ratelimit(key="header:x-tenant", rate="5/m")
 @ratelimit(key="ip", rate="50/m")
 @ratelimit(key="get:team", rate="7/m")
+@ratelimit(key="shop.keys.tenant", rate="3/m")
 def by_header(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
@@ -294,7 +295,10 @@ class TestDecorators:
     @pytest.mark.parametrize(
         ("decorator", "spelling"),
         [
-            ("key='header:x-tenant', rate='5/m'", '@limited("by_header", key="header:x-tenant")'),
+            (
+                "key='header:x-tenant', rate='5/m'",
+                '@limited("by_header", key=["header:x-tenant", "query:team"])',
+            ),
             (
                 "key=tests.moving.test_importing.chosen, rate='8/m'",
                 "@limited(\"by_code\", key=lambda request: tests.moving.test_importing.chosen('by_code', request))",
@@ -310,6 +314,11 @@ class TestDecorators:
         assert (finding.rule or {})["key_kind"] == "view_key"
         assert finding.notes[0] == f"Write {spelling} instead of the decorator."
 
+    def test_the_rules_of_a_view_with_several_keys_name_them(self) -> None:
+        names = "key='header:x-tenant', rate='5/m'", "key='get:team', rate='7/m'"
+        found_rules = [found()[f"@ratelimit({name})"].rule or {} for name in names]
+        assert [one["view_key"] for one in found_rules] == ["header:X-Tenant", "query:team"]
+
     def test_all_decorators_of_a_view_are_told_to_write_the_same(self) -> None:
         finding = found()["@ratelimit(key='ip', rate='50/m')"]
         assert (finding.rule or {})["key_kind"] == "ip"
@@ -324,7 +333,7 @@ class TestDecorators:
     @pytest.mark.parametrize(
         ("decorator", "why"),
         [
-            ("@ratelimit(key='get:team', rate='7/m')", "@limited takes one key"),
+            ("@ratelimit(key='shop.keys.tenant', rate='3/m')", "all lambdas have the same name"),
             ("@ratelimit(key='nonsense', rate='6/m')", "does not know this key"),
             ("@ratelimit(key='ip', rate=tests.moving.test_importing.chosen)", "is calculated for each request"),
         ],

@@ -159,5 +159,5 @@ def test_the_snippet_of_the_page_runs() -> None:
     (snippet,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {"__name__": __name__}
     exec(snippet, names)
-    assert names["search"].ratelimits == ("search", {"requests": 1, "tokens": 5})
+    assert names["search"].ratelimits == ("search", {"requests": 1, "tokens": 5}, None)
     assert "/api/search" in names["api"].get_openapi_schema(path_prefix="/api/")["paths"]

@@ -16,6 +16,7 @@ from django.utils import timezone
 from ratelimits.embedded import free_port
 from ratelimits.identity import Identity
 from ratelimits.models import Access, Account, KeyOverride, KeyReset, KeyTotal, Plan
+from ratelimits.models.keys import key_name
 from ratelimits.models.status.totals import DAY, SUMS, newest_days
 from ratelimits.quota import access, checking, from_memory
 from ratelimits.quota.operating import NothingDoneError, identity_of
@@ -89,6 +90,26 @@ class TestShowAndReset:
         for key, name in (("api_key:9", "search"), ("account:acme", "payer"), ("ip:203.0.113.9", "place")):
             run("reset", key, name, "--reason", "r")
         assert spend(who, scope="search", method="POST") == [True, True, False]
+
+    def test_a_key_that_a_view_gives_is_typed_as_people_write_it(self) -> None:
+        window: dict[str, Any] = {"capacity": 2, "period": 86_400, "key_kind": "view_key"}
+        rule("tenant", "fixed_window", view_key="header:X-Tenant", **window)
+        rule("page", "fixed_window", view_key="arg:pk", **window)
+        key = "header:X-Tenant=acme"
+        who = WHO._replace(view_keys=(key_name("arg:pk=7"), key_name(key)))
+        assert spend(who) == [True, True, False]
+        shown = run("show", "header:x-tenant= acme").splitlines()
+        assert [line.partition(" left")[0] for line in shown] == [
+            f"tenant (enforce), counted for {key}: 0 of 2 requests"
+        ]
+        assert f"{key} has all permits of tenant" in run("reset", "header:x_tenant=acme", "tenant", "--reason", "r")
+        assert KeyReset.objects.get().key == key
+        assert "No rule “page” counts header:X-Tenant=acme" in refused("reset", key, "page", "--reason", "r")[0]
+        run("reset", "arg:pk=07", "page", "--reason", "r")
+        run("grant", "header:x-tenant=acme", "tenant", "1", "--until", "1d", "--reason", "r")
+        assert run("show", key).startswith(f"tenant (enforce, override), counted for {key}: 3 of 3")
+        assert spend(who) == [True, True, False]  # by the rule "page"
+        assert "header:X-Tenant is not a key: write where the view finds" in refused("show", "header:X-Tenant")[0]
 
     def test_what_cannot_be_reset_is_said_and_nothing_is_recorded(self, settings: Any) -> None:
         rule("all", "fixed_window", capacity=2, key_kind="global")

@@ -120,6 +120,14 @@ def test_where_a_user_s_override_may_have_been_in_force_no_limit_is_told() -> No
     assert limits() == [""]
 
 
+def test_an_override_of_a_key_that_a_view_gives_is_known_by_the_line_s_version() -> None:
+    counted, acme = monthly(key_kind="view_key"), account()
+    tenants = override("header:X-Tenant=acme")
+    spend(acme, "2026-10-15", rule=counted.pk, version=tenants.version)
+    spend(acme, "2026-10-15", key="api_key:2", rule=counted.pk, version=counted.version)
+    assert limits() == ["500", "100"]
+
+
 def test_numbers_that_make_no_sense_for_the_rule_were_not_in_force() -> None:
     counted, acme = rule("monthly", bills=True, capacity=100), account()
     mine = KeyOverride.objects.create(key="api_key:1", rule="monthly", capacity=-3)

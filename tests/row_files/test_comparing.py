@@ -56,6 +56,13 @@ class TestMemberships:
         assert found[0].changes == [("plan", "free", "pro")]
         assert found[2].changes == [("key", "", "user:3"), ("plan", "", "pro")]
 
+    def test_two_spellings_of_one_key_are_one_key(self, plans: tuple[Plan, Plan]) -> None:
+        PlanMembership.objects.create(key="header:x-tenant=acme", plan=plans[1])
+        lines_of_file = "key,plan", "header:X_TENANT= acme,pro", "arg:pk=7,pro", "arg:pk=07,free"
+        found = compared(PlanMembership, *lines_of_file)
+        assert [line.state for line in found] == [UNCHANGED, ERROR, ERROR]
+        assert found[1].name == "arg:pk=7"
+
     def test_what_is_wrong_is_said_with_what_to_do(self, plans: tuple[Plan, Plan]) -> None:
         found = errors(
             PlanMembership,

@@ -9,6 +9,7 @@ from ratelimits.algorithms.calendar import boundaries, instant
 from ratelimits.algorithms.limits import Gcra, Lasting, Mode, TokenBucket
 from ratelimits.identity import Identity
 from ratelimits.models import Account, KeyOverride, Plan, PlanMembership, Rule
+from ratelimits.models.keys import key_name
 from ratelimits.rules.loader import Loader
 from ratelimits.rules.selection import AppliedRule, UnreadableRule
 from tests.rules.conftest import Clock
@@ -96,6 +97,39 @@ class TestWhatApplies:
         rule("one", callers="anonymous", key_kind="account")
         rule("other", callers="authenticated", key_kind="account")
         assert names(loader, Identity(account="account:1")) == ["one", "other"]
+
+    def test_keys_of_a_view_alone_stand_for_all_callers_with_them(self, loader: Loader) -> None:
+        for callers in ("anonymous", "authenticated"):
+            rule(callers, callers=callers, key_kind="view_key")
+        assert names(loader, Identity(view_keys=(key_name("arg:pk=7"),))) == ["anonymous", "authenticated"]
+
+    def test_a_rule_counts_the_key_that_it_names_or_the_first(self, loader: Loader) -> None:
+        tenant, page = key_name("header:X-Tenant=acme"), key_name("arg:pk=7")
+        rule("first", key_kind="view_key")
+        rule("page", key_kind="view_key", view_key="arg:pk")
+        rule("other", key_kind="view_key", view_key="arg:id")
+
+        def counted(*view_keys: str) -> list[tuple[str, str]]:
+            applied = loader.reload().applicable("*", "", USER._replace(view_keys=view_keys))
+            return [(one.name, one.key) for one in applied]
+
+        assert counted() == []
+        assert counted(tenant) == [("first", tenant)]
+        assert counted(page, tenant) == [("first", page), ("page", page)]
+        assert counted(tenant, page) == [("first", tenant), ("page", page)]
+
+    def test_rows_about_a_value_apply_to_the_requests_with_it(self, loader: Loader) -> None:
+        rule(key_kind="user")
+        plan = Plan.objects.create(name="Pro", slug="pro")
+        rule(key_kind="user", capacity=20, plan=plan)
+        KeyOverride.objects.create(key="arg:pk=7", rule="burst", mode="off")
+        PlanMembership.objects.create(key="header:X-Tenant=acme", plan=plan)
+        tenant, page, other = (key_name(key) for key in ("header:x-tenant=acme", "arg:pk=07", "arg:pk=8"))
+        assert [names(loader, USER._replace(view_keys=keys)) for keys in ((tenant, page), (other,))] == [[], ["burst"]]
+        assert capacity(loader, USER._replace(view_keys=(tenant, other))) == 20
+        KeyOverride.objects.all().delete()
+        loader.reload()
+        assert names(loader, USER._replace(view_keys=(page,))) == ["burst"]
 
     def test_a_rule_for_all_scopes_leaves_out_those_that_it_excepts(self, loader: Loader) -> None:
         rule(except_scopes="health webhooks")

@@ -15,6 +15,7 @@ from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import Identity
 from ratelimits.models import Access
+from ratelimits.models.keys import key_name
 from ratelimits.rules import Snapshot
 
 #: For this time after its end, a block or allow is still shown.
@@ -36,12 +37,12 @@ class ShownAccess(NamedTuple):
     requests: str
 
 
-def shown_access(identity: Identity, snapshot: Snapshot) -> list[ShownAccess]:
-    """Return the blocks and allows of an identity's keys and networks.
+def shown_access(identity: Identity, key: str, snapshot: Snapshot) -> list[ShownAccess]:
+    """Return the blocks and allows of an identity's keys and networks. `key` is the inspected key.
 
     Some are in force, some begin later, and some have ended in the last 25 hours.
     """
-    now, targets = timezone.now(), targets_of(identity)
+    now, targets = timezone.now(), targets_of(identity, key)
     rows = Access.objects.using(conf.DATABASE).filter(target__in=targets)
     rows = rows.filter(Q(valid_until=None) | Q(valid_until__gt=now - _SHOWN_AFTER_END)).order_by("-pk")
     deciding, counts = snapshot.access(identity), requests_of(targets)
@@ -49,14 +50,18 @@ def shown_access(identity: Identity, snapshot: Snapshot) -> list[ShownAccess]:
     for row in rows[:_MAX_ACCESS]:
         begins_later = row.valid_from is not None and row.valid_from > now
         state = _("in force") if row.in_force(now) else _("later") if begins_later else _("ended")
-        requests = f"{counts.get(ledger_name(row.target), 0):,}"
+        requests = f"{counts.get(ledger_name(key_name(row.target)), 0):,}"
         accesses.append(ShownAccess(row, state, deciding is not None and deciding.pk == row.pk, requests))
     return accesses
 
 
-def targets_of(identity: Identity) -> list[str]:
-    """Return all targets of blocks and allows that concern an identity: its keys, and the networks of its address."""
-    targets = [key for key in (identity.api_key, identity.user, identity.account, identity.address) if key]
+def targets_of(identity: Identity, key: str) -> list[str]:
+    """Return all targets of blocks and allows that concern an identity: its keys, and the networks of its address.
+
+    `key` is the inspected key, as people write it.
+    """
+    keys = key, identity.api_key, identity.user, identity.account, identity.address
+    targets = list(dict.fromkeys(one for one in keys if one))
     try:
         address = ip_network((identity.address or "").removeprefix("ip:"))
     except ValueError:  # There is no address, or it cannot be read.

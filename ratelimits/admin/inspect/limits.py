@@ -19,6 +19,7 @@ from ratelimits.algorithms.wording import number
 from ratelimits.conf import conf
 from ratelimits.identity import Identity
 from ratelimits.models import Account, KeyOverride, PlanMembership
+from ratelimits.models.fields import view_key_texts
 from ratelimits.models.ledger import when
 from ratelimits.quota.operating import NO_ACCOUNT
 from ratelimits.quota.standings import LiveLimit
@@ -60,13 +61,15 @@ def shown_limits(
     plans: Mapping[int, str],
     pages: Pages,
     access: AccessRow | None = None,
+    key: str = "",
 ) -> SafeString:
     """Return the rows of the table, as HTML.
 
     The rules that refuse now come first, and then the rules with the smallest share of permits left. This makes at most
-    3 queries, for any number of rules. `access` is the block or allow that decides before any rule.
+    3 queries, for any number of rules. `access` is the block or allow that decides before any rule. `key` is the key
+    that the page is about.
     """
-    table = _Table(identity, plans, pages, access)
+    table = _Table(identity, plans, pages, access, key)
     by_urgency = sorted(((limit, _permits(limit)) for limit in limits), key=lambda pair: _urgency(*pair))
     return SafeString("\n".join(_ROW.format(*table.row(limit, permits)) for limit, permits in by_urgency))
 
@@ -96,10 +99,16 @@ class _Table:
     """Makes the rows of the table. Data that several rows need is read only once."""
 
     def __init__(
-        self, identity: Identity, plans: Mapping[int, str], pages: Pages, access: AccessRow | None = None
+        self,
+        identity: Identity,
+        plans: Mapping[int, str],
+        pages: Pages,
+        access: AccessRow | None = None,
+        key: str = "",
     ) -> None:
         using = conf.DATABASE
-        keys = [key for key in (identity.api_key, identity.user, identity.address, identity.account) if key]
+        keys = [one for one in {identity.api_key, identity.user, identity.address, identity.account, key} if one]
+        self._key = key
         self._identity, self._plans, self._pages = identity, plans, pages
         overrides = KeyOverride.objects.using(using).filter(key__in=keys) if pages.override else []
         self._reasons = {override.pk: override.reason for override in overrides}
@@ -161,7 +170,7 @@ class _Table:
 
         These get no link: `global`, the address of the inspected identity, and the key that the page is about.
         """
-        without_link = ("", GLOBAL_KEY, self._identity.narrowest_key, self._identity.address)
+        without_link = ("", GLOBAL_KEY, self._key, self._identity.narrowest_key, self._identity.address)
         is_this_page = key == self._identity.account and self._identity.narrowest_key is None
         linked = bool(self._pages.inspect) and key not in without_link and not is_this_page
         link = self._key_links[key] = _linked(key, f"{self._pages.inspect}?{urlencode({'q': key})}" if linked else "")
@@ -169,7 +178,7 @@ class _Table:
 
     def _query(self, key: str) -> SafeString:
         """Return, as HTML, the beginning of a form's query string (`?key=…&rule=`). Callers append a rule's name."""
-        needs_account = not key.startswith(("ip:", "account:"))
+        needs_account = not key.startswith(("ip:", "account:")) and not view_key_texts.is_text(key)
         query = {"key": key} | ({"account": self._identity.account_id or NO_ACCOUNT} if needs_account else {})
         self._queries[key] = _html(f"?{urlencode(query)}&rule=")
         return self._queries[key]

@@ -42,7 +42,7 @@ from ratelimits.models import (
 )
 from ratelimits.models.access.targets import canonical
 from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, UnknownAccountError, identity_of
-from ratelimits.quota.standings import live_limits
+from ratelimits.quota.standings import live_limits, with_text
 from ratelimits.rules import RulesUnavailable, Snapshot
 from ratelimits.rules.access import AccessRow
 from ratelimits.status.known_keys import (
@@ -188,12 +188,13 @@ class _Page:
         try:
             if self._may_view(Rule):
                 limits, redis_error = live_limits(identity)
+                limits = with_text(limits, key)
             snapshot = rules.current()
         except RulesUnavailable as error:
             return {"problem": _("The rules cannot be read: %s") % error}
         if limits is not None:
             access = snapshot.access(identity)
-            context["limits"] = shown_limits(limits, identity, snapshot.rows.plans, self._pages(), access)
+            context["limits"] = shown_limits(limits, identity, snapshot.rows.plans, self._pages(), access, key)
             context["decided_by_access"] = "" if access is None else _decided_text(access)
             context["may_have_owner_rules"] = identity.api_key is not None and _may_count_by_owner(snapshot, identity)
         if redis_error is not None:
@@ -207,10 +208,10 @@ class _Page:
                 names_of(self._request, self._site, f"account:{identity.account_id}")
             )
         context["names"] = list(names_of(self._request, self._site, key))
-        keys = (identity.api_key, identity.user, identity.account, identity.address)
+        keys = {identity.api_key, identity.user, identity.account, identity.address, key}
         context["running"] = running_overrides(self._request, self._site, keys)
         if may_operate(self._request) or self._may_view(Access):
-            context["access"] = shown_access(identity, snapshot)
+            context["access"] = shown_access(identity, key, snapshot)
         if self._may_view(PeriodUsage) and identity.account_id:
             context["usage"] = shown_usage(identity.account_id, now)
         if self._may_view(Line):
@@ -221,7 +222,7 @@ class _Page:
     def _refusals(self, identity: Identity, key: str, now: float, moment: int | None) -> dict[str, Any]:
         """Return the template's values that come from the ledger: the refusals, and the keys of an account."""
         context: dict[str, Any] = {
-            "refusals": shown_refusals(identity, now, self._pages().rule, self._row_url(Rule, "history"), moment),
+            "refusals": shown_refusals(identity, key, now, self._pages().rule, self._row_url(Rule, "history"), moment),
             "records": bool(conf.RECORD_SAMPLE),
             "lines_url": self._lines_url(identity),
         }

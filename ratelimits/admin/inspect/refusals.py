@@ -116,17 +116,18 @@ class Refusals(NamedTuple):
 
 
 def shown_refusals(
-    identity: Identity, now: float, rule_page: str, history_page: str, at: int | None = None
+    identity: Identity, inspected: str, now: float, rule_page: str, history_page: str, at: int | None = None
 ) -> Refusals:
     """Return the refusals of a key in 24 hours and in 30 days, and around the moment `at` (s since 1970 UTC).
 
-    `rule_page` and `history_page` are the URLs of a rule's page and of the page with its changes. They have "{}" in
-    place of the primary key. A URL is "" if the user may not open the page.
+    `inspected` is the key as people write it, and `identity` is its identity. `rule_page` and `history_page` are URLs
+    of a rule's page and of the page with its changes. They have "{}" in place of the primary key. A URL is "" if the
+    user may not open the page.
     """
     pages = rule_page, history_page
     account, key = identity.account_id, identity.narrowest_key or ""
     if not account:
-        return _refusals_by_blocks(identity, now, pages, at)
+        return _refusals_by_blocks(identity, inspected, now, pages, at)
     lately, by_day = refused_lately(account, key, now), refused_by_day(account, key, now)
     in_span = [] if at is None else refused_at(account, key, at, now)
     histories = RuleHistories({(row.rule, row.start) for row in (*lately, *by_day, *in_span)})
@@ -149,9 +150,11 @@ def shown_refusals(
     )
 
 
-def _refusals_by_blocks(identity: Identity, now: float, pages: tuple[str, str], at: int | None) -> Refusals:
+def _refusals_by_blocks(
+    identity: Identity, inspected: str, now: float, pages: tuple[str, str], at: int | None
+) -> Refusals:
     """Return the refusals of a key without an account. Only refusals by blocks are known."""
-    blocked = blocked_lately(targets_of(identity), now)
+    blocked = blocked_lately(targets_of(identity, inspected), now)
     why_unknown = _(
         "Usage without an account is counted in one sum, so refusals by rules are not known for a single address or"
         " key. Refusals by blocks are known. If a network is blocked, the number is the sum for all addresses of the"

@@ -17,6 +17,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ratelimits import unknown_names
 from ratelimits.admin.audited import REASON, AuditedAdmin, InForceFilter
 from ratelimits.admin.operate.access_form import LASTS, AccessForm
 from ratelimits.admin.operate.chosen_key import names_of, searched_tables
@@ -31,6 +32,7 @@ from ratelimits.identity import identify
 from ratelimits.models import Access, ProcessTotal
 from ratelimits.models.access.targets import address_count
 from ratelimits.models.history import MAX_REASON
+from ratelimits.models.keys import key_name
 from ratelimits.rules.access import AccessIndex, of_model
 from ratelimits.status.key_owners import no_effect_text
 from ratelimits.status.known_keys import known_keys
@@ -47,7 +49,7 @@ def requests_of(targets: list[str] | None = None, seconds: int = _DAY) -> dict[s
     rows = ProcessTotal.objects.using(conf.DATABASE).filter(kind__in=("blocked", "exempt"))
     rows = rows.filter(bin__gte=int(time.time()) - seconds)
     if targets is not None:
-        rows = rows.filter(key__in=[ledger_name(target) for target in targets])
+        rows = rows.filter(key__in=[ledger_name(key_name(target)) for target in targets])
     counts: dict[str, int] = {}
     for key, _meter, requests in rows.order_by().values_list("key", "meter").annotate(Sum("requests")):
         counts[key] = max(counts.get(key, 0), requests)
@@ -102,7 +104,7 @@ class AccessAdmin(EndsRows, KeySuggestions, AuditedAdmin):
             nonlocal counts
             if counts is None:
                 counts = requests_of()
-            return f"{counts.get(ledger_name(row.target), 0):,}"
+            return f"{counts.get(ledger_name(key_name(row.target)), 0):,}"
 
         return ["target", "effect", "state", "valid_from", "valid_until", requests, "reason"]
 
@@ -231,7 +233,7 @@ def consequences(request: HttpRequest, row: Access, names: Sequence[str] = ()) -
         + " "
         + (_("until %s.") % f"{ends:%Y-%m-%d %H:%M %Z}" if ends else _("without an end."))
     )
-    warnings = [no_effect_text(row.target)]
+    warnings = [no_effect_text(row.target), *unknown_names.in_row(row)]
     # Also warn if the block begins later. For this, a copy of the block gets the start 0, and is looked up at the
     # moment 0.
     if blocks and AccessIndex([of_model(row)._replace(valid_from=0)]).find(identify(request), 0) is not None:

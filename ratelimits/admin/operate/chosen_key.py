@@ -22,6 +22,7 @@ from ratelimits.admin.suggestions import suggest_keys
 from ratelimits.conf import conf
 from ratelimits.identity import Identity
 from ratelimits.models import Access, Account, KeyOverride, KeyTotal, Line, PlanMembership
+from ratelimits.models.fields import view_key_texts
 from ratelimits.models.keys import COVERS
 from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, UnknownAccountError, identity_of
 from ratelimits.status.key_owners import no_owner_text, searched_name
@@ -40,7 +41,8 @@ from ratelimits.status.known_keys import (
 class ChosenKey:
     """The key for which a user wants to do something.
 
-    account  the value of the field "account" in the next form; "" if the key itself is an account or an address
+    account  the value of the field "account" in the next form; "" if the key itself is an account, an address or a key
+             that a view gives
     names    the names of this account, user or API key, such as a user name
     """
 
@@ -102,7 +104,8 @@ def chosen_key(request: HttpRequest, site: AdminSite) -> ChosenKey | KeyQuestion
         return _which_account(request, key, error)
     except (NothingDoneError, ValidationError) as error:
         return KeyQuestion(" ".join(error.messages) if isinstance(error, ValidationError) else str(error))
-    account_value = "" if key.startswith(("account:", "ip:")) else identity.account_id or NO_ACCOUNT
+    has_no_account = key.startswith(("account:", "ip:")) or view_key_texts.is_text(key)
+    account_value = "" if has_no_account else identity.account_id or NO_ACCOUNT
     return ChosenKey(key, identity, account_value, tuple(names_of(request, site, key)))
 
 

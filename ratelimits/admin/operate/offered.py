@@ -17,7 +17,7 @@ from ratelimits.algorithms.wording import Wording, amount
 from ratelimits.conf import conf
 from ratelimits.identity import Identity
 from ratelimits.models.fields.sentences import sentence
-from ratelimits.models.keys import COVERS
+from ratelimits.models.keys import COVERS, key_name
 from ratelimits.models.ledger import moment
 from ratelimits.models.status.totals import QUARTER
 from ratelimits.rules import AppliedRule, ExplainedRule, UnreadableRule
@@ -137,7 +137,7 @@ def offered_rules(identity: Identity, key: str) -> list[OfferedRule]:
     found = {
         explained.row.name: (explained, True)
         for explained in snapshot.in_any_scope(identity)
-        if _counted_key(explained, identity) == key
+        if _counted_key(explained, identity) == key_name(key)
     }
     if kind in ("account", "user"):
         any_key = Identity(identity.user or _ANY, _ANY, identity.account)

@@ -18,7 +18,7 @@ from ratelimits.conf import conf
 from ratelimits.models import Rule
 from ratelimits.models.fields.rule_fields import PARAMETERS
 from ratelimits.models.rule_parts.coverage import Coverage
-from ratelimits.unknown_names.urlconf import written_in_views
+from ratelimits.unknown_names.urlconf import keys_of_views, written_in_views
 
 #: The fields that say how a rule counts.
 COUNTING_FIELDS = ("algorithm", *PARAMETERS, "max_wait")
@@ -54,6 +54,10 @@ def _groups() -> list[str]:
     return list(Group.objects.order_by("name").values_list("name", flat=True)[:_MAX_GROUPS])
 
 
+def _view_keys() -> list[str]:
+    return sorted(keys_of_views())
+
+
 def _meters() -> list[str]:
     _scopes, meters = written_in_views()
     return sorted(meters | conf.UNITS.keys())
@@ -76,7 +80,8 @@ class RuleForm(TypedRates):
         for name in self.fields.keys() & {"callers", "refusal_status"}:
             # A POST without this field keeps the saved value. But an empty value is refused.
             self.fields[name].required = self.is_bound and self.add_prefix(name) in self.data
-        for name, suggestions in (("scope", scopes_of_views), ("meter", _meters), ("group", _groups)):
+        suggested = ("scope", scopes_of_views), ("meter", _meters), ("group", _groups), ("view_key", _view_keys)
+        for name, suggestions in suggested:
             if name in self.fields:
                 attrs = self.fields[name].widget.attrs
                 self.fields[name].widget = SuggestingInput(suggestions, attrs)
@@ -90,6 +95,7 @@ class RuleForm(TypedRates):
         names = {
             *COUNTING_FIELDS,
             "key_kind",
+            "view_key",
             "callers",
             "group",
             "except_scopes",

@@ -15,7 +15,7 @@ from django.db import DatabaseError
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 
-from ratelimits import rules
+from ratelimits import rules, unknown_names
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.models import Access, Account, KeyOverride, KeyTotal, PlanMembership
@@ -24,7 +24,7 @@ from ratelimits.models.fields.durations import seconds
 from ratelimits.models.history import MAX_REASON
 from ratelimits.models.keys import COVERS
 from ratelimits.quota.operating import NO_ACCOUNT, NothingDoneError, identity_of, reset
-from ratelimits.quota.standings import UNAVAILABLE, LiveLimit, live_limits
+from ratelimits.quota.standings import UNAVAILABLE, LiveLimit, live_limits, with_text
 from ratelimits.rules import AppliedRule
 from ratelimits.rules.grants import grant
 from ratelimits.status.key_owners import no_effect_text, no_owner_text
@@ -44,6 +44,7 @@ class Command(ExplainedCommand):
         "show user:42",
         "reset user:42 burst --reason ticket-7",
         "grant account:acme monthly 1000 --until 2026-12-01 --reason upgrade",
+        "show header:X-Tenant=acme",
         "block 203.0.113.0/24 --reason attack",
         "unblock 203.0.113.0/24 --reason over",
     )
@@ -64,7 +65,8 @@ class Command(ExplainedCommand):
             command = commands.add_parser(name, help=text)
             command.add_argument(
                 "key",
-                help="such as user:42, api_key:9f3c, account:acme or ip:203.0.113.9; or a name that only one key has",
+                help="such as user:42, api_key:9f3c, account:acme, ip:203.0.113.9 or header:X-Tenant=acme; or a name"
+                " that only one key has",
             )
             command.add_argument(
                 "--account",
@@ -110,7 +112,8 @@ class Command(ExplainedCommand):
             raise CommandError(f"Nothing was done: {error}", returncode=NO_ANSWER) from error
 
     def _show(self, options: dict[str, Any]) -> None:
-        identity = identity_of(_key(options["key"]), options["account"])
+        key = _key(options["key"])
+        identity = identity_of(key, options["account"])
         if identity.account is not None:
             self.stdout.write(f"account: {identity.account_id}")
         row = rules.reload().access(identity)
@@ -120,7 +123,7 @@ class Command(ExplainedCommand):
         limits, error = live_limits(identity)
         if error is not None:
             raise error
-        for limit in limits:
+        for limit in with_text(limits, key):
             self.stdout.write(_limit_text(limit))
 
     def _reset(self, options: dict[str, Any]) -> None:
@@ -147,7 +150,7 @@ class Command(ExplainedCommand):
             message=options.get("message", ""),
         )
         row.full_clean()
-        if warning := no_effect_text(row.target):
+        for warning in filter(None, (no_effect_text(row.target), *unknown_names.in_row(row))):
             self.stderr.write(self.style.WARNING(warning))
         row._history_user, row._change_reason = user, options["reason"][:MAX_REASON]
         row.save(using=conf.DATABASE)

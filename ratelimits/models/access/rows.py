@@ -50,8 +50,8 @@ class Access(Versioned):
         max_length=LONGEST_KEY,
         validators=[validate_target],
         help_text=_(
-            "Such as api_key:9f3c, user:42, account:7 for all keys of an account, 203.0.113.9 for an address, or a"
-            " network such as 203.0.113.0/24 or 2001:db8::/32."
+            "Such as api_key:9f3c, user:42, header:X-Tenant=acme, account:7 for all keys of an account, 203.0.113.9 for"
+            " an address, or a network such as 203.0.113.0/24 or 2001:db8::/32."
         ),
     )
     status = models.PositiveSmallIntegerField(

@@ -8,7 +8,7 @@ from django.core.exceptions import ValidationError
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.addresses.reading import UNKNOWN_ADDRESS
-from ratelimits.models.keys import ipv4_counted, validate_key
+from ratelimits.models.keys import canonical_key, ipv4_counted, validate_key
 
 #: IPv6 addresses are counted by their /64 network, so a smaller network cannot be a target.
 NARROWEST_V6 = 64
@@ -26,7 +26,7 @@ def canonical(text: str) -> str:
             return _network_target(text)
         except ValueError:
             validate_key(text)
-            return text
+            return canonical_key(text)
     if text == UNKNOWN_ADDRESS:  # the key of all requests whose address cannot be read
         return text
     try:

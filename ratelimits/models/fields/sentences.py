@@ -39,6 +39,8 @@ class CountedCallers(Protocol):
     @property
     def key_kind(self) -> str: ...
     @property
+    def view_key(self) -> str: ...
+    @property
     def callers(self) -> str: ...
     @property
     def group(self) -> str: ...
@@ -48,9 +50,18 @@ class CountedCallers(Protocol):
     def ipv6_prefix(self) -> int | None: ...
 
 
-def _of_callers(key_kind: str, ipv4_prefix: int | None, ipv6_prefix: int | None, group: str, callers: str) -> list[str]:
+def counted_per(key_kind: str, view_key: str) -> str:
+    """Return the words for the key that a rule counts, such as "per user" or "per header:X-Tenant"."""
+    if view_key and key_kind == "view_key":
+        return _("per %(key)s") % {"key": view_key}
+    return COUNTED_PER[key_kind]()
+
+
+def _of_callers(
+    key_kind: str, view_key: str, ipv4_prefix: int | None, ipv6_prefix: int | None, group: str, callers: str
+) -> list[str]:
     """Return the parts of a sentence that say whose requests are counted, and by which key."""
-    parts = [COUNTED_PER[key_kind]()]
+    parts = [counted_per(key_kind, view_key)]
     ipv4_prefix, ipv6_prefix = ipv4_prefix or IPV4_PREFIX, ipv6_prefix or IPV6_PREFIX
     if (ipv4_prefix, ipv6_prefix) != (IPV4_PREFIX, IPV6_PREFIX):
         text = _("addresses by network: /%(ipv4)s for IPv4, /%(ipv6)s for IPv6")
@@ -66,7 +77,7 @@ def _of_callers(key_kind: str, ipv4_prefix: int | None, ipv6_prefix: int | None,
 def _cached(
     algorithm: Algorithm,
     unit: str,
-    callers: tuple[str, int | None, int | None, str, str],
+    callers: tuple[str, str, int | None, int | None, str, str],
     scope: str,
     except_scopes: tuple[str, ...],
     max_wait: Decimal | None,
@@ -100,5 +111,5 @@ def sentence(
 
     `unit` is the unit of the rule's meter, such as "requests". `max_wait` is in seconds.
     """
-    callers = rule.key_kind, rule.ipv4_prefix, rule.ipv6_prefix, rule.group, rule.callers
+    callers = rule.key_kind, rule.view_key, rule.ipv4_prefix, rule.ipv6_prefix, rule.group, rule.callers
     return _cached(algorithm, unit, callers, scope, tuple(except_scopes), max_wait, get_language())

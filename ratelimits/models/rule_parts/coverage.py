@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
@@ -10,7 +11,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.models.fields.rule_fields import IPV4_PREFIX, IPV6_PREFIX
 from ratelimits.models.fields.scopes import SCOPE, names_in
-from ratelimits.models.keys import KeyKind
+from ratelimits.models.fields.view_key_texts import LONGEST_SOURCE, source_of
+from ratelimits.models.keys import KeyKind, validate_source
 
 
 class Callers(models.TextChoices):
@@ -69,6 +71,16 @@ class Coverage(models.Model):
             "A request without a user is not limited by a rule per user. The same is true of API keys and accounts."
         ),
     )
+    view_key = models.CharField(
+        _("key of the view"),
+        max_length=LONGEST_SOURCE,
+        blank=True,
+        validators=[validate_source],
+        help_text=_(
+            "Only for rules per key that the view gives: which key, such as header:X-Tenant or arg:pk. Leave it empty"
+            " for the first key of each view."
+        ),
+    )
     ipv4_prefix = _prefix_field(
         _("IPv4 prefix"),
         IPV4_PREFIX,
@@ -97,6 +109,10 @@ class Coverage(models.Model):
             return f"scope {self.scope!r} is not valid: use *, a scope such as search, or search:POST,PUT"
         if self.callers not in Callers.values:
             return f"unknown callers {self.callers!r}: use one of {', '.join(Callers.values)}"
+        try:
+            self.canonical_view_key()
+        except ValueError as error:
+            return f"view_key: {error}"
         for name, longest in (("ipv4_prefix", IPV4_PREFIX), ("ipv6_prefix", IPV6_PREFIX)):
             length = getattr(self, name)
             if length is not None and not 1 <= length <= longest:
@@ -104,5 +120,11 @@ class Coverage(models.Model):
         return ""
 
     def clean(self) -> None:
-        """Write the list of scopes in one form, so that equal lists are equal texts."""
+        """Write the list of scopes and the key of the view in one form, so that equal values are equal texts."""
         self.except_scopes = ", ".join(names_in(self.except_scopes))
+        with suppress(ValueError):  # The validation of the field reports this text.
+            self.view_key = self.canonical_view_key()
+
+    def canonical_view_key(self) -> str:
+        """Return the one text for the key of the view. Raise ValueError if the text is not valid."""
+        return source_of(self.view_key).text if self.view_key else ""

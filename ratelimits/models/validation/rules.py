@@ -22,9 +22,10 @@ from ratelimits.algorithms.wording import number
 from ratelimits.conf import conf
 from ratelimits.engine.keys import name_id
 from ratelimits.engine.program import MAX_LIMITS
+from ratelimits.models.fields import view_key_texts
 from ratelimits.models.fields.rule_fields import PARAMETERS, required_fields
 from ratelimits.models.fields.scopes import SCOPE, names_in, split_scope
-from ratelimits.models.fields.sentences import COUNTED_PER
+from ratelimits.models.fields.sentences import counted_per
 from ratelimits.models.fields.validity import overlapping
 from ratelimits.models.keys import COUNTED, COVERS
 from ratelimits.models.validation.crowding import too_many
@@ -131,6 +132,8 @@ def _coverage_errors(rule: Rule) -> Errors:
         errors["group"] = [_("Leave this empty, or choose other callers: anonymous callers are in no group.")]
     elif rule.group and (unknown := group_problem(rule.group)):
         errors["group"] = [unknown]
+    if rule.view_key and rule.key_kind != "view_key":
+        errors["view_key"] = [_("Leave this empty, or count per key that the view gives.")]
     if rule.key_kind not in ("ip", "caller"):
         message = _("Leave this empty, or count per address or per caller: other rules count no addresses.")
         errors |= {name: [message] for name in ("ipv4_prefix", "ipv6_prefix") if getattr(rule, name) is not None}
@@ -195,7 +198,7 @@ def _billing_errors(rule: Rule, rules: QuerySet[Rule]) -> Errors:
             other = billing.exclude(plan=None).exclude(plan__in=replacing).first()
     if other is None:
         return {}
-    shown = {"other": other, "meter": rule.meter, "counted_per": COUNTED_PER[rule.key_kind]()}
+    shown = {"other": other, "meter": rule.meter, "counted_per": counted_per(rule.key_kind, rule.view_key)}
     return {"bills": [message % shown]}
 
 
@@ -262,12 +265,14 @@ def _check_numbers(override: KeyOverride, rule: Rule, changes: dict[str, Any]) -
     covered_kinds = COVERS.get(override.key.partition(":")[0])
     if covered_kinds is None:
         return  # The validation of the field reports an unknown kind.
-    if not COUNTED[rule.key_kind] & covered_kinds:
+    # A rule that names no key counts the first key of each view, and this can be the key of the override.
+    counts_other = view_key_texts.is_text(override.key) and rule.view_key not in ("", override.key.partition("=")[0])
+    if counts_other or not COUNTED[rule.key_kind] & covered_kinds:
         message = _(
             "%(rule)s counts %(counted_per)s, so other keys share the counter of %(key)s. The numbers cannot differ"
             " for only one of these keys. Override the mode instead, or the numbers of the key that is counted."
         )
-        shown = {"rule": rule, "counted_per": COUNTED_PER[rule.key_kind](), "key": override.key}
+        shown = {"rule": rule, "counted_per": counted_per(rule.key_kind, rule.view_key), "key": override.key}
         raise ValidationError(message % shown)
     try:
         rule.with_numbers(changes)

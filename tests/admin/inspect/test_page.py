@@ -33,6 +33,7 @@ from ratelimits.models import (
     ProcessTotal,
     Rule,
 )
+from ratelimits.models.keys import key_name
 from ratelimits.models.status.totals import DAY, QUARTER
 from ratelimits.quota import access, checking
 from ratelimits.recording import trace
@@ -62,6 +63,31 @@ def user_with(*permissions: str) -> Client:
     CLIENT.cookies.clear()
     CLIENT.force_login(user)
     return CLIENT
+
+
+class TestViewKey:
+    """The page of a key that a view gives shows the key as people write it."""
+
+    def test_its_limits_overrides_plan_and_block_are_shown(self) -> None:
+        key = "header:X-Tenant=acme"
+        plan = Plan.objects.create(slug="pro", name="Pro")
+        rule("tenant", "fixed_window", capacity=5, period=86_400, key_kind="view_key", plan=plan)
+        rule("page", "fixed_window", capacity=7, period=86_400, key_kind="view_key", view_key="arg:pk")
+        PlanMembership.objects.create(key=key, plan=plan)
+        KeyOverride.objects.create(key=key, rule="tenant", capacity=6, reason="asked")
+        who = Identity("user:1", address="ip:203.0.113.9", view_keys=(key_name(key), key_name("arg:pk=7")))
+        assert checking.check(who).allowed
+        Access.objects.create(target=key, reason="abuse")
+        permissions = [
+            f"view_{name}" for name in ("inspect", "rule", "keyoverride", "planmembership", "access", "line")
+        ]
+        page = html(user_with(*permissions), "header:x-tenant=acme")
+        assert "view_key:" not in page
+        assert ["5 / 6" in page, "/ 7" in page] == [True, False]
+        assert "plan pro of the key" in page
+        assert f"override of {key}: capacity 6" in page
+        assert f"A block of {key} refuses every request of this key now" in page
+        assert "view_key:" not in html(user_with(*permissions), "arg:pk=007")
 
 
 def html(client: Client, q: str, **more: str) -> str:
