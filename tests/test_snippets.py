@@ -41,6 +41,7 @@ WHOLE_PAGES = {
     "docs/moving.md": "tests/moving/test_guide.py",
     "docs/rules-as-code.md": "tests/as_code/test_page.py",
     "docs/outbound.md": "tests/outbound/test_page.py",
+    "docs/requests/who.md": "tests/identity/test_who.py",
     "docs/scaling.md": "tests/end_to_end/test_scaling_page.py",
     "docs/testing.md": "tests/testing/test_projects.py",
 }

@@ -47,6 +47,7 @@ SLOW = (
     "engine/test_bounded.py",
     "engine/test_together.py",
     "identity/test_projects.py",
+    "identity/test_who.py",
     "models/raw/test_adoption.py",
     "models/test_migrations.py",
     "models/test_replicas.py",
