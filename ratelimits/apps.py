@@ -33,7 +33,15 @@ class RatelimitsConfig(AppConfig):
 
     def ready(self) -> None:
         from ratelimits import telemetry
-        from ratelimits.checks import entry_points, installation, meters, rows, settings, usage  # noqa: F401  (the system checks)
+        from ratelimits.checks import (  # noqa: F401  (the system checks)
+            credentials,
+            entry_points,
+            installation,
+            meters,
+            rows,
+            settings,
+            usage,
+        )
         from ratelimits.models.raw import adoption, fixtures  # noqa: F401  (connects its signal handlers)
         from ratelimits.quota import process_totals
         from ratelimits.rules import groups
