@@ -15,6 +15,7 @@ from django.utils import translation
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
+from tests.support import forked
 from tests.support.garbage import collect_garbage
 from tests.support.servers import TestServers
 
@@ -56,6 +57,7 @@ def pytest_xdist_setupnodes() -> None:
 
 
 def pytest_unconfigure() -> None:
+    forked.end()
     _SERVERS.stop()
 
 

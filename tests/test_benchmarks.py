@@ -6,7 +6,6 @@ import argparse
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from benchmarks.support import servers as benchmark_servers
 from benchmarks.support.timing import Case, interleaved
 from ratelimits.engine import algorithm_from_json
 from ratelimits.reports.exports import DOWNLOADS
+from tests.support import forked
 from tests.support.servers import TestServers, server_binary
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,13 +58,12 @@ COMMANDS = {
 
 
 def _run(name: str, options: str, out: Path) -> tuple[str, dict[str, Any]]:
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-m", f"benchmarks.{name}", *options.split(), "--out", str(out)],
         cwd=ROOT,
         env={**os.environ, "PYTHONWARNINGS": ""},
         capture_output=True,
         text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr, done.stderr

@@ -80,13 +80,14 @@ def running(
     log: Path,
     environment: Mapping[str, str] | None = None,
     pass_fds: tuple[int, ...] = (),
+    popen: type[subprocess.Popen[bytes]] = subprocess.Popen,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `python -m <arguments>`, and write its output to `log`.
+    """Run `python -m <arguments>`, and write its output to `log`. `popen` starts the process.
 
     At the end of the block, stop this process and all processes that it started.
     """
     with log.open("ab") as output:
-        process = subprocess.Popen(
+        process = popen(
             [sys.executable, "-m", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,

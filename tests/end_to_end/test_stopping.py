@@ -24,6 +24,7 @@ from project.models import ApiKey
 from ratelimits.models import DurabilityGap, ProcessTotal
 from tests.support.engine.proxy import Proxy
 from tests.support.eventually import until
+from tests.support.forked import Forked, popen_for
 from tests.support.rows import rule
 from tests.support.servers import TestServers
 
@@ -63,7 +64,10 @@ def served(arguments: tuple[str, ...], environment: dict[str, str], log: Path) -
         listener.set_inheritable(True)
         named = [argument.format(fd=listener.fileno()) for argument in arguments]
         port: int = listener.getsockname()[1]
-        with processes.running(named, log, environment, pass_fds=(listener.fileno(),)) as process:
+        started = processes.running(
+            named, log, environment, pass_fds=(listener.fileno(),), popen=popen_for("gevent" in arguments)
+        )
+        with started as process:
             processes.wait_until_up(f"http://127.0.0.1:{port}/", process, log)
             yield port
             stop(process)
@@ -151,7 +155,7 @@ def worker(pool: str, environment: dict[str, str], log: Path) -> Iterator[subpro
         "--concurrency",
         "2",
     ]
-    with processes.running(arguments, log, environment) as process:
+    with processes.running(arguments, log, environment, popen=popen_for(pool == "gevent")) as process:
         yield process
         stop(process)
 
@@ -205,7 +209,7 @@ def test_a_process_that_ends_while_redis_hangs_tries_it_once_and_writes_its_tota
 ) -> None:
     rule("ahead", "fixed_window", key_kind="user", capacity=10_000, period=700_000_000, prefetch=64)
     with Proxy(servers.redis.port) as proxy:
-        holding = subprocess.Popen(
+        holding = Forked(
             [sys.executable, "-c", HOLDS_PERMITS],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -10,12 +10,13 @@ import gc
 import json
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
+
+from tests.support.forked import Forked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,7 +44,7 @@ def siblings(
     with ExitStack() as stack:
         pairs = [socket.socketpair() for _ in range(count)]
         theirs = [their.fileno() for _own, their in pairs]
-        process = subprocess.Popen(
+        process = Forked(
             [sys.executable, "-m", module, ",".join(map(str, theirs)), *arguments],
             env=environment,
             cwd=ROOT,
