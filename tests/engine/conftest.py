@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ratelimits.engine import assemble
-from ratelimits.engine.assemble import scripts
+from ratelimits.engine.assemble import general, scripts
 from ratelimits.engine.assemble.algorithm_files import algorithm_file
 from ratelimits.engine.program import program
 from ratelimits.engine.transport.wire import Wire
@@ -38,7 +38,7 @@ def take_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     """Replace lines of the scripts until the test ends; each must occur exactly once in its file."""
 
     def forget() -> None:
-        for known in (scripts.read, scripts._file, program, assemble.assembled, algorithm_file):
+        for known in (scripts.read, scripts._file, program, assemble.assembled, general.made, algorithm_file):
             known.cache_clear()
 
     def take_out(*edits: Edit) -> None:

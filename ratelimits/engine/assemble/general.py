@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from ratelimits.algorithms.limits import ALGORITHMS
 from ratelimits.engine.assemble import scripts
@@ -224,4 +225,10 @@ class GeneralText(ScriptText):
 
 def general_script(shape: Shape) -> scripts.Script:
     """Return the general script for calls of this shape."""
-    return scripts.script(GeneralText(general_shape(shape)).full_text())
+    return made(general_shape(shape))
+
+
+@lru_cache(maxsize=64)
+def made(general: Shape) -> scripts.Script:
+    """Return the general script for a shape without the parts that are in the layout."""
+    return scripts.script(GeneralText(general).full_text())
