@@ -24,6 +24,7 @@ from ratelimits.identity import Identity
 from ratelimits.quota import checking
 from ratelimits.quota.answers.answer import Answer
 from tests.support.eventually import PATIENCE, until
+from tests.support.forked import Forked
 
 #: The setting TIMEOUT, in seconds.
 TIMEOUT = 0.25
@@ -92,9 +93,7 @@ class Load:
         """Let other processes make requests, from before the block until its end."""
         command = [sys.executable, "-m", "tests.chaos.asker", str(self.seed), str(PROCESSES), str(self.pause)]
         started = threading.Semaphore(0)
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self.environment, text=True
-        ) as askers:
+        with Forked(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self.environment, text=True) as askers:
             reader = threading.Thread(target=self._read, args=(askers, started))
             reader.start()
             try:

@@ -17,6 +17,7 @@ import pytest
 
 from ratelimits.embedded import free_port
 from tests.support.eventually import until
+from tests.support.forked import Forked
 from tests.support.fresh import ROOT, Project
 from tests.support.servers import TestServers
 
@@ -127,7 +128,7 @@ def keepers(project: Project) -> list[psutil.Process]:
 def start(project: Project, *arguments: str) -> subprocess.Popen[bytes]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("DJANGO", "PYTEST"))}
     with (project.directory / f"{arguments[1]}.log").open("wb") as log:
-        return subprocess.Popen(
+        return Forked(
             [sys.executable, *arguments],
             cwd=project.directory,
             env={**environment, "PYTHONPATH": f"{project.directory}:{ROOT}", "DJANGO_SETTINGS_MODULE": "settings"},

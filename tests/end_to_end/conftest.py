@@ -15,6 +15,7 @@ from project.demo import processes
 from project.models import ApiKey
 from ratelimits.conf import DEFAULTS
 from ratelimits.models import Account
+from tests.support.forked import Forked
 from tests.support.servers import TestServers
 from tests.support.siblings import Sibling, siblings
 
@@ -66,7 +67,7 @@ def web_server(environment: dict[str, str], tmp_path: Path) -> Iterator[int]:
     with (
         processes.listening_socket(0) as listener,
         processes.running(
-            processes.gunicorn_arguments(listener), log, environment, pass_fds=(listener.fileno(),)
+            processes.gunicorn_arguments(listener), log, environment, (listener.fileno(),), popen=Forked
         ) as process,
     ):
         port: int = listener.getsockname()[1]
@@ -78,5 +79,5 @@ def web_server(environment: dict[str, str], tmp_path: Path) -> Iterator[int]:
 def worker(environment: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Start a Celery worker with beat."""
     arguments = processes.celery_arguments(tmp_path / "schedule")
-    with processes.running(arguments, tmp_path / "celery.log", environment) as process:
+    with processes.running(arguments, tmp_path / "celery.log", environment, popen=Forked) as process:
         yield process

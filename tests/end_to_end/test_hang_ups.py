@@ -13,6 +13,7 @@ import redis
 from project.demo import processes
 from ratelimits.models import Rule
 from tests.support.entry_points import counted
+from tests.support.forked import Forked
 
 SECONDS = 60.0
 Serve = Callable[[str], int]
@@ -39,7 +40,7 @@ def serve(environment: dict[str, str], tmp_path: Path) -> Iterator[Serve]:
         running = []
 
         def start(kind: str) -> int:
-            block = processes.running(arguments[kind], log, environment, pass_fds=(fd,))
+            block = processes.running(arguments[kind], log, environment, pass_fds=(fd,), popen=Forked)
             running.append(block)
             processes.wait_until_up(f"http://127.0.0.1:{port}/", block.__enter__(), log)
             return port

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from django.db import connection
 
+from tests.support import forked
 from tests.support.servers import TestServers
 
 
@@ -27,6 +28,6 @@ def manage(servers: TestServers, transactional_db: None) -> Callable[..., subpro
 
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "manage.py", *map(str, arguments)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return forked.run(command, env=environment, capture_output=True, text=True)
 
     return run

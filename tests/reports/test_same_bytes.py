@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from jsonschema import Draft202012Validator
 
 from ratelimits.reports.exports import DOWNLOADS
 from ratelimits.reports.exports.json import schema
+from tests.support import forked
 from tests.support.reports.exporter import MONTHS
 from tests.support.servers import DATABASES, TestServers
 
@@ -32,7 +32,7 @@ def exported(servers: TestServers, tmp_path_factory: pytest.TempPathFactory) -> 
         own = TestServers(servers.redis_kind, database)
         try:
             command = [sys.executable, "-m", "tests.support.reports.exporter", str(directory)]
-            done = subprocess.run(command, cwd=ROOT, env={**os.environ, **own.environment}, check=False)
+            done = forked.run(command, cwd=ROOT, env={**os.environ, **own.environment})
             assert done.returncode == 0
         finally:
             own.stop()

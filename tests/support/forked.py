@@ -18,6 +18,7 @@ import pickle
 import runpy
 import select
 import signal
+import site
 import socket
 import struct
 import subprocess
@@ -316,6 +317,7 @@ def _become(order: _Order, files: list[int], path: list[str]) -> None:
     places = [place for place in os.environ.get("PYTHONPATH", "").split(":") if place]
     sys.path[:] = ["", *places, *path]
     importlib.invalidate_caches()
+    site.execsitecustomize()  # of PYTHONPATH
     if order.first is not None:
         order.first()
     _run(arguments)

@@ -11,6 +11,7 @@ from typing import Any
 
 import dj_database_url
 
+from tests.support import forked
 from tests.support.servers import TestServers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,7 +137,7 @@ class Project:
         """Run Python with these arguments in the project; return all its output."""
         self.write("settings.json", json.dumps(self.settings))
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("DJANGO", "PYTEST"))}
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, "-W", "default::ResourceWarning", *arguments],
             cwd=self.directory,
             env={**environment, "PYTHONPATH": f"{self.directory}:{ROOT}", "DJANGO_SETTINGS_MODULE": "settings"},
@@ -144,7 +145,6 @@ class Project:
             stderr=subprocess.STDOUT,
             text=True,
             timeout=300,
-            check=False,
         )
         assert (done.returncode != 0) is fails, done.stdout
         return done.stdout

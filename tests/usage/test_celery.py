@@ -23,6 +23,7 @@ from ratelimits.usage import crash
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
+from tests.support.forked import Forked
 from tests.support.raw import RawRedis
 from tests.support.usage.load import Load
 from tests.support.usage.traffic import use
@@ -35,7 +36,7 @@ SECONDS_PER_CRASH = 30
 
 def start_worker(environment: dict[str, str], plan: Path) -> subprocess.Popen[bytes]:
     with (plan.parent / "celery.log").open("ab") as log:
-        return subprocess.Popen(
+        return Forked(
             [
                 *(
                     sys.executable,

@@ -22,6 +22,7 @@ from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
 from ratelimits.usage.verify.ledger import verify_ledger
+from tests.support.forked import Forked
 from tests.support.usage.load import Load
 from tests.support.usage.span_totals import check_span_totals
 
@@ -34,7 +35,7 @@ SERVER_KILLS, CONNECTIONS_CUT = 0.5, 0.5
 @contextmanager
 def process_group(module: str, *arguments: str, environment: dict[str, str]) -> Iterator[Callable[[], list[str]]]:
     """Run a process whose children die; yield its output so far, line by line. Kill all of them at the end."""
-    process = subprocess.Popen(
+    process = Forked(
         [sys.executable, "-m", module, *arguments],
         env=environment,
         stdout=subprocess.PIPE,
