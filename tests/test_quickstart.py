@@ -24,7 +24,9 @@ from django.core.management import call_command
 
 from project.demo import processes
 from ratelimits.embedded import free_port
+from tests.support import forked
 from tests.support.eventually import until
+from tests.support.forked import Forked
 from tests.support.forms import Form
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -187,9 +189,10 @@ def add(path: Path, text: str) -> None:
 def run(arguments: list[str]) -> str:
     """Return the output of a command `python …` in the current folder."""
     assert arguments[0] == "python"
-    done = subprocess.run([sys.executable, *arguments[1:]], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    done = forked.run([sys.executable, *arguments[1:]], capture_output=True, text=True)
+    output: str = done.stdout
+    assert done.returncode == 0, output + done.stderr
+    return output
 
 
 @contextmanager
@@ -267,7 +270,7 @@ def test_the_steps_limit_meter_and_bill_a_new_project(
         site.wait_until_started(3)
         *celery, report = commands(6)
         for arguments in celery:
-            stack.enter_context(processes.running(arguments, shop / f"{arguments[3]}.log"))
+            stack.enter_context(processes.running(arguments, shop / f"{arguments[3]}.log", popen=Forked))
         report = [time.strftime("%Y-%m", time.gmtime()) if part == "2026-11" else part for part in report]
 
         def in_the_ledger() -> bool:

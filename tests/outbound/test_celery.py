@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ratelimits.outbound import WaitTooLong
 from ratelimits.outbound.celery import HEADER, QuotaTask
 from ratelimits.quota.costs import WrongCost
+from tests.support import forked
 from tests.support.entry_points import begin_afresh
 from tests.support.rows import rule
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 def measured(options: str, folder: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.waiting.tasks", *options.split(), "--out", str(folder)]
     environment = {**os.environ, "PYTHONWARNINGS": ""}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = forked.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     print(done.stdout)
     run: dict[str, Any] = json.loads(next(folder.glob("*.json")).read_text())

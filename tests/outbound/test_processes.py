@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import forked
+
 ROOT = Path(__file__).parents[2]
 
 
 def measured(options: str, folder: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.waiting.outbound", *options.split(), "--out", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONWARNINGS": ""}, capture_output=True, text=True)
+    done = forked.run(command, cwd=ROOT, env={**os.environ, "PYTHONWARNINGS": ""}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     print(done.stdout)
     run: dict[str, Any] = json.loads((folder / "waiting.outbound.json").read_text())

@@ -6,11 +6,12 @@ import gzip
 import json
 import os
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
+
+from tests.support import forked
 
 KEPT = Path(__file__).parent / "kept_6fc9309"
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +23,7 @@ def test_reports_that_were_finalised_before_an_upgrade_are_the_same_bytes_and_st
         database.executescript(gzip.decompress((KEPT / "database.sql.gz").read_bytes()).decode())
     command = [sys.executable, "-m", "tests.support.reports.upgraded", tmp_path, "kept by finance", *before]
     environment = {**os.environ, "DATABASE_URL": f"sqlite:///{file}", "DJANGO_SETTINGS_MODULE": "tests.settings"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = forked.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stdout == "No errors were found.\n", done.stderr
     assert "Checked 12 reports" in done.stderr
     assert {name: sha256((tmp_path / name).read_bytes()).hexdigest() for name in before} == before

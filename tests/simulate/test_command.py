@@ -17,6 +17,8 @@ import pytest
 import redis
 from django.core.management import CommandError, call_command
 
+from tests.support import forked
+from tests.support.forked import Forked
 from tests.support.servers import TestServers
 
 BUCKET = {"algorithm": "token_bucket", "capacity": 10, "rate": 5, "period": 1, "initial": "full"}
@@ -225,13 +227,12 @@ def environment(tmp_path: Path, **more: str) -> dict[str, str]:
 
 
 def command(*arguments: str, environment: dict[str, str], trace: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return forked.run(
         [sys.executable, "manage.py", "ratelimits_simulate", *arguments],
         input=trace,
         capture_output=True,
         text=True,
         env=environment,
-        check=False,
         timeout=60,
     )
 
@@ -260,7 +261,7 @@ def test_a_run_that_is_told_to_stop_leaves_nothing_behind(
 ) -> None:
     rule = tmp_path / "rule.json"
     rule.write_text(json.dumps(BUCKET))
-    running = subprocess.Popen(
+    running = Forked(
         [sys.executable, "manage.py", "ratelimits_simulate", "--rule", str(rule)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

@@ -160,15 +160,18 @@ def run(
     *,
     check: bool = False,
     capture_output: bool = False,
+    input: str | None = None,  # noqa: A002  (as subprocess.run names it)
     timeout: float | None = None,
     **more: Any,
 ) -> subprocess.CompletedProcess[Any]:
     """Do what `subprocess.run` does, with a fork of the nursery."""
     if capture_output:
         more |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if input is not None:
+        more |= {"stdin": subprocess.PIPE}
     with Forked(arguments, **more) as process:
         try:
-            output, errors = process.communicate(timeout=timeout)
+            output, errors = process.communicate(input, timeout=timeout)
         except BaseException:
             process.kill()
             raise

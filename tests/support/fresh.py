@@ -147,7 +147,8 @@ class Project:
             timeout=300,
         )
         assert (done.returncode != 0) is fails, done.stdout
-        return done.stdout
+        output: str = done.stdout
+        return output
 
     def manage(self, *arguments: str, fails: bool = False) -> str:
         """Run a management command."""
