@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncClient, Client
+from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -86,3 +86,15 @@ def test_a_class_is_limited_however_it_is_decorated(statuses: Callable[[str, str
 def test_a_method_without_a_handler_is_limited_too(statuses: Callable[[str, str], list[int]], name: str) -> None:
     rule("few", scope="things", capacity=2, rate="0.000001")
     assert statuses("put", f"/{name}/") == [405, 405, 429]
+
+
+def test_a_view_that_has_returned_has_ended_its_lease() -> None:
+    """Call the views themselves: the test client also closes each request, which would end a lease at the latest."""
+    rule("places", "concurrency", scope="things", capacity=1)
+    request = RequestFactory().get
+
+    async def asked() -> list[int]:
+        return [(await AsyncHandled().get(request("/"))).status_code for _ in range(2)]
+
+    assert [Handled().get(request("/")).status_code for _ in range(2)] == [200, 200]
+    assert asyncio.run(asked()) == [200, 200]

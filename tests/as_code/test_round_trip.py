@@ -11,7 +11,7 @@ from django.core.management import call_command
 
 from ratelimits import as_code
 from ratelimits.algorithms.limits import ALGORITHMS
-from ratelimits.models import Plan, PlanInclusion, PlanPrice, Rule
+from ratelimits.models import ConfigVersion, Plan, PlanInclusion, PlanPrice, Rule
 from tests.support.rows import NEEDED, rule
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -95,5 +95,7 @@ def test_a_typed_rate_gives_the_numbers_and_the_default_algorithm(
     load(tmp_path, {"rules": [{"name": "typed", **typed}]})
     row = Rule.objects.get()
     assert (row.algorithm, row.capacity, row.rate, row.period) == numbers
+    version = ConfigVersion.read("default")
     load(tmp_path, as_code.to_text(as_code.dump("default")))
     assert Rule.objects.get().version == row.version, "the dump says the same in numbers"
+    assert ConfigVersion.read("default") == version

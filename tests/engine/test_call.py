@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -244,6 +245,14 @@ class TestReceipts:
         assert first is not None
         assert second is not None
         assert [release(one).remaining for one in (first, first, second)] == [1, 1, 2]
+
+    def test_a_refund_gives_back_nothing_of_a_later_window(self) -> None:
+        now = time.time_ns() // 1000
+        window = limit("fixed_window", period=60, window_start="first_hit")
+        earlier, later = ask(window, now=now - 120 * SECOND).receipt, ask(window, now=now).receipt
+        assert earlier is not None
+        assert later is not None
+        assert [refund(one).remaining for one in (earlier, later)] == [9, 10]
 
     def test_a_receipt_is_good_for_its_time_and_not_again_after_it(self, settings: Any, redis_client: RawRedis) -> None:
         settings.RATELIMITS = {**settings.RATELIMITS, "RECEIPT_TTL": 3600}

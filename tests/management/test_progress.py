@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -69,6 +70,22 @@ def test_a_person_sees_how_much_is_done_and_how_fast_and_when_it_ends() -> None:
     assert BAR in text
     assert re.search(r"things .*2/4 \d+\.\d/s ", text)
     assert re.search(r"things .*4/4 \d+\.\d/s 0:00:0\d", text)
+
+
+@pytest.mark.usefixtures("_without_rich")
+def test_the_time_left_is_that_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, drawn, began = Terminal(), threading.Semaphore(0), monotonic()
+    monkeypatch.setattr("ratelimits.management.progress.monotonic", lambda: began + 60)
+
+    def done() -> int:
+        drawn.release()
+        return 3
+
+    with shown(command(io.StringIO(), terminal.file)) as progress:
+        progress.begin("things", 4, done)
+        for _time in range(2):  # The second one begins after the first one was drawn.
+            assert drawn.acquire(timeout=30)
+    assert "things: 3 of 4, 0.1/s, 20 s left" in plain(terminal.read())
 
 
 @pytest.mark.usefixtures("_without_rich")

@@ -65,6 +65,12 @@ def plain(request: HttpRequest, number: int, **other: Any) -> HttpResponse:
     return HttpResponse("plain")
 
 
+@api.get("/aplain/{number}")
+@limited("plain", cost={"tokens": 5}, key="arg:number")
+async def aplain(request: HttpRequest, number: int) -> HttpResponse:
+    return HttpResponse("plain")
+
+
 @api.get("/broken")
 @limited("notes")
 def broken(request: HttpRequest) -> str:
@@ -122,6 +128,7 @@ def test_a_cost_a_key_and_a_true_cost_work_as_for_other_views(redis_client: RawR
     answers = [Client().get(f"/api/plain/{number}") for number in (1, 1, 1, 1, 2)]
     assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 200]
     assert "RateLimit" in answers[0]
+    assert asyncio.run(AsyncClient().get("/api/aplain/2"))["RateLimit"].startswith('"tokens";r=3;t=')
     assert "number" not in api.get_openapi_schema()["paths"]["/api/notes"]["post"].get("parameters", [])
 
 

@@ -92,6 +92,8 @@ def test_a_person_settles_what_nobody_else_can(fakes: dict[str, Fake]) -> None:
     with pytest.raises(CommandError, match="need a person's decision"):
         run(receiver="stripe")
     about = {"settle": "elsewhere", "receiver": "stripe", "by": "ada", "reason": "on invoice 7"}
+    with pytest.raises(CommandError, match="is expired, so it was never accepted"):
+        run(**about | {"settle": "accepted"}, all="expired")
     first, second = PushDelivery.objects.order_by("pk").values_list("line_id", flat=True)
     assert run(**about, line=[first])[0] == "stripe: 1 line settled as 'elsewhere'.\n"
     assert run(**about, all="expired")[0] == "stripe: 1 line settled as 'elsewhere'.\n"

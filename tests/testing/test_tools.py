@@ -30,7 +30,7 @@ from ratelimits.identity import Identity
 from ratelimits.middleware import QuotaMiddleware
 from ratelimits.models import Plan, PlanMembership, Rule
 from ratelimits.outbound import permits
-from ratelimits.quota import from_memory
+from ratelimits.quota import from_memory, without_decision
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.testing import FrozenClock, frozen_quota_clock, no_rate_limits, override_rules
 from ratelimits.throttling import QuotaThrottle
@@ -188,6 +188,12 @@ class TestTheClock:
             assert allowed(check, 1) == [False]
             clock.tick(timedelta(microseconds=1))
             assert allowed(check) == [True, True, False]
+
+    def test_the_fallback_forgets_what_was_spent_in_its_time(self) -> None:
+        limits: list[Any] = [("ip:192.0.2.1", "burst", FixedWindow(1, Decimal(60)), 1)]
+        with frozen_quota_clock(datetime(2030, 1, 1, tzinfo=UTC)):
+            assert [without_decision.local.charge(limits) for _time in range(2)] == [0, 60]
+        assert without_decision.local.charge(limits) == 0
 
     @pytest.mark.parametrize("algorithm", ["token_bucket", "gcra", "sliding_log", "leaky_bucket"])
     def test_every_algorithm_follows_it(self, check: Check, algorithm: str) -> None:

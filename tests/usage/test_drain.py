@@ -48,6 +48,18 @@ def test_draining_again_changes_nothing() -> None:
     assert (list(Line.objects.values()), list(Batch.objects.values())) == before
 
 
+def test_a_batch_of_a_new_run_says_which_batch_it_follows(redis_client: RawRedis) -> None:
+    use()
+    flow()
+    (meta,) = (key for key in redis_client.keys("*:meta") if redis_client.hexists(key, "seq"))
+    redis_client.hset(meta, "run", "earlier")
+    use()
+    flow()
+    first, second = Batch.objects.order_by("position")
+    assert first.incarnation != second.incarnation
+    assert (first.follows, second.follows) == ("", f"{first.incarnation}:1")
+
+
 def waits_for_fsync() -> bool:
     """Drain, and return whether the drain has waited for an fsync. It then writes the fence's key."""
     client, key = current_server().wire.client, current_server().keyspace.fence(0)

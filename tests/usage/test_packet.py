@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import fields, replace
 from urllib.parse import quote, unquote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimits.usage.packet import CUM_MODULUS, Packet, Unreadable, canonical, packet
+from ratelimits.usage.packet import CUM_MODULUS, Packet, Unreadable, canonical, content_digest, header_of, packet
 
 #: Kind and count of a field -> to which of a line's eight counters it adds, in order.
 ADDS = {
@@ -61,6 +62,15 @@ def test_lines_are_what_the_fields_say_one_by_one(
 
 def test_a_batch_without_a_counter_has_no_lines() -> None:
     assert sealed({}).lines == ()
+
+
+def test_the_digest_covers_each_value_of_a_batch() -> None:
+    whole = sealed({b"a|0|0|m|0|0|a|k|1": 1})
+    names = [field.name for field in fields(Packet) if field.name not in ("lines", "content")]
+    others = [replace(whole, **{name: getattr(whole, name) * 2 or "i:1"}) for name in names]  # type: ignore[arg-type]
+    digests = [content_digest(header_of(other), other.lines) for other in others]
+    digests.append(content_digest(header_of(whole), [*whole.lines, *whole.lines]))
+    assert len({whole.content, *digests}) == len(names) + 2
 
 
 @pytest.mark.parametrize(

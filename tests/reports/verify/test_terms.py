@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from ratelimits.models import Account, KeptPeriod
-from ratelimits.reports.verify.terms import verify_terms
+from ratelimits.verification import Verification
 from tests.support.reports.edits import change, edit_at, spend
 from tests.support.reports.invoices import close
 from tests.support.usage.traffic import at, flow
@@ -28,6 +26,6 @@ def test_a_period_that_a_new_name_took_over_is_one_of_its_own(fsync_at_once: Non
     spend("bolt", "2026-10-10", 4)
     assert KeptPeriod.objects.get(account="bolt").start == at("2026-09-30T18:30")
     close("2026-12-02")
-    checked: Counter[str] = Counter()
-    assert list(verify_terms("default", checked)) == []
-    assert checked["bounds of reports"] == 2
+    verification = Verification()
+    assert list(verification.findings()) == []
+    assert verification.checked["bounds of reports"] == 2
