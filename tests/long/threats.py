@@ -15,13 +15,13 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.long.planting import ROOT, changed
+
 PAGE = ROOT / "docs" / "security.md"
 
 
@@ -281,8 +281,7 @@ def without(defence: Defence) -> Any:
     """Return the code of the function without the defence. Raise AssertionError if it does not have the line once."""
     function = function_of(defence)
     source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(defence.line) == 1, f"not once in {defence.function}: {defence.line}"
-    source = source.replace(defence.line, defence.instead)
+    source = changed(source, defence.line, defence.instead, defence.function)
     definition = _without_defaults(source[source.index("def ") :])
     names: dict[str, Any] = {}
     # In a class, `super()` finds its cell. The function keeps its own cell and its own globals.
