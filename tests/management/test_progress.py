@@ -18,6 +18,7 @@ from django.core.management.color import no_style
 from ratelimits.as_code import dump, to_text
 from ratelimits.management.progress import shown
 from ratelimits.models import Rule, ShardState
+from ratelimits.progress import Progress
 from ratelimits.usage.seal import seal
 from tests.support.reports.invoices import account, spend
 from tests.support.rows import rule as make_rule
@@ -70,6 +71,13 @@ def test_a_person_sees_how_much_is_done_and_how_fast_and_when_it_ends() -> None:
     assert BAR in text
     assert re.search(r"things .*2/4 \d+\.\d/s ", text)
     assert re.search(r"things .*4/4 \d+\.\d/s 0:00:0\d", text)
+
+
+def test_a_stage_of_unknown_length_is_one_and_an_empty_one_is_none() -> None:
+    progress = Progress()
+    for total in (0, None):
+        progress.begin(f"{total} things", total, int)
+    assert [stage.what for stage in progress.stages] == ["None things"]
 
 
 @pytest.mark.usefixtures("_without_rich")

@@ -307,9 +307,11 @@ def test_a_failure_of_the_receiver_is_tried_again_later_each_time(each: tuple[st
     october()
     fake.troubles = [(503, {}), (500, {}), (503, {"Retry-After": "600"})]
     assert push(name) == {}
+    assert PushReceiver.objects.get().paused_until == NOW + timedelta(seconds=30)
     assert push(name, 30 / 3600) == {}
     assert len(fake.troubles) == 2
     assert push(name, 5 / 60) == {}
+    assert PushReceiver.objects.get().paused_until == NOW + timedelta(minutes=6)
     assert push(name, 8 / 60) == {}
     assert fake.troubles == []
     assert push(name, 14 / 60) == {}

@@ -94,14 +94,31 @@ SLOW = (
 )
 #: The slow tests that a quick run has too: a few of each kind. Without brackets, all cases of a test.
 SAMPLE = (
+    "alerts/test_evaluate.py::test_a_larger_plan_in_mid_period_has_each_threshold_said_of_it",
+    "alerts/test_evaluate.py::test_each_threshold_of_what_the_plan_includes_is_reached_once",
+    "alerts/test_evaluate.py::test_periods_that_were_over_before_the_first_look_are_left_alone_and_later_ones_are_not",
     "chaos/test_faults.py::test_a_fault_breaks_no_promise[killed]",
     "end_to_end/test_cluster.py::test_a_decision_over_three_nodes_says_what_one_server_would",
     "end_to_end/test_cluster.py::test_the_async_functions_do_the_same",
     "end_to_end/test_cluster.py::test_usage_of_accounts_on_every_node_is_sealed_and_drained_once",
     "end_to_end/test_live.py::test_what_the_clients_counted_is_what_the_ledger_says_and_a_lost_line_is_noticed",
     "end_to_end/test_topologies.py::test_over_a_unix_socket",
+    "push/test_push.py::test_a_failure_of_the_receiver_is_tried_again_later_each_time",
+    "push/test_push.py::test_a_lost_answer_is_asked_for_again_under_the_same_identity_and_billed_once",
+    "push/test_push.py::test_a_refused_event_says_why_holds_up_no_other_and_can_be_sent_again",
+    "push/test_push.py::test_a_report_is_pushed_line_by_line_and_never_again",
+    "reports/closing/test_close.py::test_a_frozen_shard_is_not_finalised",
+    "reports/closing/test_close.py::test_late_usage_of_a_closed_period_is_a_further_version_that_names_what_it_corrects",
+    "reports/closing/test_close.py::test_what_is_taken_off_later_comes_off_the_overage_first",
+    "reports/test_amounts.py::test_a_line_that_reaches_into_another_tier_costs_what_each_unit_does",
+    "reports/test_amounts.py::test_a_report_says_what_each_line_and_the_account_owe",
+    "reports/verify/test_report.py::test_a_new_key_leaves_what_an_old_one_signed_verifiable",
+    "reports/verify/test_report.py::test_with_a_key_a_rebuilt_digest_is_not_enough",
     "test_oldest_servers.py::test_a_few_tests_pass_on_redis_6_2_and_postgresql",
     "usage/test_crashes.py::test_workers_and_drainers_that_race_and_die_between_any_two_steps_lose_and_double_nothing",
+    "usage/test_gaps.py::test_a_fork_is_quarantined_and_freezes_the_watermark",
+    "usage/test_gaps.py::test_a_sealed_batch_that_was_lost_is_missing_with_what_was_in_it",
+    "usage/test_gaps.py::test_an_older_state_of_a_batch_is_discarded_and_declared",
 )
 _TESTS = Path(__file__).resolve().parents[1]
 _SLOW = {_TESTS / place for place in SLOW}

@@ -340,8 +340,16 @@ class TestThreadsAndProcesses:
         assert len(errors) == 100
         assert proxy.connections == len({error.event for error in errors}) <= 2 * idle.CONNECTING
 
-    def test_the_connection_given_back_last_is_taken_first_by_whatever_thread(self, wire: Wire) -> None:
+    def test_the_connection_given_back_last_is_taken_first_by_whatever_thread(
+        self, wire: Wire, redis_client: redis.Redis
+    ) -> None:
         first, seen = wire.call(WHO, b""), []
+        waiting = threading.Thread(target=wire.call, args=(say(b"BLPOP", b"list", b"0"), b""))
+        waiting.start()
+        until(lambda: redis_client.info("clients")["blocked_clients"] == 1, "the first connection is in use")
+        assert wire.call(WHO, b"") != first
+        redis_client.lpush("list", "an element")
+        waiting.join()
         for _ in range(20):
             thread = threading.Thread(target=lambda: seen.append(wire.call(WHO, b"")))
             thread.start()
