@@ -331,6 +331,22 @@ def test_a_claimed_delivery_is_nobody_else_s_until_the_claim_runs_out(receiver: 
     assert deliver_all(deliver.CLAIM + timedelta(seconds=1)) == [True, True]
 
 
+def test_an_attempt_that_fails_late_leaves_a_newer_one_alone() -> None:
+    raise_alert()
+    begun = timezone.now() + deliver.CLAIM
+
+    def receive(**kwargs: object) -> None:
+        AlertDelivery.objects.update(attempts=F("attempts") + 1, due_at=begun)
+        raise OSError("too late")
+
+    threshold_reached.connect(receive)
+    try:
+        assert deliver_all() == [False]
+    finally:
+        threshold_reached.disconnect(receive)
+    assert (only("signal").due_at, only("signal").error) == (begun, "")
+
+
 def test_what_is_sent_to_two_channels_has_two_ids(receiver: Receiver) -> None:
     owner = Account.objects.create(identifier="acme", name="Acme & Sons", timezone="Europe/Paris")
     AlertChannel.objects.create(account=owner, webhook_url=receiver.url)

@@ -1,4 +1,4 @@
-"""Test that work which fails again and again is logged once."""
+"""Test that work which fails again and again is logged once, and in which order the last work begins."""
 
 from __future__ import annotations
 
@@ -44,3 +44,11 @@ def test_a_failure_is_logged_once_and_again_after_a_success(
             until(lambda: len(caplog.records) >= logs, "it is logged")  # noqa: B023
         again(False)
     assert [record.getMessage() for record in caplog.records] == ["a-test failed; it is tried again."] * 2
+
+
+@pytest.mark.usefixtures("failing")
+def test_the_last_work_begins_in_the_order_that_each_says() -> None:
+    for order in (9, 0):
+        Background("a-test", lambda: 3600, lambda: None, end_order=order)
+    orders = [background.end_order for background in _all]
+    assert orders == sorted(orders)

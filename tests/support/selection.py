@@ -227,7 +227,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Tell the first process of pytest-xdist what this process left out."""
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output["left_out"] = dict(session.config.stash.get(_LEFT_OUT, Counter()))
+        left_out: Counter[str] = session.config.stash.get(_LEFT_OUT, Counter())
+        output["left_out"] = dict(left_out)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -34,7 +34,7 @@ from ratelimits.engine import Limit
 from ratelimits.engine.transport.connection import NotReached
 from ratelimits.identity import Identity
 from ratelimits.middleware import QuotaMiddleware
-from ratelimits.models import Access, QuarantinedBatch, Rule
+from ratelimits.models import Access, DurabilityGap, QuarantinedBatch, Rule
 from ratelimits.outbound import WaitTooLong, permits
 from ratelimits.quota import checking
 from ratelimits.quota.answers import observing
@@ -194,6 +194,14 @@ def test_a_quarantined_batch_is_counted_until_a_person_resolves_it() -> None:
     QuarantinedBatch.objects.create(shard=1, name="a:2", content="2", resolved_at=timezone.now())
     state.forget()
     assert scraped()["ratelimits_quarantined_batches",] == 1
+
+
+@pytest.mark.usefixtures("watched")
+def test_a_gap_is_counted_until_its_batches_have_come() -> None:
+    for event, recovered in (("a", None), ("b", timezone.now())):
+        DurabilityGap.objects.create(event=event, kind="missing", shard=1, since=1, until=2, recovered_at=recovered)
+    state.forget()
+    assert scraped()["ratelimits_gaps", "missing"] == 1
 
 
 @pytest.mark.usefixtures("watched")

@@ -69,6 +69,12 @@ def test_the_same_again_adds_nothing(fork: Fork) -> None:
     assert units() == 7
 
 
+def test_what_was_resolved_freezes_nothing_when_it_comes_again(fork: Fork) -> None:
+    resolve.discard("default", fork(5).pk, "ada")
+    assert fork(5).resolved_at is not None
+    assert not state().frozen
+
+
 def test_what_was_resolved_is_not_resolved_again(fork: Fork) -> None:
     kept = fork(5)
     resolve.discard("default", kept.pk, "ada")
