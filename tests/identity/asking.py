@@ -38,7 +38,10 @@ class Who(APIView):
 def ask(path: str, authorization: str = "") -> Identity:
     """Return who makes a request with this header."""
     answer = Client(headers={"Authorization": authorization}).get(path).json()
-    return Identity(**{name: tuple(value) if isinstance(value, list) else value for name, value in answer.items()})
+    answered: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in answer.items()
+    }
+    return Identity(**answered)
 
 
 def statuses(path: str, *authorizations: str, kind: str) -> list[int]:
