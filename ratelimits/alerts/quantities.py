@@ -9,6 +9,7 @@ from fractions import Fraction
 from django.db.models import Min, Sum
 
 from ratelimits.algorithms.limits import Algorithm, Mode
+from ratelimits.conf import conf
 from ratelimits.identity import Identity
 from ratelimits.models import Alert, KeyOverride, Line
 from ratelimits.reports.periods import SECOND, Period
@@ -79,6 +80,10 @@ class MonthlyLimits:
             return
         if row.key_kind == "account":
             yield from self._quotas_of(Identity(account=f"account:{usage.account}"), usage, usage.used, key="")
+        elif row.key_kind in ("caller", "user") and conf.ACCOUNT is None and not usage.account.startswith("api_key:"):
+            # The user is the account, so the rule counts all of its usage. The ledger has a part under its API keys.
+            user = f"user:{usage.account}"
+            yield from self._quotas_of(Identity(user, account=f"account:{usage.account}"), usage, usage.used, user)
         elif row.key_kind in ("caller", "api_key", "user"):
             capacity, _length = row.algorithm.quota
             smallest_limit = min(capacity, self._smallest_override(row.name) or capacity)

@@ -63,6 +63,25 @@ def existing_users(names: Iterable[str]) -> set[str]:
     }
 
 
+def accounts_without_rows(names: Iterable[str]) -> set[str]:
+    """Return the names of accounts that exist, or perhaps exist, although the table of accounts has no row for them.
+
+    These are users, API keys, rows of models such as "shop.tenant:7", and rows of ACCOUNT_MODEL.
+    """
+    found, rows = set(), {}
+    for name in names:
+        kind, _colon, rest = name.partition(":")
+        if kind == "api_key":
+            found.add(name)
+        elif kind == "user":
+            rows[rest] = name
+        elif conf.ACCOUNT is None or "." in kind:
+            rows[name] = name
+        elif conf.ACCOUNT_MODEL is not None:
+            rows[f"{conf.ACCOUNT_MODEL.lower()}:{name}"] = name
+    return found | {rows[row] for row in existing_users(rows)}
+
+
 def _model_and_pk(name: str) -> tuple[Any, str]:
     """Return the model that a user's name contains, or else the user model, and the primary key as a text."""
     label, colon, pk = name.partition(":")

@@ -97,8 +97,19 @@ class Limits:
         if rule is None:
             return ""
         kind = group["key"].partition(":")[0]
-        # The kind of the keys by which the rule counted the requests of this group.
-        counted_kind = kind if rule.key_kind == "caller" else rule.key_kind
+        # The kinds of the keys by which the rule counted, or perhaps counted, the requests of this group. A line names
+        # the API key of a request, but a rule per caller counted its user, if it had one.
+        kinds = [kind if rule.key_kind == "caller" else rule.key_kind]
+        if rule.key_kind == "caller" and kind == "api_key" and group["account"] != group["key"]:
+            kinds.append("user")
+        limits = {self._limit_by(counted_kind, kind, rule, group, overrides) for counted_kind in kinds}
+        return limits.pop() if len(limits) == 1 else ""
+
+    def _limit_by(
+        self, counted_kind: str, kind: str, rule: Any, group: Mapping[str, Any], overrides: _Overrides
+    ) -> str:
+        """Return the limit of a group whose line names a key of `kind`, if the rule counted keys of `counted_kind`."""
+        version = group["version"]
 
         # An override for a key also applies to the keys that belong to this key (see COVERS). For example, an override
         # for an account applies to the account's API keys too.

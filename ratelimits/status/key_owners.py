@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.models import Access, Account, KeyOverride, PlanMembership
-from ratelimits.models.users import existing_users
+from ratelimits.models.users import accounts_without_rows, existing_users
 from ratelimits.status.known_keys import MAX_KEYS, recent_totals
 
 logger = logging.getLogger(__name__)
@@ -78,10 +78,8 @@ def _was_used(**column: str) -> bool:
 
 
 def _account_exists(name: str) -> bool:
-    if Account.objects.using(conf.DATABASE).filter(identifier=name).exists():
-        return True
-    # Without RATELIMITS["ACCOUNT"], each user is an account too.
-    return conf.ACCOUNT is None and bool(existing_users([name]))
+    has_row = Account.objects.using(conf.DATABASE).filter(identifier=name).exists()
+    return has_row or bool(accounts_without_rows([name]))
 
 
 def _is_named_in_a_row(key: str) -> bool:

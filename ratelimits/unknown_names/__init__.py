@@ -16,7 +16,7 @@ from ratelimits.conf import conf
 from ratelimits.models import Access, Account, KeyOverride, Plan, PlanMembership, Rule
 from ratelimits.models.fields import view_key_texts
 from ratelimits.models.fields.scopes import names_in, split_scope
-from ratelimits.models.users import existing_users
+from ratelimits.models.users import accounts_without_rows, existing_users
 from ratelimits.unknown_names.urlconf import named_by_views
 
 _METHODS = frozenset(map(str.upper, View.http_method_names))
@@ -103,7 +103,7 @@ def in_key(key: str) -> Iterator[str]:
 def in_keys(keys: Iterable[str]) -> dict[str, str]:
     """Return, by key, a sentence for each key that names a user or account that does not exist or that no view gives.
 
-    Other kinds of key are not checked. This takes at most two queries for any number of keys.
+    Other kinds of key are not checked. This takes a few queries for any number of keys.
     """
     source_of_key: dict[str, str] = {}
     named: dict[str, set[str]] = {"user": set(), "account": set()}
@@ -114,14 +114,14 @@ def in_keys(keys: Iterable[str]) -> dict[str, str]:
         elif view_key_texts.is_text(key):
             source_of_key[key] = key.partition("=")[0]
     accounts = set(Account.objects.filter(identifier__in=named["account"]).values_list("identifier", flat=True))
-    # Without RATELIMITS["ACCOUNT"], each user is an account too.
-    perhaps_users = named["account"] - accounts if conf.ACCOUNT is None else set()
-    users = existing_users(named["user"] | perhaps_users)
     texts = {
         "user": _("No user has the primary key “%(name)s”, so nobody has the key %(key)s yet."),
         "account": _("No account has the identifier “%(name)s”, so nobody has the key %(key)s yet."),
     }
-    existing = {"user": users, "account": accounts | (users & perhaps_users)}
+    existing = {
+        "user": existing_users(named["user"]),
+        "account": accounts | accounts_without_rows(named["account"] - accounts),
+    }
     unknown = _in_view_keys({*source_of_key.values()})
     sentences = {key: unknown[source] for key, source in source_of_key.items() if source in unknown}
     for kind, names in named.items():

@@ -115,6 +115,16 @@ def test_the_limit_of_an_account_per_month_counts_where_no_plan_includes_anythin
     assert (alert.basis, alert.rule, alert.rule_name, alert.key) == ("limit", rule.pk, "monthly", "")
 
 
+@pytest.mark.parametrize("kind", ["caller", "user"])
+def test_the_keys_of_a_user_who_is_the_account_reach_its_limit_together(settings: Any, kind: str) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": None}
+    rule = monthly(key_kind=kind)
+    for key in ("api_key:1", "api_key:2"):
+        spend(30, rule, account="42", key=key)
+    assert raised() == [("42", 50, 60, 100)]
+    assert [alert.key for alert in Alert.objects.all()] == ["user:42"]
+
+
 def test_a_limit_per_key_is_reached_by_the_key_that_has_used_most_of_it() -> None:
     rule = monthly()
     KeyOverride.objects.create(key="api_key:3", rule="monthly", capacity=10)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def monthly(**fields: Any) -> Rule:
-    return rule("monthly", bills=True, capacity=100, **fields)
+    return rule("monthly", bills=True, capacity=100, **{"key_kind": "api_key", **fields})
 
 
 def override(key: str, capacity: int | None = 500, **fields: Any) -> KeyOverride:
@@ -57,13 +57,19 @@ def test_a_key_s_own_override_goes_before_its_account_s_number_by_number() -> No
 
 
 @pytest.mark.parametrize(
-    ("key_kind", "limit"), [("account", "100"), ("api_key", "500"), ("caller", "500"), ("global", "100")]
+    ("key_kind", "limit"), [("account", "100"), ("api_key", "500"), ("caller", ""), ("global", "100")]
 )
 def test_a_count_that_is_not_the_override_s_own_keeps_the_rule_s_limit(key_kind: str, limit: str) -> None:
     counted, acme = monthly(key_kind=key_kind), account()
     mine = override("api_key:1")
     spend(acme, "2026-10-15", rule=counted.pk, version=mine.version)
     assert limits() == [limit]
+
+
+def test_an_api_key_that_is_the_account_was_counted_by_itself() -> None:
+    counted, mine = monthly(key_kind="caller"), override("api_key:1")
+    spend(account("api_key:1"), "2026-10-15", rule=counted.pk, version=mine.version)
+    assert limits() == ["500"]
 
 
 def test_each_version_of_an_override_is_a_line_with_its_limit() -> None:

@@ -64,6 +64,17 @@ def test_each_user_is_an_account_if_the_project_names_no_account(settings: Any) 
     assert no_owner_text(f"account:{user.pk}") == ""
 
 
+def test_accounts_that_are_a_user_an_api_key_or_a_row_are_known(settings: Any) -> None:
+    searched(settings, None, f"{__name__}.account_of")
+    user = User.objects.create(username="ann")
+    for name in (f"user:{user.pk}", "api_key:shop.device:3", f"auth.user:{user.pk}"):
+        assert no_owner_text(f"account:{name}") == ""
+    for name in ("user:999999", "auth.user:999999", f"{user.pk}"):
+        assert no_owner_text(f"account:{name}"), name
+    settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT_MODEL": "auth.User"}
+    assert no_owner_text(f"account:{user.pk}") == ""
+
+
 def test_api_keys_are_known_by_search_usage_and_rows(settings: Any) -> None:
     searched(settings, f"{__name__}.names")
     rule("day", "fixed_window", key_kind="api_key")
