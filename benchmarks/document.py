@@ -19,6 +19,7 @@ from typing import Any
 from benchmarks.identities import growth_at
 from benchmarks.pages import addresses
 from benchmarks.pairs import draining, importing
+from benchmarks.pairs.accounts import PLACES
 from benchmarks.pairs.throttles import PAIRS as THROTTLES
 from benchmarks.support import plan, server_tables
 from benchmarks.support.report import markdown
@@ -369,6 +370,13 @@ def throttles(runs: dict[str, Run]) -> str:
     return markdown(("first throttle", "second throttle", "first, µs", "second, µs", "first ÷ second"), rows)
 
 
+def accounts(runs: dict[str, Run]) -> str:
+    """Return the table of decisions whose user and account are in one shard, or in two."""
+    results = runs["pairs.accounts"]["results"]
+    rows = [(PLACES[place], one["one_us"], one["two_us"], one["times"]) for place, one in results.items()]
+    return markdown(("where", "in one shard, µs", "in two shards, µs", "two ÷ one"), rows)
+
+
 #: Name of a table -> the runs that the table needs, and the function that makes the table.
 TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "machine": ((), machine),
@@ -403,6 +411,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "beside": (("pairs.packages",), server_tables.beside),
     "script_parts": (("pairs.parts",), server_tables.script_parts),
     "throttles": (("pairs.throttles",), throttles),
+    "accounts": (("pairs.accounts",), accounts),
     "capacity": (("decide", "server"), capacity),
 }
 

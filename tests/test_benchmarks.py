@@ -52,6 +52,7 @@ COMMANDS = {
     "pairs.packages": ("--rounds 1 --calls 20", "`sliding_log` beside DRF's throttle (list of 10 requests)"),
     "pairs.parts": ("--rounds 1 --calls 2", "count the request as usage"),
     "pairs.throttles": ("--rounds 1 --calls 2", "three of DRF's own throttles"),
+    "pairs.accounts": ("--rounds 1 --calls 2", "one server"),
     "pairs.importing": ("--rounds 1", "and ratelimits, its admin and its middleware"),
     "twice": ("--rounds 1 --calls 2", "redis-py's connection and parser"),
 }
