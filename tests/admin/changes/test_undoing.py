@@ -78,6 +78,7 @@ def cases() -> list[tuple[Any, dict[str, Any], dict[str, Any]]]:
             {"key_kind": "ip"},
             {"key_kind": "caller", "ipv4_prefix": 24, "ipv6_prefix": 48, "except_scopes": "health, ready"},
         ),
+        of_rule("token_bucket", {"key_kind": "view_key"}, {"view_key": "header:X-Tenant"}),
         of_rule("token_bucket", {}, {"refusal_status": 503, "refusal_text": "Come back later."}),
         of_rule("fixed_window", {}, {"prefetch": 20}),
         of_rule("calendar_window", {"key_kind": "user"}, {"start_from_ledger": True, "lasting": True}),

@@ -108,16 +108,37 @@ def test_the_start_itself_is_not_counted_as_usage(check: Check, redis_client: Ra
 
 @pytest.mark.parametrize(
     ("kind", "identity", "left"),
-    [("user", USER, 3), ("api_key", KEY, 1), ("key", KEY, 1), ("key", USER, 3), ("account", KEY, 0)],
+    [("user", USER, 3), ("api_key", KEY, 1), ("caller", KEY, 3), ("caller", USER, 3), ("account", KEY, 0)],
 )
-def test_each_kind_of_key_has_its_own_usage(check: Check, kind: str, identity: Identity, left: int) -> None:
+def test_each_kind_of_key_has_its_own_usage(
+    check: Check, settings: Any, kind: str, identity: Identity, left: int
+) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": account_of}
+    _each_kind(kind)
+    assert admitted(check, identity) == left
+
+
+@pytest.mark.parametrize(("kind", "identity"), [("user", USER), ("caller", KEY), ("caller", USER), ("account", KEY)])
+def test_a_user_who_is_the_account_has_all_of_its_usage(
+    check: Check, settings: Any, kind: str, identity: Identity
+) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": None}
+    _each_kind(kind)
+    assert admitted(check, identity) == 0
+
+
+def account_of(request: Any) -> str:
+    return "1"
+
+
+def _each_kind(kind: str) -> None:
+    """Make usage of a user, of an API key, and other usage, and then a rule that starts from the ledger."""
     used("user:1", 2)
     used("api_key:9", 5, refunded=1)
     used("user:1", 100, account="2")
     used("user:1", 100, meter="tokens")
     used("user:1", 100, ago=1)
     monthly(key_kind=kind)
-    assert admitted(check, identity) == left
 
 
 def test_it_happens_once_however_many_processes_ask(check: Check) -> None:
