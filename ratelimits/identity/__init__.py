@@ -10,6 +10,7 @@ from ratelimits.identity.requests import (
     identify,
     is_account,
     kinds_in_account,
+    with_account,
 )
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "is_account",
     "kinds_in_account",
     "name_of",
+    "with_account",
 ]

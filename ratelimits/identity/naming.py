@@ -12,9 +12,10 @@ from typing import Any
 from uuid import UUID
 
 from django.db.models import Model
+from django.utils.functional import LazyObject, empty
 
 #: The beginning of a text that could be taken for a name of another kind.
-_LOOKS_LIKE_ANOTHER = re.compile(r"[~=]|user:|api_key:|[a-z_]\w*\.\w+:", re.ASCII)
+_LOOKS_LIKE_ANOTHER = re.compile(r"[~=]|user:|api_key:|[^\W\d]\w*\.\w+:|[^:]{0,15}:~")
 
 
 class NotAName(TypeError):
@@ -28,14 +29,26 @@ def name_of(value: Any, own: type[Model] | None = None, *, secret: bool = False)
     model `own` have no label. A whole number, a text and a UUID are names themselves. If `secret` is true, texts are
     secrets: their names are digests. Raise NotAName for any other value, such as True, a dict or a coroutine.
     """
+    value = unwrapped(value)
     if isinstance(value, Model):
         if value.pk is None:
             raise NotAName(f"a {value._meta.label} that is not saved")
         if own is not None and isinstance(value, own):
-            return _text(value.pk, secret)
+            # A row of a child of the model can have a primary key of its own.
+            return _text(getattr(value, own._meta.pk.attname), secret)
         meta = value._meta.concrete_model._meta  # type: ignore[union-attr]
-        return f"{meta.label_lower}:{_plain(value.pk, secret)}"
+        text = _plain(value.pk, secret)
+        return f"{meta.label_lower}:={text}" if text[:1] in ("~", "=") else f"{meta.label_lower}:{text}"
     return None if value is None or value in ("", b"") else _text(value, secret)
+
+
+def unwrapped(value: Any) -> Any:
+    """Return the object in a lazy object. Load it if needed, which can make a query."""
+    if isinstance(value, LazyObject):
+        if value.__dict__["_wrapped"] is empty:
+            value._setup()
+        return value.__dict__["_wrapped"]
+    return value
 
 
 def _text(value: Any, secret: bool) -> str:
@@ -47,14 +60,15 @@ def _plain(value: Any, secret: bool) -> str:
     """Return a whole number, a UUID or a text as a text. Raise NotAName for other values."""
     if isinstance(value, (int, UUID)) and not isinstance(value, bool):
         try:
-            return str(value)
+            return str(value if isinstance(value, UUID) else int(value))
         except ValueError as error:  # Python converts no number with so many digits
             raise NotAName("a number with thousands of digits") from error
     if isinstance(value, (str, bytes)):
         if secret:
             return digest(value)
         try:
-            return value if isinstance(value, str) else value.decode()
+            # A subclass can have another text, as members of an enum have.
+            return str.__str__(value) if isinstance(value, str) else value.decode()
         except UnicodeDecodeError as error:
             raise NotAName("bytes that are not UTF-8") from error
     raise NotAName(f"a value of the type {type(value).__qualname__}")

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import cache, lru_cache
-from inspect import isawaitable
 from typing import Any, NamedTuple, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
@@ -20,12 +19,13 @@ from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperatio
 from django.core.signals import setting_changed
 from django.db.models import Model
 from django.http import HttpRequest
+from django.utils.functional import LazyObject, empty
 
 from ratelimits.addresses.proxies import address_of, trusts_no_proxy, unknown
 from ratelimits.addresses.reading import LONGEST_ADDRESS, address_key
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
-from ratelimits.identity.naming import NotAName, name_of
+from ratelimits.identity.naming import NotAName, name_of, unwrapped
 
 logger = logging.getLogger(__name__)
 
@@ -102,12 +102,17 @@ async def aidentify(request: HttpRequest) -> Identity:
     synchronous code of this request.
     """
     auser = getattr(request, "auser", None)
-    if auser is not None:
+    if auser is not None and _is_to_be_loaded(getattr(request, "user", None)):
         request.user = await auser()
     if _has_hooks():
         answers = [await _aask(name, request) for name in HOOKS]
         return await _in_thread_if_needed(_identity_by_hooks, request, *answers)
     return await _in_thread_if_needed(identify, request)
+
+
+def _is_to_be_loaded(user: Any) -> bool:
+    """Return whether a user is the one that Django would load. Any other user was set by the project: keep it."""
+    return user is None or (isinstance(user, LazyObject) and user.__dict__["_wrapped"] is empty)
 
 
 async def _in_thread_if_needed(function: Callable[..., _Result], *arguments: Any) -> _Result:
@@ -123,14 +128,14 @@ async def _aask(name: str, request: Any) -> Any:
     if hook is None:
         return None
     answer = hook(request) if iscoroutinefunction(hook) else await _in_thread_if_needed(hook, request)
-    return await answer if isawaitable(answer) else answer
+    return await answer if _is_awaitable(answer) else answer
 
 
 def _ask(name: str, request: Any) -> Any:
     """Do the same as `_aask`, in sync code. Raise ImproperlyConfigured if an async hook cannot be awaited here."""
     hook = getattr(conf, name)
-    answer = None if hook is None else hook(request)
-    if not isawaitable(answer):
+    answer: Any = None if hook is None else hook(request)
+    if not _is_awaitable(answer):
         return answer
     try:
         return async_to_sync(_awaited)(answer)
@@ -141,6 +146,11 @@ def _ask(name: str, request: Any) -> Any:
             f"RATELIMITS['{name}'] is async, but {_view_of(request)} is decided by sync code in an event loop. Write a"
             " sync function, or make the view async."
         ) from error
+
+
+def _is_awaitable(value: Any) -> bool:
+    """Return whether a value is the result of an async function. Do not load a lazy object."""
+    return hasattr(type(value), "__await__")
 
 
 def _is_in_loop() -> bool:
@@ -194,6 +204,7 @@ def _user_id(user: Any) -> int | str | None:
     The name of a row of AUTH_USER_MODEL is its primary key, without the model. Most of these are whole numbers, which
     are returned as they are. An object that is no row, such as the user of a JWT, has the name of its `pk`.
     """
+    user = unwrapped(user)
     if isinstance(user, (str, bytes, int)):
         return name_of(user)
     is_row = isinstance(user, Model)
@@ -206,7 +217,7 @@ def _user_id(user: Any) -> int | str | None:
     if is_row and (own is None or not isinstance(user, own)):
         return name_of(user)
     pk = getattr(user, "pk", None)
-    if type(pk) is int and pk >= 0:
+    if type(pk) is int and pk >= 0 and (not is_row or type(user) is own):
         return pk
     name = name_of(user, own) if is_row else name_of(pk)
     if name is None:
@@ -220,6 +231,7 @@ def _identity_by_hooks(request: Any, user: Any, api_key: Any, account: Any) -> I
     An anonymous user or an empty text says that the request has no user, or no API key.
     """
     unreadable: list[str] = []
+    user, api_key, account = unwrapped(user), unwrapped(api_key), unwrapped(account)
     user_id, key = (
         _read(field, request, read, unreadable) if answer is None else _named(field.upper(), answer, request, read)
         for field, answer, read in (("user", user, _user_id), ("api_key", api_key, api_key_of))
@@ -227,7 +239,8 @@ def _identity_by_hooks(request: Any, user: Any, api_key: Any, account: Any) -> I
     named = _named("ACCOUNT", account, request, _account_id)
     if named is None:
         if user_id is not None:
-            named = f"user:{user_id}" if conf.ACCOUNT is not None else str(user_id)
+            name = ledger_name(f"user:{user_id}")
+            named = name if conf.ACCOUNT is not None else name.removeprefix("user:")
         elif "user" in unreadable or (key is None and unreadable):
             unreadable.append("account")
         else:
@@ -251,6 +264,24 @@ def kinds_in_account(identity: Identity) -> tuple[str, ...]:
     if conf.ONE_ACCOUNT_PER_KEY:
         return ("user:", "api_key:")
     return ("user:",) if identity.user is not None and is_account(identity.user, identity) else ()
+
+
+def with_account(identity: Identity) -> Identity:
+    """Return an identity that was not read from a request, with the account that requests of its key have.
+
+    Raise ImproperlyConfigured if the identity must name its account itself.
+    """
+    key = identity.user or identity.api_key
+    if identity.account is not None or key is None:
+        return identity
+    if conf.ACCOUNT is None:
+        return identity._replace(account=f"account:{key.removeprefix('user:')}")
+    if conf.ONE_ACCOUNT_PER_KEY:
+        raise ImproperlyConfigured(
+            f"The identity {key} has no account. With RATELIMITS['ONE_ACCOUNT_PER_KEY'], its limits are in the shard of"
+            " its account: write Identity(…, account='account:…')."
+        )
+    return identity
 
 
 def is_account(key: str, identity: Identity) -> bool:
@@ -320,7 +351,8 @@ def _identity(user_id: int | str | None, api_key: str | None, address: str) -> I
     key = None if api_key is None else ledger_name(api_key)
     if user_id is None:
         return Identity(None, key, None if api_key is None else f"account:{ledger_name(api_key)}", address)
-    return Identity(ledger_name(f"user:{user_id}"), key, f"account:{ledger_name(str(user_id))}", address)
+    user = ledger_name(f"user:{user_id}")
+    return Identity(user, key, f"account:{user.removeprefix('user:')}", address)
 
 
 @lru_cache(maxsize=8192)

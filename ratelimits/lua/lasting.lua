@@ -1,6 +1,6 @@
 -- Finds out whether Redis has lost the state of a lasting limit. Such a state is restored from the ledger.
 
-local data_since -- the moment (µs) at which the shard's data of this run begins; nil until it is known
+local data_since = {} -- by the prefix of a shard: the moment (µs) at which the shard's data of this run begins
 
 -- Returns whether the state of a lasting limit must be restored. It must be restored in two cases:
 --   1. There is no state, and `needs_state` is true: the rule wants a restore even if Redis has lost nothing.
@@ -9,11 +9,14 @@ local data_since -- the moment (µs) at which the shard's data of this run begin
 --      charged before the data begins.
 -- The moment at which the data begins is stored as `data_since` in `meta`. It is the moment of the first decision of a
 -- lasting limit in a run, or after all Redis keys were deleted. `last` is the moment of the limit's last charge (nil:
--- there is no state), `start` is the start of the limit's window.
-local function is_lost(needs_state, last, start, now)
-  if not data_since then
+-- there is no state), `start` is the start of the limit's window. `state_key` is the Redis key of the state, which says
+-- in which shard the limit is: limits of one call can be in several shards.
+local function is_lost(needs_state, last, start, now, state_key)
+  local prefix = string.match(state_key, '^.-}:')
+  local since = data_since[prefix]
+  if not since then
     -- `run` (see heads.lua) is nil if all heads are as expected. Then the run in ARGV[2] is right.
-    local meta = string.sub(KEYS[1], 1, -1 - #'${head}') .. '${meta}'
+    local meta = prefix .. '${meta}'
     local current_run = run or string.match(ARGV[2], ' (.*)$')
     local stored = redis.call('HMGET', meta, 'data_run', 'data_since')
     -- If `data_since` is later than now, the clock has stepped back. Every state would seem to be older than the data,
@@ -22,8 +25,9 @@ local function is_lost(needs_state, last, start, now)
       stored[2] = string.format('%.0f', now)
       redis.call('HSET', meta, 'data_run', current_run, 'data_since', stored[2])
     end
-    data_since = tonumber(stored[2])
+    since = tonumber(stored[2])
+    data_since[prefix] = since
   end
-  if not last then return needs_state or data_since > start end
-  return data_since > start and last < data_since
+  if not last then return needs_state or since > start end
+  return since > start and last < since
 end

@@ -45,6 +45,21 @@ def _rows(field: Any, rows: Any, using: str) -> Any:
     return rows.using(conf.DATABASE).select_related(None)
 
 
+def user_pk(name: str) -> Any:
+    """Return the primary key of the user with this name, such as "42"; None if no row of the user model has the name.
+
+    Requests of user 7 have the key user:7. No request has a key with another spelling, such as user:07.
+    """
+    users, text = _model_and_pk(name)
+    if users is not get_user_model() or name.startswith("~"):  # a row of another model, or a digest
+        return None
+    with suppress(ValidationError):
+        pk = users._meta.pk.to_python(text)
+        users._meta.pk.run_validators(pk)  # A number can be too large for the database.
+        return pk if str(pk) == text else None
+    return None
+
+
 def existing_users(names: Iterable[str]) -> set[str]:
     """Return the names that are primary keys of users, or names of existing rows such as "shop.customer:42"."""
     pks_of: dict[Any, dict[Any, str]] = defaultdict(dict)

@@ -152,6 +152,8 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
             )
             if answer is not None:
                 return answer
+        else:
+            logger.error("Redis did not accept the rules or the restored counts, %s times in a row", len(_ATTEMPTS))
     except BaseException as error:  # noqa: BLE001  (_note_failure raises it again if no failure policy can answer)
         _note_failure(error, identity, costs)
     return without_decision.answer(prepared, identity, scope, method, costs, metered=True)
@@ -224,6 +226,8 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
             )
             if answer is not None:
                 return answer
+        else:
+            logger.error("Redis did not accept the rules or the restored counts, %s times in a row", len(_ATTEMPTS))
     except BaseException as error:  # noqa: BLE001  (_note_failure raises it again if no failure policy can answer)
         _note_failure(error, identity, costs)
     return without_decision.answer(prepared, identity, scope, method, costs, metered=True)
@@ -263,10 +267,11 @@ def _choose(
 
     Raise WrongCost if the request names a meter that is not known.
     """
-    if meters.need_newer_rules(costs, snapshot):
-        snapshot = rules.reload()
-        commands = commands_by(snapshot)
-    meters.check(costs, snapshot)
+    if costs is not ONE_REQUEST:  # the meter "requests" is always known
+        if meters.need_newer_rules(costs, snapshot):
+            snapshot = rules.reload()
+            commands = commands_by(snapshot)
+        meters.check(costs, snapshot)
     answer = from_memory.by_row(commands, identity, costs)
     if answer is not None:
         return answer
@@ -283,10 +288,11 @@ async def _achoose(
     costs: Mapping[str, int],
 ) -> Answer | Selection:
     """Do the same as `_choose`, in async code."""
-    if meters.need_newer_rules(costs, snapshot):
-        snapshot = await rules.areload()
-        commands = commands_by(snapshot)
-    meters.check(costs, snapshot)
+    if costs is not ONE_REQUEST:
+        if meters.need_newer_rules(costs, snapshot):
+            snapshot = await rules.areload()
+            commands = commands_by(snapshot)
+        meters.check(costs, snapshot)
     answer = await from_memory.aby_row(commands, identity, costs)
     if answer is not None:
         return answer

@@ -12,16 +12,17 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group
-from django.core.exceptions import FieldDoesNotExist, ValidationError
+from django.core.exceptions import FieldDoesNotExist
 from django.db import models, router, transaction
 from django.db.models.signals import m2m_changed, post_delete, post_save
 
 from ratelimits.conf import conf
-from ratelimits.engine.keys import LONGEST_NAME
 from ratelimits.models.rules import Rule
+from ratelimits.models.users import user_pk
 from ratelimits.models.versions import Tombstone, editing
 
 #: The names of the groups of users, by the user's key, such as "user:42".
@@ -88,12 +89,8 @@ def read(users: Collection[str]) -> Groups:
     table = memberships()
     names: dict[str, set[str]] = defaultdict(set)
     if table is not None:
-        key_of_pk = {}
-        for key in users:
-            try:
-                key_of_pk[table.user_pk.to_python(key.partition(":")[2])] = key
-            except ValidationError:  # the key contains the digest of a long primary key, not the primary key
-                continue
+        pks = {key: user_pk(key.partition(":")[2]) for key in users}
+        key_of_pk = {pk: key for key, pk in pks.items() if pk is not None}
         for pk, name in table.names(key_of_pk):
             names[key_of_pk[pk]].add(name)
     return {user: frozenset(names[user]) for user in users}
@@ -151,7 +148,8 @@ def _write_tombstones(users: Collection[Any]) -> None:
     if not has_rules_outside_database and not Rule.objects.using(conf.DATABASE).exclude(group="").exists():
         return
     keys = [f"user:{pk}" for pk in users]
-    if not keys or len(keys) > _MAX_TOMBSTONES or max(map(len, keys)) > LONGEST_NAME:
+    # The name of a user with a text as its primary key can differ from this text.
+    if not keys or len(keys) > _MAX_TOMBSTONES or not all(isinstance(pk, (int, UUID)) for pk in users):
         keys = [""]
     with editing(conf.DATABASE) as edit:
         Tombstone.objects.using(conf.DATABASE).bulk_create(

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from django.core.management import call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
+from django.utils.functional import SimpleLazyObject
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -26,7 +28,9 @@ from ratelimits.engine.call import shard
 from ratelimits.engine.keys import ledger_name
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity, NotAName, aidentify, identify, name_of
+from ratelimits.outbound import permits
 from ratelimits.quota import checking, process_totals
+from ratelimits.quota.operating import reset
 from ratelimits.status.facts import Fact, Level, facts
 from ratelimits.throttling import QuotaThrottle
 from tests.identity.conftest import Device, Team, request, token_user
@@ -235,6 +239,81 @@ def test_a_generator_is_no_hook(hooks: Hooks) -> None:
     with pytest.raises(ImproperlyConfigured, match="ACCOUNT"):
         identify(request())
     assert inspect.isgeneratorfunction(generator)
+
+
+# Lazy objects, subclasses, and users that the project has set
+
+
+def test_a_lazy_row_text_or_none_is_read_as_what_it_is(hooks: Hooks) -> None:
+    user = User.objects.create(username="ada")
+    for lazy, account in (
+        (lambda: User.objects.get(pk=user.pk), f"account:user:{user.pk}"),
+        (lambda: "acme", "account:acme"),
+        (lambda: None, None),
+    ):
+        hooks(ACCOUNT=lambda request, lazy=lazy: SimpleLazyObject(lazy))
+        assert identify(request()).account == asyncio.run(aidentify(request())).account == account
+
+
+def test_a_member_of_an_enum_is_its_text(hooks: Hooks) -> None:
+    class Org(StrEnum):
+        ACME = "acme"
+
+    hooks(ACCOUNT=lambda request: Org.ACME)
+    assert identify(request()).account == "account:acme"
+    hooks()
+    assert identify(request(Org.ACME)).user == identify(request("acme")).user == "user:acme"
+
+
+async def test_async_code_keeps_the_user_that_the_project_has_set(hooks: Hooks) -> None:
+    async def auser() -> Any:
+        return AnonymousUser()
+
+    hooks()
+    asked: Any = request(User(pk=7))
+    asked.auser = auser
+    assert (await aidentify(asked)).user == "user:7"
+    assert asked.user.pk == 7
+    asked.user = SimpleLazyObject(lambda: User(pk=8))
+    assert (await aidentify(asked)).user is None  # Django's own user, which was not loaded yet
+
+
+@pytest.mark.parametrize("length", [251, 252, 300])
+def test_a_user_with_a_long_name_is_its_account_and_can_be_reset(hooks: Hooks, length: int) -> None:
+    hooks()
+    rule("hourly", "fixed_window", **HOUR, capacity=1, key_kind="user")
+    asked = request(token_user("x" * length))
+    assert admitted(asked, asked) == [True, False]
+    reset(str(identify(asked).user), "hourly", "a test")
+    assert admitted(asked) == [True]
+
+
+def test_calls_to_others_share_the_count_of_a_users_requests(hooks: Hooks) -> None:
+    hooks()
+    rule("mail", "fixed_window", **HOUR, capacity=1, key_kind="user", scope="mail")
+    with permits("mail", 1, identity=Identity(user="user:43"), max_wait=0):
+        pass
+    assert not checking.check(identify(request(User(pk=43))), "mail").allowed
+    hooks(ONE_ACCOUNT_PER_KEY=True, ACCOUNT=lambda request: "acme")
+    with pytest.raises(ImproperlyConfigured, match="ONE_ACCOUNT_PER_KEY"):
+        permits("mail", 1, identity=Identity(user="user:43"), max_wait=0)
+
+
+@pytest.mark.parametrize("text", ["abc:" + "x" * 300, "t:\0evil"])
+def test_no_text_is_the_digest_of_another_one_with_a_kind(hooks: Hooks, text: str) -> None:
+    hooks(ACCOUNT=lambda request: request.text)
+
+    def account(name: str) -> str:
+        asked: Any = request()
+        asked.text = name
+        return str(identify(asked).account)
+
+    assert account(text) != account(account(text).removeprefix("account:"))
+
+
+@pytest.mark.parametrize("text", ["Shop.customer:42", "größe.customer:4", "tests.team:1"])
+def test_a_label_of_a_model_is_escaped_in_any_spelling(text: str) -> None:
+    assert name_of(text) == f"={text}"
 
 
 # What cannot be read

@@ -101,3 +101,17 @@ class TestInATestCase(TestCase):
         get_user_model().objects.get(username="ann").groups.add(Group.objects.get(name="staff"))
         binding = check(ann).binding
         assert binding is not None
+
+
+def test_only_the_name_of_a_user_has_its_groups() -> None:
+    user = get_user_model().objects.create(username="ann")
+    user.groups.add(Group.objects.get_or_create(name="staff")[0])
+    others = [
+        f"user:0{user.pk}",
+        f"user: {user.pk}",
+        f"user:+{user.pk}",
+        "user:" + "9" * 30,
+        f"user:auth.group:{user.pk}",
+    ]
+    found = groups.read([f"user:{user.pk}", *others])
+    assert found == {f"user:{user.pk}": {"staff"}, **dict.fromkeys(others, frozenset())}

@@ -62,7 +62,7 @@ class AnyLimit(LimitText):
         announces = "true" if call.announces else "false"
         slots_move = "true" if call.slots_move else "false"
         self.known = {"lease": lease, "announces": announces, "is_alone": "#L == 1", "slots_move": slots_move}
-        self.in_table, self.table, self.lasting = True, "l", "l.lasting"
+        self.in_table, self.table, self.lasting, self.state = True, "l", "l.lasting", "KEYS[l.state_key]"
         self.used = {}
         self.files = _files()
 

@@ -28,6 +28,8 @@ class LimitText:
         timeout = "0" if call.at_once else self.name("timeout") if shape.waits else "timeout"
         #: LimitShape.lasting of this limit, as Lua text. (The subclass in general.py has the text "l.lasting".)
         self.lasting = str(shape.lasting)
+        #: The Redis key with the limit's record, as Lua text. (In the subclass: "KEYS[l.state_key]".)
+        self.state = f"KEYS[{shape.state_key}]"
         #: For each field whose value is known when the script is made: this value, as Lua text.
         self.known = {
             "number": str(number),

@@ -142,7 +142,8 @@ class ScriptText(StateLines):
             yield f"l.lost = {lasting} >= 2 and not l.last"
         else:
             if_needed = "(not l.last or marks >= 2) and " if op == "try" else ""
-            yield f"l.lost = {if_needed}is_lost({lasting} >= 2, l.last and l.last + l.shift, l.start, now)"
+            charged = "l.last and l.last + l.shift"
+            yield f"l.lost = {if_needed}is_lost({lasting} >= 2, {charged}, l.start, now, {limit.state})"
         if op == "try":
             # -3 is LOST in decision.py.
             yield "if l.lost then return write_struct('<i8i8', -3, now) end"

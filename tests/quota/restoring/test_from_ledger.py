@@ -330,8 +330,9 @@ class TestAfterALoss:
         assert admitted(check) == 5
 
     def test_nothing_is_read_while_the_data_is_older_than_the_window(
-        self, check: Check, redis_client: RawRedis, asked: list[Any]
+        self, check: Check, redis_client: RawRedis, asked: list[Any], settings: Any
     ) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "SHARDS": 1}
         lasting()
         check(USER)
         assert len(asked) == 1
