@@ -204,7 +204,9 @@ def _user_id(user: Any) -> int | str | None:
     The name of a row of AUTH_USER_MODEL is its primary key, without the model. Most of these are whole numbers, which
     are returned as they are. An object that is no row, such as the user of a JWT, has the name of its `pk`.
     """
-    user = unwrapped(user)
+    user, own = unwrapped(user), _user_model()
+    if type(user) is own and user.is_authenticated and type(pk := user.pk) is int and pk >= 0:
+        return pk  # the usual case
     if isinstance(user, (str, bytes, int)):
         return name_of(user)
     is_row = isinstance(user, Model)
@@ -213,13 +215,9 @@ def _user_id(user: Any) -> int | str | None:
         return name_of(user)  # A UUID is a name. Any other object cannot be read.
     if not authenticated:
         return None
-    own = _user_model()
     if is_row and (own is None or not isinstance(user, own)):
         return name_of(user)
-    pk = getattr(user, "pk", None)
-    if type(pk) is int and pk >= 0 and (not is_row or type(user) is own):
-        return pk
-    name = name_of(user, own) if is_row else name_of(pk)
+    name = name_of(user, own) if is_row else name_of(getattr(user, "pk", None))
     if name is None:
         raise NotAName(f"a {type(user).__qualname__} without a primary key")
     return name
