@@ -204,8 +204,8 @@ def _user_id(user: Any) -> int | str | None:
     The name of a row of AUTH_USER_MODEL is its primary key, without the model. Most of these are whole numbers, which
     are returned as they are. An object that is no row, such as the user of a JWT, has the name of its `pk`.
     """
-    user, own = unwrapped(user), _user_model()
-    if type(user) is own and user.is_authenticated and type(pk := user.pk) is int and pk >= 0:
+    own, user = _user_model(), unwrapped(user)
+    if type(user) is own and getattr(user, "is_authenticated", True) and type(pk := user.pk) is int and pk >= 0:
         return pk  # the usual case
     if isinstance(user, (str, bytes, int)):
         return name_of(user)
