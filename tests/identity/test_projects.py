@@ -185,7 +185,8 @@ def compare(draw: Random, client: redis.Redis | None) -> Iterator[str]:
                 return
             if expected:
                 charged.update(counts.items())
-                lines[truth["api_key"] or truth["user"] or None, truth["account"]] += 1
+                kind = "api_key" if truth["api_key"] else "user"
+                lines[(kind, truth[kind]), truth["account"]] += 1
     yield from (
         f"{project}: {name} is the name of {uses} {kind}s"
         for (kind, name), uses in Counter((kind, name) for (kind, _value), name in names.items()).items()
