@@ -538,7 +538,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'ledger line',
                 'verbose_name_plural': 'ledger lines',
-                'indexes': [models.Index(fields=['period', 'account'], name='ratelimits_line_period'), ratelimits.models.ledger.TimeIndex(fields=['bin'], name='ratelimits_line_time')],
+                'indexes': [models.Index(fields=['period', 'account'], name='ratelimits_line_period'), ratelimits.models.ledger.TimeIndex(fields=['bin'], name='ratelimits_line_time'), models.Index(fields=['key', 'bin'], name='ratelimits_line_key')],
             },
         ),
         migrations.CreateModel(

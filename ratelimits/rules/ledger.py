@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from django.db.models import Sum
+from django.db.models import Q, QuerySet, Sum
 
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
@@ -12,27 +12,43 @@ from ratelimits.models.ledger import Line
 
 
 class LedgerQuery(NamedTuple):
-    """The usage to read: the usage of one key (or account), in one meter, in one span of time.
+    """The usage to read: of one meter, in one span of time, of a key or an account.
 
-    key              an API key or a user; "" for all keys of the account
-    billing_periods  starts of the account's billing periods that overlap the span, in µs since 1970 UTC
+    meter            the meter
     start, end       the span, in µs since 1970 UTC
+    account          only usage of this account; "" for all accounts
+    key              only usage of this user or API key; "" for all keys
+    is_either        whether usage of the account counts with any key, and usage of the key with any account
+    billing_periods  if the key does not matter: starts of the account's billing periods that overlap the span, in µs
+                     since 1970 UTC
     """
 
-    account: str
-    key: str
     meter: str
-    billing_periods: tuple[int, ...]
     start: int
     end: int
+    account: str = ""
+    key: str = ""
+    is_either: bool = False
+    billing_periods: tuple[int, ...] = ()
 
 
 def read(query: LedgerQuery) -> int:
     """Return the number of units that were admitted and not refunded, at least 0."""
-    periods = [start // MICROSECONDS for start in query.billing_periods]
-    lines = Line.objects.using(conf.DATABASE).filter(account=query.account, period__in=periods, meter=query.meter)
-    lines = lines.filter(bin__gte=query.start // MICROSECONDS, bin__lt=query.end // MICROSECONDS)
-    if query.key:
-        lines = lines.filter(key=query.key)
-    sums = lines.aggregate(admitted=Sum("admitted_units"), refunded=Sum("refunded_units"))
+    sums = lines_of(query).aggregate(admitted=Sum("admitted_units"), refunded=Sum("refunded_units"))
     return max((sums["admitted"] or 0) - (sums["refunded"] or 0), 0)
+
+
+def lines_of(query: LedgerQuery) -> QuerySet[Line]:
+    """Return the lines of the ledger that a query finds. An index finds them by the key, or by period and account."""
+    bins = Q(bin__gte=query.start // MICROSECONDS, bin__lt=query.end // MICROSECONDS)
+    of_key = Q(key=query.key) & bins
+    of_account = Q(account=query.account)
+    if query.billing_periods:
+        of_account &= Q(period__in=[start // MICROSECONDS for start in query.billing_periods]) & bins
+    if query.is_either:
+        subject = of_account | of_key
+    elif query.key:
+        subject = of_key & of_account if query.account else of_key
+    else:
+        subject = of_account
+    return Line.objects.using(conf.DATABASE).filter(subject, meter=query.meter)

@@ -122,7 +122,7 @@ def indexes_preferred() -> Iterator[None]:
     ("model", "term", "index"),
     [
         (Line, "acme ltd", "ratelimits_line_period"),
-        (Line, "acme ltd api_key:1", "ratelimits_line_period"),
+        (Line, "acme ltd api_key:1", "ratelimits_line_(period|key)"),
         (Batch, "{incarnation}", "ratelimits_batch_(identity|1)"),
         (ReportLine, "{line_id}", "ratelimits_reportline_line_id"),
         (ReportLine, "acme ltd", "report"),

@@ -59,7 +59,7 @@ from tests.support.raw import RawRedis
 from tests.support.rows import rule
 from tests.support.servers import TestServers, server_binary
 from tests.support.siblings import siblings
-from tests.support.usage.traffic import flow
+from tests.support.usage.traffic import at, flow
 
 ROOT = Path(__file__).resolve().parents[2]
 ACCOUNT = "acme"
@@ -780,6 +780,27 @@ def test_rules_edits_and_reports_of_requests_by_several_kinds_of_keys(
     assert sum(admitted for _rule, admitted, _denied in served) == 5
     assert {number for number, _admitted, _denied in served} == {rows["account"].pk}
     assert sum(denied for _rule, _admitted, denied in lines) == 4
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("lost", ["the node of the key", "all nodes"])
+def test_a_key_with_accounts_on_all_nodes_goes_on_with_the_usage_of_all_of_them(
+    cluster: Cluster, settings: Any, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "DENY_CACHE_SECONDS": 0, "ACCOUNT": lambda request: ACCOUNT}
+    begin_afresh(monkeypatch)
+    rule("monthly", "calendar_window", capacity=5, key_kind="user")
+    by_node = {
+        cluster.node_of(home(str(number))): Identity("user:1", account=f"account:{number}") for number in range(50)
+    }
+    in_accounts = [*by_node.values(), Identity("user:1", account="account:another")]
+    assert [checking.check(who).allowed for who in in_accounts] == [True] * (NODES + 1)
+    seal()
+    drain(at("2100-01-01"))
+    own_shard = shard(KEYS, "user:1", "")
+    for client in cluster.clients if lost == "all nodes" else [cluster.client_of(own_shard)]:
+        client.flushall()
+    assert [checking.check(who).allowed for who in in_accounts] == [True, *[False] * NODES]
 
 
 def test_refusals_that_a_process_answers_itself_are_counted_too(cluster: Cluster) -> None:

@@ -239,6 +239,8 @@ class Line(models.Model):
         indexes = [
             models.Index(fields=["period", "account"], name="ratelimits_line_period"),
             TimeIndex(fields=["bin"], name="ratelimits_line_time"),
+            # The usage of a key in all its accounts (rules/ledger.py).
+            models.Index(fields=["key", "bin"], name="ratelimits_line_key"),
         ]
 
     def __str__(self) -> str:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from ratelimits import rules
 from ratelimits.algorithms.limits import Lasting
 from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.conf import conf
 from ratelimits.engine import NotSent, Unanswered
 from ratelimits.engine.call import Call, Op
 from ratelimits.engine.clock import clock
@@ -98,13 +99,21 @@ def _counts(call: Call, prepared: Prepared, identity: Identity, snapshot: Snapsh
 
 def _query(rule: AppliedRule, key: str, identity: Identity, snapshot: Snapshot) -> LedgerQuery | None:
     span = rule.algorithm.valid_span(clock.now())
-    if identity.account is None or span is None or not key.startswith(_LEDGER_KINDS):
-        return None  # The ledger has usage only with an account, and only of these kinds of keys.
+    if span is None or not key.startswith(_LEDGER_KINDS):
+        return None  # The ledger has usage only of these kinds of keys.
     start, end = span
     if rule.lasting is not Lasting.ALWAYS:
         # The ledger counts in bins. So take the whole bin in which the rule began to count.
         start = max(start, rule.counts_since - rule.counts_since % _BIN)
-    # Usage with a user's API keys is in the ledger under the API keys. If the user is the account, count all its usage.
-    ledger_key = "" if key == identity.account or is_account(key, identity) else key
+    query = LedgerQuery(rule.meter, start, end)
+    if key != identity.account and not (identity.account and is_account(key, identity)):
+        # The key has one count for all its accounts, unless the project promises that each key has one account.
+        return query._replace(key=key, account=identity.account_id if conf.ONE_ACCOUNT_PER_KEY else "")
+    assert identity.account is not None
     previous_period, current_period, *_later = snapshot.billing(identity.account).boundaries
-    return LedgerQuery(identity.account_id, ledger_key, rule.meter, (previous_period, current_period), start, end)
+    query = query._replace(account=identity.account_id, billing_periods=(previous_period, current_period))
+    if key == identity.account or conf.ONE_ACCOUNT_PER_KEY:
+        return query
+    # Usage with a user's API keys is in the ledger under the API keys. If the user is the account, count all usage of
+    # the account, and also what the user has used of other accounts.
+    return query._replace(key=key, is_either=True)

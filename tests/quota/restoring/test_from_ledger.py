@@ -135,7 +135,7 @@ def _each_kind(kind: str) -> None:
     """Make usage of a user, of an API key, and other usage, and then a rule that starts from the ledger."""
     used("user:1", 2)
     used("api_key:9", 5, refunded=1)
-    used("user:1", 100, account="2")
+    used("user:2", 100, account="2")
     used("user:1", 100, meter="tokens")
     used("user:1", 100, ago=1)
     monthly(key_kind=kind)
