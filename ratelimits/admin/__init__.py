@@ -12,7 +12,7 @@ from ratelimits.admin.reports import lines
 from ratelimits.admin.reports import page as reports
 from ratelimits.admin.rule_form import overrides
 from ratelimits.admin.status import page as status
-from ratelimits.admin.status import shadow
+from ratelimits.admin.status import shadow, tags
 
 __all__ = [
     "access",
@@ -30,6 +30,7 @@ __all__ = [
     "rules",
     "shadow",
     "status",
+    "tags",
     "usage",
 ]
 

@@ -1,4 +1,4 @@
-"""A system check of the installation: whether another distribution has the import name of this app."""
+"""System checks of the installation: another distribution with the import name of this app, and apps that it needs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
+from django.contrib.auth import get_user_model
 from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
 
 #: The name of this app on package indexes, and the name of another project's distribution with the same import name.
 DISTRIBUTION, OTHER = "django-ratelimits", "ratelimits"
@@ -26,5 +28,37 @@ def check_distribution(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -
             hint=f"Perhaps it has replaced files of this app. Run: pip uninstall --yes {OTHER} {DISTRIBUTION},"
             f" then pip install {DISTRIBUTION}. Look for a requirement that names {OTHER!r}.",
             id="ratelimits.E010",
+        )
+    ]
+
+
+@checks.register("ratelimits")
+def check_users(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Return an error if the project has no model of users. The app's tables name the users who change them."""
+    try:
+        get_user_model()
+    except ImproperlyConfigured as error:
+        return [
+            checks.Error(
+                f"The project has no users, but the app's tables name the users who change them: {error}.",
+                hint="Add 'django.contrib.auth' and 'django.contrib.contenttypes' to INSTALLED_APPS, or name a model of"
+                " your own in AUTH_USER_MODEL. The app needs no other app of Django.",
+                id="ratelimits.E012",
+            )
+        ]
+    return []
+
+
+@checks.register("ratelimits")
+def check_history_pages(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Return an error if the project has an admin, but not the templates of its pages of history."""
+    if not apps.is_installed("django.contrib.admin") or apps.is_installed("simple_history"):
+        return []
+    return [
+        checks.Error(
+            "INSTALLED_APPS has django.contrib.admin but not simple_history, so the admin cannot show the history of"
+            " rules.",
+            hint="Add 'simple_history' to INSTALLED_APPS. A project without the admin does not need it.",
+            id="ratelimits.E013",
         )
     ]

@@ -24,7 +24,7 @@ class Migration(migrations.Migration):
     initial = True
 
     dependencies = [
-        ('auth', '__first__'),
+        migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
     operations = [

@@ -13,7 +13,7 @@ from typing import Any
 
 from django.apps import apps
 from django.contrib.auth import get_user_model
-from django.core.exceptions import ValidationError
+from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured, ValidationError
 from django.db import models, router
 
 from ratelimits.conf import conf
@@ -43,6 +43,18 @@ def _rows(field: Any, rows: Any, using: str) -> Any:
         return rows
     # The admin's query also joins the users. No query can join tables of two databases.
     return rows.using(conf.DATABASE).select_related(None)
+
+
+def groups_field() -> Any:
+    """Return the field `groups` of the user model; None if the project's users have no groups with names.
+
+    Do not import Django's own model of groups: only a project with django.contrib.auth can do so.
+    """
+    with suppress(FieldDoesNotExist, ImproperlyConfigured):  # `manage.py check` reports a project without users.
+        field: Any = get_user_model()._meta.get_field("groups")
+        if field.many_to_many and field.related_model._meta.get_field("name"):
+            return field
+    return None
 
 
 def user_pk(name: str) -> Any:

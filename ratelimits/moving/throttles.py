@@ -1,14 +1,17 @@
-"""Find the throttles of Django REST framework that the views of a project have, with their rates."""
+"""Find the throttles of Django REST framework that the views of a project have, with their rates.
+
+The module imports DRF only if the project has done so: a project without DRF perhaps cannot.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from rest_framework import throttling
-from rest_framework.settings import api_settings
 
 from ratelimits.algorithms import typed_rates
 from ratelimits.moving.finding import Finding, is_scope
@@ -21,7 +24,14 @@ _MODULES = {"rest_framework.throttling", "ratelimits.throttling.by_rates"}
 
 
 def of_throttles(views: Iterable[FoundView]) -> Iterator[Finding]:
-    """Yield the rates of all throttles of the views, and rates of DEFAULT_THROTTLE_RATES that no throttle uses."""
+    """Yield the rates of all throttles of the views, and rates of DEFAULT_THROTTLE_RATES that no throttle uses.
+
+    `views` are all views of the project, so the modules of the views are imported.
+    """
+    if "rest_framework.settings" not in sys.modules:
+        return
+    api_settings = import_module("rest_framework.settings").api_settings
+    throttling = _throttling()
     api_views = [view for view in views if isinstance(view.option("throttle_classes"), (list, tuple))]
     defaults = list(api_settings.DEFAULT_THROTTLE_CLASSES)
     classes = dict.fromkeys([*defaults, *(one for view in api_views for one in view.option("throttle_classes"))])
@@ -49,6 +59,10 @@ def of_throttles(views: Iterable[FoundView]) -> Iterator[Finding]:
             yield Finding("get_throttles", (view.name,), None, (note,))
 
 
+def _throttling() -> Any:
+    return import_module("rest_framework.throttling")
+
+
 def _unscoped(
     throttle: type[Any], throttled: list[FoundView], api_views: list[FoundView], *, everywhere: bool
 ) -> Finding:
@@ -60,7 +74,7 @@ def _unscoped(
     finding = _with_rate(throttle, str(throttle.scope), where)
     if finding.rule is None:
         return finding
-    if issubclass(throttle, throttling.AnonRateThrottle):
+    if issubclass(throttle, _throttling().AnonRateThrottle):
         per_address = {"key_kind": "ip", "callers": "anonymous"}
         finding = replace(finding, rule={**finding.rule, **per_address})
     if everywhere:

@@ -14,15 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from django.contrib.auth import get_user_model
-from django.contrib.auth.models import Group
-from django.core.exceptions import FieldDoesNotExist
 from django.db import models, router, transaction
 from django.db.models.signals import m2m_changed, post_delete, post_save
 
 from ratelimits.conf import conf
 from ratelimits.models.rules import Rule
-from ratelimits.models.users import user_pk
+from ratelimits.models.users import groups_field, user_pk
 from ratelimits.models.versions import Tombstone, editing
 
 #: The names of the groups of users, by the user's key, such as "user:42".
@@ -44,14 +41,16 @@ class Memberships:
     """The table of the members of groups.
 
     model    the model of this table
+    groups   the model of the groups
     user     the name of the model's field for the user
-    user_pk  the field that is the primary key of users
+    group    the name of the model's field for the group
     using    the alias of the table's database
     """
 
     model: Any
+    groups: type[models.Model]
     user: str
-    user_pk: models.Field[Any, Any]
+    group: str
     using: str
 
     def names(self, users: Iterable[Any]) -> Iterator[tuple[Any, str]]:
@@ -63,19 +62,18 @@ class Memberships:
         rows = self.model._base_manager.using(self.using).order_by()
         for first in range(0, len(pks), _CHUNK):
             chosen = rows.filter(**{f"{self.user}__in": pks[first : first + _CHUNK]})
-            yield from chosen.values_list(self.user, "group__name").iterator()
+            yield from chosen.values_list(self.user, f"{self.group}__name").iterator()
 
 
 def memberships() -> Memberships | None:
     """Return the table of the members of groups; None if the project's users have no groups."""
-    user_model: Any = get_user_model()
-    try:
-        field = user_model._meta.get_field("groups")
-    except FieldDoesNotExist:
+    field = groups_field()
+    if field is None:
         return None
     model = field.remote_field.through
     # Read from the database to which Django writes: a replica may not have the newest change yet.
-    return Memberships(model, field.m2m_field_name(), user_model._meta.pk, router.db_for_write(model))
+    using = router.db_for_write(model)
+    return Memberships(model, field.related_model, field.m2m_field_name(), field.m2m_reverse_field_name(), using)
 
 
 def database() -> str | None:
@@ -110,8 +108,8 @@ def watch() -> None:
     if table is None:
         return
     m2m_changed.connect(_members_changed, sender=table.model, dispatch_uid="ratelimits.groups")
-    post_save.connect(_group_saved, sender=Group, dispatch_uid="ratelimits.groups")
-    post_delete.connect(_group_deleted, sender=Group, dispatch_uid="ratelimits.groups")
+    post_save.connect(_group_saved, sender=table.groups, dispatch_uid="ratelimits.groups")
+    post_delete.connect(_group_deleted, sender=table.groups, dispatch_uid="ratelimits.groups")
 
 
 def _members_changed(instance: Any, action: str, reverse: bool, pk_set: Any, using: str, **kwargs: Any) -> None:

@@ -16,6 +16,7 @@ from django.urls import NoReverseMatch
 from django.utils.timezone import now
 
 from ratelimits import admin as pages
+from ratelimits.admin.status import tags
 from ratelimits.admin.status.index import GROUPS, in_groups
 from ratelimits.conf import DEFAULTS
 from ratelimits.models import ConfigVersion, DurabilityGap, KeyTotal, QuarantinedBatch, Rule
@@ -189,7 +190,7 @@ def test_a_site_without_the_page_has_no_strip(monkeypatch: pytest.MonkeyPatch, a
     def no_page(*args: Any, **kwargs: Any) -> str:
         raise NoReverseMatch
 
-    monkeypatch.setattr("ratelimits.templatetags.ratelimits_status.reverse", no_page)
+    monkeypatch.setattr(tags, "reverse", no_page)
     assert "ratelimits-level" not in page(admin_client, INDEX)
 
 
@@ -260,7 +261,7 @@ def test_a_database_that_fails_is_said_above_the_index(
     def fail(request: Any) -> Any:
         raise OperationalError("no such table")
 
-    monkeypatch.setattr("ratelimits.templatetags.ratelimits_status.facts_of_strip", fail)
+    monkeypatch.setattr(tags, "facts_of_strip", fail)
     html = page(admin_client, INDEX)
     assert "Database: OperationalError" in text(html)
     assert html.count("ratelimits-level") == 1

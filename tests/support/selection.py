@@ -91,6 +91,7 @@ SLOW = (
     "usage/test_gaps.py",
     "usage/test_power_cuts.py",
     "usage/test_runs.py",
+    "without",
 )
 #: The slow tests that a quick run has too: a few of each kind. Without brackets, all cases of a test.
 SAMPLE = (
@@ -119,6 +120,8 @@ SAMPLE = (
     "usage/test_gaps.py::test_a_fork_is_quarantined_and_freezes_the_watermark",
     "usage/test_gaps.py::test_a_sealed_batch_that_was_lost_is_missing_with_what_was_in_it",
     "usage/test_gaps.py::test_an_older_state_of_a_batch_is_discarded_and_declared",
+    "without/test_projects.py::test_a_project_without_it_works[admin]",
+    "without/test_projects.py::test_a_project_without_it_works[everything]",
 )
 _TESTS = Path(__file__).resolve().parents[1]
 _SLOW = {_TESTS / place for place in SLOW}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from django.contrib.auth.models import Group
 from django.core.exceptions import ValidationError
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext_lazy as _
@@ -18,6 +17,7 @@ from ratelimits.conf import conf
 from ratelimits.models import Rule
 from ratelimits.models.fields.rule_fields import PARAMETERS
 from ratelimits.models.rule_parts.coverage import Coverage
+from ratelimits.models.users import groups_field
 from ratelimits.unknown_names.urlconf import keys_of_views, written_in_views
 
 #: The fields that say how a rule counts.
@@ -51,7 +51,11 @@ def scopes_of_views() -> list[str]:
 
 
 def _groups() -> list[str]:
-    return list(Group.objects.order_by("name").values_list("name", flat=True)[:_MAX_GROUPS])
+    field = groups_field()
+    if field is None:
+        return []
+    groups = field.related_model._base_manager.order_by("name")
+    return list(groups.values_list("name", flat=True)[:_MAX_GROUPS])
 
 
 def _view_keys() -> list[str]:

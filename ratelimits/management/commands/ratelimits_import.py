@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from rest_framework.settings import api_settings
 
 from ratelimits import as_code
+from ratelimits.addresses.proxies import proxies
 from ratelimits.conf import conf
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.progress import shown
@@ -67,7 +67,7 @@ class Command(ExplainedCommand):
                 "A rule limits only views with QuotaThrottle, the middleware or @limited. So replace the throttles"
                 " and decorators that are listed above."
             )
-        if api_settings.NUM_PROXIES is None and conf.NUM_PROXIES is None and not conf.TRUSTED_PROXIES:
+        if proxies() is None and not conf.TRUSTED_PROXIES:
             self.stdout.write(
                 "NUM_PROXIES is not set, so X-Forwarded-For is not trusted. If there is a proxy in front of the site,"
                 " set NUM_PROXIES: otherwise all clients of the proxy are counted as one."

@@ -11,9 +11,7 @@ from decimal import ROUND_UP, Decimal
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from django.contrib.auth import get_user_model
-from django.contrib.auth.models import Group
-from django.core.exceptions import NON_FIELD_ERRORS, FieldDoesNotExist, ValidationError
+from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.db import router
 from django.utils.translation import gettext_lazy as _
 
@@ -28,6 +26,7 @@ from ratelimits.models.fields.scopes import SCOPE, names_in, split_scope
 from ratelimits.models.fields.sentences import counted_per
 from ratelimits.models.fields.validity import overlapping
 from ratelimits.models.keys import COUNTED, COVERS
+from ratelimits.models.users import groups_field
 from ratelimits.models.validation.crowding import too_many
 
 if TYPE_CHECKING:
@@ -142,11 +141,11 @@ def _coverage_errors(rule: Rule) -> Errors:
 
 def group_problem(name: str) -> str:
     """Return a message if no group has this name, otherwise ""."""
-    try:
-        get_user_model()._meta.get_field("groups")
-    except FieldDoesNotExist:
+    field = groups_field()
+    if field is None:
         return str(_("Leave this empty: the users of this project have no groups."))
-    names = sorted(Group.objects.using(router.db_for_write(Group)).values_list("name", flat=True))
+    groups = field.related_model
+    names = sorted(groups._base_manager.using(router.db_for_write(groups)).values_list("name", flat=True))
     if name in names:
         return ""
     message = _("No group has the name %(name)s. These groups exist: %(names)s.")
