@@ -38,6 +38,7 @@ class RatelimitsConfig(AppConfig):
             entry_points,
             installation,
             meters,
+            paths,
             rows,
             settings,
             usage,

@@ -54,15 +54,16 @@ class ViewLimits(NamedTuple):
 def limits_of(request: HttpRequest) -> ViewLimits | None:
     """Return how the middleware limits a request; None if it does not limit the request.
 
-    The middleware limits only requests whose path begins with a path of RATELIMITS["PATHS"]. A view of DRF, or a view
-    with the decorator, limits its requests itself, so usually the middleware does not limit these requests.
+    The middleware limits only requests whose path begins with a path of RATELIMITS["PATHS"]. The prefix under which a
+    server serves the project (SCRIPT_NAME) is not part of it. A view of DRF, or a view with the decorator, limits its
+    requests itself, so usually the middleware does not limit these requests.
 
     If the path has the option `api_views`, the middleware limits the requests of all views, and uses only the options
     of the path. Without this option, it uses the view's attributes `throttle_scope`, `throttle_cost` and
     `throttle_key`. For an attribute that does not exist, it uses the option of the path.
     """
     paths = conf.PATHS
-    prefix = next((prefix for prefix in paths if request.path.startswith(prefix)), None)
+    prefix = next((prefix for prefix in paths if request.path_info.startswith(prefix)), None)
     if prefix is None:
         return None
     options = paths[prefix] if isinstance(paths, dict) else _NO_OPTIONS

@@ -98,7 +98,7 @@ def urlconf(*patterns: Any) -> str:
     ("changes", "decided"),
     [
         ({}, "names QuotaThrottle"),
-        ({"REST_FRAMEWORK": {}, "RATELIMITS": {**settings.RATELIMITS, "PATHS": ["/files/"]}}, "PATHS"),
+        ({"REST_FRAMEWORK": {}, "RATELIMITS": {**settings.RATELIMITS, "PATHS": ["/api/"]}}, "PATHS"),
     ],
 )
 def test_requests_that_settings_have_decided_need_the_middleware(changes: dict[str, Any], decided: str) -> None:

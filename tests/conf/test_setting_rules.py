@@ -136,8 +136,8 @@ RIGHT: dict[str, list[Any]] = {
     "PATHS": [
         [],
         ["/"],
-        ("/files/",),
-        {"/files/": {}, "/a/": {"scope": "a", "cost": {"tokens": 2}, "key": "arg:pk"}},
+        ("/api/",),
+        {"/api/": {}, "/admin/": {"scope": "a", "cost": {"tokens": 2}, "key": "arg:pk"}},
         {"/": {"key": ["header:X-Tenant", "field:email|lower", str]}},
     ],
     "UNITS": [{"traffic": "MB"}],

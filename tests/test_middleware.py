@@ -1,0 +1,65 @@
+"""Test the middleware in a project under a prefix, such as "/app"."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+import pytest
+from django.core.handlers.asgi import ASGIRequest
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+
+from ratelimits.middleware import QuotaMiddleware
+from tests.support.entry_points import begin_afresh
+from tests.support.rows import rule
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.test_middleware")]
+
+
+def page(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(request.path)
+
+
+async def apage(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(request.path)
+
+
+urlpatterns = [path("admin/login/", page), path("app/admin/login/", page)]
+
+
+def at_script_name(settings: Any) -> HttpResponse:
+    """Ask as a WSGI server does that serves the project below a path."""
+    return Client().get("/admin/login/", SCRIPT_NAME="/app")
+
+
+def at_forced_script_name(settings: Any) -> HttpResponse:
+    """Ask as a proxy does that takes the prefix away."""
+    settings.FORCE_SCRIPT_NAME = "/app"
+    return Client().get("/admin/login/")
+
+
+def at_root_path(settings: Any) -> HttpResponse:
+    """Ask as an ASGI server does that serves the project below a path."""
+    scope = {"type": "http", "method": "GET", "path": "/app/admin/login/", "root_path": "/app", "headers": []}
+    request = ASGIRequest({**scope, "client": ("203.0.113.9", 1), "query_string": b""}, BytesIO())
+    answer: Any = QuotaMiddleware(apage)(request)
+    return asyncio.run(answer)
+
+
+@pytest.mark.parametrize("ask", [at_script_name, at_forced_script_name, at_root_path])
+def test_a_path_is_written_without_the_prefix_of_the_project(
+    ask: Callable[[Any], HttpResponse], settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_afresh(monkeypatch)
+    settings.RATELIMITS = {**settings.RATELIMITS, "PATHS": {"/admin/login/": {"scope": "login"}}}
+    rule("few", "fixed_window", scope="login", capacity=1, period=3600, key_kind="ip")
+    first, second = ask(settings), ask(settings)
+    assert (first.status_code, first.content) == (200, b"/app/admin/login/")
+    assert second.status_code == 429
+    settings.RATELIMITS = {**settings.RATELIMITS, "PATHS": ["/app/admin/login/"]}
+    rule("none", "fixed_window", capacity=0, period=3600)
+    assert ask(settings).status_code == 200, "no view has this path below the prefix"
