@@ -1,4 +1,4 @@
-"""The decorator that limits plain Django views, sync or async."""
+"""The decorator that limits views, sync or async, of Django or of Django REST framework."""
 
 from __future__ import annotations
 
@@ -8,13 +8,24 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
+from ratelimits.conf import shown
 from ratelimits.identity import aidentify, identify
 from ratelimits.quota import finishing
 from ratelimits.quota.answers.answer import Answer
-from ratelimits.quota.answers.responses import Cost, arefusal, costs_of, refusal, scope_of, with_headers, wrong_cost
+from ratelimits.quota.answers.responses import (
+    Cost,
+    arefusal,
+    costs_of,
+    refusal,
+    scope_of,
+    view_name,
+    with_headers,
+    wrong_cost,
+)
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
 from ratelimits.view_keys import AskedView, Key, awith_view_keys, check_key, with_view_keys
@@ -52,22 +63,24 @@ def limited(
 
         @functools.wraps(view)
         def sync_view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            plain = django_request(request, view)
             answer = decided(view, request, kwargs, scope_name, cost, key)
             if not answer.allowed:
-                return refusal(request, answer)
-            with ended_if_it_fails(request):
+                return refusal(plain, answer)
+            with ended_if_it_fails(plain):
                 response = view(request, *args, **kwargs)
-            finishing.leave(request, response)
+            finishing.leave(plain, response)
             return with_headers(response, answer)
 
         @functools.wraps(view)
         async def async_view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            plain = django_request(request, view)
             answer = await adecided(view, request, kwargs, scope_name, cost, key)
             if not answer.allowed:
-                return await arefusal(request, answer)
-            async with aended_if_it_fails(request):
+                return await arefusal(plain, answer)
+            async with aended_if_it_fails(plain):
                 response = await view(request, *args, **kwargs)
-            await finishing.aleave(request, response)
+            await finishing.aleave(plain, response)
             return with_headers(response, answer)
 
         wrapped: Any = async_view if _is_async(view) else sync_view
@@ -77,39 +90,57 @@ def limited(
     return decorate
 
 
+def django_request(request: Any, view: object) -> HttpRequest:
+    """Return Django's request, which a request of Django REST framework contains.
+
+    The middleware and the web server end Django's request, so only Django's request can say what must end. Raise
+    ImproperlyConfigured if a view gets anything else.
+    """
+    plain = getattr(request, "_request", request)
+    if isinstance(plain, HttpRequest):
+        return plain
+    raise ImproperlyConfigured(
+        f"{view_name(view)}: limited got {shown(request)} instead of a request. If this is the method of a class, write"
+        " @method_decorator(limited(…))."
+    )
+
+
 def decided(
-    view: object, request: HttpRequest, arguments: Mapping[str, Any], scope: str, cost: AnyCost, key: Key | None
+    view: object, request: Any, arguments: Mapping[str, Any], scope: str, cost: AnyCost, key: Key | None
 ) -> Answer:
     """Decide a request to a view, and wait if its rules say so. Set the answer as `request.quota`, and return it.
 
-    `arguments` are the arguments that the view gets from the URL. Raise WrongCost, with the view's name, if the view's
+    `request` is a request of Django or of Django REST framework. `arguments` are the arguments that the view gets from
+    the URL. Raise WrongCost, with the view's name, if the view's
     cost is not valid.
     """
+    plain = django_request(request, view)
     costs = costs_of(cost, request)
     identity = identify(request)
     if key is not None:
         identity = with_view_keys(identity, key, AskedView(request, arguments, (request,), view, _PLACE))
     try:
-        answer = check_and_wait(identity, scope, request.method or "", costs, request)
+        answer = check_and_wait(identity, scope, plain.method or "", costs, plain)
     except WrongCost as error:
         raise wrong_cost(error, view) from None
-    finishing.begin(request, answer)
+    finishing.begin(plain, answer)
     return answer
 
 
 async def adecided(
-    view: object, request: HttpRequest, arguments: Mapping[str, Any], scope: str, cost: AnyCost, key: Key | None
+    view: object, request: Any, arguments: Mapping[str, Any], scope: str, cost: AnyCost, key: Key | None
 ) -> Answer:
     """Do the same as `decided`, in async code."""
+    plain = django_request(request, view)
     costs = costs_of(cost, request)
     identity = await aidentify(request)
     if key is not None:
         identity = await awith_view_keys(identity, key, AskedView(request, arguments, (request,), view, _PLACE))
     try:
-        answer = await acheck_and_wait(identity, scope, request.method or "", costs)
+        answer = await acheck_and_wait(identity, scope, plain.method or "", costs)
     except WrongCost as error:
         raise wrong_cost(error, view) from None
-    finishing.begin(request, answer)
+    finishing.begin(plain, answer)
     return answer
 
 

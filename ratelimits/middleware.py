@@ -17,7 +17,7 @@ from django.urls import Resolver404, resolve
 from ratelimits.conf import conf
 from ratelimits.identity import aidentify, identify
 from ratelimits.quota import finishing
-from ratelimits.quota.answers.answer import ONE_REQUEST
+from ratelimits.quota.answers.answer import ONE_REQUEST, Answer
 from ratelimits.quota.answers.responses import arefusal, costs_of, refusal, scope_of, with_headers, wrong_cost
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
@@ -73,9 +73,7 @@ def limits_of(request: HttpRequest) -> ViewLimits | None:
         view, arguments = None, {}
     else:
         view, arguments = match.func, match.kwargs
-        # DRF gives its views the attribute `cls`; the decorator adds `ratelimits`.
-        limits_itself = hasattr(view, "cls") or hasattr(view, "ratelimits")
-        if limits_itself and not options.get("api_views"):
+        if _limits_itself(view, request) and not options.get("api_views"):
             return None
     # With `api_views`, the view perhaps limits the request once more, by its own attributes. So do not use them here.
     attributes = None if options.get("api_views") else getattr(view, "view_class", view)
@@ -87,6 +85,25 @@ def limits_of(request: HttpRequest) -> ViewLimits | None:
         key, place = options.get("key"), f"RATELIMITS['PATHS'][{prefix!r}]['key']"
     costs = ONE_REQUEST if cost is None else costs_of(cost, request)
     return ViewLimits(scope if isinstance(scope, str) else scope_of(scope, view), costs, key, place, arguments, view)
+
+
+def _limits_itself(view: Any, request: HttpRequest) -> bool:
+    """Return whether a view is one of DRF, or has the decorator, perhaps at the method of its class."""
+    # DRF gives its views the attribute `cls`; the decorator adds `ratelimits`.
+    if hasattr(view, "cls") or hasattr(view, "ratelimits"):
+        return True
+    view_class, method = getattr(view, "view_class", None), (request.method or "").lower()
+    handler = getattr(view_class, method, None) or (getattr(view_class, "get", None) if method == "head" else None)
+    return hasattr(handler, "ratelimits")
+
+
+def _with_headers(response: HttpResponseBase, request: HttpRequest) -> HttpResponseBase:
+    """Add the RateLimit fields of the last entry point that decided the request, if the response does not have them.
+
+    An entry point behind the middleware cannot add them if its view raises an error: the framework makes the response.
+    """
+    answer = vars(request).get("quota")  # a project may use this name for something else
+    return with_headers(response, answer) if isinstance(answer, Answer) else response
 
 
 class QuotaMiddleware:
@@ -107,7 +124,6 @@ class QuotaMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         if self._async:
             return self._answer(request)
-        answer = None
         limited = limits_of(request)
         if limited is not None:
             identity = identify(request)
@@ -126,10 +142,9 @@ class QuotaMiddleware:
             finishing.fail(request, error)
             raise
         finishing.finish(request, response)
-        return response if answer is None else with_headers(response, answer)
+        return _with_headers(response, request)
 
     async def _answer(self, request: HttpRequest) -> HttpResponseBase:
-        answer = None
         limited = limits_of(request)
         if limited is not None:
             identity = await aidentify(request)
@@ -148,4 +163,4 @@ class QuotaMiddleware:
             await finishing.afail(request, error)
             raise
         await finishing.afinish(request, response)
-        return response if answer is None else with_headers(response, answer)
+        return _with_headers(response, request)

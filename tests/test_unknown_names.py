@@ -11,7 +11,7 @@ from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.csrf import csrf_exempt
-from rest_framework.decorators import action
+from rest_framework.decorators import action, api_view
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
@@ -77,6 +77,18 @@ async def awaited(request: HttpRequest) -> HttpResponse:
     raise NotImplementedError
 
 
+class Methods(ViewSet):
+    @method_decorator(limited("by action"))
+    def list(self, request: Request) -> Response:
+        raise NotImplementedError
+
+
+@api_view()
+@limited("by api view", cost={"calls": 1})
+def api(request: Request) -> Response:
+    raise NotImplementedError
+
+
 @method_decorator(limited("by class"), name="dispatch")
 class ByClass(View):
     pass
@@ -117,6 +129,14 @@ def test_what_views_name_is_known_from_the_urlconf(settings: Any) -> None:
     scopes = {"*", "search", "other", "plain", "awaited", "by class", "by method", "things", "upload"}
     keys = {"header:X-Tenant", "arg:pk", "field:email|lower", "query:team", f"call:{__name__}.tenant"}
     assert found == ViewNames(frozenset(scopes), frozenset({"requests", "tokens", "pages", "bytes"}), frozenset(keys))
+
+
+def test_a_decorated_function_of_an_api_is_found(settings: Any) -> None:
+    found = named(settings, path("methods/", Methods.as_view({"get": "list"})), path("api/", api))
+    assert found.scopes is not None
+    assert {"by action", "by api view"} <= found.scopes
+    assert found.meters is not None
+    assert "calls" in found.meters
 
 
 def test_what_a_view_works_out_for_each_request_is_not_known(settings: Any) -> None:

@@ -17,6 +17,7 @@ from ratelimits.conf import conf, shown
 from ratelimits.middleware import QuotaMiddleware
 from ratelimits.models import PeriodUsage, Rule
 from ratelimits.moving.views import FoundView, views
+from ratelimits.unknown_names.urlconf import decorated_functions
 from ratelimits.view_keys import check_key
 
 _THROTTLE = "ratelimits.throttling.QuotaThrottle"
@@ -179,7 +180,7 @@ def _reasons_to_decide() -> Iterator[str]:
     if _paths():
         yield "RATELIMITS['PATHS'] is set"
     for view in _views():
-        if hasattr(view.view, "ratelimits") or any(_is_throttle(one, "QuotaThrottle") for one in _throttles(view)):
+        if _is_decorated(view) or any(_is_throttle(one, "QuotaThrottle") for one in _throttles(view)):
             yield f"the view {view.name}"
 
 
@@ -208,11 +209,15 @@ def _throttles(view: FoundView) -> Sequence[object]:
     return view.option("throttle_classes") or ()
 
 
+def _is_decorated(view: FoundView) -> bool:
+    return next(decorated_functions(view.view), None) is not None
+
+
 def _has_other_throttles(view: FoundView) -> bool:
     """Return whether a view has throttles of Django REST framework, and no throttle of this app."""
     throttles = _throttles(view)
     framework = sys.modules.get("rest_framework.throttling")
-    is_limited = hasattr(view.view, "ratelimits") or any(_is_throttle(one, "QuotaThrottle") for one in throttles)
+    is_limited = _is_decorated(view) or any(_is_throttle(one, "QuotaThrottle") for one in throttles)
     if framework is None or is_limited or _chooses_throttles(view):
         return False
     # The app's own SimpleRateThrottle is a subclass of the framework's class with this name.

@@ -148,7 +148,7 @@ def _rest(pattern: Any, path: str, language: str, *, is_view: bool) -> str | Non
     if isinstance(pattern, LocalePrefixPattern):
         is_default = language == settings.LANGUAGE_CODE and not pattern.prefix_default_language
         prefix = "" if is_default else f"{language}/"
-        return path.removeprefix(prefix) if path.startswith(prefix) else _unless(prefix.startswith(path))
+        return path.removeprefix(prefix) if path.startswith(prefix) else _nothing_if(prefix.startswith(path))
     if not isinstance(pattern, (RoutePattern, RegexPattern)):
         return ""
     if any(isinstance(text, Promise) for text in vars(pattern).values()):
@@ -156,11 +156,12 @@ def _rest(pattern: Any, path: str, language: str, *, is_view: bool) -> str | Non
     match = pattern.regex.search(path)
     if match is not None:
         return "" if is_view else path[match.end() :]
-    is_begun = _is_begun_route if isinstance(pattern, RoutePattern) else _is_begun_regex
-    return _unless(is_begun(pattern, path))
+    if isinstance(pattern, RoutePattern):
+        return _nothing_if(_is_begun_route(pattern, path))
+    return _nothing_if(_is_begun_regex(str(pattern), path))
 
 
-def _unless(is_begun: bool) -> str | None:
+def _nothing_if(is_begun: bool) -> str | None:
     return "" if is_begun else None
 
 
@@ -180,12 +181,12 @@ def _is_begun_route(pattern: RoutePattern, path: str) -> bool:
     return False
 
 
-def _is_begun_regex(pattern: RegexPattern, path: str) -> bool:
+def _is_begun_regex(expression: str, path: str) -> bool:
     """Return whether a path is perhaps a beginning of a text that a regular expression finds.
 
     Only the literal text with which the expression begins is compared.
     """
-    for alternative in _alternatives(str(pattern)):
+    for alternative in _alternatives(expression):
         literal, rest = _LITERAL.fullmatch(alternative).groups()  # type: ignore[union-attr]
         literal = literal.replace("\\", "")
         ends = rest in ("", "$", r"\Z")

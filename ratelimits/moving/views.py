@@ -45,8 +45,15 @@ def _views(patterns: list[URLPattern | URLResolver]) -> Iterator[FoundView]:
         view: Any = pattern.callback
         cls = getattr(view, "cls", None) or getattr(view, "view_class", None)
         named = cls or view
-        name = f"{named.__module__}.{getattr(named, '__qualname__', type(named).__qualname__)}"
+        name = f"{named.__module__}.{_name(named)}"
         yield FoundView(".".join([name, *_extra_action(view, cls)]), view, cls)
+
+
+def _name(named: Any) -> str:
+    # The class that `api_view` makes has the function's name only as its `__name__`.
+    if getattr(named, "__qualname__", "") == "WrappedAPIView":
+        return str(named.__name__)
+    return str(getattr(named, "__qualname__", type(named).__qualname__))
 
 
 def _extra_action(view: Any, cls: Any) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from inspect import isfunction
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -104,20 +105,35 @@ def _options_of_views(patterns: Iterable[URLPattern | URLResolver]) -> Iterator[
             yield from _options_of_views(pattern.url_patterns)
             continue
         view: Any = pattern.callback
-        # Functions to which the project can have applied the decorator. The decorator stores the scope, the cost and
-        # the key in the attribute `ratelimits`.
-        decorated = [view]
         view_class = getattr(view, "cls", None) or getattr(view, "view_class", None)
         if view_class is not None:
             options = getattr(view, "initkwargs", {})
             yield tuple(options.get(name, getattr(view_class, name, None)) for name in _ATTRIBUTES)
             throttles = options.get("throttle_classes", getattr(view_class, "throttle_classes", None)) or ()
             yield from ((None, None, getattr(one, "throttle_key", None)) for one in throttles)
-            decorated += [getattr(view_class, method, None) for method in ("dispatch", *view_class.http_method_names)]
         else:
             yield tuple(getattr(view, name, None) for name in _ATTRIBUTES)
+        yield from (function.ratelimits for function in decorated_functions(view))
+
+
+def decorated_functions(view: Any) -> Iterator[Any]:
+    """Yield the functions of a view to which the project has applied the decorator `limited`.
+
+    The decorator stores the scope, the cost and the key in the attribute `ratelimits`. A function can be yielded twice.
+    """
+    functions = [view]
+    view_class = getattr(view, "cls", None) or getattr(view, "view_class", None)
+    if view_class is not None:
+        methods = ("dispatch", *view_class.http_method_names, *(getattr(view, "actions", None) or {}).values())
+        functions += [getattr(view_class, method, None) for method in methods]
+        # `api_view` makes a class. The closure of its methods has the decorated function.
+        functions += [content for function in functions for content in _closure(function) if isfunction(content)]
+    else:
         # django-ninja makes a function for each path. Its closure has an object with the operations of the path.
-        for cell in getattr(view, "__closure__", None) or ():
-            operations = getattr(cell.cell_contents, "operations", ())
-            decorated += [getattr(operation, "view_func", None) for operation in operations]
-        yield from (func.ratelimits for func in decorated if isinstance(getattr(func, "ratelimits", None), tuple))
+        for content in _closure(view):
+            functions += [getattr(operation, "view_func", None) for operation in getattr(content, "operations", ())]
+    yield from (function for function in functions if isinstance(getattr(function, "ratelimits", None), tuple))
+
+
+def _closure(function: Any) -> list[Any]:
+    return [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]

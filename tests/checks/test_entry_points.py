@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
 from django.urls import include, path
 from django.utils.decorators import method_decorator
-from rest_framework.decorators import action
+from rest_framework.decorators import action, api_view, throttle_classes
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.throttling import UserRateThrottle
@@ -62,6 +62,21 @@ def decorated(request: HttpRequest) -> HttpResponse:
 @functools.wraps(decorated)
 def wrapped(request: HttpRequest) -> HttpResponse:
     return decorated(request)
+
+
+@api_view()
+@throttle_classes([])
+@limited()
+def api_decorated(request: Request) -> Response:
+    return Response()
+
+
+class Methods(ViewSet):
+    throttle_classes = []
+
+    @method_decorator(limited())
+    def list(self, request: Request) -> Response:
+        return Response()
 
 
 class Throttled(ViewSet):
@@ -117,6 +132,8 @@ def test_requests_that_settings_have_decided_need_the_middleware(changes: dict[s
     [
         (decorated, "tests.checks.test_entry_points.decorated"),
         (wrapped, "tests.checks.test_entry_points.decorated"),
+        (api_decorated, "tests.checks.test_entry_points.api_decorated"),
+        (Methods.as_view({"get": "list"}), "tests.checks.test_entry_points.Methods"),
         (Throttled.as_view({"get": "list"}), "tests.checks.test_entry_points.Throttled"),
         (Extra.as_view({"get": "extra"}, **Extra.extra.kwargs), "tests.checks.test_entry_points.Extra.extra"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from io import BytesIO
 from typing import Any
 
@@ -18,9 +18,14 @@ from django.db import close_old_connections
 from django.http import FileResponse, Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import path
+from django.utils.decorators import method_decorator
+from rest_framework.decorators import api_view, permission_classes, throttle_classes
+from rest_framework.exceptions import APIException
 from rest_framework.permissions import AllowAny
 from rest_framework.request import Request
+from rest_framework.response import Response
 from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
 
 from ratelimits.decorators import limited
 from ratelimits.engine.clock import Clock
@@ -165,7 +170,56 @@ def drf(view: Callable[[HttpRequest], HttpResponseBase]) -> Any:
     return View.as_view()
 
 
+def api_function(view: Callable[[HttpRequest], HttpResponseBase]) -> Any:
+    @api_view(["GET"])
+    @throttle_classes([])
+    @permission_classes([AllowAny])
+    @limited()
+    def function(request: Request) -> Any:
+        return view(request._request)
+
+    return function
+
+
+def api_method(view: Callable[[HttpRequest], HttpResponseBase]) -> Any:
+    class View(APIView):
+        permission_classes = [AllowAny]
+        throttle_classes: Sequence[Any] = []
+
+        @method_decorator(limited())
+        def get(self, request: Request) -> Any:
+            return view(request._request)
+
+    return View.as_view()
+
+
+def api_set(view: Callable[[HttpRequest], HttpResponseBase]) -> Any:
+    class Set(ViewSet):
+        permission_classes = [AllowAny]
+        throttle_classes: Sequence[Any] = []
+
+        @method_decorator(limited())
+        def list(self, request: Request) -> Any:
+            return view(request._request)
+
+    return Set.as_view({"get": "list"})
+
+
+def api_response(request: HttpRequest) -> Any:
+    return Response({"rendered": "later"})
+
+
+def api_failing(request: HttpRequest) -> Any:
+    raise APIException  # Django REST framework answers with 500
+
+
+APIS = {"api-function": api_function, "api-method": api_method, "api-set": api_set}
 urlpatterns = [
+    *(
+        path(f"{name}/{view.__name__}/", decorate(view))
+        for name, decorate in APIS.items()
+        for view in (stream, file, whole, failing, missing, api_response, api_failing)
+    ),
     *(path(f"path/{view.__name__}/", view) for view in VIEWS),
     *(path(f"decorated/{view.__name__}/", limited()(view)) for view in VIEWS),
     *(path(f"drf/{view.__name__}/", drf(view)) for view in (stream, file, whole, failing, slow, noted)),
@@ -188,7 +242,10 @@ SYNC_WAYS = [
 QUEUE = {"capacity": 2, "rate": 1, "period": 3600, "max_wait": 100_000}
 
 #: Each entry point, and whether the middleware is installed too.
-WAYS = [("path", True), ("decorated", True), ("decorated", False), ("drf", True), ("drf", False)]
+WAYS = [
+    *(("path", True), ("decorated", True), ("decorated", False), ("drf", True), ("drf", False)),
+    *((way, there) for way in APIS for there in (True, False)),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -304,7 +361,26 @@ class TestWholeResponses:
             assert request.status == 500
             request.close()
 
-    @pytest.mark.parametrize("way", ["path", "decorated", "drf"])
+    @pytest.mark.parametrize(("way", "there"), [(way, there) for way in APIS for there in (True, False)])
+    def test_a_lease_ends_with_the_rendered_response_of_an_api(
+        self, wsgi: Callable[..., Wsgi], settings: Any, way: str, there: bool
+    ) -> None:
+        installed(settings, there)
+        in_flight()
+        for view in ("api_response", "api_failing", "missing"):
+            request = wsgi(f"/{way}/{view}/")
+            assert request.status == {"api_response": 200, "api_failing": 500, "missing": 404}[view]
+            request.close()
+
+    @pytest.mark.parametrize("way", APIS)
+    def test_an_error_that_an_api_answers_is_given_back(
+        self, wsgi: Callable[..., Wsgi], redis_client: redis.Redis, way: str
+    ) -> None:
+        rule("bucket", key_kind="global", capacity=1, rate="0.000001")
+        assert wsgi(f"/{way}/api_failing/").status == 500
+        assert {field[0]: many for field, many in counted(redis_client).items()} == {"a": 1, "r": 1}
+
+    @pytest.mark.parametrize("way", ["path", "decorated", "drf", *APIS])
     @pytest.mark.parametrize(("billed", "left"), [(False, {"a": 1, "r": 1}), (True, {"a": 1})])
     def test_a_server_error_is_given_back_unless_errors_are_billed(
         self,

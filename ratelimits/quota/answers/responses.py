@@ -37,7 +37,7 @@ def costs_of(cost: Cost | Callable[..., Cost] | None, *about: Any) -> Mapping[st
 
 def wrong_cost(error: WrongCost, view: object) -> WrongCost:
     """Return the same error with the view's name in its message."""
-    return WrongCost(f"{_view_name(view)}: {error}")
+    return WrongCost(f"{view_name(view)}: {error}")
 
 
 def scope_of(scope: object, view: object) -> str:
@@ -46,10 +46,11 @@ def scope_of(scope: object, view: object) -> str:
         return scope
     if isinstance(scope, Promise):
         return str(scope)
-    raise ImproperlyConfigured(f"{_view_name(view)}: the scope must be a text such as 'search', not {shown(scope)}")
+    raise ImproperlyConfigured(f"{view_name(view)}: the scope must be a text such as 'search', not {shown(scope)}")
 
 
-def _view_name(view: Any) -> str:
+def view_name(view: Any) -> str:
+    """Return the name of a view for messages, such as "shop.views.search"."""
     function = view if hasattr(view, "__qualname__") else type(view)
     return f"{function.__module__}.{function.__qualname__}"
 
