@@ -14,7 +14,7 @@ from ratelimits.conf import conf
 from ratelimits.engine.call import Op
 from ratelimits.identity import Identity, identify
 from ratelimits.logs import bounded
-from ratelimits.quota import finishing
+from ratelimits.quota import finishing, without_decision
 from ratelimits.quota.answers import observing
 from ratelimits.quota.answers.answer import Answer
 from ratelimits.quota.from_memory import by_row
@@ -108,4 +108,14 @@ def _answer(identity: Identity, choose: Choice) -> Answer | None:
     except UNAVAILABLE as error:
         logger.error("Redis made no decision, so FAILURE_POLICY decides: %s", error)
         return _UNAVAILABLE if conf.FAILURE_POLICY == "deny" else Answer(True)
-    return None if decision is None else Answer(decision.allowed, decision, prepared, decision.retry_after)
+    if decision is None:
+        return None
+    answer = Answer(decision.allowed, decision, prepared, decision.retry_after)
+    if answer.allowed and prepared.left_out:
+        costs = {meter.name: 1 for meter in prepared.meters}
+        with without_decision.held(prepared, identity, costs) as held:
+            held.admitted = held.refusal is None
+        if held.refusal is not None:
+            finishing.give_back(answer)
+            return held.refusal
+    return answer

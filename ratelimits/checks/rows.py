@@ -105,12 +105,14 @@ def _accounts(using: str) -> Iterator[checks.CheckMessage]:
 
 def _crowding(using: str) -> Iterator[checks.CheckMessage]:
     """Yield an error if more than MAX_LIMITS rules could apply to one request."""
-    crowd = too_many(Rule.objects.using(using))
+    crowd = too_many(Rule.objects.using(using), KeyOverride.objects.using(using))
     if crowd is not None:
+        switched_on = f" (some are switched on by overrides of {', '.join(crowd.keys)})" if crowd.keys else ""
         yield checks.Error(
-            f"{crowd.rules} rules could apply to a request in scope {crowd.scope!r}, but at most {MAX_LIMITS} may"
-            " apply to one request.",
-            hint="Switch some rules off, delete them, or give them other scopes. Until then the failure policies of the"
-            " rules decide these requests.",
+            f"{crowd.rules} rules could apply to a request in scope {crowd.scope!r}{switched_on}, but at most"
+            f" {MAX_LIMITS} may apply to one request.",
+            hint="Switch some rules off, delete them, or give them other scopes. Until then, shadow rules are left out"
+            " of the decision first, and then the last enforced rules by name. The failure policy of each enforced rule"
+            " that is left out answers instead.",
             id="ratelimits.E023",
         )

@@ -19,7 +19,7 @@ from ratelimits.algorithms.limits import Algorithm, LeakyBucketQueue
 from ratelimits.algorithms.parsing import HORIZON, MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.engine import ANY, Decision, Stale, Unavailable
-from ratelimits.engine.call import Call
+from ratelimits.engine.call import Call, Op
 from ratelimits.engine.decision import handed_over
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.transport.breaker import NodeUnavailable
@@ -33,7 +33,7 @@ from ratelimits.quota.checking import RELOADS
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.prepared import Prepared, prepare
 from ratelimits.rules import RulesUnavailable, in_memory
-from ratelimits.rules.selection import key_of
+from ratelimits.rules.selection import GLOBAL_KEY, key_of
 
 logger = bounded(__name__)
 
@@ -177,18 +177,20 @@ class Outbound:
                 # `announces` tells the script that a refused caller waits until a lease is released. A caller that
                 # accepts no wait does not wait for a lease.
                 call = self._call(prepared, version, accepted_wait)._replace(announces=accepted_wait != 0)
-                if not checking.breaker.closed or (prepared is not None and prepared.unavailable(self.costs)):
+                if not checking.breaker.closed:
                     break
-                if not call.program.terms:
-                    return _UNLIMITED
                 try:
-                    decision = yield DecideCall(call)
+                    decision = yield from self._decide(call, prepared)
                 except Stale as stale:
                     checking.breaker.succeeded()
                     newer = stale.version
                     continue
+                if decision is None:
+                    return _UNLIMITED
                 checking.breaker.succeeded()
                 return _turn(decision)
+        except without_decision.RefusedByPolicy as refused:
+            return _turn_of(refused.answer)
         except (RulesUnavailable, Unavailable, ResponseError) as error:
             # If one node of a cluster fails, other nodes may answer. If the caller was stopped, Redis did not fail. So
             # the breaker does not count these errors.
@@ -196,6 +198,19 @@ class Outbound:
                 checking.breaker.failed(error.event)
             logger.error("There is no decision on %s (%s), so the failure policy decides", self.name, error)
         return self._by_policies(prepared)
+
+    def _decide(self, call: Call, prepared: Prepared | None) -> Generator[Any, Any, Decision | None]:
+        """Return the decision of Redis; None if no rule limits the call.
+
+        Raise RefusedByPolicy if a rule refuses that Redis cannot decide. Then Redis is only asked whether it has newer
+        rules.
+        """
+        if prepared is None or not (prepared.left_out or prepared.unavailable(self.costs)):
+            return (yield DecideCall(call)) if call.program.terms else None
+        with without_decision.held(prepared, self.identity, self.costs) as held:
+            if held.refusal is not None:
+                call = call._replace(program=program(()), keys=call.keys or (GLOBAL_KEY,), op=Op.PEEK)
+            return held.unless_refused((yield DecideCall(call)))
 
     def _call(self, prepared: Prepared | None, version: int | None, timeout: float) -> Call:
         costs = tuple(self.costs.values())
@@ -228,7 +243,11 @@ class Outbound:
         answer = without_decision.answer(
             prepared, self.identity, scope=self.name, method="", costs=self.costs, metered=False
         )
-        return Turn(answer.allowed, retry_after=answer.retry_after, unavailable=answer.unavailable)
+        return _turn_of(answer)
+
+
+def _turn_of(answer: Answer) -> Turn:
+    return Turn(answer.allowed, retry_after=answer.retry_after, unavailable=answer.unavailable)
 
 
 def _turn(decision: Decision) -> Turn:

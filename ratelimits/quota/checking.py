@@ -16,6 +16,7 @@ from ratelimits import rules
 from ratelimits.conf import conf
 from ratelimits.engine import Decision, Lost, Stale, Unanswered, Unavailable
 from ratelimits.engine.call import Call
+from ratelimits.engine.command import Command
 from ratelimits.engine.decide import adecide_call, decide_call
 from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.breaker import Breaker, NodeUnavailable
@@ -37,6 +38,7 @@ from ratelimits.quota.prepared import (
     RequestShape,
     commands_by,
     usage_key,
+    without_limits,
     without_version,
 )
 from ratelimits.quota.restoring import from_ledger
@@ -141,7 +143,7 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
                 break
             command = fetch.command if attempt <= RELOADS else without_version(fetch.command)
             try:
-                decision = decide_call(current_server(), command.call, command)
+                decision = _ask(command, ready, identity)
             except (Stale, Lost) as reason:
                 _bring_up_to_date(reason, command.call, prepared, identity, snapshot)
                 continue
@@ -154,8 +156,8 @@ def _decide(identity: Identity, scope: str, method: str, costs: Mapping[str, int
                 return answer
         else:
             logger.error("Redis did not accept the rules or the restored counts, %s times in a row", len(_ATTEMPTS))
-    except BaseException as error:  # noqa: BLE001  (_note_failure raises it again if no failure policy can answer)
-        _note_failure(error, identity, costs)
+    except BaseException as error:  # noqa: BLE001  (_after_failure raises it again if no failure policy can answer)
+        return _after_failure(error, prepared, identity, scope, method, costs)
     return without_decision.answer(prepared, identity, scope, method, costs, metered=True)
 
 
@@ -215,7 +217,7 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
                 break
             command = fetch.command if attempt <= RELOADS else without_version(fetch.command)
             try:
-                decision = await adecide_call(current_server(), command.call, command)
+                decision = await _aask(command, ready, identity)
             except (Stale, Lost) as reason:
                 await _abring_up_to_date(reason, command.call, prepared, identity, snapshot)
                 continue
@@ -228,9 +230,31 @@ async def _adecide(identity: Identity, scope: str, method: str, costs: Mapping[s
                 return answer
         else:
             logger.error("Redis did not accept the rules or the restored counts, %s times in a row", len(_ATTEMPTS))
-    except BaseException as error:  # noqa: BLE001  (_note_failure raises it again if no failure policy can answer)
-        _note_failure(error, identity, costs)
+    except BaseException as error:  # noqa: BLE001  (_after_failure raises it again if no failure policy can answer)
+        return _after_failure(error, prepared, identity, scope, method, costs)
     return without_decision.answer(prepared, identity, scope, method, costs, metered=True)
+
+
+def _ask(command: Command, ready: PreparedCommand, identity: Identity) -> Decision:
+    """Return the decision of Redis.
+
+    First take the permits of the rules that are left out of it. Raise RefusedByPolicy if one of these rules refuses.
+    Then Redis is only asked whether it has newer rules.
+    """
+    if not ready.prepared.left_out or not ready.decides:
+        return decide_call(current_server(), command.call, command)
+    with without_decision.held(ready.prepared, identity, ready.costs) as held:
+        command = command if held.refusal is None else without_limits(command)
+        return held.unless_refused(decide_call(current_server(), command.call, command))
+
+
+async def _aask(command: Command, ready: PreparedCommand, identity: Identity) -> Decision:
+    """Do the same as `_ask`, in async code."""
+    if not ready.prepared.left_out or not ready.decides:
+        return await adecide_call(current_server(), command.call, command)
+    with without_decision.held(ready.prepared, identity, ready.costs) as held:
+        command = command if held.refusal is None else without_limits(command)
+        return held.unless_refused(await adecide_call(current_server(), command.call, command))
 
 
 def _bring_up_to_date(
@@ -366,6 +390,21 @@ async def _aanswer_to_fetch(
     answer = _answer(decision, ready, cache_key, identity)
     await spending.asend(permits, prefetch, decision)
     return answer
+
+
+def _after_failure(
+    error: BaseException,
+    prepared: Prepared | None,
+    identity: Identity,
+    scope: str,
+    method: str,
+    costs: Mapping[str, int],
+) -> Answer:
+    """Return the answer after a failed call. Raise the error again if no failure policy can answer."""
+    if isinstance(error, without_decision.RefusedByPolicy):
+        return error.answer
+    _note_failure(error, identity, costs)
+    return without_decision.answer(prepared, identity, scope, method, costs, metered=True)
 
 
 def _note_failure(error: BaseException, identity: Identity, costs: Mapping[str, int]) -> None:

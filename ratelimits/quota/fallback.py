@@ -61,3 +61,12 @@ class LocalLimiter:
             while len(self._spent) > MAX_KEYS:
                 self._spent.popitem(last=False)
             return wait
+
+    def give_back(self, limits: list[tuple[str, str, Algorithm, int]]) -> None:
+        """Give back the permits of an earlier `charge` of these limits."""
+        with self._lock:
+            for key, name, _algorithm, cost in limits:
+                # A forked process begins with no spent permits, and limits can be forgotten.
+                spent, since = self._spent.get((key, name), (0.0, 0.0))
+                if spent:
+                    self._spent[key, name] = max(spent - cost, 0.0), since

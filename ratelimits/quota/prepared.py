@@ -5,7 +5,7 @@ A prepared command stays in memory. The next request of the same kind only sends
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +16,8 @@ from ratelimits.engine.call import Call, Op
 from ratelimits.engine.clock import clock
 from ratelimits.engine.command import Command
 from ratelimits.engine.decision import Decision, refusal_by_zero_capacity
-from ratelimits.engine.program import Program, Term, program
+from ratelimits.engine.keys import name_id
+from ratelimits.engine.program import MAX_LIMITS, Program, Term, program
 from ratelimits.engine.publish import publications
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity, kinds_in_account
@@ -35,6 +36,8 @@ MAX_COMMANDS = 8192
 #: the names of meters from its clients, and so many combinations of the known meters. When this number is reached, the
 #: cache is emptied.
 MAX_METER_COMBINATIONS = 64
+#: Maximum number of rules that a message names.
+_MAX_NAMES = 20
 #: The key under which usage without an account is counted.
 ANONYMOUS_KEY = "anonymous"
 
@@ -43,7 +46,8 @@ ANONYMOUS_KEY = "anonymous"
 class Prepared:
     """The rules that limit one kind of request, and the data that all requests of this kind have in common.
 
-    program      the rules, compiled for the engine
+    rules        the rules that are decided
+    program      these rules, compiled for the engine
     key_kinds    the kind of each key of the program (see `AppliedRule.key_kind`)
     meters       the meters that count the request
     waits        whether a rule can let a request wait
@@ -55,8 +59,9 @@ class Prepared:
     shows_shadow whether the headers show shadow rules, as if these were enforced
     unreadable   rules with wrong values. The failure policy of such a rule decides. `local` refuses then, like `deny`:
                  the fallback has no valid limit to decide by
-    undecidable  the reason why the rules cannot be decided together; "" if they can be decided. With a reason, the
-                 failure policies of the rules decide
+    left_out     rules that cannot be decided together with `rules` (see `_decidable`). The failure policy of each of
+                 them answers instead. Shadow rules are not here: if one is left out, nothing is recorded under it
+    undecided    a message with the names of all rules that are left out, and the reason; "" if there are none
     """
 
     rules: tuple[AppliedRule, ...]
@@ -71,11 +76,18 @@ class Prepared:
     shows_shadow: bool
     has_own_refusals: bool
     unreadable: tuple[UnreadableRule, ...] = ()
-    undecidable: str = ""
+    left_out: tuple[AppliedRule, ...] = ()
+    undecided: str = ""
 
     def unavailable(self, costs: Mapping[str, int]) -> bool:
-        """Return whether a failure policy decides a request with these costs, even if Redis answers."""
-        return bool(self.undecidable) or any(rule.refuses and costs[rule.meter] > 0 for rule in self.unreadable)
+        """Return whether a request with these costs is refused without a decision, even if Redis answers.
+
+        Failure policies refuse it, or a rule that is left out admits nothing.
+        """
+        return any(rule.refuses and costs[rule.meter] > 0 for rule in self.unreadable) or any(
+            costs[rule.meter] > 0 and (rule.on_failure == "deny" or rule.algorithm.admits_nothing)
+            for rule in self.left_out
+        )
 
 
 def prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
@@ -89,7 +101,8 @@ def prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
 
 
 def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
-    applied = tuple(rule for rule in selection.rules if rule.meter in meters)
+    of_these_meters = tuple(rule for rule in selection.rules if rule.meter in meters)
+    applied, left_out, undecided = _decidable(of_these_meters)
     key_kinds = tuple(dict.fromkeys(rule.key_kind for rule in applied))
     terms = tuple(
         Term(
@@ -106,8 +119,8 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
         )
         for rule in applied
     )
-    # If several rules bill a meter, the first of them stays in the dict.
-    billing_rules = {rule.meter: rule for rule in reversed(applied) if rule.bills and rule.mode is Mode.ENFORCE}
+    # If several rules bill a meter, the first of them stays in the dict. A rule that is left out bills as before.
+    billing_rules = {rule.meter: rule for rule in reversed(of_these_meters) if rule.bills and rule.mode is Mode.ENFORCE}
     counted_meters = tuple(
         Meter(name, billing_rules[name].rule, billing_rules[name].version) if name in billing_rules else Meter(name)
         for name in meters
@@ -119,17 +132,13 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
     waits = any(rule.max_wait > 0 for rule in applied)
     leases = any(rule.algorithm.leases for rule in applied)
     quoted = tuple(headers.quoted(rule.name) for rule in applied)
-    prefetch = min((rule.prefetch if _may_prefetch(rule) else 0 for rule in applied), default=0)
+    # A rule that is left out must be asked for each request, so no request spends prefetched permits.
+    prefetch = 0 if left_out else min((rule.prefetch if _may_prefetch(rule) else 0 for rule in applied), default=0)
     unreadable = tuple(rule for rule in selection.unreadable if rule.meter in meters)
-    undecidable = ""
-    try:
-        compiled = program(terms)
-    except ValueError as error:
-        compiled, prefetch, undecidable = program(()), 0, str(error)
     policies = headers.policies(shown_policies)
     return Prepared(
         rules=applied,
-        program=compiled,
+        program=program(terms),
         key_kinds=key_kinds,
         meters=counted_meters,
         waits=waits,
@@ -140,8 +149,39 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
         shows_shadow=shows_shadow,
         has_own_refusals=any(rule.refusal_status != 429 or rule.refusal_text for rule in applied),
         unreadable=unreadable,
-        undecidable=undecidable,
+        left_out=left_out,
+        undecided=undecided,
     )
+
+
+def _decidable(rules: tuple[AppliedRule, ...]) -> tuple[tuple[AppliedRule, ...], tuple[AppliedRule, ...], str]:
+    """Return the rules that one decision can take; the enforced rules that it cannot take; and a message about these.
+
+    A decision takes at most MAX_LIMITS rules. It does not take two rules of one key whose names have the same number in
+    Redis. Enforced rules come before shadow rules, and otherwise earlier rules before later ones. The message also
+    names the shadow rules that are left out. It is "" if the decision can take all rules.
+    """
+    taken: dict[tuple[str, int], AppliedRule] = {}
+    for rule in sorted(rules, key=lambda rule: rule.mode is Mode.SHADOW):
+        if len(taken) < MAX_LIMITS:
+            taken.setdefault((rule.key_kind, name_id(rule.name)), rule)
+    kept = tuple(rule for rule in rules if taken.get((rule.key_kind, name_id(rule.name))) is rule)
+    if len(kept) == len(rules):
+        return rules, (), ""
+    enforced, shadow = (
+        [rule for rule in rules if rule not in kept and rule.mode is mode] for mode in (Mode.ENFORCE, Mode.SHADOW)
+    )
+    message = f"a decision takes at most {MAX_LIMITS} rules, and no two names with the same CRC-32"
+    if enforced:
+        message += f". The failure policies answer for these rules: {_names(enforced)}"
+    if shadow:
+        message += f". Nothing is recorded under these shadow rules: {_names(shadow)}"
+    return kept, tuple(enforced), message
+
+
+def _names(rules: Sequence[AppliedRule]) -> str:
+    more = ["…"] if len(rules) > _MAX_NAMES else []
+    return ", ".join([*(rule.name for rule in rules[:_MAX_NAMES]), *more])
 
 
 def _may_prefetch(rule: AppliedRule) -> bool:
@@ -198,11 +238,11 @@ class PreparedCommands:
         server, call = current_server(), _call(self.snapshot, selection.version, prepared, shape)
         refusal = refusal_by_zero_capacity(call, clock.now())
         permits = None
-        if prepared.undecidable:
-            self.snapshot.log_once(f"Failure policies decide some requests: {prepared.undecidable}")
+        if prepared.undecided:
+            self.snapshot.log_once(f"Some rules are left out of some decisions: {prepared.undecided}")
         if prepared.unavailable(shape.costs):
             # The failure policy decides. Ask Redis only whether it has newer rules.
-            call = call._replace(program=program(()), keys=(), op=Op.PEEK)
+            call = _without_limits(call)
         elif prepared.prefetch and conf.PREFETCH_SECONDS > 0:
             permits = PrefetchedPermits(server, call, prepared.prefetch, conf.PREFETCH_SECONDS, clock.seconds())
         fetch = Fetch(1, Command(server.keyspace, call))
@@ -215,6 +255,15 @@ class PreparedCommands:
 def without_version(command: Command) -> Command:
     """Return the same command without the version of its rules, so that Redis does not compare versions."""
     return Command(current_server().keyspace, command.call._replace(version=None))
+
+
+def without_limits(command: Command) -> Command:
+    """Return a command that decides and counts nothing. With it, Redis only says whether it has newer rules."""
+    return Command(current_server().keyspace, _without_limits(command.call))
+
+
+def _without_limits(call: Call) -> Call:
+    return call._replace(program=program(()), keys=(), op=Op.PEEK)
 
 
 class RequestShape(NamedTuple):

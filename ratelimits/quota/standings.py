@@ -67,7 +67,7 @@ def run_uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared,
         meters = tuple(dict.fromkeys(rule.meter for rule in applied.values()))
         prepared = prepare(Selection(tuple(applied.values()), version), meters)
         call = _call(prepared, identity, version, op)
-        if not applied or prepared.undecidable:
+        if not applied or (prepared.undecided and op is not Op.TRY):
             # There is nothing to decide. Ask Redis only whether it has newer rules. A call without usage needs a key,
             # because the key says in which shard the call runs.
             call = call._replace(program=program(()), keys=call.keys or (identity.account or GLOBAL_KEY,), op=Op.PEEK)
@@ -83,8 +83,8 @@ def run_uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared,
             if not applied:
                 return prepared, None
             raise
-        if prepared.undecidable:
-            raise RulesUnavailable(prepared.undecidable)
+        if prepared.undecided and op is not Op.TRY:
+            raise RulesUnavailable(prepared.undecided)
         return prepared, decision if applied else None
     raise RulesUnavailable("the rules were edited again and again while Redis was asked")
 
@@ -197,8 +197,8 @@ class _LimitQuery:
 
     def _decide(self, group: Sequence[AppliedRule], *, at_once: bool) -> Decision:
         prepared = prepare(Selection(tuple(group), self._version), tuple(dict.fromkeys(rule.meter for rule in group)))
-        if prepared.undecidable:
-            raise NotSent(prepared.undecidable)
+        if prepared.undecided:
+            raise NotSent(prepared.undecided)
         call = _call(prepared, self._identity, self._version, Op.PEEK, at_once=at_once)
         return decide_call(current_server(), call)
 

@@ -13,10 +13,12 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from ratelimits.conf import conf
+from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.models import (
     AlertDelivery,
     ConfigVersion,
     DurabilityGap,
+    KeyOverride,
     ProcessTotal,
     PushDelivery,
     PushReceiver,
@@ -26,6 +28,7 @@ from ratelimits.models import (
     TaskRun,
 )
 from ratelimits.models.ledger import when
+from ratelimits.models.validation.crowding import too_many
 from ratelimits.status.first_drain import nothing_drained
 from ratelimits.status.redis_state import RedisReading, RedisState
 
@@ -89,12 +92,14 @@ def facts(reading: RedisReading | None = None) -> list[Fact]:
     quarantine = _quarantine(using)
     watermark, gaps = _watermark(using, has_billing_rule, now), _gaps(using)
     identities = _identities(using, now)
+    crowding = list(_crowding(using))
     deliveries, tasks = list(_deliveries(using)), list(_tasks(using, has_billing_rule))
     redis = reading.state()
     return [
         *_redis_facts(redis, has_billing_rule),
         _failure_policy(redis, {policy: count for policy, count, _billing in rows}),
         _configuration(version, redis),
+        *crowding,
         identities,
         watermark,
         *_batches(redis),
@@ -207,6 +212,24 @@ def _configuration(in_database: int, redis: RedisState) -> Fact:
         return Fact("configuration", title, Level.AMBER, word, hint % {"seconds": f"{conf.RELOAD_INTERVAL:g}"})
     hint = _("If the database was restored to an older state, run ratelimits_reload.")
     return Fact("configuration", title, Level.RED, word, hint)
+
+
+def _crowding(using: str) -> Iterator[Fact]:
+    """Yield a fact if more rules could apply to one request than a decision takes."""
+    crowd = too_many(Rule.objects.using(using), KeyOverride.objects.using(using))
+    if crowd is None:
+        return
+    word = _("%(count)s for one request, at most %(most)s are decided") % {"count": crowd.rules, "most": MAX_LIMITS}
+    hint = _(
+        "Scope %(scope)s. Shadow rules are left out first, then the last enforced rules by name: their failure policies"
+        " answer. Switch rules off, or delete them."
+    )
+    hint %= {"scope": crowd.scope}
+    if crowd.keys:
+        hint += " " + _("Overrides of these keys switch some of the rules on: %(keys)s.") % {
+            "keys": ", ".join(crowd.keys)
+        }
+    yield Fact("crowding", _("Rules"), Level.RED, word, hint, "rule")
 
 
 def _watermark(using: str, has_billing_rule: bool, now: float) -> Fact:

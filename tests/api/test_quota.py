@@ -144,7 +144,14 @@ def test_its_own_rules_hold_from_the_next_look_on_whatever_held_before(customer:
     rows.rule("looking", "calendar_window", capacity=1, scope="usage")
     assert [client.get("/usage/").status_code for _ in range(2)] == [200, 429]
     Rule.objects.bulk_create(rows.unsaved(f"r{n}", scope="usage") for n in range(MAX_LIMITS))
-    assert client.get("/usage/").status_code == 200  # too many rules for one request: the failure policy decides
+    assert client.get("/usage/").status_code == 429  # one rule too many: the last one is left out, by name
+    for on_failure, capacity, status in (("allow", 5, 200), ("deny", 5, 503), ("local", 5, 200), ("local", 0, 429)):
+        # Under the policy "allow", one request is charged. Otherwise, refusals give back what was charged before.
+        Rule.objects.filter(name="looking").update(name="zz", capacity=1)
+        Rule.objects.filter(name="r99").update(capacity=capacity)
+        Rule.objects.filter(name="zz").update(on_failure=on_failure, capacity=capacity)
+        assert client.get("/usage/").status_code == status, (on_failure, capacity)
+        Rule.objects.filter(name="zz").update(name="looking", capacity=1, on_failure="allow")
     Rule.objects.filter(name="r0").delete()
     assert client.get("/usage/").status_code == 429
     Rule.objects.filter(name="looking").update(timezone="Mars/Olympus", on_failure="deny")

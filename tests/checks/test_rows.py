@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from io import StringIO
 
 import pytest
@@ -10,11 +11,14 @@ from django.core import checks
 from django.core.exceptions import ValidationError
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
+from django.db.models import QuerySet
 from django.test import Client
+from django.utils import timezone
 
 from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.models import Account, KeyOverride, Plan, Rule
-from ratelimits.models.validation.crowding import too_many
+from ratelimits.models.validation.crowding import Crowd
+from ratelimits.models.validation.crowding import too_many as most_rules
 from tests.support.rows import rule, unsaved
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -79,7 +83,42 @@ def test_so_it_does_of_an_override_whose_numbers_do_not_fit(admin_client: Client
         assert page.lower().count("not in force: rate must be above 0, not 0") == times, url
 
 
+def too_many(rules: QuerySet[Rule]) -> Crowd | None:
+    return most_rules(rules, KeyOverride.objects.all())
+
+
 class TestTooMany:
+    def test_rules_that_are_off_count_if_overrides_of_keys_that_can_come_together_switch_them_on(self) -> None:
+        Rule.objects.bulk_create(unsaved(f"r{n:03}") for n in range(MAX_LIMITS - 1))
+        Rule.objects.bulk_create(unsaved(f"t{n}", mode="off", scope="search") for n in range(4))
+        KeyOverride.objects.create(key="user:1", rule="t0", mode="shadow")
+        KeyOverride.objects.create(key="user:2", rule="t1", mode="enforce")  # never with user:1
+        KeyOverride.objects.create(key="api_key:3", rule="t2", mode="off")
+        assert ids() == []
+        with pytest.raises(ValidationError, match=r"With this override, 121 rules .* of user:1 in scope “search”"):
+            KeyOverride(key="user:1", rule="t3", mode="enforce").full_clean()
+        KeyOverride(key="user:1", rule="t3", mode="off").full_clean()
+        KeyOverride(key="user:3", rule="t3", mode="enforce").full_clean()
+        with pytest.raises(ValidationError, match="121 rules could apply"):
+            unsaved("more").full_clean()
+        late = KeyOverride.objects.create(
+            key="account:9", rule="t3", mode="enforce", valid_until=timezone.now() + timedelta(days=1)
+        )
+        (error,) = checks.run_checks(tags=[checks.Tags.database], databases=["default"])
+        assert error.id == "ratelimits.E023"
+        assert "121 rules could apply to a request in scope 'search' (some are switched on by overrides of" in error.msg
+        assert too_many(Rule.objects.all()) == (121, "search", ("account:9", "user:2"))
+        late.valid_from, late.valid_until = timezone.now() - timedelta(days=3), timezone.now() - timedelta(days=2)
+        late.save()
+        assert ids() == []
+
+    def test_an_override_that_weakens_a_rule_of_head_lets_the_rules_of_get_apply(self) -> None:
+        Rule.objects.bulk_create(unsaved(f"g{n}", scope="a:GET") for n in range(MAX_LIMITS))
+        rule("h", scope="a:HEAD")
+        assert too_many(Rule.objects.all()) is None
+        KeyOverride.objects.create(key="user:1", rule="h", mode="shadow")
+        assert too_many(Rule.objects.all()) == (121, "a", ())
+
     def test_a_rule_too_many_is_refused_with_the_number_and_what_to_do(self) -> None:
         Rule.objects.bulk_create(unsaved(f"r{n}") for n in range(MAX_LIMITS))
         with pytest.raises(ValidationError) as refused:
@@ -107,7 +146,7 @@ class TestTooMany:
         unsaved("more").full_clean()
         assert ids() == []
         Rule.objects.bulk_create(unsaved(f"d{n}") for n in range(60))
-        assert too_many(Rule.objects.all()) == (130, "b")
+        assert too_many(Rule.objects.all()) == (130, "b", ())
         assert ids() == ["ratelimits.E023"]
 
     def test_head_meets_the_rules_of_get_but_for_those_that_one_of_its_own_takes_the_place_of(self) -> None:
@@ -116,9 +155,9 @@ class TestTooMany:
         with pytest.raises(ValidationError, match="121 rules could apply"):
             unsaved("more", scope="a:HEAD", meter="tokens").full_clean()
         Rule.objects.bulk_create(unsaved(f"m{n}", scope="a:HEAD", meter="tokens") for n in range(10))
-        assert too_many(Rule.objects.all()) == (130, "a")
+        assert too_many(Rule.objects.all()) == (130, "a", ())
         Rule.objects.filter(name="h0").update(meter="requests", mode="shadow")
-        assert too_many(Rule.objects.all()) == (130, "a")
+        assert too_many(Rule.objects.all()) == (130, "a", ())
         Rule.objects.filter(name="h0").update(mode="enforce")
         assert too_many(Rule.objects.all()) is None
 

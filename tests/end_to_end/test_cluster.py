@@ -38,7 +38,7 @@ from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.breaker import FAILURES
 from ratelimits.engine.transport.multiplexed import Multiplexed
 from ratelimits.identity import Identity
-from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch
+from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch, Rule
 from ratelimits.models.ledger.gaps import GapKind
 from ratelimits.outbound import WaitTooLong, permits
 from ratelimits.quota import checking
@@ -56,7 +56,7 @@ from tests.support.engine.proxy import Proxy
 from tests.support.entry_points import begin_afresh
 from tests.support.eventually import until
 from tests.support.raw import RawRedis
-from tests.support.rows import rule
+from tests.support.rows import rule, unsaved
 from tests.support.servers import TestServers, server_binary
 from tests.support.siblings import siblings
 from tests.support.usage.traffic import at, flow
@@ -440,6 +440,26 @@ def test_while_a_node_is_away_the_failure_policy_answers_for_its_shards_and_the_
         with pytest.raises(NotSent, match="did not answer just now"):
             engine.decide([limit()], account=accounts[1])
     until(lambda: decided(1), "it is asked again after a pause")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_rule_too_many_is_left_out_and_the_others_hold_on_their_nodes(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    begin_afresh(monkeypatch)
+    kinds_of_keys = "user", "account", "ip", "global"
+    Rule.objects.bulk_create(unsaved(f"a{n:03}", key_kind=kinds_of_keys[n % 4], capacity=1000) for n in range(119))
+    rule("b", "fixed_window", capacity=2, key_kind="ip", on_failure="allow")
+    unsaved("z", "fixed_window", capacity=3, key_kind="user", on_failure="local").save()
+
+    def decided(user: int, address: int) -> bool:
+        who = Identity(f"user:{user}", account="account:acme", address=f"ip:203.0.113.{address}")
+        return (asyncio.run(checking.acheck(who)) if asynchronous else checking.check(who)).allowed
+
+    assert [decided(1, 1) for _ in range(3)] == [True, True, False]
+    assert [decided(1, 2), decided(1, 2), decided(2, 2), decided(2, 2)] == [True, False, True, False]
+    assert kinds(cluster) == {"a": 4, "d": 2}
 
 
 @pytest.mark.django_db(transaction=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -244,21 +243,6 @@ class TestUnreadable:
 
 
 class TestTooMany:
-    @pytest.mark.parametrize(("on_failure", "passes"), [("allow", True), ("deny", False)])
-    def test_the_failure_policy_decides_and_it_is_said_once(
-        self, check: Check, on_failure: str, passes: bool, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        Rule.objects.bulk_create(unsaved(f"r{n}", on_failure=on_failure) for n in range(MAX_LIMITS + 1))
-        with caplog.at_level(logging.ERROR):
-            answers = [check(WHO, scope) for scope in ("*", "search", "*")]
-        assert [(one.allowed, one.unavailable) for one in answers] == [(passes, not passes)] * 3
-        assert caplog.text.count("at most 120 limits, not 121") == 1
-        Rule.objects.filter(name="r7").delete()
-        answer = check(WHO)
-        assert answer.allowed
-        assert answer.decision is not None
-        assert len(answer.decision.standings) == MAX_LIMITS
-
     def test_the_most_that_are_allowed_are_decided_whatever_their_algorithms(self, check: Check) -> None:
         kinds = list(NEEDED)
         Rule.objects.bulk_create(

@@ -18,10 +18,12 @@ from ratelimits.models import (
     AlertDelivery,
     ConfigVersion,
     DurabilityGap,
+    KeyOverride,
     PushDelivery,
     PushReceiver,
     QuarantinedBatch,
     Report,
+    Rule,
     ShardState,
     TaskRun,
 )
@@ -30,7 +32,7 @@ from ratelimits.status.redis_state import RedisReading, RedisState, ServerState
 from ratelimits.usage.seal import seal
 from tests.support.entry_points import away
 from tests.support.raw import RawRedis
-from tests.support.rows import rule
+from tests.support.rows import rule, unsaved
 from tests.support.usage.traffic import use
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
@@ -49,6 +51,17 @@ HEALTHY: dict[str, Any] = {
 
 def found() -> dict[str, Fact]:
     return {fact.name: fact for fact in facts()}
+
+
+def test_more_rules_than_one_decision_takes_are_a_red_fact_with_what_switches_them_on() -> None:
+    Rule.objects.bulk_create(unsaved(f"r{n}") for n in range(120))
+    rule("more", mode="off", scope="search")
+    assert "crowding" not in found()
+    KeyOverride.objects.create(key="user:1", rule="more", mode="enforce")
+    fact = found()["crowding"]
+    assert (fact.level, fact.word) == (Level.RED, "121 for one request, at most 120 are decided")
+    assert fact.detail.startswith("Scope search. ")
+    assert fact.detail.endswith("Overrides of these keys switch some of the rules on: user:1.")
 
 
 def run_all() -> None:

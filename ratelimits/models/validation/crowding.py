@@ -1,25 +1,37 @@
-"""Check that at most `MAX_LIMITS` rules can apply to one request."""
+"""Check that at most `MAX_LIMITS` rules can apply to one request.
+
+More rules than this cannot be decided together: see `quota.prepared`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from django.db.models import Q
+from django.utils import timezone
+
 from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.models.fields.scopes import names_in, split_scope
+from ratelimits.models.fields.view_key_texts import is_text
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
 
+    from ratelimits.models.overrides import KeyOverride
     from ratelimits.models.rules import Rule
 
 
 class Crowd(NamedTuple):
-    """The largest number of rules that can apply to one request in `scope`."""
+    """The largest number of rules that can apply to one request in `scope`.
+
+    `keys` are the keys of the request whose overrides switch some of these rules on.
+    """
 
     rules: int
     scope: str
+    keys: tuple[str, ...] = ()
 
 
 class _Row(NamedTuple):
@@ -28,24 +40,31 @@ class _Row(NamedTuple):
     name: str
     plan: int
     meter: str
-    enforced: bool
+    mode: str
     callers: str
     except_scopes: tuple[str, ...]
     scope: str
     methods: frozenset[str]
 
 
-def too_many(rules: QuerySet[Rule], edited: Rule | None = None) -> Crowd | None:
+def too_many(
+    rules: QuerySet[Rule],
+    overrides: QuerySet[KeyOverride],
+    edited: Rule | None = None,
+    edited_override: KeyOverride | None = None,
+) -> Crowd | None:
     """Return the largest number of these rules that can apply to one request. Return None if at most `MAX_LIMITS` can.
 
-    With `edited`, an unsaved rule, look only at requests to which this rule would apply. A request can have two plans,
-    the plan of its key and the plan of its account. The rules of these plans apply together with the default rules, but
-    a plan's rule replaces the default rule of the same name.
+    With `edited`, an unsaved rule, look only at requests to which this rule would apply. With `edited_override`, an
+    unsaved override, look only at requests of its key. A request can have two plans, the plan of its key and the plan
+    of its account. The rules of these plans apply together with the default rules, but a plan's rule replaces the
+    default rule of the same name. A request can also have a key of each kind, and an override of such a key can switch
+    on a rule that is off. The number can be too large, never too small: it is not known which keys and plans come
+    together.
     """
-    modes = rules.model.Mode
-    rules = rules.exclude(mode=modes.OFF)
+    off = rules.model.Mode.OFF
     if edited is not None:
-        if edited.mode == modes.OFF:
+        if edited.mode == off:
             return None
         rules = rules.exclude(pk=edited.pk)
     columns = "name", "plan_id", "meter", "mode", "callers", "group", "except_scopes", "scope"
@@ -57,7 +76,7 @@ def too_many(rules: QuerySet[Rule], edited: Rule | None = None) -> Crowd | None:
             name,
             plan or 0,
             meter,
-            mode == modes.ENFORCE,
+            mode,
             "authenticated" if group else callers,
             names_in(except_scopes),
             *split_scope(scope),  # the scope and the methods
@@ -68,9 +87,47 @@ def too_many(rules: QuerySet[Rule], edited: Rule | None = None) -> Crowd | None:
     if len({row.name for row in rows}) <= MAX_LIMITS:
         return None
     edited_row = rows[-1] if edited is not None else None
-    crowds = (_largest(rows, *request, edited_row) for request in _requests(rows, edited_row))
+    modes = _modes(overrides, edited_override, {row.name for row in rows if row.mode == off})
+    on_for_some = {name for by_rule in modes.values() for name, mode in by_rule.items() if mode != off}
+    # A rule that is off, and that no override switches on, applies to no request.
+    rows = [row for row in rows if row.mode != off or row.name in on_for_some]
+    if edited_override is not None:
+        # Of all keys of this kind, the request has this one.
+        kind = _kind(edited_override.key)
+        modes = {key: by_rule for key, by_rule in modes.items() if key == edited_override.key or _kind(key) != kind}
+    crowds = (_largest(rows, *request, edited_row, modes) for request in _requests(rows, edited_row))
+    if edited_override is not None:
+        crowds = (crowd for crowd in crowds if edited_override.key in crowd.keys)
     largest = max(crowds, default=Crowd(0, "*"))
     return largest if largest.rules > MAX_LIMITS else None
+
+
+def _modes(
+    overrides: QuerySet[KeyOverride], edited: KeyOverride | None, off_rules: Set[str]
+) -> dict[str, dict[str, str]]:
+    """Return the modes that overrides give, by key and rule. Leave out overrides that are over.
+
+    To find which rules HEAD requests meet, the overrides of other rules are needed too. `off_rules` are rules that are
+    off: if several overrides of a key give such a rule a mode, one after another, take one that switches it on. Of any
+    other rule take one that does not enforce it.
+    """
+    rows = overrides.exclude(mode="").filter(Q(valid_until=None) | Q(valid_until__gt=timezone.now())).order_by()
+    if edited is not None and edited.pk is not None:
+        rows = rows.exclude(pk=edited.pk)
+    values = list(rows.values_list("key", "rule", "mode"))
+    if edited is not None and edited.mode:
+        values.append((edited.key, edited.rule, edited.mode))
+    found: dict[str, dict[str, str]] = {}
+    for key, rule, mode in values:
+        by_rule = found.setdefault(key, {})
+        if rule not in by_rule or mode != ("off" if rule in off_rules else "enforce"):
+            by_rule[rule] = mode
+    return found
+
+
+def _kind(key: str) -> str:
+    """Return the kind of a key. A request has at most one key of each kind."""
+    return key.partition("=" if is_text(key) else ":")[0]
 
 
 def _requests(rows: list[_Row], edited_row: _Row | None) -> Iterator[tuple[str, str, str]]:
@@ -96,25 +153,42 @@ def _applies(row: _Row, scope: str, method: str, callers: str) -> bool:
     return not row.methods or method in row.methods or (method == "HEAD" and "GET" in row.methods)
 
 
-def _scopes_with_head_rule(rows: list[_Row]) -> set[tuple[str, str]]:
+def _scopes_with_head_rule(rows: list[_Row], weakened: Set[str]) -> set[tuple[str, str]]:
     """Return each (scope, meter) for which an enforced default rule names HEAD. Ignore rules that a plan can replace.
+
+    Also ignore the rules `weakened`, which overrides of some keys do not enforce.
 
     Another rule with such a scope and meter covers HEAD only if it names HEAD itself: to name GET is not enough.
     """
-    replaced_names = {row.name for row in rows if row.plan}
-    head_rules = (row for row in rows if row.enforced and not row.plan and "HEAD" in row.methods)
+    replaced_names = {row.name for row in rows if row.plan} | weakened
+    head_rules = (row for row in rows if row.mode == "enforce" and not row.plan and "HEAD" in row.methods)
     return {(row.scope, row.meter) for row in head_rules if row.name not in replaced_names}
 
 
-def _largest(rows: list[_Row], scope: str, method: str, callers: str, edited_row: _Row | None) -> Crowd:
-    """Return the largest number of rules that can apply to one request with this scope, method and callers."""
+def _largest(
+    rows: list[_Row],
+    scope: str,
+    method: str,
+    callers: str,
+    edited_row: _Row | None,
+    modes: Mapping[str, Mapping[str, str]],
+) -> Crowd:
+    """Return the largest number of rules that can apply to one request with this scope, method and callers.
+
+    `modes` are the modes that overrides give, by key and rule.
+    """
     default_names: set[str] = set()
+    off_names: set[str] = set()
     names_by_plan: dict[int, set[str]] = {}
-    with_head_rule = _scopes_with_head_rule(rows) if method == "HEAD" else ()
+    weakened = {name for by_rule in modes.values() for name, mode in by_rule.items() if mode != "enforce"}
+    with_head_rule = _scopes_with_head_rule(rows, weakened) if method == "HEAD" else ()
     for row in rows:
         if not _applies(row, scope, method, callers):
             continue
         if row.methods and method not in row.methods and (row.scope, row.meter) in with_head_rule:
+            continue
+        if row.mode == "off":
+            off_names.add(row.name)
             continue
         names = names_by_plan.setdefault(row.plan, set()) if row.plan else default_names
         names.add(row.name)
@@ -129,4 +203,15 @@ def _largest(rows: list[_Row], scope: str, method: str, callers: str, edited_row
         if len(default_names) + added > MAX_LIMITS and len(sizes) > 1:
             # The sum counts rules of the same name in two plans twice. So compare all pairs of plans, which is slower.
             added = max(len(first | second) for first, second in combinations(added_by_plan.values(), 2))
-    return Crowd(len(default_names) + added, scope)
+    switched_on = _switched_on(off_names - default_names, modes)
+    return Crowd(len(default_names) + added + sum(switched_on.values()), scope, tuple(switched_on))
+
+
+def _switched_on(off_names: Set[str], modes: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
+    """Return the key of each kind whose overrides switch most of these rules on, with the number of these rules."""
+    largest: dict[str, tuple[int, str]] = {}
+    for key, by_rule in modes.items():
+        count = sum(mode != "off" and name in off_names for name, mode in by_rule.items())
+        if count:
+            largest[_kind(key)] = max((count, key), largest.get(_kind(key), (0, "")))
+    return {key: count for count, key in sorted(largest.values(), key=lambda found: found[1])}

@@ -54,7 +54,7 @@ def check_rule(rule: Rule, rules: QuerySet[Rule], overrides: QuerySet[KeyOverrid
         errors["start_from_ledger"] = [problem]
     if problem := rule.lasting_problem():
         errors["lasting"] = [problem]
-    errors |= _coverage_errors(rule) | _prefetch_errors(rule) | _crowding_errors(rule, rules)
+    errors |= _coverage_errors(rule) | _prefetch_errors(rule) | _crowding_errors(rule, rules, overrides)
     if errors:
         raise ValidationError(errors)
 
@@ -162,8 +162,8 @@ def _name_errors(rule: Rule, rules: QuerySet[Rule]) -> Errors:
     return {"name": [message % {"name": rule.name, "other": same_id}]}
 
 
-def _crowding_errors(rule: Rule, rules: QuerySet[Rule]) -> Errors:
-    crowd = too_many(rules.using(conf.DATABASE), rule)
+def _crowding_errors(rule: Rule, rules: QuerySet[Rule], overrides: QuerySet[KeyOverride]) -> Errors:
+    crowd = too_many(rules.using(conf.DATABASE), overrides.using(conf.DATABASE), rule)
     if crowd is None:
         return {}
     message = _(
@@ -231,6 +231,7 @@ def check_override(override: KeyOverride, overrides: QuerySet[KeyOverride], rule
     """Do the same as `check_numbers`. Also raise ValidationError if another override is in force at the same time."""
     check_numbers(override, rules)
     _check_overlap(override, overrides)
+    _check_crowding(override, overrides, rules)
 
 
 def check_numbers(override: KeyOverride, rules: QuerySet[Rule]) -> None:
@@ -278,6 +279,21 @@ def _check_numbers(override: KeyOverride, rule: Rule, changes: dict[str, Any]) -
     except ValueError as error:
         field = next((name for name in changes if str(error).startswith(name)), next(iter(changes)))
         raise ValidationError({field: f"{error}."}) from error
+
+
+def _check_crowding(override: KeyOverride, overrides: QuerySet[KeyOverride], rules: QuerySet[Rule]) -> None:
+    """Raise ValidationError if the override switches on more rules than one request may have."""
+    if override.mode in ("", "off") or not rules.filter(name=override.rule, mode="off").exists():
+        return
+    using = conf.DATABASE
+    crowd = too_many(rules.using(using), overrides.using(using), edited_override=override)
+    if crowd is not None:
+        message = _(
+            "With this override, %(count)s rules could apply to a request of %(key)s in scope “%(scope)s”. At most"
+            " %(most)s rules may apply to one request. First switch other rules off, or delete them."
+        )
+        shown = {"count": crowd.rules, "key": override.key, "scope": crowd.scope, "most": MAX_LIMITS}
+        raise ValidationError({"mode": message % shown})
 
 
 def _check_overlap(override: KeyOverride, overrides: QuerySet[KeyOverride]) -> None:
