@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session", autouse=True)
 def _quota_server() -> None:
-    """Start the embedded server if the settings name a server that does not run."""
+    """Tell the app that this process runs tests. Start the embedded server if the settings' server does not run."""
     from django.apps import apps
     from django.conf import settings
 
     if settings.configured and apps.ready and apps.is_installed("ratelimits"):
         from ratelimits.embedded import ServerStartError
-        from ratelimits.testing import start_server_if_needed
+        from ratelimits.testing import prepare_tests, start_server_if_needed
 
+        prepare_tests()
         with suppress(ServerStartError):  # A test that needs the server raises this error again.
             start_server_if_needed()
 

@@ -80,6 +80,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _tests_are_announced() -> None:
+    """Do what the app's plugin for pytest does, where pip has not installed the app."""
+    from ratelimits.testing import prepare_tests
+
+    prepare_tests()
+
+
 @pytest.fixture(scope="session")
 def servers() -> TestServers:
     """Return the real servers of this session."""

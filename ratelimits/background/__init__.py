@@ -27,7 +27,8 @@ class Background:
     """Does `work` every `seconds()` in a daemon thread, which the first `start` begins.
 
     When the process ends, the thread does `last`. The last work of several threads begins in the order of `end_order`.
-    A forked child has no thread. The next `start` in the child begins a new one.
+    A forked child has no thread. The next `start` in the child begins a new one. `writes_rows` says whether the work
+    writes to the database: `write_no_rows` stops such work.
     """
 
     def __init__(
@@ -38,8 +39,10 @@ class Background:
         last: Callable[[], None] | None = None,
         *,
         end_order: int = 0,
+        writes_rows: bool = False,
     ) -> None:
         self._name = name
+        self._writes_rows = writes_rows
         self._seconds = seconds
         self._work = work
         self._last = last or work
@@ -60,7 +63,7 @@ class Background:
 
     def start(self) -> None:
         """Start the thread of this process if it does not run. If it cannot start now, a later call tries again."""
-        if self.running:
+        if self.running or (self._writes_rows and not _may_write_rows):
             return
         with self._starting:
             if not self.running:
@@ -133,6 +136,14 @@ class Background:
 
 
 _all: list[Background] = []
+#: Whether threads that write to the database may be started.
+_may_write_rows = True
+
+
+def write_no_rows() -> None:
+    """From now on, start no thread that writes to the database. A test empties its database, or rolls it back."""
+    global _may_write_rows
+    _may_write_rows = False
 
 
 def end(seconds: float = END_SECONDS) -> None:

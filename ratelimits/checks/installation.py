@@ -1,7 +1,8 @@
-"""System checks of the installation: another distribution with the import name of this app, and apps that it needs."""
+"""System checks of the installation: distributions with the same import name, apps, and the runner of tests."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
@@ -10,6 +11,8 @@ from django.apps import AppConfig, apps
 from django.contrib.auth import get_user_model
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
+
+from ratelimits.conf import embedded
 
 #: The name of this app on package indexes, and the name of another project's distribution with the same import name.
 DISTRIBUTION, OTHER = "django-ratelimits", "ratelimits"
@@ -60,5 +63,21 @@ def check_history_pages(app_configs: Sequence[AppConfig] | None, **kwargs: Any) 
             " rules.",
             hint="Add 'simple_history' to INSTALLED_APPS. A project without the admin does not need it.",
             id="ratelimits.E013",
+        )
+    ]
+
+
+@checks.register("ratelimits")
+def check_test_runner(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Return a warning if `manage.py test` runs with a runner that has not told the app of it."""
+    if sys.argv[1:2] != ["test"] or embedded.own:  # `ratelimits.testing.prepare_tests` has set this
+        return []
+    return [
+        checks.Warning(
+            "The command `test` runs, but TEST_RUNNER does not tell ratelimits. So the app works as in production: it"
+            " does not see rules that a TestCase adds, and all tests share the Redis keys of the settings.",
+            hint="Write TEST_RUNNER = 'ratelimits.testing.runner.QuotaTestRunner', or add QuotaTestRunnerMixin of this"
+            " module to your own runner.",
+            id="ratelimits.W008",
         )
     ]

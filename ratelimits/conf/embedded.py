@@ -6,7 +6,6 @@ django-redis cache.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from django.conf import settings
@@ -14,6 +13,8 @@ from django.conf import settings
 from ratelimits.conf import conf
 
 _FOLDER = ".ratelimits"
+#: Whether this process has an embedded server of its own, and shares none with the other processes of the project.
+own = False
 
 
 def is_needed() -> bool:
@@ -24,14 +25,15 @@ def is_needed() -> bool:
     return not named and not backend.startswith("django_redis.")
 
 
-def is_test() -> bool:
-    """Return whether this process runs Django's tests. Django then puts mail into an outbox and does not send it."""
-    return hasattr(sys.modules.get("django.core.mail"), "outbox")
+def use_own() -> None:
+    """From now on, let this process have an embedded server of its own. `ratelimits.testing` does this in tests."""
+    global own
+    own = True
 
 
 def is_allowed() -> bool:
     """Return whether EMBEDDED allows the embedded server. None allows it in development (with DEBUG) and in tests."""
-    return bool(conf.EMBEDDED) or (conf.EMBEDDED is None and (settings.DEBUG or is_test()))
+    return bool(conf.EMBEDDED) or (conf.EMBEDDED is None and (settings.DEBUG or own))
 
 
 def folder() -> Path:
@@ -45,5 +47,5 @@ def folder() -> Path:
 HINT = (
     "Add an alias with BACKEND 'django_redis.cache.RedisCache' to CACHES, and name it in RATELIMITS['CACHE_ALIAS']."
     " With DEBUG on, `pip install \"django-ratelimits[embedded]\"` is enough. RATELIMITS['EMBEDDED'] = True uses the"
-    " embedded server with DEBUG off too."
+    " embedded server with DEBUG off too. Django's tests turn DEBUG off: docs/testing.md names the TEST_RUNNER."
 )

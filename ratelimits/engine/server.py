@@ -6,8 +6,6 @@ The namespace is a part of each Redis key. Projects that share a server have dif
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +29,8 @@ PAUSE = 1.0
 _not_before = 0.0
 #: Suffix of the namespace while an isolated test runs; otherwise "".
 _test_suffix = ""
+#: Returns the suffix of the namespace outside isolated tests. `separate_by` replaces it.
+_process_suffix: Callable[[], str] = str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,18 @@ def _current_wire() -> Wire:
 
 def _namespace() -> str:
     """Return the namespace of the settings. In an isolated test or a parallel test worker, add a suffix."""
-    runner: Any = sys.modules.get("django.test.runner")
-    worker = os.environ.get("PYTEST_XDIST_WORKER") or str(getattr(runner, "_worker_id", 0) or "")
-    suffix = _test_suffix or (f".{worker}" if worker else "")
+    suffix = _test_suffix or _process_suffix()
     return f"{conf.NAMESPACE[: LONGEST_NAMESPACE - len(suffix)]}{suffix}" if suffix else conf.NAMESPACE
+
+
+def separate_by(suffix: Callable[[], str]) -> None:
+    """Add the suffix that this function returns to the namespace, except in isolated tests.
+
+    `ratelimits.testing` calls this function: parallel workers of a test run share a server.
+    """
+    global _process_suffix
+    _process_suffix = suffix
+    _forget(setting="RATELIMITS")
 
 
 def test_suffix() -> str:
@@ -146,10 +154,4 @@ def _forget(*, setting: str, **kwargs: object) -> None:
         _not_before = 0.0
 
 
-def _forked() -> None:
-    if "django.test.runner" in sys.modules:
-        current_server.cache_clear()  # a parallel test worker has another namespace
-
-
-os.register_at_fork(after_in_child=_forked)
 setting_changed.connect(_forget)

@@ -24,7 +24,6 @@ from ratelimits.conf import conf
 from ratelimits.embedded import ServerStartError
 from ratelimits.engine.keys import LONGEST_KEY
 from ratelimits.engine.publish import publish_version
-from ratelimits.models.testcase import django_tests
 from ratelimits.signals import rules_changed
 
 logger = logging.getLogger(__name__)
@@ -36,6 +35,8 @@ KEY_SHARDS = 64
 _ROW = 1
 #: Sent if Redis had a newer version than the database, and an edit of this process raised the version above it.
 raised_above_redis = Signal()
+#: Sent within the transaction of each edit, before its rows are written. `using` is the database.
+edit_begins = Signal()
 #: Sent within the transaction of an edit. `before` and `after` have the rows before and after the edit. The
 #: method `save` of a row sends this signal only for models with `tombstone_fields`.
 edited = Signal()
@@ -188,7 +189,7 @@ def _advance(using: str) -> Edit:
         ConfigVersion.raise_to(using, 0)  # This adds the missing row.
         rows.filter(pk=_ROW).update(version=F("version") + 1)
     publish_on_commit(using)
-    django_tests.note_edit(using)
+    edit_begins.send(ConfigVersion, using=using)
     return Edit(using, ConfigVersion.read(using)[0], time.time_ns() // 1000)
 
 

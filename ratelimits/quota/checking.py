@@ -23,7 +23,6 @@ from ratelimits.engine.transport.breaker import Breaker, NodeUnavailable
 from ratelimits.engine.transport.connection import Interrupted
 from ratelimits.identity import Identity
 from ratelimits.logs import bounded
-from ratelimits.models import testcase
 from ratelimits.quota import access, from_memory, meters, process_totals, without_decision
 from ratelimits.quota.answers import observing
 from ratelimits.quota.answers.answer import ONE_REQUEST, PASSED, Answer
@@ -61,8 +60,8 @@ breaker = Breaker()
 breaker.on_change = observing.breaker_changed
 
 
-def _begin_test(**kwargs: object) -> None:
-    """Forget the refusals, failures and permits of the previous test."""
+def forget(**kwargs: object) -> None:
+    """Forget the refusals, failures and permits that this process remembers: the tables were made anew."""
     denials.clear()
     spending.clear()
     access.clear()
@@ -71,8 +70,7 @@ def _begin_test(**kwargs: object) -> None:
     without_decision.local.clear()
 
 
-testcase.changed.connect(_begin_test, dispatch_uid="ratelimits.quota.checking")
-post_migrate.connect(_begin_test, dispatch_uid="ratelimits.quota.checking")
+post_migrate.connect(forget, dispatch_uid="ratelimits.quota.checking")
 
 
 def check(

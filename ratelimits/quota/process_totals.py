@@ -30,7 +30,6 @@ from ratelimits.background import Background
 from ratelimits.conf import conf
 from ratelimits.engine.call import new_nonce
 from ratelimits.engine.keys import BIN_SECONDS, ledger_name
-from ratelimits.models.testcase import django_tests
 
 Kind = Literal["admitted", "unanswered", "unmetered", "unreported", "uncounted", "blocked", "exempt", "unreadable"]
 Totals = dict["TotalKey", tuple[int, int]]
@@ -259,9 +258,10 @@ def _rename() -> None:
 
 
 def _start() -> None:
-    # Do not start the thread in tests. It would write to a database that a test empties, or to the project's database.
-    if _write is not None and conf.PROCESS_TOTALS_INTERVAL > 0 and not django_tests.possible:
+    if _write is not None and conf.PROCESS_TOTALS_INTERVAL > 0:
         _background.start()
 
 
-_background = Background("ratelimits-process-totals", lambda: conf.PROCESS_TOTALS_INTERVAL, write, end_order=1)
+_background = Background(
+    "ratelimits-process-totals", lambda: conf.PROCESS_TOTALS_INTERVAL, write, end_order=1, writes_rows=True
+)

@@ -20,7 +20,6 @@ from zlib import crc32
 
 from ratelimits.background import Background
 from ratelimits.conf import conf
-from ratelimits.models.testcase import django_tests
 from ratelimits.recording import trace
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def record(identity: Identity, scope: str, method: str, costs: Mapping[str, int]
     else:
         _leave_out(1)
     if not _background.running:
-        _start()
+        _background.start()
 
 
 def _leave_out(requests: int) -> None:
@@ -98,13 +97,6 @@ def clear() -> None:
     _unwritten.clear()
 
 
-def _start() -> None:
-    # Do not start the thread in tests. The thread would write to a database that a test empties, or to the project's
-    # real database.
-    if not django_tests.possible:
-        _background.start()
-
-
 # `end_order`: when the process ends, threads with lower numbers do their last work earlier.
-_background = Background("ratelimits-recorder", lambda: INTERVAL, write, end_order=4)
+_background = Background("ratelimits-recorder", lambda: INTERVAL, write, end_order=4, writes_rows=True)
 os.register_at_fork(after_in_child=clear)

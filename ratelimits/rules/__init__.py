@@ -33,10 +33,13 @@ __all__ = [
     "UnreadableRule",
     "acurrent",
     "aledger_usage",
+    "are_replaced",
     "areload",
     "aselect",
     "aselect_exact",
+    "before_use",
     "current",
+    "follow",
     "forget",
     "in_memory",
     "ledger_usage",
@@ -55,6 +58,9 @@ areload = _loader.areload
 forget = _loader.forget
 replace_rules = _loader.replace_rules
 use_clock = _loader.use_clock
+are_replaced = _loader.are_replaced
+follow = _loader.follow
+before_use = _loader.before_use
 ledger_usage = _loader.ledger_usage
 aledger_usage = _loader.aledger_usage
 

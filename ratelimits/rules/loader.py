@@ -15,12 +15,10 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from ratelimits.conf import conf
-from ratelimits.engine.publish import publications
 from ratelimits.logs import bounded
-from ratelimits.models.testcase import django_tests
 from ratelimits.models.versions import ConfigVersion
 from ratelimits.rules import groups, keyed, ledger, rows
-from ratelimits.rules.query_thread import QueryThread, RulesUnavailable
+from ratelimits.rules.query_thread import Lender, QueryThread, RulesUnavailable
 from ratelimits.rules.snapshot import MissingRows, Snapshot
 
 logger = bounded(__name__)
@@ -51,9 +49,8 @@ class Loader:
         self._refreshes = True
         #: The function with which a test replaces the rules; None outside such a test.
         self._replacement: Replacement | None = None
-        #: How many edits this process had published (announced to Redis) when the rules were read. While a test
-        #: replaces the rules, they are read again if this number has changed.
-        self._publications = 0
+        #: Called before each use of the rules, if `follow` has set it.
+        self._before_use: Callable[[], None] | None = None
         self._current: Snapshot | None = None
         #: The moment of the next refresh, by `clock`.
         self._refresh_at = 0
@@ -79,8 +76,8 @@ class Loader:
 
         Later calls make no query. Every RELOAD_INTERVAL the rules are read again in the background.
         """
-        if django_tests.possible:
-            self._follow_test()
+        if self._before_use is not None:
+            self._before_use()
         # Do not call `_now` here: this line runs at every decision, and a call would make it slower.
         current = self._current
         now = time.time_ns() // 1000 if self._clock is _now else self._clock()
@@ -93,8 +90,8 @@ class Loader:
 
     async def acurrent(self) -> Snapshot:
         """Do the same as `current`, in async code."""
-        if django_tests.possible:
-            self._follow_test()
+        if self._before_use is not None:
+            self._before_use()
         if self._current is None:
             return await self._thread.wait_async(self._submit(self._load, 0))
         return self.current()
@@ -111,14 +108,14 @@ class Loader:
 
         If the database cannot be asked, raise RulesUnavailable. The current rules then stay in force.
         """
-        if django_tests.possible:
-            self._follow_test()
+        if self._before_use is not None:
+            self._before_use()
         return self._thread.wait(self._submit(self._load, minimum_version))
 
     async def areload(self, minimum_version: int | None = None) -> Snapshot:
         """Do the same as `reload`, in async code."""
-        if django_tests.possible:
-            self._follow_test()
+        if self._before_use is not None:
+            self._before_use()
         return await self._thread.wait_async(self._submit(self._load, minimum_version))
 
     async def aload(self, missing: MissingRows) -> Snapshot:
@@ -145,12 +142,21 @@ class Loader:
             self._newer_in_redis = self._logged_newer = 0
             self._wanted, self._wanted_users = set(), set()
 
-    def _follow_test(self) -> None:
-        """In a test, forget rules that were read in another test or before an edit."""
-        edited = self._replacement is not None and publications() != self._publications
-        if django_tests.take_change(conf.DATABASE) or edited:
-            self.forget()
-            self._publications = publications()
+    def follow(self, before_use: Callable[[], None], lender: Lender) -> None:
+        """From now on, call `before_use` before each use of the rules, and read the rules as `lender` says.
+
+        This is for `ratelimits.testing`: the rules of a test are not committed.
+        """
+        self._before_use, self._thread.lender = before_use, lender
+
+    def before_use(self) -> None:
+        """Do what `follow` has set. Code that asks Redis without reading the rules calls this first."""
+        if self._before_use is not None:
+            self._before_use()
+
+    def are_replaced(self) -> bool:
+        """Return whether a test replaces the rules."""
+        return self._replacement is not None
 
     def replace_rules(self, replacement: Replacement | None) -> Replacement | None:
         """From now on, replace the rules of the database (with None: do not). Return the former replacement."""
@@ -297,7 +303,7 @@ class Loader:
         """
         with self._lock:
             redis_is_newer = rows_read.version < self._newer_in_redis
-            versioned = not redis_is_newer and not django_tests.running and self._replacement is None
+            versioned = not redis_is_newer and not self._thread.borrows and self._replacement is None
             self._refresh_at = self._clock() + (_PAUSE if redis_is_newer else self._interval())
             if self._current is None or self._current.rows is not rows_read or self._current.versioned != versioned:
                 self._current = self._snapshot_of(rows_read, versioned=versioned)

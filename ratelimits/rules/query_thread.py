@@ -6,15 +6,14 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Protocol, TypeVar
 
 from django.db import Error as DatabaseError
 from django.db import connections
 
 from ratelimits.conf import conf
 from ratelimits.logs import bounded
-from ratelimits.models.testcase import django_tests
 
 logger = bounded(__name__)
 
@@ -28,10 +27,22 @@ class RulesUnavailable(Exception):
     """The rules could not be read from the database, and this process has no rules that are new enough."""
 
 
+class Lender(Protocol):
+    """Lends a connection with an open transaction. `ratelimits.testing` does this in Django's `TestCase`."""
+
+    @property
+    def running(self) -> bool:
+        """Return whether the rules in force are in an open transaction."""
+
+    def connection(self, using: str, /) -> AbstractContextManager[bool]:
+        """Let this thread use the lent connection within the block. Yield whether there is one."""
+
+
 class QueryThread:
     """Runs jobs one after another in one thread, and limits the time that a caller waits for a query of a job."""
 
     def __init__(self) -> None:
+        self.lender: Lender | None = None
         self.restart()
 
     def restart(self) -> None:
@@ -39,6 +50,11 @@ class QueryThread:
         #: Start of the query that runs now, in seconds of the monotonic clock; None if no query runs.
         self._query_began_at: float | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ratelimits-rules")
+
+    @property
+    def borrows(self) -> bool:
+        """Return whether the rules are read from an open transaction, over a lent connection."""
+        return self.lender is not None and self.lender.running
 
     def submit(self, job: Callable[..., R], *arguments: Any) -> Future[R]:
         """Run a job in the thread. Raise RulesUnavailable if there is no thread."""
@@ -108,10 +124,9 @@ class QueryThread:
     @contextmanager
     def _connected(self, alias: str) -> Iterator[None]:
         """Connect this thread to a database, time each of its queries, and close the connection at the end."""
-        borrowed = False  # Whether a test has lent its own connection, which must stay open.
+        borrowed = False  # Whether the lender has lent a connection, which must stay open.
         try:
-            connection_of_test = django_tests.connection(alias) if alias == conf.DATABASE else nullcontext(False)
-            with connection_of_test as borrowed:
+            with self._lent_connection(alias) as borrowed:
                 connection = connections[alias]
                 self._timed(connection.ensure_connection)
                 with connection.execute_wrapper(self._timed):
@@ -119,6 +134,9 @@ class QueryThread:
         finally:
             if not borrowed:
                 connections[alias].close()
+
+    def _lent_connection(self, alias: str) -> AbstractContextManager[bool]:
+        return nullcontext(False) if self.lender is None or alias != conf.DATABASE else self.lender.connection(alias)
 
     def _timed(self, execute: Callable[..., R], *args: Any) -> R:
         """Run a statement, and note when it began."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter_ns
 
+from ratelimits import rules
 from ratelimits.conf import conf
 from ratelimits.engine import Limit, Unavailable, decide
 from ratelimits.engine.transport.breaker import NodeUnavailable
 from ratelimits.engine.transport.connection import Interrupted
 from ratelimits.logs import bounded
-from ratelimits.models.testcase import django_tests
 from ratelimits.quota import checking
 from ratelimits.quota.answers import observing
 from ratelimits.quota.answers.answer import PASSED, Answer
@@ -44,7 +44,7 @@ def check_limits(limits: Sequence[Limit], now: int | None = None) -> Answer:
 
 
 def _decide(limits: Sequence[Limit], now: int | None) -> Answer:
-    django_tests.follow(conf.DATABASE)
+    rules.before_use()
     if not checking.breaker.closed:
         return _answer_without_decision()
     try:

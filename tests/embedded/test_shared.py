@@ -242,5 +242,6 @@ def test_tests_have_a_server_of_their_own(project: Project) -> None:
         "        Rule.objects.create(name='r', algorithm='fixed_window', capacity=1, period=3600, key_kind='ip')\n"
         "        self.assertEqual([self.client.get('/hello/').status_code for _ in range(2)], [200, 429])\n",
     )
+    project.settings["TEST_RUNNER"] = "ratelimits.testing.runner.QuotaTestRunner"
     assert "OK" in project.manage("test", "--noinput")
     assert not (project.directory / ".ratelimits").exists()  # The data of development is left alone.

@@ -51,7 +51,7 @@ SLOW = (
     "models/raw/test_adoption.py",
     "models/test_migrations.py",
     "models/test_replicas.py",
-    "models/test_testcase.py",
+    "testing/test_transactions.py",
     "moving/test_guide.py",
     "outbound/test_celery.py",
     "outbound/test_processes.py",

@@ -56,7 +56,7 @@ def configured(alias: str) -> Any:
 def _embedded_url() -> str:
     if not embedded.is_allowed():
         raise ImproperlyConfigured(f"The project has no Redis server, and DEBUG is off. {embedded.HINT}")
-    return own_url() if embedded.is_test() else shared_url(embedded.folder())
+    return own_url() if embedded.own else shared_url(embedded.folder())
 
 
 class Wire:

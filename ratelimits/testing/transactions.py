@@ -3,7 +3,7 @@
 So no other connection sees the rules, and no edit is published on commit. Therefore all threads read the rules over the
 test's own connection, and an edit takes effect at the end of its atomic block. Each test has its own Redis keys.
 
-In a process that runs no tests, `Tests.possible` stays false. Then this module changes nothing.
+`django_tests.begin` lets the app work in this way. Only `ratelimits.testing.prepare_tests` calls it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 from uuid import uuid4
 from weakref import WeakSet
 
-from django.core import mail
 from django.db import connections
 from django.db.backends.signals import connection_created
-from django.dispatch import Signal
 
+from ratelimits import rules
+from ratelimits.conf import conf
+from ratelimits.engine.publish import publications
 from ratelimits.engine.server import isolate
-
-#: Sent when another test has begun or the last test has ended. Rules in the memory of the process are then too old.
-changed = Signal()
+from ratelimits.models.versions import edit_begins
+from ratelimits.quota import checking
 
 
 class _Test:
@@ -48,11 +48,11 @@ class Tests:
     """The tests of this process, which run one after another."""
 
     def __init__(self) -> None:
-        #: Whether Django has prepared this process for tests.
-        self.possible = False
         self._test: _Test | None = None
-        #: Whether the rules have changed since the last call of `take_change`.
+        #: Whether the rules have changed since the last call of `follow`.
         self._changed = False
+        #: How many edits this process had published (announced to Redis) at the last call of `follow`.
+        self._publications = 0
         self._lock = threading.Lock()
         #: The connections of all threads. (An event loop runs in another thread than its test.)
         self._connections: WeakSet[Any] = WeakSet()
@@ -62,10 +62,16 @@ class Tests:
         #: A random text that no other process has.
         self._process_name = ""
 
-    def note_edit(self, using: str) -> None:
+    def begin(self) -> None:
+        """Follow the tests of this process from now on."""
+        for connection in connections.all(initialized_only=True):
+            self._connected(connection)
+        connection_created.connect(self._connected, dispatch_uid=__name__)
+        edit_begins.connect(self._note_edit, dispatch_uid=__name__)
+        rules.follow(self.follow, self)
+
+    def _note_edit(self, using: str, **kwargs: Any) -> None:
         """Remember that a versioned row is being written, since in a test no commit publishes the edit."""
-        if not self.possible:
-            return
         with self._lock:
             test = self._running_test(using)
             if test is not None:
@@ -73,13 +79,15 @@ class Tests:
                 # The edit takes effect at the end of the outermost block inside the test's own block.
                 test.edit_blocks.append(blocks[blocks.index(test.block) + 1])
 
-    def follow(self, using: str) -> None:
-        """Notice the start or end of a test. Code that does not read the rules calls this before it asks Redis."""
-        if self.possible:
-            with self._lock:
-                self._running_test(using)
+    def follow(self) -> None:
+        """Notice the start or end of a test. Forget rules that were read in another test or before an edit."""
+        published = publications()
+        was_edited = rules.are_replaced() and published != self._publications
+        if self._take_change(conf.DATABASE) or was_edited:
+            rules.forget()
+            self._publications = published
 
-    def take_change(self, using: str) -> bool:
+    def _take_change(self, using: str) -> bool:
         """Return whether the rules have changed since the last call: by an edit, or by the start or end of a test."""
         with self._lock:
             test = self._running_test(using)
@@ -123,7 +131,7 @@ class Tests:
         """Return the running test; None if no test runs.
 
         If a test has begun or ended since the last call, change to the Redis keys of the running test, or back to the
-        usual Redis keys. Then send `changed`.
+        usual Redis keys, and forget what this process remembers about the requests of the previous test.
         """
         test = self._test
         if test is not None and test.connection.alias == using and test.blocks:
@@ -132,7 +140,7 @@ class Tests:
         if self._test is not test:
             self._changed = True
             isolate(self.new_suffix() if self._test is not None else "")
-            changed.send(type(self))
+            checking.forget()
         return self._test
 
     def _find(self, using: str) -> _Test | None:
@@ -152,11 +160,8 @@ class Tests:
         return f".{self._process_name}-{next(self._test_numbers)}"
 
     def _connected(self, connection: Any, **kwargs: Any) -> None:
-        # Django sets `mail.outbox` when it prepares the process for tests.
-        self.possible = self.possible or hasattr(mail, "outbox")
-        if self.possible:
-            with self._lock:
-                self._connections.add(connection)
+        with self._lock:
+            self._connections.add(connection)
 
 
 def _innermost_test_block(blocks: list[Any]) -> Any:
@@ -164,4 +169,3 @@ def _innermost_test_block(blocks: list[Any]) -> Any:
 
 
 django_tests = Tests()
-connection_created.connect(django_tests._connected, dispatch_uid="ratelimits.models.testcase")

@@ -194,6 +194,7 @@ def project(request: pytest.FixtureRequest, tmp_path: Path, servers: TestServers
     default["TEST"] = {"MIGRATE": False}
     if request.param == "file":
         default["TEST"]["NAME"] = str(tmp_path / "test.sqlite3")
+    made.settings["TEST_RUNNER"] = "ratelimits.testing.runner.QuotaTestRunner"
     made.write("shop/tests.py", _TESTS)
     return made
 
@@ -219,4 +220,6 @@ def test_in_another_order_and_in_parallel(project: Project) -> None:
 def test_under_pytest_django(project: Project) -> None:
     project.write("pytest.ini", "[pytest]\nDJANGO_SETTINGS_MODULE = settings\nasyncio_mode = auto\n")
     project.write("shop/test_pytest.py", _PYTEST)
-    assert "7 passed" in project.run("-m", "pytest", "-q", "-p", "no:randomly", "shop/test_pytest.py")
+    assert "7 passed" in project.run(
+        "-m", "pytest", "-q", "-p", "ratelimits.pytest_plugin", "-p", "no:randomly", "shop/test_pytest.py"
+    )
