@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -21,6 +21,8 @@ _MAX_DIFFERENCE = 86_400 * SECOND
 #: If a rule does not count per account, at most this number of the account's keys can get alerts: those with the most
 #: usage.
 _MAX_KEYS = 100
+#: The units of lines that count.
+_USED = Sum("admitted_units") - Sum("refunded_units")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +75,18 @@ class MonthlyLimits:
         """Yield the quota of the account under the rule of `usage`, or one quota for each of the account's keys.
 
         A rule that counts per account has one quota. Limits that are not enforced have none. Quotas of keys are yielded
-        only if the whole account has used at least `lowest_percent` of the smallest limit of a key under the rule.
+        only if the whole account has used at least `lowest_percent` of the smallest limit of a key under the rule. (So
+        a key that is used with a thousand accounts gives no alerts to those that hardly use it.)
         """
         row = self._snapshot.rows.rules.get(usage.rule)
         if row is None or row.algorithm is None or row.algorithm.month_at(usage.period.start) is None:
             return
         if row.key_kind == "account":
             yield from self._quotas_of(Identity(account=f"account:{usage.account}"), usage, usage.used, key="")
-        elif row.key_kind in ("caller", "user") and conf.ACCOUNT is None and not usage.account.startswith("api_key:"):
+        elif row.key_kind in ("caller", "user") and (user := _user_of(usage.account)):
             # The user is the account, so the rule counts all of its usage. The ledger has a part under its API keys.
-            user = f"user:{usage.account}"
-            yield from self._quotas_of(Identity(user, account=f"account:{usage.account}"), usage, usage.used, user)
+            used = usage.used + self._used_elsewhere(usage, [user]).get(user, 0)
+            yield from self._quotas_of(Identity(user, account=f"account:{usage.account}"), usage, used, user)
         elif row.key_kind in ("caller", "api_key", "user"):
             capacity, _length = row.algorithm.quota
             smallest_limit = min(capacity, self._smallest_override(row.name) or capacity)
@@ -115,8 +118,25 @@ class MonthlyLimits:
         """Return the account's keys with the most usage under the rule, each with its usage in units."""
         rows = Line.objects.using(self._using).filter(account=usage.account, period=usage.period.start // SECOND)
         keys = rows.filter(meter=usage.meter, rule=usage.rule).values_list("key").order_by()
-        sums = keys.annotate(used=Sum("admitted_units") - Sum("refunded_units")).order_by("-used", "key")
-        return [(key, used) for key, used in sums[:_MAX_KEYS]]
+        sums = list(keys.annotate(used=_USED).order_by("-used", "key")[:_MAX_KEYS])
+        elsewhere = self._used_elsewhere(usage, [key for key, _used in sums])
+        return [(key, used + elsewhere.get(key, 0)) for key, used in sums]
+
+    def _used_elsewhere(self, usage: AccountUsage, keys: Sequence[str]) -> dict[str, int]:
+        """Return the units that these keys have used with other accounts: a key has one limit for all its accounts."""
+        if conf.ONE_ACCOUNT_PER_KEY:
+            return {}
+        first, end = usage.period.start // SECOND, usage.period.end // SECOND
+        rows = Line.objects.using(self._using).filter(key__in=keys, bin__gte=first, bin__lt=end)
+        rows = rows.filter(meter=usage.meter, rule=usage.rule).exclude(account=usage.account)
+        return dict(rows.values_list("key").order_by().annotate(used=_USED))
+
+
+def _user_of(account: str) -> str | None:
+    """Return the user who is this account; None if the account is no user."""
+    if account.startswith("user:"):
+        return account
+    return None if conf.ACCOUNT is not None or account.startswith("api_key:") else f"user:{account}"
 
 
 def _identity_of_key(account: str, key: str) -> Identity:

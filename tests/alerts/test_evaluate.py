@@ -138,6 +138,29 @@ def test_a_limit_per_key_is_reached_by_the_key_that_has_used_most_of_it() -> Non
     assert set(Alert.objects.values_list("threshold", "key")) == {(50, "api_key:2"), (80, "api_key:3")}
 
 
+@pytest.mark.parametrize(("promised", "used"), [(False, 100), (True, 60)])
+def test_a_key_with_several_accounts_reaches_its_limit_by_all_of_them(settings: Any, promised: bool, used: int) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": lambda request: None, "ONE_ACCOUNT_PER_KEY": promised}
+    rule = monthly(key_kind="user")
+    spend(60, rule, account="acme", key="user:1")
+    spend(40, rule, account="globex", key="user:1")
+    spend(70, rule, account="globex", key="user:1", now=at("2026-10-15T00:00"))
+    spend(30, rule, account="acme", key="user:2")
+    # The other account has used less than any threshold itself, so it is told nothing.
+    expected = [("acme", percent, used, 100) for percent in (50, 80, 100) if percent <= used]
+    assert raised() == expected
+    assert {alert.key for alert in Alert.objects.all()} == {"user:1"}
+
+
+def test_a_user_who_is_one_of_its_accounts_reaches_its_limit_by_all_of_them(settings: Any) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": lambda request: None}
+    rule = monthly(key_kind="user")
+    spend(40, rule, account="user:1", key="user:1")
+    spend(20, rule, account="user:1", key="api_key:7")
+    spend(25, rule, account="acme", key="user:1")
+    assert raised() == [("user:1", 50, 85, 100), ("user:1", 80, 85, 100)]
+
+
 def test_a_limit_that_is_not_enforced_any_more_raises_no_alert() -> None:
     rule = monthly(key_kind="account")
     spend(60, rule)
