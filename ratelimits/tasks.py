@@ -18,9 +18,12 @@ from uuid import UUID
 from celery import shared_task
 from redis.exceptions import RedisError
 
+from ratelimits import simulate
 from ratelimits.alerts import deliver
 from ratelimits.alerts.evaluate import evaluate
 from ratelimits.conf import conf
+from ratelimits.engine import Unavailable
+from ratelimits.engine.server import current_server
 from ratelimits.push import plan as planning
 from ratelimits.push import receivers
 from ratelimits.push import send as sending
@@ -110,7 +113,7 @@ def push_to(name: str) -> None:
 def compact() -> None:
     """Join the ledger's batches of past hours. Add up old totals of single processes.
 
-    Also delete old totals of short spans of time, and old recorded requests.
+    Also delete old totals of short spans of time, old recorded requests, and what killed simulations left in Redis.
     """
     # Recorded requests can be personal data. So delete them first: they must be deleted even if the work below fails.
     trace.expire(time.time())
@@ -118,6 +121,10 @@ def compact() -> None:
         pass  # Each step of the iterator joins batches.
     process_totals.fold(int(time.time()))
     span_totals.expire(conf.DATABASE, int(time.time()))
+    try:
+        simulate.clean(current_server().wire)
+    except Unavailable as error:
+        logger.warning("What killed simulations left in Redis is still there; the next run tries again: %s", error)
 
 
 def beat_schedule() -> dict[str, dict[str, Any]]:

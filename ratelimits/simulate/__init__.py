@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ratelimits.simulate.lines import BadLine, Reader, Rules, TraceLine, decode_json, json_lines, read_rules
 from ratelimits.simulate.replay import LineOutcome, Replay, Simulator, sandbox
+from ratelimits.simulate.runs import clean
 from ratelimits.simulate.summary import Summary
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Simulator",
     "Summary",
     "TraceLine",
+    "clean",
     "decode_json",
     "json_lines",
     "read_rules",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -25,8 +24,9 @@ from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.connection import Unavailable
 from ratelimits.engine.transport.wire import Wire
-from ratelimits.simulate.batch import CommandMaker, ReadyCommand, Reply, forget, replay
+from ratelimits.simulate.batch import CommandMaker, ReadyCommand, Reply, replay
 from ratelimits.simulate.lines import Rules, TraceLine
+from ratelimits.simulate.runs import Run
 
 #: Number of commands in one round trip.
 COMMANDS_AT_ONCE = 1000
@@ -110,6 +110,8 @@ class Replay:
         self._rules = rules
         #: One maker for each version of the rules, the current one last.
         self._makers: list[CommandMaker] = []
+        #: The Redis keys of states that `commands` uses for the first time, until `take_new` returns them.
+        self._new: list[str] = []
         #: The number that each rule reports as `limit`.
         self.limits_shown = tuple(rule.shown_limit for rule in rules)
 
@@ -127,7 +129,9 @@ class Replay:
         if line.rules is not None:
             changes = list(self._changes(line, line.rules, keyspace))
             return [*changes, self._makers[-1].command(Op.PEEK, key, 0, line.now)]
-        self._keys[key] = None
+        if key not in self._keys:
+            self._keys[key] = None
+            self._new += self._makers[-1].state_keys(key)
         return [self._makers[-1].command(line.op, key, line.cost, line.now, line.timeout, line.lease)]
 
     def _changes(self, line: TraceLine, rules: Rules, keyspace: Keyspace) -> Iterator[ReadyCommand]:
@@ -141,8 +145,14 @@ class Replay:
         self._use_rules(keyspace, rules)
         for key in self._keys:
             if resetting is not None:
+                self._new += self._makers[-1].state_keys(key)
                 yield resetting.command(Op.RESET, key, 0, line.now)
             yield self._makers[-1].command(Op.CHANGE, key, 0, line.now)
+
+    def take_new(self) -> list[str]:
+        """Return the Redis keys of the states that the last commands can write, and that no earlier ones could."""
+        new, self._new = self._new, []
+        return new
 
     def state_keys(self) -> Iterator[str]:
         """Return the Redis keys of all states that this replay can have written."""
@@ -157,12 +167,14 @@ AwaitedLines = list[tuple[Replay, TraceLine, int, tuple[int | float, ...]]]
 
 
 class Simulator:
-    """Runs replays on a server. The Redis keys of a simulator have their own namespace. `close` deletes them."""
+    """Runs replays on a server. The Redis keys of a simulator have their own namespace. `close` deletes them.
+
+    If the process is killed before, another process deletes them: see runs.py.
+    """
 
     def __init__(self, wire: Wire) -> None:
-        keyspace = Keyspace(f"simulate-{secrets.token_hex(8)}", 1)
-        # The keyspace has one shard. In a cluster, use the connection to the node of this shard.
-        self._server = Server(wire.wire_of(keyspace, 0), keyspace)
+        self._run = Run(wire)
+        self._server = Server(self._run.wire, self._run.keyspace)
         self._thread: ThreadPoolExecutor | None = None
         #: The replays whose states are not deleted yet, as a set that keeps the order.
         self._replays: dict[Replay, None] = {}
@@ -170,31 +182,44 @@ class Simulator:
     def run(self, lines: Iterable[tuple[Replay, TraceLine]]) -> Iterator[tuple[Replay, TraceLine, LineOutcome]]:
         """Yield each line with its result, in order.
 
-        The first result comes after about `2 * COMMANDS_AT_ONCE` commands, or at the end of the lines.
+        The first result comes after about `2 * COMMANDS_AT_ONCE` commands, or at the end of the lines. At the end,
+        raise Unavailable if the states were perhaps deleted meanwhile.
         """
         sent: deque[tuple[AwaitedLines, Future[list[Reply]]]] = deque()
         awaited: AwaitedLines = []
         commands: list[ReadyCommand] = []
+        names: list[str] = []
         keyspace = self._server.keyspace
         for line_replay, line in lines:
             self._replays[line_replay] = None
             commands += line_replay.commands(line, keyspace)
+            names += line_replay.take_new()
             awaited.append((line_replay, line, len(commands) - 1, line_replay.limits_shown))
             if len(commands) >= COMMANDS_AT_ONCE:
                 # Make the next commands while the server decides these commands. A single thread keeps the order.
                 self._thread = self._thread or ThreadPoolExecutor(1)
-                sent.append((awaited, self._thread.submit(replay, self._server, commands)))
-                awaited, commands = [], []
+                sent.append((awaited, self._thread.submit(self._send, names, commands)))
+                awaited, commands, names = [], [], []
                 if len(sent) > 1:
                     yield from _outcomes(*sent.popleft())
         while sent:
             yield from _outcomes(*sent.popleft())
         if commands:
-            yield from _outcomes(awaited, replay(self._server, commands))
+            yield from _outcomes(awaited, self._send(names, commands))
+        self._run.check()
+
+    def _send(self, names: list[str], commands: list[ReadyCommand]) -> list[Reply]:
+        """Send commands, and return their replies. `names` are the Redis keys of the states that they write newly."""
+        if names:
+            try:
+                self._run.note(names)
+            except RedisError as error:
+                raise Unavailable(str(error)) from error
+        return replay(self._server, commands)
 
     def forget(self, replays: Iterable[Replay]) -> None:
         """Delete the states of finished replays."""
-        forget(self._server, [key for finished in replays for key in finished.state_keys()])
+        self._run.forget([key for finished in replays for key in finished.state_keys()])
         for finished in replays:
             self._replays.pop(finished, None)
 
@@ -203,6 +228,7 @@ class Simulator:
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
         self.forget(list(self._replays))
+        self._run.end()
 
     def __enter__(self) -> Simulator:
         return self

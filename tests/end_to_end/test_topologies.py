@@ -89,7 +89,7 @@ def reset_the_only_limit_of_a_key() -> None:
         assert engine.decide([limit]).allowed
         if spoil:
             state = server.keyspace.state(shard(server.keyspace, limit.key, ""), limit.key)
-            server.wire.client.set(state, "nothing that can be read")
+            server.wire.client.set(state, "nothing that can be read", keepttl=True)
         engine.reset([limit])
     assert engine.decide([limit]).allowed
 

@@ -5,11 +5,14 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from ratelimits.conf import conf
+from ratelimits.engine import Unavailable
+from ratelimits.engine.server import current_server
 from ratelimits.management.help import ExplainedCommand
 from ratelimits.management.plurals import plural
 from ratelimits.management.progress import shown
 from ratelimits.models import Report
 from ratelimits.reports.closing.close import mark_ends
+from ratelimits.simulate import clean
 from ratelimits.usage.retention.compact import compact
 
 
@@ -39,3 +42,10 @@ class Command(ExplainedCommand):
         batches = sum(batch.batches for batch in joined)
         joined_batches, lines = plural(batches, "batch", "batches"), plural(before, "line")
         self.stdout.write(f"Joined {joined_batches} to {len(joined):,}: {lines} became {after:,}.")
+        try:
+            dead = clean(current_server().wire)
+        except Unavailable as error:
+            dead = 0
+            self.stderr.write(f"What killed simulations left in Redis is still there: {error}")
+        if dead:
+            self.stdout.write(f"Deleted what {plural(dead, 'killed simulation')} left in Redis.")

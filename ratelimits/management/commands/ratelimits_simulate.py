@@ -28,6 +28,7 @@ from ratelimits.simulate import (
     Simulator,
     Summary,
     TraceLine,
+    clean,
     decode_json,
     json_lines,
     read_rules,
@@ -111,7 +112,7 @@ class Command(ExplainedCommand):
             except ValueError as error:
                 self._fail(f"{rule}: {error}")
         replay = _Replay(rules, json_lines(trace))
-        outcomes = stack.enter_context(Simulator(stack.enter_context(sandbox()))).run(replay.lines())
+        outcomes = _simulator(stack).run(replay.lines())
         if summarise:
             summary = Summary()
             for _, line, outcome in outcomes:
@@ -126,7 +127,7 @@ class Command(ExplainedCommand):
             self.stdout.write("\n".join(summary.text()))
 
     def _batch(self, stack: ExitStack, batch: Iterable[bytes]) -> None:
-        simulator = stack.enter_context(Simulator(stack.enter_context(sandbox())))
+        simulator = _simulator(stack)
         #: The replays that were read and not yet printed, in the order of the file.
         unfinished: deque[_Replay] = deque()
         #: The printed replays whose states must still be deleted.
@@ -235,6 +236,13 @@ def _line_count(file: BinaryIO) -> int | None:
     count = sum(1 for _line in file)
     file.seek(start)
     return count
+
+
+def _simulator(stack: ExitStack) -> Simulator:
+    """Return a simulator that `stack` closes. First delete what killed simulations have left on its server."""
+    wire = stack.enter_context(sandbox())
+    clean(wire)
+    return stack.enter_context(Simulator(wire))
 
 
 @contextmanager
